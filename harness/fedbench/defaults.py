@@ -1,0 +1,135 @@
+"""FedAvg - McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017.
+
+Each client of the cohort runs E epochs of minibatch SGD on its own loss from the received weights w^t (Alg. 1,
+ClientUpdate); the server takes  w^{t+1} = sum_k (n_k / sum_j n_j) w_k  over the participants (Alg. 1).
+
+These are also the harness's own answers to every hook, registered like any other plugin, after all methods. The maths
+stands in plain functions, so that a method that wants the default for some rounds calls it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import (
+    AggregationTask,
+    ClientTask,
+    EvaluationTask,
+    LocalStep,
+    ModelSetup,
+    hookimpl,
+)
+from fedbench.models.heads import full_model, linear_head
+from fedbench.spec import RunSpec
+from fedbench.training import local_sgd
+from fedbench.types import Federation, LabelledBatch, Model, Predictions, Tensors, Update
+
+EVALUATION_BATCH = 500
+
+
+def cross_entropy(step: LocalStep) -> Tensor:
+    """Mean cross-entropy of the batch. Raises FedbenchError where the scenario hides the labels."""
+    if not isinstance(step.batch, LabelledBatch):
+        raise FedbenchError(
+            "this scenario hides the labels (labels=hidden), and the default loss is cross-entropy on labels; choose a "
+            "method that learns without labels, or set scenario.labels=visible."
+        )
+    return torch.nn.functional.cross_entropy(step.outputs.logits, step.batch.labels)
+
+
+def weighted_mean(values: list[Tensor], shares: Tensor) -> Tensor:
+    """sum_k shares_k * values_k, in float64: equal values come back bit for bit. ``shares`` (m,) sum to one."""
+    total = torch.zeros_like(values[0], dtype=torch.float64)
+    for share, value in zip(shares.tolist(), values, strict=True):
+        total += share * value.double()
+    return total.to(values[0].dtype)
+
+
+def participant_shares(updates: tuple[Update, ...], weighting: str) -> Tensor:
+    """p_k over the participants, (m,) float64: n_k / sum_j n_j, or 1/m under ``weighting="uniform"``."""
+    sizes = torch.tensor([u.num_examples if weighting == "samples" else 1 for u in updates], dtype=torch.float64)
+    return sizes / sizes.sum()
+
+
+def average(task: AggregationTask) -> Tensors:
+    """The mean of the clients' weights over the participants (Alg. 1, server)."""
+    shares = participant_shares(task.updates, task.spec.training.weighting)
+    return {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
+
+
+@torch.no_grad()
+def largest_logit(task: EvaluationTask) -> Predictions:
+    """argmax over the logits of the global model, in batches."""
+    tensors = {**task.weights, **task.buffers}
+    chunks = torch.arange(len(task.inputs)).split(EVALUATION_BATCH)
+    predicted = [task.model.forward(tensors, task.inputs.read(chunk), False).logits.argmax(1).cpu() for chunk in chunks]
+    return Predictions(torch.cat(predicted))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgParams:
+    """FedAvg has no hyper-parameter beyond the run's budget and optimiser."""
+
+
+class FedAvg:
+    """The reference answers. ``replaced`` names the hooks a method of the run owns: reaching one here is a bug."""
+
+    name: ClassVar[str] = "fedavg"
+    citation: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
+    Params: ClassVar[type] = FedAvgParams
+    recipe: ClassVar[Mapping[str, object]] = {}
+
+    def __init__(self, params: FedAvgParams) -> None:
+        self.params = params
+        self.replaced: Mapping[str, str] = {}
+
+    def _refuse_if_replaced(self, hook: str) -> None:
+        # A method that forgets to return would otherwise run as FedAvg, silently.
+        if hook in self.replaced:
+            raise FedbenchError(
+                f"{self.replaced[hook]} answers the hook {hook} but returned None; return a value, or call the default "
+                "in fedbench.defaults by name."
+            )
+
+    @hookimpl
+    def federate(self, federation: Federation, spec: RunSpec) -> Federation:
+        """The scenario's federation, unchanged."""
+        self._refuse_if_replaced("federate")
+        return federation
+
+    @hookimpl
+    def build_model(self, setup: ModelSetup) -> Model:
+        """The whole network, or a text-initialised linear head on frozen features."""
+        self._refuse_if_replaced("build_model")
+        return full_model(setup) if setup.tunes_everything else linear_head(setup)
+
+    @hookimpl
+    def local_train(self, task: ClientTask) -> Update:
+        """E epochs of minibatch steps (Alg. 1, ClientUpdate)."""
+        self._refuse_if_replaced("local_train")
+        return local_sgd(task)
+
+    @hookimpl
+    def local_loss(self, step: LocalStep) -> Tensor:
+        """Cross-entropy."""
+        self._refuse_if_replaced("local_loss")
+        return cross_entropy(step)
+
+    @hookimpl
+    def aggregate(self, task: AggregationTask) -> Tensors:
+        """The mean weighted by num_examples (Alg. 1, server)."""
+        self._refuse_if_replaced("aggregate")
+        return average(task)
+
+    @hookimpl
+    def evaluate(self, task: EvaluationTask) -> Predictions:
+        """The largest logit of the global model."""
+        self._refuse_if_replaced("evaluate")
+        return largest_logit(task)

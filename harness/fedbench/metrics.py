@@ -1,0 +1,126 @@
+"""From predicted classes to the numbers of a round: overall, per class and group, per domain, per client; all in %."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedbench.types import Federation, Predictions, Split, Tensors
+
+
+def percent_right(right: Tensor) -> float:
+    """Share of True in ``right`` (n,), in percent."""
+    return 100.0 * float(right.double().mean())
+
+
+def per_class_accuracy(right: Tensor, labels: Tensor, num_classes: int) -> list[float | None]:
+    """Accuracy of every class in percent; None for a class without test samples."""
+    return [percent_right(right[labels == c]) if bool((labels == c).any()) else None for c in range(num_classes)]
+
+
+def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
+    """All metrics of a model on the test split of ``federation``.
+
+    ``global_accuracy`` is over samples, ``balanced_accuracy`` the mean over classes, ``<group>_accuracy`` the mean over
+    the classes of a group, ``domain_accuracy/<name>`` per domain with their unweighted mean ``domain_mean_accuracy``,
+    ``mean_client_accuracy`` and ``worst_client_accuracy`` over clients. A client without test samples of its own is
+    scored by the global model's per-class accuracies weighted by its own class shares. Groups without classes are
+    left out, not zero.
+    """
+    labels = federation.test.labels
+    right = predictions.labels == labels
+    by_class = per_class_accuracy(right, labels, federation.num_classes)
+    metrics = {"global_accuracy": percent_right(right), "balanced_accuracy": _mean([a for a in by_class if a is not None])}
+    for group, classes in federation.groups.items():
+        accuracies = [a for a in (by_class[c] for c in classes) if a is not None]
+        if accuracies:
+            metrics[f"{group}_accuracy"] = _mean(accuracies)
+    metrics |= _domain_metrics(right, federation)
+    clients = _client_accuracies(predictions, by_class, federation)
+    if clients:
+        metrics["mean_client_accuracy"] = _mean(clients)
+        metrics["worst_client_accuracy"] = min(clients)
+    for name, accuracy in zip(federation.classnames, by_class, strict=True):
+        if accuracy is not None:
+            metrics[f"class_accuracy/{name}"] = accuracy
+    return metrics
+
+
+def validation_accuracy(predictions: Predictions, validation: Split) -> float:
+    """Unweighted mean over domains of the accuracy on the validation split (over samples where there are no domains)."""
+    right = predictions.labels == validation.labels
+    if validation.domains is None:
+        return percent_right(right)
+    return _mean([percent_right(right[validation.domains == d]) for d in validation.domains.unique().tolist()])
+
+
+def _domain_metrics(right: Tensor, federation: Federation) -> dict[str, float]:
+    domains = federation.test.domains
+    if domains is None or len(federation.domain_names) < 2:
+        return {}
+    metrics = {}
+    for index, name in enumerate(federation.domain_names):
+        chosen = domains == index
+        if bool(chosen.any()):
+            metrics[f"domain_accuracy/{name}"] = percent_right(right[chosen])
+    metrics["domain_mean_accuracy"] = _mean(list(metrics.values()))
+    if federation.held_out_domain is not None:
+        unseen = federation.domain_names[federation.held_out_domain]
+        seen = [v for k, v in metrics.items() if k.startswith("domain_accuracy/") and k != f"domain_accuracy/{unseen}"]
+        metrics["unseen_domain_accuracy"] = metrics[f"domain_accuracy/{unseen}"]
+        metrics["seen_domain_accuracy"] = _mean(seen)
+    return metrics
+
+
+def _client_accuracies(
+    predictions: Predictions, by_class: Sequence[float | None], federation: Federation
+) -> list[float]:
+    accuracies = []
+    labels = federation.test.labels
+    known = torch.tensor([a is not None for a in by_class])
+    values = torch.tensor([0.0 if a is None else a for a in by_class], dtype=torch.float64)
+    for position, shard in enumerate(federation.clients):
+        predicted = predictions.by_client.get(shard.id, predictions.labels)
+        own = values
+        if shard.test_indices is not None and len(shard.test_indices):
+            accuracies.append(percent_right(predicted[shard.test_indices] == labels[shard.test_indices]))
+            continue
+        if shard.id in predictions.by_client:
+            scored = per_class_accuracy(predicted == labels, labels, federation.num_classes)
+            own = torch.tensor([0.0 if a is None else a for a in scored], dtype=torch.float64)
+        counts = federation.class_counts(position).double() * known
+        if float(counts.sum()) > 0:
+            accuracies.append(float((counts * own).sum() / counts.sum()))
+    return accuracies
+
+
+def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """The numbers a leaderboard reads, from the metrics by round: the last round's, the mean of the last ten, the best.
+
+    ``oracle_accuracy`` is the best round chosen on test data: an upper bound, never a headline. Where the protocol has
+    a validation split, ``selected_accuracy`` is the test score at the round that is best on it (the first such round).
+    """
+    rounds = sorted(accuracies)
+    last = dict(accuracies[rounds[-1]])
+    curve = [accuracies[r]["global_accuracy"] for r in rounds if r > 0] or [last["global_accuracy"]]
+    last["last10_accuracy"] = _mean(curve[-10:])
+    last["oracle_accuracy"] = max(curve)
+    if "validation_accuracy" in last:
+        # strictly greater: an earlier round wins a tie
+        best = max(rounds, key=lambda r: (accuracies[r]["validation_accuracy"], -r))
+        last["selected_round"] = float(best)
+        last["selected_accuracy"] = accuracies[best]["global_accuracy"]
+        if "unseen_domain_accuracy" in last:
+            last["selected_unseen_domain_accuracy"] = accuracies[best]["unseen_domain_accuracy"]
+    return last
+
+
+def size_in_bytes(*tensors: Tensors) -> int:
+    """Bytes of all tensors of the given mappings."""
+    return sum(t.numel() * t.element_size() for mapping in tensors for t in mapping.values())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

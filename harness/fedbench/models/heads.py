@@ -1,0 +1,61 @@
+"""The two models a method gets by default: a linear head on frozen CLIP features, and the whole network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedbench.errors import FedbenchError
+from fedbench.models.clip import ClipBackbone, full_clip_model
+from fedbench.models.cnn import CnnBackbone, cnn_model
+from fedbench.types import Model, Outputs
+
+if TYPE_CHECKING:
+    from fedbench.hookspecs import ModelSetup
+
+
+def require_clip(setup: ModelSetup, method: str) -> ClipBackbone:
+    """The run's CLIP backbone; FedbenchError when ``method`` was given another kind."""
+    if not isinstance(setup.backbone, ClipBackbone):
+        raise FedbenchError(
+            f"{method} needs a CLIP backbone, not {setup.spec.backbone!r}; use for instance --set backbone=clip:embedded."
+        )
+    return setup.backbone
+
+
+def scaled_logits(features: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """s (z W^T + b), (batch, C), with ``features`` z (batch, d), ``weight`` W (C, d), ``bias`` b (C,)."""
+    return scale * torch.nn.functional.linear(features, weight, bias)
+
+
+def linear_head(setup: ModelSetup) -> Model:
+    """A linear head s (W z + b) on unit image features z, W initialised with the classes' unit text features, b = 0.
+
+    So round 0 is zero-shot CLIP. s is the scale the backbone learned unless ``head_scale`` says otherwise; it is not
+    trained. (The form of FST-CBDG, arXiv 2404.11046, section 3.2, with CLIP's own scale.)
+    """
+    clip = require_clip(setup, "a head on frozen features (tune=head)")
+    text = clip.text_features(setup.classnames, setup.spec.templates)
+    scale = setup.spec.head_scale or clip.logit_scale
+
+    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        features = torch.nn.functional.normalize(inputs, dim=-1)
+        return Outputs(scaled_logits(features, tensors["head.weight"], tensors["head.bias"], scale), features)
+
+    return Model(
+        weights={"head.weight": text.clone(), "head.bias": torch.zeros(len(setup.classnames))},
+        forward=forward,
+        encoder=clip.image_encoder(),
+    )
+
+
+def full_model(setup: ModelSetup) -> Model:
+    """Everything trained: a CNN with a new linear head, or both towers of CLIP with the class prompts as classifier."""
+    if isinstance(setup.backbone, CnnBackbone):
+        weights, buffers, forward = cnn_model(setup.backbone, len(setup.classnames), setup.spec.seed)
+    else:
+        weights, buffers, forward = full_clip_model(setup.backbone, setup.classnames, setup.spec.templates)
+    return Model(weights=weights, buffers=buffers, forward=forward, transform=setup.backbone.transform)

@@ -1,0 +1,82 @@
+"""A run, fully described: what goes in decides what comes out, and its content hash is the run id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedbench.scenarios.scenario import Scenario
+
+
+class Training(BaseModel):
+    """Budget and optimiser of a run. The budget is the suite's; a method's ``recipe`` may set the optimiser."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rounds: int = Field(20, ge=0, description="communication rounds")
+    local_epochs: int = Field(1, ge=1, description="passes of a client over its data in a round (E)")
+    batch_size: int = Field(32, ge=1, description="samples of one local step (B)")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="rebuilt at every participation of a client")
+    lr: float = Field(0.01, gt=0, le=100, description="client learning rate (η)")
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD momentum (ρ)")
+    weight_decay: float = Field(0.0, ge=0, le=10, description="coupled L2 for sgd and adam, decoupled for adamw")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Adam's first-moment decay")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Adam's second-moment decay")
+    eps: float = Field(1e-8, gt=0, le=1, description="Adam's ε")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate after every round")
+    weighting: Literal["samples", "uniform"] = Field("samples", description="aggregation weights over the participants")
+    augment: Literal["none", "batch", "sample"] = Field(
+        "none", description="random crop and flip, drawn once a batch (CReFF family) or once a sample; images only"
+    )
+    eval_every: int = Field(1, ge=1, description="evaluate every so many rounds; the last round always is")
+
+
+OPTIMISER_KEYS = frozenset({"optimizer", "lr", "momentum", "weight_decay", "beta1", "beta2", "eps", "lr_decay"})
+"""What a method's recipe may set; everything else of ``Training`` is the comparison's budget."""
+
+
+class RunSpec(BaseModel):
+    """One method (or stack) on one data set, scenario, backbone and seed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str = Field("embedded", description="data set, see `fedbench list datasets`")
+    scenario: Scenario = Field(default_factory=lambda: Scenario(), description="how data are dealt to clients")
+    backbone: str = Field("clip:embedded", description="backbone, see `fedbench list backbones`")
+    tune: Literal["auto", "head", "full"] = Field(
+        "auto", description="what is trained: a head on frozen features, or everything; auto = head for CLIP, full else"
+    )
+    head_scale: float | None = Field(
+        None, gt=0, le=1000, description="logit scale of a CLIP head; none = the scale the backbone learned"
+    )
+    templates: tuple[str, ...] = Field(("a photo of a {}",), min_length=1, description="prompts; {} is the class name")
+    method: str = Field("fedavg", description="method or stack (`a+b`), see `fedbench list methods`")
+    params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="hyper-parameters by method")
+    training: Training = Field(default_factory=lambda: Training(), description="budget and optimiser")
+    seed: int = Field(0, ge=0, description="seed of everything drawn in the run")
+    device: str = Field("cpu", description="torch device")
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The stacked methods in name order: `b+a` is the same run as `a+b`."""
+        return stack_names(self.method)
+
+    @property
+    def run_id(self) -> str:
+        """sha256 of the content, the first 16 hex digits. Same spec, same id, same numbers."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def row(self) -> str:
+        """What a leaderboard row is called: method and backbone, and what is tuned where it isn't automatic."""
+        return f"{self.method} · {self.backbone}" + ("" if self.tune == "auto" else f" ({self.tune})")
+
+
+def stack_names(method: str) -> tuple[str, ...]:
+    """The methods of a stack ``a+b``, sorted; fedavg is dropped beside others, since it is every method's default."""
+    names = sorted({part.strip() for part in method.split("+")})
+    return tuple(n for n in names if n != "fedavg") or ("fedavg",)

@@ -1,0 +1,77 @@
+"""All that outlives a round, in one place the harness can save and read back."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedbench.errors import FedbenchError
+from fedbench.types import Tensors
+
+_FORMAT = "fedbench-state-1"
+
+
+@dataclass
+class RunState:
+    """The run after ``round`` rounds: global tensors, and what methods keep on the server and on clients."""
+
+    round: int
+    weights: Tensors
+    buffers: Tensors
+    server: dict[str, Tensors] = field(default_factory=dict)
+    """By method name."""
+    clients: dict[int, dict[str, Tensors]] = field(default_factory=dict)
+    """By client id, then method name."""
+
+
+def save_state(state: RunState, path: Path, run_id: str) -> None:
+    """Write ``state`` as one safetensors file, atomically. ``run_id`` guards against resuming another run."""
+    flat: dict[str, Tensor] = {}
+    for name, tensor in state.weights.items():
+        flat[f"weights|{name}"] = tensor
+    for name, tensor in state.buffers.items():
+        flat[f"buffers|{name}"] = tensor
+    for method, tensors in state.server.items():
+        flat |= {f"server|{method}|{name}": tensor for name, tensor in tensors.items()}
+    for client, methods in state.clients.items():
+        for method, tensors in methods.items():
+            flat |= {f"client|{client}|{method}|{name}": tensor for name, tensor in tensors.items()}
+    # safetensors refuses tensors that share memory, and torch views do
+    flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in flat.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    save_file(flat, temporary, {"format": _FORMAT, "run": json.dumps({"round": state.round, "run_id": run_id})})
+    os.replace(temporary, path)
+
+
+def load_state(path: Path, run_id: str) -> RunState:
+    """Read a saved state. Raises FedbenchError for a missing or damaged file, or the state of another run."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+    except (OSError, SafetensorError) as error:
+        raise FedbenchError(f"run state {str(path)!r} cannot be read: {error}; delete it and start the run anew.") from error
+    if metadata.get("format") != _FORMAT:
+        raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
+    saved = json.loads(metadata["run"])
+    if saved["run_id"] != run_id:
+        raise FedbenchError(f"{str(path)!r} belongs to run {saved['run_id']}, not {run_id}; use that run's own state.")
+    state = RunState(saved["round"], {}, {})
+    for key, tensor in flat.items():
+        kind, *rest = key.split("|")
+        if kind == "weights":
+            state.weights[rest[0]] = tensor
+        elif kind == "buffers":
+            state.buffers[rest[0]] = tensor
+        elif kind == "server":
+            state.server.setdefault(rest[0], {})[rest[1]] = tensor
+        else:
+            state.clients.setdefault(int(rest[0]), {}).setdefault(rest[1], {})[rest[2]] = tensor
+    return state

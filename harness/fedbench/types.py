@@ -1,0 +1,226 @@
+"""The nouns every part of fedbench shares: images, data sets, federations, models, what clients get and give."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+"""A flat mapping from a parameter's name to its tensor."""
+
+
+class ImageSource(Protocol):
+    """Images that can be read by index: held in memory, or decoded from files on demand."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Tensor) -> Tensor:
+        """The images at ``indices`` (int64, shape (b,)) as uint8 of shape (b, 3, height, width)."""
+        ...
+
+    def content_hash(self) -> str:
+        """A hex digest of what the images are; the same images give the same digest on every machine."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TensorImages:
+    """Images in memory: one uint8 tensor of shape (n, 3, height, width)."""
+
+    pixels: Tensor
+
+    def __len__(self) -> int:
+        return int(self.pixels.shape[0])
+
+    def read(self, indices: Tensor) -> Tensor:
+        """uint8 (b, 3, height, width)."""
+        return self.pixels[indices]
+
+    def content_hash(self) -> str:
+        """sha256 over shape and bytes."""
+        digest = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
+        digest.update(self.pixels.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """Some images of another source, by index (int64, shape (n,))."""
+
+    source: ImageSource
+    indices: Tensor
+
+    def __len__(self) -> int:
+        return int(self.indices.shape[0])
+
+    def read(self, indices: Tensor) -> Tensor:
+        """uint8 (b, 3, height, width)."""
+        return self.source.read(self.indices[indices])
+
+    def content_hash(self) -> str:
+        """Digest of the whole source and of the chosen indices."""
+        digest = hashlib.sha256(self.source.content_hash().encode())
+        digest.update(self.indices.numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One split of a data set: ``images``, ``labels`` (n,) int64 and, where known, ``domains`` (n,) int64."""
+
+    images: ImageSource
+    labels: Tensor
+    domains: Tensor | None = None
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def select(self, indices: Tensor) -> Split:
+        """The split made of the samples at ``indices`` (int64, shape (m,)), in that order."""
+        domains = None if self.domains is None else self.domains[indices]
+        return Split(Subset(self.images, indices), self.labels[indices], domains)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images with class names usable in prompts. ``test`` is None where the data come without an official split."""
+
+    name: str
+    classnames: tuple[str, ...]
+    train: Split
+    test: Split | None
+    content_hash: str
+    domain_names: tuple[str, ...] = ()
+    list_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Head / mid / tail classes where the data set's own list files define them."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientShard:
+    """The samples one client holds: indices into ``Federation.train`` and, where it has its own, ``Federation.test``."""
+
+    id: int
+    indices: Tensor
+    """(n_k,) int64 into the training split."""
+    test_indices: Tensor | None = None
+    """(m_k,) int64 into the test split; None where clients share one global test set."""
+    validation_indices: Tensor | None = None
+    """(v_k,) int64 into the validation split; None where the protocol has none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """The clients with their shards, and the splits everything is measured on."""
+
+    clients: tuple[ClientShard, ...]
+    train: Split
+    test: Split
+    classnames: tuple[str, ...]
+    domain_names: tuple[str, ...] = ()
+    validation: Split | None = None
+    held_out_domain: int | None = None
+    labels_visible: bool = True
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Class indices by reporting group: head / mid / tail, or many / medium / few."""
+
+    @property
+    def num_classes(self) -> int:
+        """C, the number of classes."""
+        return len(self.classnames)
+
+    def class_counts(self, client: int | None = None) -> Tensor:
+        """Training samples per class, (C,) int64: of one client, or over all clients when ``client`` is None."""
+        shards = self.clients if client is None else (self.clients[client],)
+        indices = torch.cat([shard.indices for shard in shards])
+        return torch.bincount(self.train.labels[indices], minlength=self.num_classes)
+
+    def with_clients(self, clients: tuple[ClientShard, ...]) -> Federation:
+        """The same data dealt to other clients."""
+        return replace(self, clients=clients)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledBatch:
+    """Samples of one local step: ``inputs`` (b, ...) as the model takes them, ``labels`` (b,), ``index`` (b,) within the client."""
+
+    inputs: Tensor
+    index: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class UnlabelledBatch:
+    """What a client sees under hidden labels. It has no ``labels`` field, so no method can peek at them."""
+
+    inputs: Tensor
+    index: Tensor
+
+
+Batch = LabelledBatch | UnlabelledBatch
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What a model computes for a batch: ``logits`` (b, C) and the ``features`` (b, d) its head reads."""
+
+    logits: Tensor
+    features: Tensor
+
+
+class FrozenEncoder(Protocol):
+    """A frozen map from images to what the trainable part reads; computed once and kept in the feature cache."""
+
+    @property
+    def key(self) -> str:
+        """A digest of weights, transform and output kind; part of the cache key."""
+        ...
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """uint8 (b, 3, h, w) to float32 (b, ...)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """What is trained and sent, and the pure function that turns it into logits.
+
+    ``forward(tensors, inputs, training)`` reads ``{**weights, **buffers}``; with ``training`` it may update the
+    buffers in place (batch-norm statistics). The frozen rest is closed over.
+    """
+
+    weights: Tensors
+    forward: Callable[[Mapping[str, Tensor], Tensor, bool], Outputs]
+    buffers: Tensors = field(default_factory=dict)
+    """Sent and averaged but not trained: running statistics."""
+    encoder: FrozenEncoder | None = None
+    """Where set, batches carry the encoder's output instead of images."""
+    transform: Callable[[Tensor], Tensor] | None = None
+    """Without an encoder: uint8 (b, 3, h, w) to the float batch that ``forward`` takes."""
+    constants: Tensors = field(default_factory=dict)
+    """Frozen tensors a loss needs (text features); known to both sides, never sent."""
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What a client returns. The harness counts the bytes of all three tensor mappings as sent up."""
+
+    client: int
+    weights: Tensors
+    buffers: Tensors
+    num_examples: int
+    payload: Tensors = field(default_factory=dict)
+    """Further tensors a method uploads (prototypes, control variates)."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Predicted classes on a split, (n,) int64; personalised methods add one row per client."""
+
+    labels: Tensor
+    by_client: Mapping[int, Tensor] = field(default_factory=dict)

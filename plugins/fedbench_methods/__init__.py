@@ -1,0 +1,1 @@
+"""The methods that ship with fedbench, one file each; found through entry points like any third party's."""

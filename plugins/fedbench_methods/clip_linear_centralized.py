@@ -1,0 +1,53 @@
+"""CLIP-FC-Centralized - a linear classifier on frozen CLIP features, trained on all clients' data pooled: the upper
+bound of FST-CBDG (Yan and Guo, "Lightweight Unsupervised Federated Learning with Pretrained Vision Language Model",
+arXiv 2404.11046, 2024).
+
+Minimises cross-entropy of  s (W I + b),  W_0 = text features, b_0 = 0, over the pooled labelled training data.
+
+Answers: federate (one client that holds everything; the harness's own training and head do the rest, so it equals
+FedAvg with one client bit for bit). Not a federated method: the leaderboard's MB column counts that one client.
+Left open: epochs, batch, scale and initialisation are not in the paper, whose bound is far from a converged probe. Here
+epochs are rounds x local_epochs of the run, the scale CLIP's own; `head_scale=1 lr=0.01 rounds=10 batch_size=50` is the
+reading closest to the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from fedbench.hookspecs import hookimpl
+from fedbench.spec import RunSpec
+from fedbench.types import ClientShard, Federation
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipLinearCentralizedParams:
+    """No hyper-parameter beyond the run's budget and optimiser."""
+
+
+def pooled(federation: Federation) -> Federation:
+    """The same federation with all samples on client 0, in the order of client ids."""
+    shards = federation.clients
+    tests = [s.test_indices for s in shards if s.test_indices is not None]
+    test = torch.cat(tests) if len(tests) == len(shards) else None
+    return federation.with_clients((ClientShard(0, torch.cat([s.indices for s in shards]), test),))
+
+
+class ClipLinearCentralized:
+    """Pools all clients into one."""
+
+    name: ClassVar[str] = "clip-linear-centralized"
+    citation: ClassVar[str] = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
+    Params: ClassVar[type] = ClipLinearCentralizedParams
+    recipe: ClassVar[Mapping[str, object]] = {}
+
+    def __init__(self, params: ClipLinearCentralizedParams) -> None:
+        self.params = params
+
+    @hookimpl
+    def federate(self, federation: Federation, spec: RunSpec) -> Federation:
+        """One client holding the pooled data."""
+        return pooled(federation)

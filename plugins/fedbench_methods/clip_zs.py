@@ -1,0 +1,48 @@
+"""CLIP-ZS - zero-shot CLIP: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision",
+ICML 2021; a baseline of FST-CBDG (Yan and Guo, arXiv 2404.11046).
+
+Predicts  argmax_k cos(I, T_k)  from image features I and text features T_k of "a photo of a {class}".
+
+Answers: build_model (no weights, so nothing is trained or sent: the run is its round 0). Stacks with nothing that trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedbench.hookspecs import ModelSetup, hookimpl
+from fedbench.models.heads import require_clip, scaled_logits
+from fedbench.types import Model, Outputs
+from torch import Tensor
+from torch.nn.functional import normalize
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipZeroShotParams:
+    """Zero-shot CLIP has no hyper-parameter; templates are the run's."""
+
+
+class ClipZeroShot:
+    """Zero-shot CLIP as a model without weights."""
+
+    name: ClassVar[str] = "clip-zs"
+    citation: ClassVar[str] = "Radford et al., Learning Transferable Visual Models, ICML 2021"
+    Params: ClassVar[type] = ClipZeroShotParams
+    recipe: ClassVar[Mapping[str, object]] = {}
+
+    def __init__(self, params: ClipZeroShotParams) -> None:
+        self.params = params
+
+    @hookimpl
+    def build_model(self, setup: ModelSetup) -> Model:
+        """No weights; logits are scaled cosines with the classes' text features."""
+        clip = require_clip(setup, self.name)
+        text = clip.text_features(setup.classnames, setup.spec.templates).to(setup.spec.device)
+
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+            features = normalize(inputs, dim=-1)
+            return Outputs(scaled_logits(features, text, None, clip.logit_scale), features)
+
+        return Model(weights={}, forward=forward, encoder=clip.image_encoder())

@@ -1,0 +1,1 @@
+"""The suites that ship with fedbench, one YAML file each; data, no code."""
