@@ -39,7 +39,7 @@ def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
 def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[Method]:
     """The method class registered as ``name`` in the entry-point group ``fedbench.methods``, or in a plugin file.
 
-    Raises FedbenchError for an unknown name, a plugin that cannot be imported, or a class without the needed attributes.
+    Raises FedbenchError for an unknown name, a plugin that cannot be imported, or a class that lacks attributes.
     """
     from_files = _from_files(plugin_files)
     if name in from_files:
@@ -54,7 +54,7 @@ def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[Method]:
         raise FedbenchError(f"method {name!r} ({point.value}) cannot be imported: {error!r}; reinstall it.") from error
     _check_class(loaded, point.value)
     if loaded.name != name:
-        raise FedbenchError(f"{point.value} calls itself {loaded.name!r} but is registered as {name!r}; make them equal.")
+        raise FedbenchError(f"{point.value} calls itself {loaded.name!r} but is registered as {name!r}.")
     return cast(type[Method], loaded)
 
 
@@ -78,14 +78,14 @@ def assemble(
     manager = plugin_manager()
     for listener in listeners:
         manager.register(listener)
-    defaults = FedAvg(build_params("fedavg", FedAvg.Params, params.get("fedavg", {})))
-    # pluggy calls the last registered first: the defaults go in before the methods. trylast would not do, since a
-    # method that says trylast too would then come after the defaults and never be asked.
-    manager.register(defaults, "fedavg")
     for name in reversed(stack):
         if name != "fedavg":
             cls = find_method(name, plugin_files)
             manager.register(cls(build_params(name, cls.Params, params.get(name, {}))), name)
+    # Of several trylast answers pluggy calls the last registered last: so the defaults, which are trylast, go in after
+    # the methods, and even a method marked trylast is asked before them.
+    defaults = FedAvg(build_params("fedavg", FedAvg.Params, params.get("fedavg", {})))
+    manager.register(defaults, "fedavg")
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:

@@ -24,7 +24,7 @@ from fedbench.hookspecs import (
     EvaluationTask,
     LocalStep,
     ModelSetup,
-    hookimpl,
+    default_hookimpl,
 )
 from fedbench.models.heads import full_model, linear_head
 from fedbench.spec import RunSpec
@@ -68,7 +68,7 @@ def average(task: AggregationTask) -> Tensors:
 def largest_logit(task: EvaluationTask) -> Predictions:
     """argmax over the logits of the global model, in batches."""
     tensors = {**task.weights, **task.buffers}
-    chunks = torch.arange(len(task.inputs)).split(EVALUATION_BATCH)
+    chunks = torch.split(torch.arange(len(task.inputs)), EVALUATION_BATCH)
     predicted = [task.model.forward(tensors, task.inputs.read(chunk), False).logits.argmax(1).cpu() for chunk in chunks]
     return Predictions(torch.cat(predicted))
 
@@ -98,37 +98,37 @@ class FedAvg:
                 "in fedbench.defaults by name."
             )
 
-    @hookimpl
+    @default_hookimpl
     def federate(self, federation: Federation, spec: RunSpec) -> Federation:
         """The scenario's federation, unchanged."""
         self._refuse_if_replaced("federate")
         return federation
 
-    @hookimpl
+    @default_hookimpl
     def build_model(self, setup: ModelSetup) -> Model:
         """The whole network, or a text-initialised linear head on frozen features."""
         self._refuse_if_replaced("build_model")
         return full_model(setup) if setup.tunes_everything else linear_head(setup)
 
-    @hookimpl
+    @default_hookimpl
     def local_train(self, task: ClientTask) -> Update:
         """E epochs of minibatch steps (Alg. 1, ClientUpdate)."""
         self._refuse_if_replaced("local_train")
         return local_sgd(task)
 
-    @hookimpl
+    @default_hookimpl
     def local_loss(self, step: LocalStep) -> Tensor:
         """Cross-entropy."""
         self._refuse_if_replaced("local_loss")
         return cross_entropy(step)
 
-    @hookimpl
+    @default_hookimpl
     def aggregate(self, task: AggregationTask) -> Tensors:
         """The mean weighted by num_examples (Alg. 1, server)."""
         self._refuse_if_replaced("aggregate")
         return average(task)
 
-    @hookimpl
+    @default_hookimpl
     def evaluate(self, task: EvaluationTask) -> Predictions:
         """The largest logit of the global model."""
         self._refuse_if_replaced("evaluate")

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import queue
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -16,6 +16,9 @@ from fedbench.errors import FedbenchError
 from fedbench.hookspecs import Hooks, RoundRecord, RunInfo, RunResult, hookimpl
 from fedbench.rounds import Settings, run_spec
 from fedbench.spec import RunSpec
+
+RUN_THREAD = "fedbench-run"
+"""Name of the thread that runs a spec in this process."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class RunFinished:
 
 @dataclass(frozen=True)
 class RunFailed:
-    """A run ended early. ``reason`` is one line; ``details`` the traceback, empty where the user's input was at fault."""
+    """A run ended early. ``reason`` is one line; ``details`` the traceback, empty for bad input."""
 
     spec: RunSpec
     reason: str
@@ -77,10 +80,10 @@ class _Forward:
         self.emit(RunFinished(spec, info, result))
 
 
-def execute(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iterator[Event]:
+def execute(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Generator[Event, None, None]:
     """The events of all runs as they happen; with more than one worker, runs interleave.
 
-    A run that fails yields `RunFailed` and the others go on.
+    A run that fails yields `RunFailed` and the others go on. Closing the generator ends the workers.
     """
     if workers <= 1 or len(specs) <= 1:
         yield from _in_process(specs, settings)
@@ -118,7 +121,7 @@ def _in_process(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]
             finally:
                 events.put(None)
 
-        thread = threading.Thread(target=work, daemon=True)
+        thread = threading.Thread(target=work, name=RUN_THREAD, daemon=True)
         thread.start()
         while (event := events.get()) is not None:
             yield event

@@ -31,7 +31,12 @@ _impl = pluggy.HookimplMarker(PROJECT)
 
 def hookimpl(function: _F) -> _F:
     """Mark a plugin's method as the answer to the hook of the same name."""
-    return cast(_F, _impl(function))
+    return _impl(function)
+
+
+def default_hookimpl(function: _F) -> _F:
+    """Mark one of the harness's own answers: asked after every method that answers the same hook."""
+    return cast(_F, _impl(function, trylast=True))
 
 
 class Method(Protocol):

@@ -68,7 +68,7 @@ def hyper(
     declared = Hyper(symbol, source, low, high, log, None if choices is None else tuple(choices), neutral)
     if not declared.admits(default):
         raise ValueError(f"default {default!r} of {symbol} is not {declared.allowed()}")
-    return cast(T, dataclasses.field(default=default, metadata={"hyper": declared}))
+    return dataclasses.field(default=default, metadata={"hyper": declared})
 
 
 @dataclass(frozen=True)

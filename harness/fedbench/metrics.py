@@ -32,7 +32,8 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
     labels = federation.test.labels
     right = predictions.labels == labels
     by_class = per_class_accuracy(right, labels, federation.num_classes)
-    metrics = {"global_accuracy": percent_right(right), "balanced_accuracy": _mean([a for a in by_class if a is not None])}
+    present = [a for a in by_class if a is not None]
+    metrics = {"global_accuracy": percent_right(right), "balanced_accuracy": _mean(present)}
     for group, classes in federation.groups.items():
         accuracies = [a for a in (by_class[c] for c in classes) if a is not None]
         if accuracies:
@@ -49,11 +50,11 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
 
 
 def validation_accuracy(predictions: Predictions, validation: Split) -> float:
-    """Unweighted mean over domains of the accuracy on the validation split (over samples where there are no domains)."""
+    """Unweighted mean over domains of the accuracy on the validation split; over samples where there are none."""
     right = predictions.labels == validation.labels
     if validation.domains is None:
         return percent_right(right)
-    return _mean([percent_right(right[validation.domains == d]) for d in validation.domains.unique().tolist()])
+    return _mean([percent_right(right[validation.domains == d]) for d in sorted(set(validation.domains.tolist()))])
 
 
 def _domain_metrics(right: Tensor, federation: Federation) -> dict[str, float]:

@@ -23,6 +23,6 @@ def numpy_generator(seed: int, purpose: str, *keys: int) -> np.random.Generator:
 
 
 def torch_generator(seed: int, purpose: str, *keys: int) -> torch.Generator:
-    """A CPU torch generator of its own for one purpose (draw on the CPU, so that every device sees the same numbers)."""
+    """A torch generator of its own for one purpose; on the CPU, so that every device sees the same numbers."""
     state = seed_sequence(seed, purpose, *keys).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state) & 0x7FFF_FFFF_FFFF_FFFF)

@@ -42,6 +42,9 @@ def save_state(state: RunState, path: Path, run_id: str) -> None:
     for client, methods in state.clients.items():
         for method, tensors in methods.items():
             flat |= {f"client|{client}|{method}|{name}": tensor for name, tensor in tensors.items()}
+    wrong = [key for key in flat if key.count("|") != {"w": 1, "b": 1, "s": 2, "c": 3}[key[0]]]
+    if wrong:
+        raise ValueError(f"tensor names of a run's state must not contain '|': {wrong[0]}")
     # safetensors refuses tensors that share memory, and torch views do
     flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in flat.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +60,7 @@ def load_state(path: Path, run_id: str) -> RunState:
             metadata = file.metadata() or {}
             flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open is no mapping
     except (OSError, SafetensorError) as error:
-        raise FedbenchError(f"run state {str(path)!r} cannot be read: {error}; delete it and start the run anew.") from error
+        raise FedbenchError(f"run state {str(path)!r} cannot be read: {error}; delete it and start anew.") from error
     if metadata.get("format") != _FORMAT:
         raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
     saved = json.loads(metadata["run"])

@@ -73,7 +73,7 @@ def load_suite(name: str) -> Suite:
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
         if not path.is_file():
-            raise FedbenchError(f"suite file {name!r} does not exist; give a path, or a name of `fedbench list suites`.")
+            raise FedbenchError(f"suite file {name!r} does not exist; see `fedbench list suites` for names.")
         return parse_suite(path.read_text(encoding="utf-8"), name)
     folder = resources.files("fedbench_suites")
     file = folder / f"{name}.yaml"
@@ -105,12 +105,12 @@ def parse_suite(text: str, where: str) -> Suite:
 
 def single(scenario: str | None, dataset: str | None, backbone: str | None) -> Suite:
     """The suite of a run without a suite file: the methods come from the command line."""
-    given = {"dataset": dataset, "backbone": backbone, "scenario": scenario}
+    given: dict[str, Any] = {"dataset": dataset, "backbone": backbone, "scenario": scenario}
     return Suite(name="adhoc", rows=(Row(method="fedavg"),), **{k: v for k, v in given.items() if v is not None})
 
 
 def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
-    """All runs of ``suite`` in row, then seed order. A ``--method`` picks the suite's rows of that name, or adds one."""
+    """All runs of ``suite`` by row, then seed. ``--method`` picks the suite's rows of that name, or adds one."""
     rows: list[Row] = list(suite.rows)
     if overrides.methods:
         rows = []
@@ -173,7 +173,8 @@ def _section(key: str, stack: Sequence[str]) -> tuple[str, str]:
     if key == "scenario":
         return "scenario", ""
     if not dot:
-        for section, names in (("run", _RUN_KEYS), ("scenario", Scenario.model_fields), ("training", Training.model_fields)):
+        sections = {"run": _RUN_KEYS, "scenario": Scenario.model_fields, "training": Training.model_fields}
+        for section, names in sections.items():
             if key in names:
                 return section, key
     elif head in ("scenario", "training"):
@@ -211,7 +212,7 @@ def _recipe(classes: Mapping[str, Any]) -> dict[str, object]:
         for key, value in cls.recipe.items():
             if recipe.get(key, value) != value:
                 raise FedbenchError(
-                    f"the stacked recipes disagree on {key} ({recipe[key]!r} and {value!r}); decide with --set {key}=..."
+                    f"the stacked recipes disagree on {key} ({recipe[key]!r} and {value!r}); use --set {key}=..."
                 )
             recipe[key] = value
     return recipe

@@ -102,7 +102,7 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class ClientShard:
-    """The samples one client holds: indices into ``Federation.train`` and, where it has its own, ``Federation.test``."""
+    """The samples one client holds, as indices into the splits of the ``Federation``."""
 
     id: int
     indices: Tensor
@@ -146,7 +146,7 @@ class Federation:
 
 @dataclass(frozen=True, eq=False)
 class LabelledBatch:
-    """Samples of one local step: ``inputs`` (b, ...) as the model takes them, ``labels`` (b,), ``index`` (b,) within the client."""
+    """Samples of one local step: ``inputs`` (b, ...), ``index`` (b,) within the client, ``labels`` (b,)."""
 
     inputs: Tensor
     index: Tensor

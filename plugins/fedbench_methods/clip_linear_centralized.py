@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+
 from fedbench.hookspecs import hookimpl
 from fedbench.spec import RunSpec
 from fedbench.types import ClientShard, Federation

@@ -3,7 +3,8 @@ ICML 2021; a baseline of FST-CBDG (Yan and Guo, arXiv 2404.11046).
 
 Predicts  argmax_k cos(I, T_k)  from image features I and text features T_k of "a photo of a {class}".
 
-Answers: build_model (no weights, so nothing is trained or sent: the run is its round 0). Stacks with nothing that trains.
+Answers: build_model (no weights, so nothing is trained or sent: the run is its round 0).
+Stacks with nothing that trains.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+from torch.nn.functional import normalize
+
 from fedbench.hookspecs import ModelSetup, hookimpl
 from fedbench.models.heads import require_clip, scaled_logits
 from fedbench.types import Model, Outputs
-from torch import Tensor
-from torch.nn.functional import normalize
 
 
 @dataclass(frozen=True, kw_only=True)

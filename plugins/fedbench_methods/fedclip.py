@@ -22,14 +22,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, linear, normalize
+
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import LocalStep, ModelSetup, hookimpl
 from fedbench.hyper import hyper
 from fedbench.models.heads import require_clip, scaled_logits
 from fedbench.randomness import torch_generator
 from fedbench.types import LabelledBatch, Model, Outputs, Tensors
-from torch import Tensor
-from torch.nn.functional import cross_entropy, linear, normalize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ def adapted(features: Tensor, adapter: Mapping[str, Tensor]) -> Tensor:
     return normalize(attention(features, adapter) * features, dim=-1)
 
 
-def in_batch_loss(images: Tensor, texts: Tensor, scale: float) -> Tensor:
+def in_batch_loss(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
     """½ [CE(Z, 0..B-1) + CE(Zᵀ, 0..B-1)], Z = s Î T̂ᵀ, from unit ``images`` and ``texts`` (B, d) (Eqs. 31-32)."""
     similarity = scale * images @ texts.T
     targets = torch.arange(len(images), device=images.device)

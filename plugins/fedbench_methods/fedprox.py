@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
+
 from fedbench.hookspecs import LocalStep, hookimpl
 from fedbench.hyper import hyper
 from fedbench.types import Tensors
-from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

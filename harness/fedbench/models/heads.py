@@ -21,7 +21,7 @@ def require_clip(setup: ModelSetup, method: str) -> ClipBackbone:
     """The run's CLIP backbone; FedbenchError when ``method`` was given another kind."""
     if not isinstance(setup.backbone, ClipBackbone):
         raise FedbenchError(
-            f"{method} needs a CLIP backbone, not {setup.spec.backbone!r}; use for instance --set backbone=clip:embedded."
+            f"{method} needs a CLIP backbone, not {setup.spec.backbone!r}; use --set backbone=clip:embedded."
         )
     return setup.backbone
 

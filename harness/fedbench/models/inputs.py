@@ -15,7 +15,10 @@ from fedbench.types import ImageSource
 class InputSource(Protocol):
     """Float inputs that can be read by index and narrowed to a client's samples."""
 
-    is_image: bool
+    @property
+    def is_image(self) -> bool:
+        """Whether the inputs are images, which may be augmented."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -63,7 +66,7 @@ class ImageInputs:
     def read(self, indices: Tensor) -> Tensor:
         """float32 (b, 3, height, width)."""
         chosen = indices if self.indices is None else self.indices[indices]
-        return self.transform(self.images.read(chosen).to(self.device))
+        return self.transform(self.images.read(chosen).to(self.device)).contiguous(memory_format=torch.channels_last)
 
     def select(self, indices: Tensor) -> ImageInputs:
         """The same images, by the composed index."""

@@ -1,0 +1,80 @@
+"""The command ``fedbench``: its verbs, and what becomes of errors and Ctrl-C."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fedbench import __version__
+from fedbench.cli.console import complain, say
+from fedbench.cli.describe import describe
+from fedbench.cli.leaderboard import leaderboard
+from fedbench.cli.listing import list_known
+from fedbench.cli.pretrain import pretrain
+from fedbench.cli.run import run
+from fedbench.cli.ui import ui
+from fedbench.errors import FedbenchError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+class _Verbs(TyperGroup):
+    """Bad input ends with one message and exit code 2, Ctrl-C with 130; every other exception keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FedbenchError as error:
+            complain(str(error))
+            raise typer.Exit(BAD_INPUT) from None
+        except KeyboardInterrupt:
+            complain("stopped by Ctrl-C.", label="interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="fedbench",
+    cls=_Verbs,
+    help="Compare federated-learning methods: one suite, one table, every run reproducible.",
+    epilog="First steps: fedbench list suites, then fedbench run --suite longtail",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"fedbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+app.command("run", epilog="Example: fedbench run --suite longtail --seed 0 --set rounds=50")(run)
+app.command("list", epilog="Example: fedbench list methods")(list_known)
+app.command("describe", epilog="Example: fedbench describe fedprox, or a stack: fedbench describe fedclip+fedprox")(
+    describe
+)
+app.command("leaderboard", epilog="Example: fedbench leaderboard --suite longtail --output leaderboards/longtail")(
+    leaderboard
+)
+app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
+app.command("pretrain", epilog="Example: fedbench pretrain --output my-clip --smoke")(pretrain)
+
+
+def main() -> None:
+    """Run the command line and leave the process with its exit code."""
+    app(prog_name="fedbench")

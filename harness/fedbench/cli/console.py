@@ -1,0 +1,63 @@
+"""What every command writes with: consoles that behave in terminals and in pipes, plain tables, one-line errors."""
+
+from __future__ import annotations
+
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_PIPE_WIDTH = 200
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on stdout or stderr. In a pipe it is wide, so that no table is cut to a terminal nobody has."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
+
+
+def say(text: str, *, style: str = "") -> None:
+    """A line of plain text: brackets stay as they are, and a pipe gets it unwrapped."""
+    out = console()
+    out.print(Text(text, style=style), soft_wrap=not out.is_terminal)
+
+
+def complain(text: str, *, label: str = "error") -> None:
+    """``error: text`` on stderr, wrapped at words in a terminal and on one line in a pipe."""
+    out = console(stderr=True)
+    out.print(Text.assemble((f"{label}: ", "bold red"), " ".join(text.split())), soft_wrap=not out.is_terminal)
+
+
+def table(*headings: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
+    """An empty table with these headings: ``right`` are right-aligned numbers, ``whole`` never wrapped."""
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for heading in headings:
+        number = heading in right
+        made.add_column(
+            heading,
+            justify="right" if number else "left",
+            no_wrap=number or heading in whole,
+            overflow="fold",
+        )
+    return made
+
+
+def cell(value: object) -> Text:
+    """``value`` as a table cell; rich would read brackets in a plain string as markup."""
+    return Text("" if value is None else str(value))
+
+
+def megabytes(count: float) -> str:
+    """Bytes in MB (10^6), with as many digits as a reader needs."""
+    size = count / 1e6
+    digits = 0 if size >= 100 or size == 0 else 1 if size >= 10 else 2 if size >= 0.1 else 3
+    return f"{size:,.{digits}f}"
+
+
+def clock(seconds: float) -> str:
+    """``m:ss``, or ``h:mm:ss`` from an hour on."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

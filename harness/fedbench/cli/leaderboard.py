@@ -1,0 +1,62 @@
+"""``fedbench leaderboard``: stored results as a table, in the terminal or as files."""
+
+from __future__ import annotations
+
+import enum
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbench.cli.console import console, say
+from fedbench.cli.options import Store
+from fedbench.errors import FedbenchError
+
+
+class Format(enum.StrEnum):
+    """How a leaderboard is shown."""
+
+    terminal = "terminal"
+    markdown = "markdown"
+    csv = "csv"
+
+
+def leaderboard(
+    suite: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Only this suite's results.")] = None,
+    store: Store = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write every format into this folder.")
+    ] = None,
+    shape: Annotated[Format, typer.Option("--format", help="How it is shown.")] = Format.terminal,
+) -> None:
+    """Show the leaderboard, or write it to files."""
+    from fedbench.leaderboard import leaderboard as rank
+    from fedbench.leaderboard import load_results, render_terminal, to_markdown, write
+    from fedbench.tracking import store_uri
+
+    uri = store_uri(store)
+    name, columns, baseline = _reading(suite)
+    results = load_results(uri, name)
+    if not len(results):
+        raise FedbenchError(f"the store {uri} has no results{f' of suite {name!r}' if name else ''}; see fedbench run.")
+    if output is not None:
+        write(results, output, shlex.join(["fedbench", *sys.argv[1:]]))
+        say(f"written to {output}")
+        return
+    board = rank(results, columns, baseline)
+    if shape is Format.terminal:
+        console().print(render_terminal(board))
+    else:
+        sys.stdout.write(to_markdown(board) if shape is Format.markdown else board.to_csv())
+
+
+def _reading(suite: str | None) -> tuple[str | None, tuple[str, ...], str]:
+    """The suite's name, its columns and its baseline; a name without a suite file (``adhoc``) has the usual ones."""
+    from fedbench.suite import load_suite, suite_names
+
+    if suite is None or not (suite in suite_names() or suite.endswith((".yaml", ".yml"))):
+        return suite, (), "fedavg"
+    read = load_suite(suite)
+    return read.name, read.columns, read.baseline

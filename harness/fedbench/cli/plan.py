@@ -1,0 +1,126 @@
+"""What a request comes to: its suite, its runs, and what each row costs, found out before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedbench.cli.console import cell, console, megabytes, say, table
+from fedbench.cli.run import Request
+from fedbench.datasets import load_dataset
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import RunInfo
+from fedbench.models import load_backbone
+from fedbench.rounds import Settings, prepare
+from fedbench.spec import RunSpec
+from fedbench.suite import Overrides, Suite, expand, load_suite, parse_assignment, single, suite_names
+
+if TYPE_CHECKING:
+    from fedbench.models import Backbone
+    from fedbench.types import Dataset
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """The runs that differ by their seed only, and what preparing the first of them told."""
+
+    specs: tuple[RunSpec, ...]
+    info: RunInfo
+
+    @property
+    def rounds(self) -> int:
+        """Rounds a run trains; zero for a method without weights."""
+        return self.specs[0].training.rounds if self.info.trainable_parameters else 0
+
+    @property
+    def bytes_per_client(self) -> int:
+        """Model down and up, for a client in a round. What a method sends besides is counted when it runs."""
+        return 2 * self.info.round_bytes
+
+    @property
+    def run_bytes(self) -> int:
+        """Traffic of one run."""
+        return self.rounds * self.info.cohort_size * self.bytes_per_client
+
+
+def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
+    """The suite and all its runs, every name and value checked; a run asked for twice counts once."""
+    shorthands = {"dataset": request.dataset, "scenario": request.scenario, "backbone": request.backbone}
+    sets = [parse_assignment(text) for text in request.assignments]
+    if request.suite is not None:
+        suite = load_suite(request.suite)
+        sets = [(key, value) for key, value in shorthands.items() if value is not None] + sets
+    elif request.methods:
+        suite = single(request.scenario, request.dataset, request.backbone)
+    else:
+        raise FedbenchError(
+            f"nothing to run: give --suite NAME ({', '.join(suite_names())}) or --method NAME; "
+            "for instance fedbench run --suite longtail."
+        )
+    specs = expand(suite, Overrides(request.methods, request.seeds, tuple(sets), request.plugin_files))
+    return suite, list({spec.run_id: spec for spec in specs}.values())
+
+
+def plan(specs: Sequence[RunSpec], settings: Settings) -> list[PlannedRow]:
+    """Prepare the first run of every row, so that whatever is missing or does not fit shows before anything trains.
+
+    It also fills the caches of data and features once, where workers would all do it at the same time.
+    """
+    out = console()
+    if not out.is_terminal:
+        return list(_planned(specs, settings))
+    planned = []
+    with out.status("preparing data and backbones") as status:
+        for row in _planned(specs, settings):
+            planned.append(row)
+            status.update(f"preparing data and backbones, {len(planned)} rows done")
+    return planned
+
+
+def _planned(specs: Sequence[RunSpec], settings: Settings) -> Iterator[PlannedRow]:
+    datasets: dict[str, Dataset] = {}
+    backbones: dict[tuple[str, int], Backbone] = {}
+    for row in rows_of(specs):
+        spec = row[0]
+        key = spec.backbone, spec.seed
+        try:
+            if spec.dataset not in datasets:
+                datasets[spec.dataset] = load_dataset(
+                    spec.dataset, data_dir=settings.data_dir, cache_dir=settings.cache_dir
+                )
+            if key not in backbones:
+                backbones[key] = load_backbone(spec.backbone, data_dir=settings.data_dir, seed=spec.seed)
+            run = prepare(spec, settings, dataset=datasets[spec.dataset], backbone=backbones[key])
+        except FedbenchError as error:
+            raise FedbenchError(f"row {spec.row!r}: {error} Nothing was run.") from error
+        yield PlannedRow(row, run.info)
+
+
+def rows_of(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
+    """The specs grouped into rows: those that differ in nothing but the seed."""
+    rows: dict[str, list[RunSpec]] = {}
+    for spec in specs:
+        rows.setdefault(spec.model_copy(update={"seed": 0}).run_id, []).append(spec)
+    return [tuple(row) for row in rows.values()]
+
+
+def show(suite: Suite, rows: Sequence[PlannedRow]) -> None:
+    """The table of ``--dry-run``."""
+    runs = sum(len(row.specs) for row in rows)
+    say(f"suite {suite.name}: {runs} runs")
+    numbers = ("rounds", "parameters", "MB/client/round", "MB/run")
+    made = table("row", "seeds", "rounds", "clients", *numbers[1:], right=numbers)
+    for row in rows:
+        made.add_row(
+            cell(row.specs[0].row),
+            cell(" ".join(str(spec.seed) for spec in row.specs)),
+            cell(row.rounds),
+            cell(f"{row.info.cohort_size} of {row.info.num_clients}"),
+            cell(f"{row.info.trainable_parameters:,}"),
+            cell(megabytes(row.bytes_per_client)),
+            cell(megabytes(row.run_bytes)),
+        )
+    console().print(made)
+    total = megabytes(sum(row.run_bytes * len(row.specs) for row in rows))
+    say(f"{total} MB are sent in all, model down and up. Nothing was run or stored.", style="dim")

@@ -1,0 +1,87 @@
+"""``fedbench run``: the options of a run; ``fedbench.cli.execution`` does what they ask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbench.cli.options import Plugins, Store, plugin_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the command line asked for."""
+
+    suite: str | None = None
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    assignments: tuple[str, ...] = ()
+    dataset: str | None = None
+    scenario: str | None = None
+    backbone: str | None = None
+    plugin_files: tuple[Path, ...] = ()
+    store: str | None = None
+    data_dir: Path = Path("data")
+    cache_dir: Path = Path("~/.cache/fedbench")
+    workers: int | None = None
+    dry_run: bool = False
+    rerun: bool = False
+    plain: bool = False
+
+
+def run(
+    suite: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD", help="Only these rows, or others (a+b); repeat it."),
+    ] = None,
+    seed: Annotated[list[int] | None, typer.Option(metavar="INT", help="Only these seeds; repeat it.", min=0)] = None,
+    assignment: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting: rounds=50, fedprox.mu=0.1; repeat it."),
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set dataset=NAME.")] = None,
+    scenario: Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set scenario=NAME.")] = None,
+    backbone: Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set backbone=NAME.")] = None,
+    plugin: Plugins = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs and traffic; train nothing.")] = False,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Repeat runs that the store already has.")] = False,
+    store: Store = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="INT", help="Runs at the same time; by default one a core.", min=1)
+    ] = None,
+    data_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Data sets and weights.", envvar="FEDBENCH_DATA")
+    ] = Path("data"),
+    cache_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Rendered data and features.", envvar="FEDBENCH_CACHE")
+    ] = Path("~/.cache/fedbench"),
+    plain: Annotated[bool, typer.Option("--plain", help="Progress as plain lines, as in a pipe.")] = False,
+) -> None:
+    """Run a suite, or single methods, and show the leaderboard.
+
+    Runs already in the store, made by the same code, are skipped, so the same command resumes what was interrupted.
+    """
+    from fedbench.cli.execution import carry_out
+
+    request = Request(
+        suite=suite,
+        methods=tuple(method or ()),
+        seeds=tuple(seed or ()),
+        assignments=tuple(assignment or ()),
+        dataset=dataset,
+        scenario=scenario,
+        backbone=backbone,
+        plugin_files=plugin_files(plugin),
+        store=store,
+        data_dir=data_dir.expanduser(),
+        cache_dir=cache_dir.expanduser(),
+        workers=workers,
+        dry_run=dry_run,
+        rerun=rerun,
+        plain=plain,
+    )
+    raise typer.Exit(carry_out(request))

@@ -1,0 +1,46 @@
+"""``fedbench ui``: MLflow's own web interface on the store."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Annotated
+
+import typer
+
+from fedbench.cli.console import say
+from fedbench.cli.options import Store
+from fedbench.errors import FedbenchError
+
+_PATIENCE = 10.0
+"""Seconds the server has to end by itself."""
+
+
+def ui(
+    store: Store = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on this machine.")] = 5000,
+) -> None:
+    """Browse all runs in MLflow's web interface.
+
+    Curves, parameters and artifacts of everything in the store. Ctrl-C ends it.
+    """
+    from fedbench.tracking import store_uri, ui_command
+
+    uri = store_uri(store)
+    say(f"{uri} at http://127.0.0.1:{port}, Ctrl-C ends it")
+    server = subprocess.Popen([*ui_command(uri), "--port", str(port)])
+    try:
+        code = server.wait()
+    except KeyboardInterrupt:
+        _end(server)
+        return
+    if code:
+        raise FedbenchError(f"the MLflow UI ended with exit code {code}; is port {port} taken? Try --port {port + 1}.")
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C reached the server too; wait for it, and stop it if it stays."""
+    try:
+        server.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()

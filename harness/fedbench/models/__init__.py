@@ -1,0 +1,43 @@
+"""Backbones by name: CLIP of any open_clip architecture, and CNNs trained from scratch.
+
+    clip:embedded                           the tiny CLIP that ships with fedbench
+    clip:ViT-B-32-quickgelu@openai          an open_clip architecture and pretrained tag
+    clip:ViT-B-32@weights/open_clip.safetensors   ... or a weights file
+    resnet8?width=1&projector=512           a CNN with options
+
+Importing this package is cheap; torch and open_clip are imported when a backbone is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedbench.models.grammar import FAMILIES, parse_backbone
+
+if TYPE_CHECKING:
+    from fedbench.models.clip import ClipBackbone
+    from fedbench.models.cnn import CnnBackbone
+
+    Backbone = ClipBackbone | CnnBackbone
+
+
+def load_backbone(name: str, *, data_dir: Path, seed: int, image_size: tuple[int, int] | None = None) -> Backbone:
+    """The backbone that ``name`` describes.
+
+    ``data_dir`` is where pretrained weights are looked up and kept; ``seed`` initialises networks trained from
+    scratch; ``image_size`` is the data set's (height, width), for a clear error where a network needs more.
+    """
+    asked = parse_backbone(name)
+    if asked.family == "clip":
+        from fedbench.models.checkpoints import load_clip
+
+        return load_clip(asked, data_dir)
+    from fedbench.models.cnn import load_cnn
+
+    return load_cnn(asked, seed, image_size)
+
+
+def backbone_names() -> dict[str, str]:
+    """How backbones are written, and what each is."""
+    return {family.form: family.meaning for family in FAMILIES.values()}

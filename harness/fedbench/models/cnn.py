@@ -1,0 +1,101 @@
+"""CNN backbones trained from scratch, and the model a body makes with a linear head."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedbench.errors import FedbenchError
+from fedbench.models.grammar import BackboneName
+from fedbench.models.nets import build_body
+from fedbench.models.transform import PixelTransform
+from fedbench.randomness import torch_generator
+from fedbench.types import Outputs, Tensors
+
+CIFAR_STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+"""Mean and deviation by channel that the CReFF family uses for CIFAR-10 and CIFAR-100."""
+IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+Forward = Callable[[Mapping[str, Tensor], Tensor, bool], Outputs]
+
+# Below these sizes a convolution or pool of the network has nothing left to read.
+_SMALLEST = {"resnet8": 8, "convnet": 16, "alexnet": 63, "vgg11": 32, "resnet18": 32, "resnet50": 32}
+
+
+@dataclass(frozen=True, eq=False)
+class CnnBackbone:
+    """A body to be trained: ``module`` maps the float batch that ``transform`` makes to features (b, feature_dim)."""
+
+    name: str
+    module: nn.Module
+    feature_dim: int
+    transform: PixelTransform
+    is_pretrained: bool = False
+    weights_hash: str = ""
+
+
+@contextmanager
+def default_generator_from(seed: int, purpose: str) -> Iterator[None]:
+    """Inside, torch's default CPU generator follows a child seed; afterwards it stands where it stood."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed: that would reseed the accelerators' generators too.
+        torch.default_generator.manual_seed(torch_generator(seed, purpose).initial_seed())
+        yield
+
+
+def load_cnn(name: BackboneName, seed: int, image_size: tuple[int, int] | None = None) -> CnnBackbone:
+    """The network that ``name`` describes, initialised from ``seed``, for images of (height, width) ``image_size``."""
+    smallest = _SMALLEST[name.family]
+    if name.resize is not None and name.resize < smallest:
+        raise FedbenchError(f"{name.family} needs images of {smallest} px or more, got resize={name.resize}.")
+    if name.resize is None and image_size is not None and min(image_size) < smallest:
+        height, width = image_size
+        raise FedbenchError(
+            f"{name.family} needs images of {smallest} px or more, the data set has {height}x{width}: "
+            f"write '{name.text}{'&' if '?' in name.text else '?'}resize={smallest}', or choose resnet8."
+        )
+    with default_generator_from(seed, "backbone"):
+        module, feature_dim = build_body(name)
+    mean, std = CIFAR_STATISTICS if name.family in ("resnet8", "convnet") else IMAGENET_STATISTICS
+    transform = PixelTransform(mean, std, name.resize, mode="squash", interpolation="bilinear")
+    return CnnBackbone(name.text, module, feature_dim, transform)
+
+
+class _Classifier(nn.Module):
+    def __init__(self, body: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.body(pixels)
+        return self.head(features), features
+
+
+def cnn_model(backbone: CnnBackbone, num_classes: int, seed: int) -> tuple[Tensors, Tensors, Forward]:
+    """Weights and buffers of body and linear head (``body.*``, ``head.*``) and the forward pass that reads them.
+
+    ``forward`` takes the float batch (b, 3, h, w). It updates the batch-norm statistics among the buffers in place
+    when training; it raises KeyError when a tensor is missing, and ignores tensors it doesn't know.
+    """
+    with default_generator_from(seed, "head"):
+        head = nn.Linear(backbone.feature_dim, num_classes)
+    # a copy, since train and eval mode are kept on the modules and two models may share a backbone
+    net = _Classifier(copy.deepcopy(backbone.module), head)
+    weights = {name: value.detach().clone() for name, value in net.named_parameters()}
+    buffers = {name: value.clone() for name, value in net.named_buffers()}
+    names = (*weights, *buffers)
+
+    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        if net.training != training:
+            net.train(training)
+        logits, features = functional_call(net, {name: tensors[name] for name in names}, (inputs,))
+        return Outputs(logits, features)
+
+    return weights, buffers, forward

@@ -1,0 +1,108 @@
+"""One unit vector a class from text: CLIP's text tower, any transformers encoder, or vectors without meaning.
+
+    clip:...              a backbone's text tower
+    text:hf/NAME_OR_PATH  a transformers model, from the hub or a folder
+    random, orthogonal    drawn from a seed: what is left when the words say nothing
+
+Words are a method's input, so all of them are computed once, before the first round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedbench.errors import FedbenchError, unknown_name
+from fedbench.models.clip import class_vectors, fill_templates
+from fedbench.models.grammar import parse_backbone
+from fedbench.randomness import torch_generator
+
+_HF = "text:hf/"
+
+
+def text_vectors(
+    name: str,
+    classnames: Sequence[str],
+    templates: Sequence[str],
+    seed: int,
+    *,
+    dim: int = 640,
+    data_dir: Path | None = None,
+) -> Tensor:
+    """One unit vector a class, float32 (K, V).
+
+    ``seed`` and ``dim`` (V) matter to ``random`` and ``orthogonal`` only; an encoder has its own width.
+    """
+    if name == "random":
+        return normalize(torch.randn(len(classnames), dim, generator=torch_generator(seed, "text vectors")), dim=-1)
+    if name == "orthogonal":
+        return _orthogonal(len(classnames), dim, seed)
+    if name.startswith("clip:"):
+        from fedbench.models.checkpoints import load_clip
+
+        return load_clip(parse_backbone(name), data_dir).text_features(classnames, templates)
+    if name.startswith(_HF) and len(name) > len(_HF):
+        features = _encode_with_transformers(name.removeprefix(_HF), fill_templates(classnames, templates))
+        return class_vectors(features, len(classnames))
+    raise unknown_name("text encoder", name, ("random", "orthogonal", "clip:embedded", _HF + "NAME_OR_PATH"))
+
+
+def _orthogonal(count: int, dim: int, seed: int) -> Tensor:
+    if count > dim:
+        raise FedbenchError(f"{count} orthogonal vectors don't fit into {dim} dimensions: raise dim or take 'random'.")
+    gaussian = torch.randn(dim, count, generator=torch_generator(seed, "text vectors"), dtype=torch.float64)
+    basis, upper = torch.linalg.qr(gaussian)
+    # QR leaves each column's sign to the library; a positive diagonal makes the result the same everywhere.
+    vectors: Tensor = (basis * upper.diagonal().sign()).T.float().contiguous()
+    return vectors
+
+
+@torch.no_grad()
+def _encode_with_transformers(source: str, texts: list[str]) -> Tensor:
+    """Raw features (n, V): a two-tower model's own text features, else the mean of the last layer over the mask."""
+    tokenizer, model = _load_transformers(source)
+    parts = []
+    for start in range(0, len(texts), 64):
+        batch = tokenizer(texts[start : start + 64], padding=True, truncation=True, return_tensors="pt")
+        if hasattr(model, "get_text_features"):  # ALIGN, CLIP: the projection into the shared space belongs to it
+            output = model.get_text_features(**batch)
+            parts.append(output if isinstance(output, Tensor) else output.pooler_output)
+        else:
+            hidden = model(**batch).last_hidden_state
+            mask = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+            parts.append((hidden * mask).sum(dim=1) / mask.sum(dim=1))
+    return torch.cat(parts).float()
+
+
+def _load_transformers(source: str) -> tuple[Any, Any]:
+    from transformers import AutoModel, AutoTokenizer
+
+    from fedbench.models.checkpoints import can_reach
+
+    def load(offline: bool) -> tuple[Any, Any]:
+        with torch.random.fork_rng(devices=[]):  # heads that the files lack are initialised at random
+            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline)
+            model = AutoModel.from_pretrained(source, local_files_only=offline)
+        return tokenizer, model.float().eval().requires_grad_(False)
+
+    try:
+        return load(offline=True)
+    except (OSError, ValueError) as missing:
+        if Path(source).exists() or not can_reach("https://huggingface.co"):
+            raise FedbenchError(
+                f"text encoder {_HF + source!r}: no complete transformers model in that folder or in the cache, and no "
+                f"download possible; put one on this machine and write '{_HF}FOLDER' ({_first_line(missing)})."
+            ) from missing
+    try:
+        return load(offline=False)
+    except (OSError, ValueError) as error:
+        raise FedbenchError(f"text encoder {_HF + source!r} can't be downloaded ({_first_line(error)}).") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]

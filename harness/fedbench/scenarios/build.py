@@ -1,0 +1,147 @@
+"""From data set and scenario to federation: cut off test samples, thin the classes, deal to clients, name groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from fedbench.errors import FedbenchError
+from fedbench.randomness import numpy_generator
+from fedbench.scenarios import dirichlet, feature_skew, label_skew
+from fedbench.scenarios.feature_skew import Cut, domains_of
+from fedbench.scenarios.groups import reporting_groups
+from fedbench.scenarios.long_tail import thin
+from fedbench.scenarios.rounding import IntArray
+from fedbench.scenarios.scenario import Scenario
+from fedbench.types import ClientShard, Dataset, Federation, Split
+
+
+def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
+    """The federation; ``scenario.partition_seed``, where set, replaces ``seed`` in every draw made here.
+
+    Testing samples are cut off before the classes are thinned, so that test and validation keep their class balance.
+    """
+    seed = seed if scenario.partition_seed is None else scenario.partition_seed
+    _refuse_impossible(dataset, scenario)
+    held_out = None if scenario.holdout_domain is None else feature_skew.domain_index(dataset, scenario.holdout_domain)
+    cut = _cut(dataset, scenario, held_out, seed)
+    kept = _thin(cut, len(dataset.classnames), scenario, seed)
+    whole = len(kept) == len(cut.pool)
+    train = cut.pool if whole else cut.pool.select(torch.from_numpy(kept))
+    rng = numpy_generator(seed, "partition")
+    if scenario.partition == "domain":
+        # every domain of the data, so that one left without training samples is refused instead of forgotten
+        present = [int(d) for d in np.unique(domains_of(cut.pool)) if d != held_out]
+        parts = feature_skew.domain_clients(domains_of(train), present, scenario.clients_per_domain, rng)
+    else:
+        parts = _by_label(train.labels.numpy(), scenario, rng)
+        parts = label_skew.recut(parts) if scenario.equal_sizes else parts
+    return Federation(
+        clients=_shards(parts, train, cut, scenario),
+        train=train,
+        test=cut.test,
+        classnames=dataset.classnames,
+        domain_names=dataset.domain_names,
+        validation=cut.validation,
+        held_out_domain=held_out,
+        labels_visible=scenario.labels == "visible",
+        groups=_groups(dataset, train, scenario),
+    )
+
+
+def _refuse_impossible(dataset: Dataset, scenario: Scenario) -> None:
+    has_domains = dataset.train.domains is not None and bool(dataset.domain_names)
+    if not has_domains and scenario.partition == "domain":
+        raise FedbenchError(
+            f"partition 'domain' needs data with domains, but data set {dataset.name!r} has none; choose another data "
+            "set or another partition (iid, dirichlet, shards, ...)"
+        )
+    if not has_domains and scenario.holdout_domain is not None:
+        raise FedbenchError(
+            f"holdout_domain={scenario.holdout_domain!r} needs data with domains, but data set {dataset.name!r} has "
+            "none; choose another data set or set holdout_domain to none"
+        )
+    if not has_domains and dataset.test is None:
+        raise FedbenchError(
+            f"data set {dataset.name!r} has neither a test split nor domains to cut one from; give it a test split"
+        )
+    if scenario.equal_sizes and scenario.partition == "domain":
+        raise FedbenchError(
+            "equal_sizes cuts the clients' samples end to end and would mix domains; set it to false, or choose a "
+            "partition other than 'domain'"
+        )
+
+
+def _cut(dataset: Dataset, scenario: Scenario, held_out: int | None, seed: int) -> Cut:
+    if dataset.train.domains is None:
+        assert dataset.test is not None  # refused above
+        return Cut(dataset.train, np.arange(len(dataset.train)), dataset.test)
+    return feature_skew.cut_by_domain(dataset, scenario.domain_split, held_out, seed)
+
+
+def _thin(cut: Cut, classes: int, scenario: Scenario, seed: int) -> IntArray:
+    if scenario.imbalance != "exponential":
+        return cut.train
+    rng = numpy_generator(seed, "imbalance")
+    order = rng.permutation(classes) if scenario.imbalance_order == "shuffled" else np.arange(classes)
+    return cut.train[thin(cut.pool.labels.numpy()[cut.train], order, scenario.imbalance_factor, rng)]
+
+
+def _by_label(labels: IntArray, scenario: Scenario, rng: np.random.Generator) -> list[IntArray]:
+    """Indices into the training split, one array a client."""
+    clients = scenario.clients
+    match scenario.partition:
+        case "dirichlet":
+            scheme = {
+                "capped": dirichlet.dirichlet_capped,
+                "uncapped": dirichlet.dirichlet_uncapped,
+                "clientwise": dirichlet.dirichlet_clientwise,
+            }[scenario.dirichlet_scheme]
+            return scheme(labels, clients, scenario.dirichlet_alpha, scenario.min_client_size, rng)
+        case "creff_equal":
+            return dirichlet.creff_equal(labels, clients, scenario.dirichlet_alpha, rng)
+        case "shards":
+            cards = {"sorted": label_skew.shards_sorted, "deck": label_skew.shards_deck}[scenario.shard_scheme]
+            return cards(labels, clients, scenario.shards_per_client, rng)
+        case "classes_per_client":
+            hands = {"round_robin": label_skew.classes_round_robin, "equal": label_skew.classes_equal}
+            return hands[scenario.class_scheme](labels, clients, scenario.classes_per_client, rng)
+        case _:
+            return label_skew.iid(labels, clients, rng)
+
+
+def _shards(parts: list[IntArray], train: Split, cut: Cut, scenario: Scenario) -> tuple[ClientShard, ...]:
+    empty = [client for client, part in enumerate(parts) if len(part) == 0]
+    if empty:
+        raise FedbenchError(
+            f"partition {scenario.partition!r} leaves client {empty[0]} and {len(empty) - 1} others of {len(parts)} "
+            f"without a sample; {len(train)} training samples are too few, lower the number of clients"
+        )
+    shards = []
+    for client, part in enumerate(parts):
+        # ascending: what a client holds is a set, and the order of its batches is drawn elsewhere
+        indices = torch.from_numpy(np.sort(part).astype(np.int64))
+        test = validation = None
+        if scenario.partition == "domain":
+            domain = int(domains_of(train)[part[0]])
+            test, validation = _of_domain(cut.test, domain), _of_domain(cut.validation, domain)
+        shards.append(ClientShard(client, indices, test, validation))
+    return tuple(shards)
+
+
+def _of_domain(split: Split | None, domain: int) -> torch.Tensor | None:
+    if split is None or split.domains is None:
+        return None
+    return torch.nonzero(split.domains == domain).reshape(-1)
+
+
+def _groups(dataset: Dataset, train: Split, scenario: Scenario) -> Mapping[str, tuple[int, ...]]:
+    """No groups where the scenario claims no long tail: a balanced set's head would be an accident of its order."""
+    if scenario.imbalance == "none":
+        return {}
+    if scenario.imbalance == "natural" and dataset.list_groups:
+        return dataset.list_groups
+    counts = np.bincount(train.labels.numpy(), minlength=len(dataset.classnames))
+    return reporting_groups(counts, scenario.groups)

@@ -1,0 +1,59 @@
+"""Scenarios by name: the settings of the papers, each one a value that a suite may change field by field."""
+
+from __future__ import annotations
+
+from fedbench.errors import unknown_name
+from fedbench.scenarios.scenario import Scenario
+
+UNSET_DOMAIN = "unset"
+"""The held-out domain of a preset that can't know the data set's domains; building it asks for a real one."""
+
+_PRESETS: dict[str, tuple[str, Scenario]] = {
+    "iid": ("samples dealt evenly at random, 20 clients, all take part", Scenario(partition="iid")),
+    "label-skew": (
+        "Dirichlet(0.5) by class, capped as in NIID-Bench, 20 clients, 40 % a round",
+        Scenario(partition="dirichlet", participation=0.4),
+    ),
+    "shards": (
+        "two one-class shards a client, 100 clients, 10 % a round (FST-CBDG, FedNTD)",
+        Scenario(partition="shards", clients=100, shards_per_client=2, shard_scheme="deck", participation=0.1),
+    ),
+    "classes-per-client": (
+        "two classes a client, every class used equally, 20 clients, 50 % a round (FedGLCL)",
+        Scenario(partition="classes_per_client", classes_per_client=2, class_scheme="equal", participation=0.5),
+    ),
+    "feature-skew": (
+        "one client a domain, 80/20 train/test in each, all take part (FedGLCL)",
+        Scenario(partition="domain"),
+    ),
+    "leave-one-domain-out": (
+        "one client a domain, one domain only tested, 60/20/20 elsewhere (FedCLIP); set holdout_domain",
+        Scenario(partition="domain", domain_split="60/20/20", holdout_domain=UNSET_DOMAIN),
+    ),
+    "longtail": (
+        "exponential tail IF 100, uncapped Dirichlet(0.5), 20 clients, 40 % a round, CAPT's head/mid/tail",
+        Scenario(imbalance="exponential", partition="dirichlet", dirichlet_scheme="uncapped", participation=0.4),
+    ),
+    "creff-longtail": (
+        "exponential tail IF 100, CReFF's equal-size Dirichlet(0.5), 20 clients, 40 % a round (CLIP2FL's tables)",
+        Scenario(imbalance="exponential", partition="creff_equal", participation=0.4, groups="shots"),
+    ),
+    "unsupervised": (
+        "two one-class shards a client with hidden labels, 100 clients, 10 % a round",
+        Scenario(partition="shards", clients=100, shards_per_client=2, participation=0.1, labels="hidden"),
+    ),
+}
+
+PRESETS: dict[str, Scenario] = {name: scenario for name, (_, scenario) in _PRESETS.items()}
+
+
+def scenario_names() -> dict[str, str]:
+    """Every preset's name with one line on what it is."""
+    return {name: line for name, (line, _) in _PRESETS.items()}
+
+
+def scenario_named(name: str) -> Scenario:
+    """The preset called ``name``; an unknown name is answered with the nearest ones."""
+    if name not in PRESETS:
+        raise unknown_name("scenario", name, PRESETS, hint="List them with `fedbench list scenarios`.")
+    return PRESETS[name]

@@ -1,0 +1,91 @@
+"""A scenario: how a data set becomes a federation, as independent choices instead of one code path a paper."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Imbalance = Literal["none", "exponential", "natural"]
+Partition = Literal["iid", "dirichlet", "creff_equal", "shards", "classes_per_client", "domain"]
+GroupRule = Literal["cumulative_exclusive", "cumulative_inclusive", "shots", "clip2fl", "thirds"]
+
+
+class Scenario(BaseModel):
+    """Class imbalance, partition, visibility of labels and participation. Fields a choice doesn't use are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    imbalance: Imbalance = Field(
+        default="none",
+        description="long tail of the training classes: none (as the data are, no groups reported), exponential "
+        "(thinned by imbalance_factor), natural (the data's own tail; its own groups if its lists define them)",
+    )
+    imbalance_factor: float = Field(default=100.0, ge=1, le=1e6, description="largest over smallest class count (IF)")
+    imbalance_order: Literal["label", "shuffled"] = Field(
+        default="label",
+        description="which classes are the big ones: in label order, or in an order drawn from the seed",
+    )
+    partition: Partition = Field(default="iid", description="how the training samples are dealt to clients")
+    clients: int = Field(
+        default=20,
+        ge=1,
+        le=100_000,
+        description="number of clients; partition domain has clients_per_domain for each domain",
+    )
+    dirichlet_alpha: float = Field(
+        default=0.5,
+        ge=1e-3,
+        le=1e6,
+        description="concentration of the Dirichlet draws (α or β in papers); small is skewed",
+    )
+    dirichlet_scheme: Literal["capped", "uncapped", "clientwise"] = Field(
+        default="capped",
+        description="capped: by class, full clients get no more (NIID-Bench); uncapped: by class, heavier size skew; "
+        "clientwise: by client, equal sizes (Hsu et al. 2019). The same concentration means another skew in each",
+    )
+    min_client_size: int = Field(
+        default=10,
+        ge=1,
+        le=1_000_000,
+        description="dirichlet is drawn again until every client holds this many samples",
+    )
+    shards_per_client: int = Field(default=2, ge=1, le=100_000, description="shards each client gets (s)")
+    shard_scheme: Literal["sorted", "deck"] = Field(
+        default="deck",
+        description="sorted: shards of the label-sorted data, may straddle classes (McMahan et al. 2017); "
+        "deck: shards of one class, so at most s labels a client (FedNTD, FST-CBDG)",
+    )
+    classes_per_client: int = Field(default=2, ge=1, le=100_000, description="distinct classes each client holds")
+    class_scheme: Literal["round_robin", "equal"] = Field(
+        default="equal",
+        description="round_robin: class i mod C and random others, unequal sizes (NIID-Bench); "
+        "equal: every class has as many holders (FedGLCL)",
+    )
+    equal_sizes: bool = Field(
+        default=False,
+        description="afterwards lay the clients end to end and cut again into equal slices; not for domain",
+    )
+    clients_per_domain: int = Field(default=1, ge=1, le=10_000, description="clients that share one domain, dealt iid")
+    holdout_domain: str | None = Field(
+        default=None, description="domain no client trains on; all of it is tested (leave-one-domain-out)"
+    )
+    domain_split: Literal["80/20", "60/20/20"] = Field(
+        default="80/20",
+        description="train/test or train/validation/test, cut for each domain of data with domains; a data set's own "
+        "test split stays as it is unless a domain is held out, and 60/20/20 then takes a quarter of train to validate",
+    )
+    labels: Literal["visible", "hidden"] = Field(
+        default="visible", description="hidden: clients get batches without labels"
+    )
+    participation: float = Field(default=1.0, gt=0, le=1, description="fraction of the clients sampled in a round")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that a sampled client fails to answer")
+    groups: GroupRule = Field(
+        default="cumulative_exclusive",
+        description="reporting groups of a long tail: cumulative_exclusive (75/95 % of samples, crossing class in the "
+        "next group; CAPT), cumulative_inclusive (in the earlier one; FedLoGe), shots (>100, 20..100, <20), "
+        "clip2fl (>1500, 200..1500, <200), thirds (first and last 30 % of classes)",
+    )
+    partition_seed: int | None = Field(
+        default=None, ge=0, description="seed of imbalance, partition and splits; none: the run's seed"
+    )

@@ -1,0 +1,247 @@
+"""The contract every method must keep, for methods of fedbench and of third parties alike.
+
+    from fedbench.testing import CHECKS
+    @pytest.mark.parametrize("check", CHECKS)
+    def test_contract(check): check("my-method")
+
+Each check raises AssertionError with what is wrong. They train on a tiny federation for seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedbench.assemble import HOOK_NAMES, assemble, find_method
+from fedbench.errors import FedbenchError
+from fedbench.hyper import declared
+from fedbench.models import load_backbone
+from fedbench.randomness import torch_generator
+from fedbench.rounds import Run, Settings, evaluate, prepare, rounds
+from fedbench.scenarios.scenario import Scenario
+from fedbench.spec import RunSpec, Training
+from fedbench.state import RunState, load_state, save_state
+from fedbench.suite import Overrides, Row, Suite, resolve
+from fedbench.types import Dataset, Split, TensorImages
+
+if TYPE_CHECKING:
+    from fedbench.models import Backbone
+
+TINY_ROUNDS = 4
+
+
+@lru_cache
+def tiny_dataset(num_classes: int = 4, per_class: int = 30, size: int = 32) -> Dataset:
+    """Stripes plus noise in two domains (bright and dark), uint8 (n, 3, size, size); 3/4 of it for training."""
+    generator = torch_generator(0, "tiny-dataset")
+    labels = torch.arange(num_classes).repeat(per_class)
+    domains = (torch.arange(len(labels)) // num_classes) % 2
+    stripes = torch.sin(torch.arange(size) * (1 + labels[:, None]) * 0.4)
+    pixels = 120 + 60 * stripes[:, None, None, :] + 40 * domains[:, None, None, None]
+    pixels = pixels + 25 * torch.randn(len(labels), 3, size, size, generator=generator)
+    images = pixels.clamp(0, 255).to(torch.uint8)
+    cut = 3 * len(labels) // 4
+    train = Split(TensorImages(images[:cut]), labels[:cut], domains[:cut])
+    test = Split(TensorImages(images[cut:]), labels[cut:], domains[cut:])
+    names = ("bird", "boat", "car", "tree", "fish", "house")[:num_classes]
+    return Dataset("tiny", names, train, test, hashlib.sha256(images.numpy().tobytes()).hexdigest(), ("bright", "dark"))
+
+
+@lru_cache
+def tiny_backbone(name: str) -> Backbone:
+    """A backbone by name, loaded once a process."""
+    return load_backbone(name, data_dir=Path("."), seed=0)
+
+
+def tiny_spec(method: str, *, backbone: str = "clip:embedded", hidden: bool = False, **training: object) -> RunSpec:
+    """``method`` with its default hyper-parameters and recipe on four label-skewed clients, half of them a round."""
+    budget: dict[str, object] = {"rounds": TINY_ROUNDS, "batch_size": 8, "lr": 0.01}
+    scenario = Scenario(
+        partition="dirichlet",
+        dirichlet_alpha=1.0,
+        clients=4,
+        participation=0.5,
+        min_client_size=4,
+        labels="hidden" if hidden else "visible",
+    )
+    suite = Suite(name="contract", backbone=backbone, rows=(Row(method=method),), training=budget)
+    spec = resolve(suite, suite.rows[0], 0, Overrides())
+    merged = Training(**{**spec.training.model_dump(), **training})
+    return spec.model_copy(update={"scenario": scenario, "training": merged})
+
+
+def tiny_run(spec: RunSpec) -> Run:
+    """``spec`` assembled on the tiny data set, without any cache on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(data_dir=Path(folder), cache_dir=Path(folder))
+        return prepare(spec, settings, dataset=tiny_dataset(), backbone=tiny_backbone(spec.backbone))
+
+
+def final_state(run: Run, state: RunState | None = None, until: int | None = None) -> RunState:
+    """The state after the last round, or after round ``until``."""
+    state = state or run.initial_state()
+    for after, _ in rounds(run, state, until):
+        state = after
+    return state
+
+
+def digest(state: RunState) -> str:
+    """sha256 over weights and buffers: equal digests are equal bits."""
+    total = hashlib.sha256()
+    for name, tensor in sorted({**state.weights, **state.buffers}.items()):
+        total.update(name.encode())
+        total.update(tensor.cpu().numpy().tobytes())
+    return total.hexdigest()
+
+
+def check_declaration(name: str) -> None:
+    """Name, citation, docstring; every hyper-parameter has symbol, source and a default inside its range."""
+    cls = find_method(name)
+    assert cls.name == name, f"the class calls itself {cls.name!r}"
+    assert len(cls.citation) > 20, "citation names authors, title and year"
+    module = sys.modules[cls.__module__]
+    assert module.__doc__ and len(module.__doc__.splitlines()) >= 4, (
+        "the module docstring gives citation and equations"
+    )
+    for parameter in declared(cls.Params).values():
+        assert parameter.hyper.symbol and parameter.hyper.source, f"{parameter.name} lacks symbol or source"
+        assert parameter.hyper.admits(parameter.default), f"default of {parameter.name} is out of range"
+    cls(cls.Params())
+
+
+def check_hooks(name: str) -> None:
+    """It answers a hook, and every method that bears a hook's name is marked."""
+    cls = find_method(name)
+    named = [hook for hook in HOOK_NAMES if hook in vars(cls)]
+    assert named, f"answers none of {', '.join(HOOK_NAMES)}"
+    unmarked = [hook for hook in named if not hasattr(getattr(cls, hook), "fedbench_impl")]
+    assert not unmarked, f"{', '.join(unmarked)}: named like a hook but not marked with @hookimpl"
+    documented = [hook for hook in named if not (getattr(cls, hook).__doc__ or "").strip()]
+    assert not documented, f"{', '.join(documented)}: no docstring, which `fedbench describe` prints"
+    assemble(name, {})
+
+
+def check_training(name: str) -> None:
+    """Two rounds are finite and move the weights, but neither the backbone nor the global generators."""
+    run = tiny_run(tiny_spec(name))
+    backbone = tiny_backbone(run.spec.backbone)
+    before = {k: v.clone() for k, v in backbone.module.state_dict().items()}
+    generator = torch.get_rng_state()
+    state = final_state(run, until=2)
+    metrics, predictions = evaluate(run, state)
+    assert 0 <= metrics["global_accuracy"] <= 100
+    assert len(predictions.labels) == len(run.federation.test)
+    for key, tensor in state.weights.items():
+        assert torch.isfinite(tensor).all(), f"{key} is not finite after two rounds"
+    moved = any(not torch.equal(run.model.weights[k], v) for k, v in state.weights.items())
+    assert moved or not state.weights, "two rounds left every weight as it was"
+    frozen = all(torch.equal(before[k], v) for k, v in backbone.module.state_dict().items())
+    assert frozen, "the backbone's own tensors changed; train copies of them"
+    assert torch.equal(generator, torch.get_rng_state()), "drew from torch's global generator"
+
+
+def check_same_seed(name: str) -> None:
+    """The same spec gives the same bits; another seed gives others."""
+    spec = tiny_spec(name, rounds=2)
+    first, second = final_state(tiny_run(spec)), final_state(tiny_run(spec))
+    assert digest(first) == digest(second), "two runs of the same spec differ"
+    other = final_state(tiny_run(spec.model_copy(update={"seed": 1})))
+    assert not first.weights or digest(first) != digest(other), "another seed gives the same weights"
+
+
+def check_resume(name: str) -> None:
+    """Four rounds equal two rounds, save, load in a new process, two more."""
+    check_resumes([name])
+
+
+def check_resumes(names: list[str]) -> None:
+    """`check_resume` for many methods with one new process between them."""
+    with tempfile.TemporaryDirectory() as folder:
+        expected = {}
+        for name in names:
+            spec = tiny_spec(name)
+            expected[name] = digest(final_state(tiny_run(spec)))
+            half = final_state(tiny_run(spec), until=TINY_ROUNDS // 2)
+            save_state(half, Path(folder) / f"{name}.safetensors", spec.run_id)
+        command = [sys.executable, "-m", "fedbench.testing", folder, *names]
+        child = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert child.returncode == 0, child.stderr
+        got = dict(line.split() for line in child.stdout.splitlines())
+    wrong = [name for name in names if got[name] != expected[name]]
+    assert not wrong, f"{', '.join(wrong)}: resumed in a new process, the run ends elsewhere than without a break"
+
+
+def check_stacking(name: str) -> None:
+    """It stacks with fedprox in either order with the same result, or refuses in one sentence."""
+    try:
+        first = final_state(tiny_run(tiny_spec(f"{name}+fedprox", rounds=2)))
+    except FedbenchError as error:
+        assert "\n" not in str(error)
+        return
+    second = final_state(tiny_run(tiny_spec(f"fedprox+{name}", rounds=2)))
+    assert digest(first) == digest(second), "a+b and b+a differ"
+
+
+def check_neutral(name: str) -> None:
+    """With its parameters at their neutral values it equals FedAvg bit for bit."""
+    known = declared(find_method(name).Params).values()
+    neutral = {p.name: p.hyper.neutral for p in known if p.hyper.neutral is not None}
+    if not neutral:
+        return
+    spec = tiny_spec(name, rounds=2)
+    spec = spec.model_copy(update={"params": {name: {**spec.params[name], **neutral}}})
+    plain = spec.model_copy(update={"method": "fedavg", "params": {}})
+    assert digest(final_state(tiny_run(spec))) == digest(final_state(tiny_run(plain))), f"{neutral} is not FedAvg"
+
+
+def check_hidden_labels(name: str) -> None:
+    """Under hidden labels it trains without them, or refuses in one sentence."""
+    try:
+        final_state(tiny_run(tiny_spec(name, hidden=True, rounds=1)))
+    except FedbenchError as error:
+        assert "label" in str(error) and "\n" not in str(error)
+
+
+def check_other_backbone(name: str) -> None:
+    """On a CNN from scratch it trains, or says in one sentence which backbone it needs."""
+    try:
+        state = final_state(tiny_run(tiny_spec(name, backbone="convnet", rounds=1)))
+    except FedbenchError as error:
+        assert "backbone" in str(error) and "\n" not in str(error)
+        return
+    assert all(torch.isfinite(t).all() for t in state.weights.values())
+
+
+CHECKS: tuple[Callable[[str], None], ...] = (
+    check_declaration,
+    check_hooks,
+    check_training,
+    check_same_seed,
+    check_resume,
+    check_stacking,
+    check_neutral,
+    check_hidden_labels,
+    check_other_backbone,
+)
+
+
+def _resume_all(folder: Path, names: list[str]) -> Mapping[str, str]:
+    digests = {}
+    for name in names:
+        spec = tiny_spec(name)
+        saved = load_state(folder / f"{name}.safetensors", spec.run_id)
+        digests[name] = digest(final_state(tiny_run(spec), saved))
+    return digests
+
+
+if __name__ == "__main__":
+    for method, value in _resume_all(Path(sys.argv[1]), sys.argv[2:]).items():
+        print(method, value)

@@ -1,0 +1,27 @@
+"""The contract of `fedbench.testing`, over every registered method and a third party's."""
+
+import pytest
+
+from fedbench import testing
+from fedbench.assemble import find_method, method_names
+
+THIRD_PARTY = "example-median"
+METHODS = sorted({*method_names(), THIRD_PARTY})
+CHECKS = [check for check in testing.CHECKS if check is not testing.check_resume]
+
+pytestmark = pytest.mark.usefixtures("third_party")
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("method", METHODS)
+def test_method_keeps_the_contract(method, check):
+    check(method)
+
+
+def test_four_rounds_equal_two_rounds_saved_loaded_in_a_new_process_and_two_more():
+    testing.check_resumes(METHODS)
+
+
+def test_third_party_method_is_found_by_name_and_listed():
+    assert THIRD_PARTY in method_names()
+    assert find_method(THIRD_PARTY).__module__ == "example_median"

@@ -1,0 +1,112 @@
+"""Discovery, stacks, clashes and the owner table."""
+
+from textwrap import dedent
+
+import pytest
+
+from fedbench.assemble import assemble, find_method
+from fedbench.errors import FedbenchError
+from fedbench.spec import RunSpec, stack_names
+
+PLUGIN = '''
+"""A method."""
+from dataclasses import dataclass
+from fedbench.hookspecs import hookimpl
+
+@dataclass(frozen=True, kw_only=True)
+class P:
+    """None."""
+
+class {cls}:
+    name, citation, Params, recipe = "{name}", "somebody", P, {{}}
+    def __init__(self, params):
+        pass
+    {mark}
+    def {hook}(self, {argument}):
+        """A hook."""
+        return {answer}
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    def write(name, hook="aggregate", argument="task", mark="@hookimpl", answer="{}"):
+        file = tmp_path / f"{name}.py"
+        cls = name.replace("-", "_").title()
+        text = PLUGIN.format(cls=cls, name=name, hook=hook, argument=argument, mark=mark, answer=answer)
+        file.write_text(dedent(text))
+        return file
+
+    return write
+
+
+def test_owner_table_names_methods_before_the_defaults():
+    owners = assemble("fedclip+fedprox", {}).owners
+    assert owners["local_loss"] == "fedclip, fedavg"
+    assert owners["loss_terms"] == "fedprox"
+    assert owners["aggregate"] == "fedavg"
+    assert "run_started" not in owners
+
+
+def test_stack_order_does_not_matter():
+    assert stack_names("fedprox+fedclip") == stack_names(" fedclip + fedprox") == ("fedclip", "fedprox")
+    assert stack_names("fedavg+fedprox") == ("fedprox",)
+    assert RunSpec(method="a+b").stack == RunSpec(method="b+a").stack
+
+
+def test_two_runs_in_one_process_keep_apart():
+    first, second = assemble("fedprox", {"fedprox": {"mu": 0.1}}), assemble("fedprox", {"fedprox": {"mu": 0.2}})
+    plugins = [a.hooks.loss_terms.get_hookimpls()[0].plugin for a in (first, second)]
+    assert [p.params.mu for p in plugins] == [0.1, 0.2]
+
+
+def test_two_methods_on_one_first_result_hook_are_refused_naming_both(plugin):
+    files = [plugin("first-one"), plugin("second-one")]
+    with pytest.raises(FedbenchError, match="first-one and second-one both answer the hook aggregate"):
+        assemble("second-one+first-one", {}, files)
+
+
+def test_a_method_that_forgets_to_return_is_not_a_silent_fedavg(plugin):
+    hooks = assemble("forgetful", {}, [plugin("forgetful", answer="None")]).hooks
+    with pytest.raises(FedbenchError, match="forgetful answers the hook aggregate but returned None"):
+        hooks.aggregate(task=None)
+
+
+def test_a_method_marked_trylast_still_comes_before_the_defaults(plugin):
+    file = plugin("late", mark="@__import__('pluggy').HookimplMarker('fedbench')(trylast=True)", answer="{'w': 1}")
+    assert assemble("late", {}, [file]).hooks.aggregate(task=None) == {"w": 1}
+
+
+def test_a_misspelt_hook_is_refused_with_the_valid_names(plugin):
+    with pytest.raises(FedbenchError, match=r"agregate.*hooks are federate, build_model"):
+        assemble("misspelt", {}, [plugin("misspelt", hook="agregate")])
+
+
+def test_a_method_under_another_name_is_refused(monkeypatch):
+    import fedbench.assemble as module
+
+    fedprox = find_method("fedprox")
+
+    class Point:
+        name, value = "other", "x:Y"
+
+        def load(self):
+            return fedprox
+
+    monkeypatch.setattr(module, "_entry_points", lambda: {"other": Point()})
+    with pytest.raises(FedbenchError, match="calls itself 'fedprox' but is registered as 'other'"):
+        module.find_method("other")
+
+
+def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch):
+    import fedbench.assemble as module
+
+    class Point:
+        name, value = "broken", "nowhere:Broken"
+
+        def load(self):
+            raise ModuleNotFoundError("No module named 'nowhere'")
+
+    monkeypatch.setattr(module, "_entry_points", lambda: {"broken": Point()})
+    with pytest.raises(FedbenchError, match="'broken' .*nowhere:Broken.* cannot be imported"):
+        module.find_method("broken")

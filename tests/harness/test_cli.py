@@ -1,0 +1,414 @@
+"""The command line through its `main`: exit codes, messages, dry runs, progress and Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+
+from fedbench import __version__
+from fedbench.cli.app import main
+from fedbench.cli.live import LiveProgress
+from fedbench.cli.progress import PlainProgress, Progress
+from fedbench.engine import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
+from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, plugin_manager, relay
+from fedbench.rounds import Settings
+from fedbench.spec import RunSpec, Training
+from fedbench.testing import tiny_dataset
+
+HEAVY = ("torch", "mlflow", "pandas", "pydantic", "numpy", "optuna", "open_clip", "yaml")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """`fedbench ARGUMENTS` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("FEDBENCH_DATA", "FEDBENCH_CACHE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Ended(ended.value.code if isinstance(ended.value.code, int) else 0, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def execution() -> ModuleType:
+    return importlib.import_module("fedbench.cli.execution")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data set `embedded` is the tiny one of `fedbench.testing`."""
+    for module in ("fedbench.cli.plan", "fedbench.rounds"):
+        monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
+
+
+def test_importing_the_command_line_imports_nothing_heavy() -> None:
+    code = f"import sys, fedbench.cli.app; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_names_every_verb_and_version_is_the_package_version(fedbench: Command) -> None:
+    shown = fedbench("--help")
+    assert shown.code == 0
+    assert all(verb in shown.out for verb in ("run", "list", "describe", "leaderboard", "ui", "pretrain"))
+    assert fedbench("--version").out == f"fedbench {__version__}\n"
+
+
+@pytest.mark.parametrize("verb", ["run", "list", "describe", "leaderboard", "ui", "pretrain"])
+def test_help_of_every_verb_has_an_example(fedbench: Command, verb: str) -> None:
+    shown = fedbench(verb, "--help")
+    assert shown.code == 0
+    assert f"Example: fedbench {verb}" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["run", "--suite", "longtial"], ["unknown suite 'longtial'", "'longtail'", "fedbench list suites"]),
+        (["run", "--suite", "none.yaml"], ["suite file 'none.yaml' does not exist"]),
+        (["run", "--method", "fedprx"], ["unknown method 'fedprx'", "'fedprox'", "fedbench list methods"]),
+        (["run"], ["nothing to run", "--suite NAME (", "longtail", "--method NAME"]),
+        (["run", "--method", "fedavg", "--set", "rounds"], ["--set 'rounds' is not key=value"]),
+        (["run", "--method", "fedavg", "--set", "round=3"], ["unknown setting 'round'", "'rounds'"]),
+        (["run", "--method", "fedprox", "--set", "fedprox.mu=9"], ["fedprox.mu='9' is out of range", "μ"]),
+        (["run", "--method", "fedavg", "--scenario", "longtial"], ["unknown scenario 'longtial'"]),
+        (["run", "--method", "fedavg", "--plugin", "none.py"], ["none.py' does not exist"]),
+        (["list", "metods"], ["'metods'", "did you mean 'methods'"]),
+        (["describe", "fedprx"], ["unknown method 'fedprx'", "'fedprox'"]),
+        (["describe", "fedclip+clip-zs"], ["both answer the hook build_model"]),
+        (["pretrain"], ["would overwrite", "--output"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) and value[0] in {"run", "list", "describe"} else None,
+)
+def test_bad_input_is_one_message_and_exit_code_2(fedbench: Command, arguments: list[str], parts: list[str]) -> None:
+    ended = fedbench(*arguments)
+    assert ended.code == 2
+    assert ended.err.startswith("error: ")
+    assert ended.err.count("\n") == 1
+    assert "Traceback" not in ended.err
+    for part in parts:
+        assert part in ended.err
+
+
+@pytest.mark.parametrize("arguments", [["run", "--sute", "longtail"], ["rnu"], ["run", "--workers", "0"]])
+def test_wrong_usage_exits_2(fedbench: Command, arguments: list[str]) -> None:
+    ended = fedbench(*arguments)
+    assert ended.code == 2
+    assert "Usage: fedbench" in ended.err
+
+
+@pytest.mark.parametrize("verb", ["leaderboard", "ui"])
+def test_missing_store_is_an_error_and_is_not_made(fedbench: Command, tmp_path: Path, verb: str) -> None:
+    ended = fedbench(verb, "--store", "nowhere")
+    assert ended.code == 2
+    assert "nowhere" in ended.err
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_other_exceptions_keep_their_traceback(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+) -> None:
+    def broken(_: object) -> int:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(execution, "carry_out", broken)
+    monkeypatch.setattr(sys, "argv", ["fedbench", "run", "--method", "fedavg"])
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        main()
+
+
+def test_list_shows_every_kind(fedbench: Command) -> None:
+    shown = fedbench("list").out
+    assert [line.partition(":")[0] for line in shown.splitlines()[:5]] == [
+        "methods",
+        "datasets",
+        "scenarios",
+        "backbones",
+        "suites",
+    ]
+    methods = fedbench("list", "methods").out
+    assert "MLSys 2020" in methods
+    assert "loss_terms" in methods
+    assert "IF 100" in fedbench("list", "scenarios").out
+
+
+def test_describe_shows_equations_ranges_and_recipe_unmangled(fedbench: Command) -> None:
+    prox = fedbench("describe", "fedprox").out
+    assert "(mu/2) ||w - w^t||^2" in prox
+    assert "0.0001 to 1 (log)" in prox
+    clip = fedbench("describe", "fedclip").out
+    assert "L = ½ [CE(Z, targets) + CE(Zᵀ, targets)]" in clip
+    assert "lr=5e-05" in clip
+
+
+def test_describe_a_stack_says_who_answers_which_hook(fedbench: Command) -> None:
+    lines = fedbench("describe", "fedclip+fedprox").out.splitlines()
+    answers = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in lines if len(line.split()) > 1}
+    assert answers["local_loss"] == "fedclip, fedavg"
+    assert answers["loss_terms"] == "fedprox"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_dry_run_shows_traffic_and_makes_no_store(fedbench: Command, tmp_path: Path) -> None:
+    ended = fedbench(
+        *("run", "--method", "fedavg", "--backbone", "convnet", "--scenario", "iid", "--seed", "0", "--seed", "1"),
+        *("--set", "rounds=3", "--set", "clients=4", "--dry-run", "--store", "store", "--cache-dir", "cache"),
+    )
+    assert ended.code == 0, ended.err
+    row = next(line for line in ended.out.splitlines() if line.startswith("fedavg"))
+    cells = [part.strip() for part in row.split("  ") if part.strip()]
+    # convnet with 4 classes; 4 clients of 4, 3 rounds, the model down and up
+    parameters = int(cells[4].replace(",", ""))
+    assert cells[:4] == ["fedavg · convnet", "0 1", "3", "4 of 4"]
+    assert float(cells[5]) == pytest.approx(2 * 4 * parameters / 1e6, abs=0.005)
+    assert float(cells[6]) == pytest.approx(3 * 4 * 2 * 4 * parameters / 1e6, rel=0.01)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_rows_that_cannot_be_prepared_stop_everything_before_a_run(fedbench: Command, tmp_path: Path) -> None:
+    ended = fedbench(
+        *("run", "--method", "fedavg", "--method", "clip-zs", "--backbone", "convnet", "--scenario", "iid"),
+        *("--set", "rounds=1", "--set", "clients=2", "--store", "store", "--cache-dir", "cache"),
+    )
+    assert ended.code == 2
+    assert ended.err.startswith("error: row 'clip-zs · convnet'")
+    assert "start" not in ended.out
+
+
+@dataclass
+class FakeTracking:
+    """Keeps what the command line told it."""
+
+    uri: str
+    suite: str
+    plugin_files: Sequence[Path] = ()
+    interrupted: list[bool] = field(default_factory=list)
+
+    def interrupt(self) -> None:
+        """The runs on their way are marked."""
+        self.interrupted.append(True)
+
+
+def spec_named(method: str, seed: int = 0, rounds: int = 20) -> RunSpec:
+    return RunSpec(method=method, seed=seed, training=Training(rounds=rounds))
+
+
+def info(parameters: int = 10) -> RunInfo:
+    return RunInfo({}, "", "", 4, 2, 100, 50, parameters, 4 * parameters)
+
+
+def record(number: int, accuracy: float | None = 50.0) -> RoundRecord:
+    return RoundRecord(number, (0, 1), {} if accuracy is None else {"global_accuracy": accuracy}, 10**6, 2 * 10**6, 0.5)
+
+
+def result(accuracy: float) -> RunResult:
+    return RunResult((), {"global_accuracy": accuracy}, (), {}, 61.0)
+
+
+def life(spec: RunSpec) -> list[Event]:
+    """All events of a run."""
+    rounds = [RoundFinished(spec, record(r)) for r in range(spec.training.rounds + 1)]
+    return [RunStarted(spec, info()), *rounds, RunFinished(spec, info(), result(66.12))]
+
+
+def shown_by(view: type[Progress], specs: Sequence[RunSpec], events: Sequence[Event], width: int = 80) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=view is LiveProgress, color_system=None)
+    manager = plugin_manager()
+    progress = view(console, "tests", specs)
+    manager.register(progress)
+    with progress:
+        for event in events:
+            notify(relay(manager), event)
+    return stream.getvalue()
+
+
+def test_plain_progress_is_a_line_at_start_and_end_and_one_a_tenth_of_the_rounds() -> None:
+    specs = [spec_named("fedavg", 0), spec_named("fedprox", 1)]
+    first, second = life(specs[0]), life(specs[1])
+    # two workers: the runs interleave
+    interleaved = [event for pair in zip(first, second, strict=True) for event in pair]
+    lines = shown_by(PlainProgress, specs, interleaved).splitlines()
+    mine = [line for line in lines if "fedprox" in line]
+    assert mine[0] == "start   fedprox · clip:embedded  seed 1"
+    assert mine[1] == "round   fedprox · clip:embedded  seed 1   2/20  50.0 %  0.5 s  ↑3.00 ↓6.00 MB"
+    assert mine[-1] == "done    fedprox · clip:embedded  seed 1  66.1 %    1:01  (2/2)"
+    assert len(mine) == 2 + 9
+    assert len(lines) == 2 * len(mine)
+
+
+def test_plain_progress_says_why_a_run_failed_brackets_included() -> None:
+    spec = spec_named("fedavg")
+    events: list[Event] = [RunStarted(spec, info()), RunFailed(spec, "ValueError: [bold]no[/bold]")]
+    lines = shown_by(PlainProgress, [spec], events).splitlines()
+    assert lines[-1] == "failed  fedavg · clip:embedded  seed 0  ValueError: [bold]no[/bold]  (1/1)"
+
+
+def test_live_view_shows_running_runs_with_what_is_left_and_goes_away() -> None:
+    specs = [spec_named("fedavg", 0), spec_named("fedavg", 1)]
+    view = LiveProgress(Console(width=80), "tests", specs)
+    stream = io.StringIO()
+    console = Console(file=stream, width=80)
+    console.print(view)
+    assert "0/2 runs" in stream.getvalue()
+    assert "starting" in stream.getvalue()
+    view.run_started(specs[0], info())
+    view.round_finished(specs[0], record(0, None))
+    view.round_finished(specs[0], record(10))
+    console.print(view)
+    shown = stream.getvalue().splitlines()
+    assert "10/20  50.0 %" in shown[-2]
+    assert "left" in shown[-1]
+    assert max(map(len, shown)) <= 80
+    written = shown_by(LiveProgress, specs, life(specs[0]))
+    assert "done    fedavg · clip:embedded  seed 0  66.1 %    1:01" in written
+
+
+def test_remaining_time_follows_the_share_of_rounds_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("fedbench.cli.progress.time.monotonic", lambda: now[0])
+    specs = [spec_named("fedavg", seed) for seed in range(2)]
+    progress = PlainProgress(Console(file=io.StringIO()), "tests", specs)
+    progress.run_started(specs[0], info())
+    assert progress.remaining() is None
+    now[0] = 30.0
+    progress.round_finished(specs[0], record(10))
+    # 10 of 40 rounds took 30 s
+    assert progress.remaining() == pytest.approx(90.0)
+
+
+def faked_run(
+    monkeypatch: pytest.MonkeyPatch, execution: ModuleType, events: Callable[..., Iterator[Event]]
+) -> list[FakeTracking]:
+    """`fedbench run` without data, training or store: ``events`` in place of the engine's. The trackings it made."""
+    made: list[FakeTracking] = []
+
+    def tracking(*arguments: object) -> FakeTracking:
+        made.append(FakeTracking(*arguments))  # type: ignore[arg-type]
+        return made[-1]
+
+    monkeypatch.setattr(execution.plan, "plan", lambda specs, settings: [])
+    monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
+    monkeypatch.setattr(execution, "finished_run_ids", lambda *_: set())
+    monkeypatch.setattr(execution, "code_hash", lambda *_: "code")
+    monkeypatch.setattr(execution, "Tracking", tracking)
+    monkeypatch.setattr(execution, "load_results", lambda *_: ())
+    monkeypatch.setattr(execution.engine, "execute", events)
+    return made
+
+
+def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+) -> None:
+    closed = []
+
+    def events(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iterator[Event]:
+        try:
+            yield from life(specs[0])
+            yield RunStarted(specs[1], info())
+            raise KeyboardInterrupt
+        finally:
+            closed.append(workers)
+
+    made = faked_run(monkeypatch, execution, events)
+    ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--seed", "2", "--workers", "2")
+    assert ended.code == 130
+    expected = "interrupted: 1 of 3 runs are finished and stored; the same command resumes with the rest.\n"
+    assert ended.err == expected
+    assert made[0].interrupted == [True]
+    assert closed == [2]
+
+
+def test_ctrl_c_elsewhere_exits_130_without_a_traceback(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execution.plan, "requested", interrupted)
+    ended = fedbench("run", "--method", "fedavg")
+    assert ended.code == 130
+    assert "Traceback" not in ended.err
+
+
+def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
+) -> None:
+    def events(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iterator[Event]:
+        yield RunFailed(specs[0], "ValueError: broken", "Traceback of the worker")
+        yield from life(specs[1])
+
+    faked_run(monkeypatch, execution, events)
+    ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--workers", "1")
+    assert ended.code == 1
+    assert "failed: fedavg · clip:embedded, seed 0: ValueError: broken\n" in ended.err
+    assert str(tmp_path / "failures.log") in ended.err
+    assert "Traceback of the worker" in (tmp_path / "failures.log").read_text()
+
+
+def test_finished_runs_are_skipped_unless_rerun_is_given(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+) -> None:
+    asked: list[list[int]] = []
+
+    def events(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iterator[Event]:
+        asked.append([spec.seed for spec in specs])
+        yield from life(specs[0])
+
+    faked_run(monkeypatch, execution, events)
+    arguments = ("run", "--method", "fedavg", "--seed", "0", "--seed", "1")
+    _, specs = execution.plan.requested(execution.Request(methods=("fedavg",), seeds=(0, 1)))
+    monkeypatch.setattr(execution, "finished_run_ids", lambda *_: {specs[0].run_id})
+    ended = fedbench(*arguments)
+    assert "1 of 2 runs are in the store already and are skipped; --rerun repeats them." in ended.out
+    fedbench(*arguments, "--rerun")
+    assert asked == [[1], [0, 1]]
+    monkeypatch.setattr(execution, "finished_run_ids", lambda *_: {spec.run_id for spec in specs})
+    assert fedbench(*arguments).code == 0
+    assert len(asked) == 2
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run_is_stored_ranked_and_not_repeated(fedbench: Command, tmp_path: Path) -> None:
+    arguments = (
+        *("run", "--method", "fedavg", "--backbone", "convnet", "--scenario", "iid", "--workers", "1"),
+        *("--set", "rounds=1", "--set", "clients=2", "--store", "store", "--cache-dir", "cache"),
+    )
+    first = fedbench(*arguments)
+    assert first.code == 0, first.err
+    assert "done    fedavg · convnet  seed 0" in first.out
+    assert "fedbench ui --store store" in first.out
+    again = fedbench(*arguments)
+    assert "1 of 1 runs are in the store already" in again.out
+    assert "start " not in again.out
+    table = fedbench("leaderboard", "--suite", "adhoc", "--store", "store", "--format", "markdown")
+    assert table.code == 0, table.err
+    assert "fedavg" in table.out

@@ -1,0 +1,89 @@
+"""Hooks are documented, typed and tested; imports point one way."""
+
+import ast
+import inspect
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from fedbench.assemble import HOOK_NAMES
+from fedbench.defaults import FedAvg
+from fedbench.hookspecs import Hooks, HookSpecs
+
+ROOT = Path(__file__).parents[2]
+
+
+def arguments(function):
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def imports(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize("hook", HOOK_NAMES)
+def test_every_hook_says_its_kind_and_who_answers(hook):
+    text = inspect.getdoc(getattr(HookSpecs, hook))
+    assert text.split(":")[0] in ("First result", "Collected", "Collected and added to the base loss", "Notification")
+    if not text.startswith("Notification"):
+        assert "Default:" in text
+        assert "nswered by" in text or "No method of this package needs" in text
+
+
+def test_the_typed_protocol_equals_the_specifications():
+    protocol = [name for name in vars(Hooks) if not name.startswith("_")]
+    assert protocol == list(HOOK_NAMES)
+    for hook in HOOK_NAMES:
+        assert arguments(getattr(Hooks, hook)) == arguments(getattr(HookSpecs, hook))
+
+
+def test_the_defaults_answer_every_first_result_hook():
+    first = [hook for hook in HOOK_NAMES if getattr(HookSpecs, hook).fedbench_spec["firstresult"]]
+    assert [hook for hook in first if hook not in vars(FedAvg)] == []
+
+
+def test_the_harness_names_no_method_and_no_method_imports_another():
+    for file in (ROOT / "harness").rglob("*.py"):
+        assert not any(name.startswith("fedbench_methods") for name in imports(file)), file
+    for file in (ROOT / "plugins").rglob("*.py"):
+        assert not any(name.startswith("fedbench_methods") for name in imports(file)), file
+
+
+def test_suites_hold_no_code():
+    names = sorted(entry.name for entry in resources.files("fedbench_suites").iterdir())
+    assert [n for n in names if n.endswith(".py")] == ["__init__.py"]
+
+
+def test_the_round_loop_knows_neither_mlflow_nor_optuna():
+    for name in ("rounds", "training", "defaults", "assemble", "engine", "hookspecs", "suite"):
+        loaded = imports(ROOT / "harness" / "fedbench" / f"{name}.py")
+        assert not {"mlflow", "optuna", "fedbench.tracking"} & loaded, name
+
+
+def test_every_method_file_is_registered():
+    import tomllib
+
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fedbench.methods"]
+    modules = {value.split(":")[0] for value in table.values()}
+    files = {f"fedbench_methods.{f.stem}" for f in (ROOT / "plugins/fedbench_methods").glob("*.py")}
+    assert files - {"fedbench_methods.__init__"} <= modules, "add the entry-point line, then `pip install -e .` again"
+
+
+def test_the_top_level_is_the_agreed_one():
+    agreed = {"harness", "plugins", "suites", "leaderboards", "tests", "pyproject.toml", "README.md"}
+    extra = {"LICENSE", "CHANGELOG.md"}
+    import subprocess
+
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split(
+        "\n"
+    )
+    found = {line.split("/")[0] for line in listed if line}
+    assert {name for name in found if not name.startswith(".")} <= agreed | extra

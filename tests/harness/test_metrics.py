@@ -1,0 +1,96 @@
+"""Scores, worked out by hand."""
+
+import pytest
+import torch
+
+from fedbench.metrics import score, size_in_bytes, summarise, validation_accuracy
+from fedbench.types import ClientShard, Federation, Predictions, Split, TensorImages
+
+
+def split(labels, domains=None):
+    images = TensorImages(torch.zeros(len(labels), 3, 1, 1, dtype=torch.uint8))
+    return Split(images, torch.tensor(labels), None if domains is None else torch.tensor(domains))
+
+
+def federation(test, train_labels=(0, 0, 0, 1), clients=None, **kwargs):
+    shards = clients or (ClientShard(0, torch.tensor([0, 1, 2])), ClientShard(1, torch.tensor([3])))
+    return Federation(shards, split(list(train_labels)), test, ("cat", "dog", "owl"), **kwargs)
+
+
+def test_overall_is_over_samples_balanced_over_classes_and_absent_classes_do_not_count():
+    # cat 2 of 4 right, dog 1 of 1: overall 3/5, balanced (50 + 100) / 2, owl has no test sample
+    got = score(Predictions(torch.tensor([0, 0, 1, 1, 1])), federation(split([0, 0, 0, 0, 1])))
+    assert got["global_accuracy"] == pytest.approx(60)
+    assert got["balanced_accuracy"] == pytest.approx(75)
+    assert got["class_accuracy/cat"] == pytest.approx(50)
+    assert "class_accuracy/owl" not in got
+
+
+def test_group_accuracy_is_the_mean_over_its_classes_and_an_empty_group_is_absent():
+    groups = {"head": (0, 1), "mid": (2,), "tail": ()}
+    # cat 50, dog 100 -> head 75; owl 0
+    got = score(Predictions(torch.tensor([0, 1, 1, 0])), federation(split([0, 0, 1, 2]), groups=groups))
+    assert got["head_accuracy"] == pytest.approx(75)
+    assert got["mid_accuracy"] == 0
+    assert "tail_accuracy" not in got
+
+
+def test_domain_mean_is_unweighted_and_the_unseen_domain_is_reported_apart():
+    test = split([0, 0, 0, 1, 1], [0, 0, 0, 1, 2])
+    # domain a 1/3, b 1, c 0: mean 44.44; held out a: seen = (100 + 0) / 2
+    fed = federation(test, domain_names=("a", "b", "c"), held_out_domain=0)
+    got = score(Predictions(torch.tensor([0, 1, 1, 1, 0])), fed)
+    assert got["domain_mean_accuracy"] == pytest.approx(400 / 9)
+    assert got["unseen_domain_accuracy"] == pytest.approx(100 / 3)
+    assert got["seen_domain_accuracy"] == pytest.approx(50)
+
+
+def test_clients_without_own_test_samples_are_scored_by_their_class_shares():
+    # per class: cat 50, dog 100. client 0 holds 3 cats -> 50, client 1 a dog -> 100
+    got = score(Predictions(torch.tensor([0, 1, 1])), federation(split([0, 0, 1])))
+    assert got["worst_client_accuracy"] == pytest.approx(50)
+    assert got["mean_client_accuracy"] == pytest.approx(75)
+
+
+def test_clients_with_own_test_samples_are_scored_on_them():
+    shards = (
+        ClientShard(0, torch.tensor([0]), torch.tensor([0, 1])),
+        ClientShard(1, torch.tensor([3]), torch.tensor([2])),
+    )
+    got = score(Predictions(torch.tensor([0, 0, 0])), federation(split([0, 0, 1]), clients=shards))
+    assert (got["mean_client_accuracy"], got["worst_client_accuracy"]) == (50, 0)
+
+
+def test_personalised_predictions_score_their_client_and_not_the_global_model():
+    predictions = Predictions(torch.tensor([1, 1, 1]), {0: torch.tensor([0, 0, 1])})
+    # global: only the dog right. Client 0's own model: cats right -> 100; client 1 (a dog) by the global model -> 100
+    got = score(predictions, federation(split([0, 0, 1])))
+    assert got["global_accuracy"] == pytest.approx(100 / 3)
+    assert got["worst_client_accuracy"] == pytest.approx(100)
+
+
+def test_validation_accuracy_is_the_unweighted_mean_over_domains():
+    validation = split([0, 0, 0, 1], [0, 0, 0, 1])
+    assert validation_accuracy(Predictions(torch.tensor([0, 0, 1, 0])), validation) == pytest.approx(100 / 3)
+
+
+def test_summary_has_last_round_mean_of_ten_oracle_and_selected_round():
+    curve = {r: {"global_accuracy": float(a), "validation_accuracy": v} for r, a, v in
+             ((0, 10, 9.0), (1, 50, 1.0), (2, 70, 3.0), (3, 60, 3.0), (4, 40, 2.0))}  # fmt: skip
+    got = summarise(curve)
+    assert got["global_accuracy"] == 40
+    assert got["last10_accuracy"] == 55  # rounds 1-4; round 0 is no training
+    assert got["oracle_accuracy"] == 70
+    assert (got["selected_round"], got["selected_accuracy"]) == (0, 10)
+    del curve[0]
+    got = summarise(curve)
+    assert (got["selected_round"], got["selected_accuracy"]) == (2, 70)  # the earlier of two equal rounds
+
+
+def test_bytes_count_every_tensor_by_its_own_type():
+    tensors = {
+        "a": torch.zeros(3, 2),
+        "b": torch.zeros(5, dtype=torch.int64),
+        "c": torch.zeros((), dtype=torch.float16),
+    }
+    assert size_in_bytes(tensors, {"d": torch.zeros(1)}) == 24 + 40 + 2 + 4

@@ -1,0 +1,132 @@
+"""The round loop: bytes, cohorts, statistics, states, and the same numbers however a suite is run."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fedbench.errors import FedbenchError
+from fedbench.rounds import evaluate, rounds, train_round
+from fedbench.state import RunState, load_state, save_state
+from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.types import UnlabelledBatch
+
+
+def records(spec):
+    run = tiny_run(spec)
+    return [record for _, record in rounds(run, run.initial_state())]
+
+
+def test_bytes_are_the_tensors_of_every_client_of_the_cohort():
+    run = tiny_run(tiny_spec("fedavg", rounds=1))
+    dim = run.model.weights["head.weight"].shape[1]
+    record = records(run.spec)[1]
+    assert len(record.cohort) == 2
+    assert record.bytes_down == record.bytes_up == 2 * 4 * (4 * dim + 4)
+
+
+def test_running_statistics_are_sent_and_counted():
+    run = tiny_run(tiny_spec("fedavg", backbone="resnet8?width=1", rounds=1))
+    buffers = sum(t.numel() * t.element_size() for t in run.model.buffers.values())
+    weights = sum(t.numel() * 4 for t in run.model.weights.values())
+    assert buffers > 0
+    assert records(run.spec)[1].bytes_up == 2 * (weights + buffers)
+
+
+def test_round_zero_is_the_untrained_model_and_sends_nothing():
+    first = records(tiny_spec("fedavg", rounds=1))[0]
+    assert (first.round, first.bytes_up, first.bytes_down, first.cohort) == (0, 0, 0, ())
+
+
+def test_every_method_meets_the_same_cohorts():
+    assert [r.cohort for r in records(tiny_spec("fedavg"))] == [r.cohort for r in records(tiny_spec("fedprox"))]
+
+
+def test_eval_every_skips_evaluations_but_never_the_last_round():
+    evaluated = [r.round for r in records(tiny_spec("fedavg", rounds=4, eval_every=3)) if "global_accuracy" in r.metrics]
+    assert evaluated == [0, 3, 4]
+
+
+def test_running_statistics_are_averaged_and_counters_copied():
+    run = tiny_run(tiny_spec("fedavg", backbone="resnet8?width=1", rounds=1))
+    state, _ = train_round(run, run.initial_state())
+    for name, value in state.buffers.items():
+        if name.endswith("num_batches_tracked"):
+            assert value.dtype == torch.int64 and value > 0
+        else:
+            assert torch.isfinite(value).all()
+        if name.endswith("running_var"):
+            assert (value > 0).all()
+
+
+def test_received_weights_are_never_changed_in_place():
+    run = tiny_run(tiny_spec("fedavg", backbone="resnet8?width=1", rounds=1))
+    state = run.initial_state()
+    before = digest(state)
+    train_round(run, state)
+    evaluate(run, state)
+    assert digest(state) == before
+
+
+def test_hidden_labels_leave_no_label_in_the_batch():
+    assert not hasattr(UnlabelledBatch(torch.zeros(1), torch.zeros(1)), "labels")
+    run = tiny_run(tiny_spec("fedavg", hidden=True))
+    with pytest.raises(FedbenchError, match="this scenario hides the labels"):
+        final_state(run)
+
+
+def test_a_diverging_run_says_so_and_what_to_lower():
+    with pytest.raises(FedbenchError, match=r"training diverged: the loss of client \d in round \d is .*lr=100"):
+        final_state(tiny_run(tiny_spec("fedavg", backbone="convnet", lr=100.0, rounds=3)))
+
+
+def test_state_keeps_everything_under_its_owner(tmp_path):
+    state = RunState(
+        3,
+        {"w": torch.tensor([1.0])},
+        {"b": torch.tensor([2])},
+        {"scaffold": {"c": torch.tensor([3.0])}},
+        {7: {"scaffold": {"c": torch.tensor([4.0])}}, 9: {"moon": {"z|z": torch.tensor([5.0])}}},
+    )
+    with pytest.raises(ValueError, match=r"z\|z"):
+        save_state(state, tmp_path / "s.safetensors", "id")
+    state.clients[9] = {"moon": {"z": torch.tensor([5.0])}}
+    save_state(state, tmp_path / "s.safetensors", "id")
+    back = load_state(tmp_path / "s.safetensors", "id")
+    assert back == state
+    with pytest.raises(FedbenchError, match="belongs to run id, not other"):
+        load_state(tmp_path / "s.safetensors", "other")
+
+
+def test_a_damaged_state_is_named(tmp_path):
+    save_state(RunState(0, {"w": torch.zeros(9)}, {}), tmp_path / "s.safetensors", "id")
+    raw = (tmp_path / "s.safetensors").read_bytes()
+    (tmp_path / "s.safetensors").write_bytes(raw[:-5])
+    with pytest.raises(FedbenchError, match=r"s\.safetensors' cannot be read.*delete it"):
+        load_state(tmp_path / "s.safetensors", "id")
+
+
+CHILD = """
+import json, sys
+from fedbench.testing import digest, tiny_run, tiny_spec
+from fedbench.rounds import rounds
+out = {}
+for method in sys.argv[1:]:
+    run = tiny_run(tiny_spec(method))
+    for state, record in rounds(run, run.initial_state()):
+        pass
+    out[method] = [digest(state), dict(record.metrics)]
+print(json.dumps(out))
+"""
+
+
+def test_two_processes_and_any_order_of_runs_give_identical_metrics():
+    def child(*methods):
+        environment = {**os.environ, "PYTHONHASHSEED": str(len(methods[0]))}
+        command = [sys.executable, "-c", CHILD, *methods]
+        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+
+    assert child("fedavg", "fedclip", "fedprox") == child("fedprox", "fedavg", "fedclip")
