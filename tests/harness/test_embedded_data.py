@@ -107,7 +107,7 @@ def test_planes_stay_in_single_precision() -> None:
 @pytest.mark.parametrize("name", CLASSNAMES)
 def test_both_variants_of_a_shape_fill_part_of_the_canvas_and_differ(name: str) -> None:
     # Five proportions between the extremes of the knob.
-    knob = (np.arange(5, dtype=np.float32) / 4)[:, None, None]
+    knob = np.linspace(0, 1, 5, dtype=np.float32)[:, None, None]
     x, y = np.repeat(GRID_X * 1.1, 5, axis=0), np.repeat(GRID_Y * 1.1, 5, axis=0)
     masks = [SHAPES[name](x, y, knob, variant) < 0 for variant in (0, 1)]
     for mask in masks:

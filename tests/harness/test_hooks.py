@@ -87,3 +87,11 @@ def test_the_top_level_is_the_agreed_one():
     )
     found = {line.split("/")[0] for line in listed if line}
     assert {name for name in found if not name.startswith(".")} <= agreed | extra
+
+
+def test_the_readme_lists_every_method_of_the_package():
+    import tomllib
+
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fedbench.methods"]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in table if f"| `{name}` |" not in readme] == []

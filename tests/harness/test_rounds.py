@@ -46,7 +46,9 @@ def test_every_method_meets_the_same_cohorts():
 
 
 def test_eval_every_skips_evaluations_but_never_the_last_round():
-    evaluated = [r.round for r in records(tiny_spec("fedavg", rounds=4, eval_every=3)) if "global_accuracy" in r.metrics]
+    evaluated = [
+        r.round for r in records(tiny_spec("fedavg", rounds=4, eval_every=3)) if "global_accuracy" in r.metrics
+    ]
     assert evaluated == [0, 3, 4]
 
 

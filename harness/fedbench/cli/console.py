@@ -32,7 +32,7 @@ def complain(text: str, *, label: str = "error") -> None:
 
 def table(*headings: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
     """An empty table with these headings: ``right`` are right-aligned numbers, ``whole`` never wrapped."""
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, header_style="bold")
     for heading in headings:
         number = heading in right
         made.add_column(

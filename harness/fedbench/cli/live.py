@@ -61,7 +61,7 @@ class LiveProgress(Progress):
     def _runs(self) -> Table:
         lines = Table.grid(padding=(0, 2, 0, 0))
         lines.add_column(no_wrap=True, overflow="ellipsis")
-        for _ in range(6):
+        for _ in range(5):
             lines.add_column(no_wrap=True, justify="right")
         for run in list(self.running.values()):
             lines.add_row(run.spec.row, f"seed {run.spec.seed}", *figures(run), style="cyan")

@@ -67,15 +67,15 @@ def plan(specs: Sequence[RunSpec], settings: Settings) -> list[PlannedRow]:
 
     It also fills the caches of data and features once, where workers would all do it at the same time.
     """
+    datasets = dict.fromkeys(spec.dataset for spec in specs)
+    backbones = dict.fromkeys(spec.backbone for spec in specs)
+    doing = f"preparing data {', '.join(datasets)} and backbones {', '.join(backbones)}"
     out = console()
-    if not out.is_terminal:
-        return list(_planned(specs, settings))
-    planned = []
-    with out.status("preparing data and backbones") as status:
-        for row in _planned(specs, settings):
-            planned.append(row)
-            status.update(f"preparing data and backbones, {len(planned)} rows done")
-    return planned
+    if out.is_terminal:
+        with out.status(cell(doing)):
+            return list(_planned(specs, settings))
+    say(doing)
+    return list(_planned(specs, settings))
 
 
 def _planned(specs: Sequence[RunSpec], settings: Settings) -> Iterator[PlannedRow]:
@@ -83,17 +83,18 @@ def _planned(specs: Sequence[RunSpec], settings: Settings) -> Iterator[PlannedRo
     backbones: dict[tuple[str, int], Backbone] = {}
     for row in rows_of(specs):
         spec = row[0]
-        key = spec.backbone, spec.seed
+        name, key = spec.dataset, (spec.backbone, spec.seed)
         try:
-            if spec.dataset not in datasets:
-                datasets[spec.dataset] = load_dataset(
-                    spec.dataset, data_dir=settings.data_dir, cache_dir=settings.cache_dir
-                )
+            if name not in datasets:
+                datasets[name] = load_dataset(name, data_dir=settings.data_dir, cache_dir=settings.cache_dir)
             if key not in backbones:
                 backbones[key] = load_backbone(spec.backbone, data_dir=settings.data_dir, seed=spec.seed)
-            run = prepare(spec, settings, dataset=datasets[spec.dataset], backbone=backbones[key])
+            run = prepare(spec, settings, dataset=datasets[name], backbone=backbones[key])
         except FedbenchError as error:
             raise FedbenchError(f"row {spec.row!r}: {error} Nothing was run.") from error
+        except Exception as error:
+            error.add_note(f"while preparing row {spec.row!r}; nothing was run")
+            raise
         yield PlannedRow(row, run.info)
 
 
@@ -109,7 +110,7 @@ def show(suite: Suite, rows: Sequence[PlannedRow]) -> None:
     """The table of ``--dry-run``."""
     runs = sum(len(row.specs) for row in rows)
     say(f"suite {suite.name}: {runs} runs")
-    numbers = ("rounds", "parameters", "MB/client/round", "MB/run")
+    numbers = ("rounds", "parameters", "MB/client", "MB/run")
     made = table("row", "seeds", "rounds", "clients", *numbers[1:], right=numbers)
     for row in rows:
         made.add_row(
@@ -123,4 +124,5 @@ def show(suite: Suite, rows: Sequence[PlannedRow]) -> None:
         )
     console().print(made)
     total = megabytes(sum(row.run_bytes * len(row.specs) for row in rows))
-    say(f"{total} MB are sent in all, model down and up. Nothing was run or stored.", style="dim")
+    say(f"MB/client: the model down and up, in a round. All runs together: {total} MB.", style="dim")
+    say("Nothing was run or stored.", style="dim")

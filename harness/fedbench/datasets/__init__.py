@@ -1,14 +1,65 @@
-"""temporary"""
+"""Data sets by name: ``load_dataset("embedded", ...)``, ``load_dataset("imagefolder:PACS.tar", ...)``.
+
+A name is ``scheme[:location][?option=value&...]``. Each scheme is one module of this package with a function
+``load``; the modules are imported only when asked for, so listing the names stays cheap and needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
 from pathlib import Path
-from fedbench.types import Dataset, Split, TensorImages
-def load_dataset(name, *, data_dir: Path, cache_dir: Path) -> Dataset:
-    import hashlib, torch, os, numpy as np
-    from fedbench.datasets.embedded import generate, TEN_CLASSES, CLASSNAMES, DOMAINS, Sampling
-    f = Path(cache_dir) / "tmp_embedded.npz"
-    if not f.exists():
-        a = generate(1, 10000, TEN_CLASSES, sampling=Sampling(balanced=True)); b = generate(2, 2000, TEN_CLASSES, sampling=Sampling(balanced=True))
-        f.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(f, a=a.images, al=a.labels, ad=a.domains, b=b.images, bl=b.labels, bd=b.domains)
-    z = np.load(f); t = torch.from_numpy
-    return Dataset("embedded", CLASSNAMES[:10], Split(TensorImages(t(z["a"])), t(z["al"]), t(z["ad"])), Split(TensorImages(t(z["b"])), t(z["bl"]), t(z["bd"])), "x", DOMAINS)
-def dataset_names(): return {"embedded": "x"}
+from typing import TYPE_CHECKING
+
+from fedbench.datasets.names import Source, parse_name
+
+if TYPE_CHECKING:
+    from fedbench.types import Dataset
+
+__all__ = ["dataset_names", "load_dataset"]
+
+TORCHVISION, BELOW = "torchvision_layout", "in torchvision's layout below --data-dir; ?download=true fetches it"
+
+SOURCES = {
+    "embedded": Source(
+        "procedural",
+        "32 x 32 images of 10 or 20 shapes in four styles, rendered here; needs no files and no network",
+        options=("classes", "train", "test", "seed"),
+    ),
+    "cifar10": Source(TORCHVISION, f"CIFAR-10 {BELOW}", options=("download",)),
+    "cifar100": Source(TORCHVISION, f"CIFAR-100 {BELOW}", options=("download",)),
+    "fashion-mnist": Source(TORCHVISION, f"Fashion-MNIST {BELOW}", options=("download",)),
+    "imagefolder": Source(
+        "imagefolder",
+        "a folder or .tar of domain/class/* (PACS, VLCS, Office-Home) or split/class/* (CINIC-10, Tiny-ImageNet)",
+        options=("layout", "size", "classnames"),
+        location="PATH",
+    ),
+    "hf": Source(
+        "huggingface",
+        "a Hugging Face data set, by its name on the Hub or as a local folder of parquet files",
+        options=("config", "train", "test", "image", "label", "domain", "size", "classnames"),
+        location="NAME_OR_PATH",
+    ),
+    "listfile": Source(
+        "listfile",
+        "images named by train.txt and test.txt with lines 'path label' (ImageNet-LT)",
+        options=("root", "test", "size", "classnames"),
+        location="PATH",
+    ),
+}
+
+
+def dataset_names() -> dict[str, str]:
+    """Every kind of data set as it is typed, with one line on what it is."""
+    return {source.usage(scheme): source.description for scheme, source in SOURCES.items()}
+
+
+def load_dataset(name: str, *, data_dir: Path, cache_dir: Path) -> Dataset:
+    """The data set called ``name``, see ``dataset_names``.
+
+    Paths in the name are taken as typed where they exist, else below ``data_dir``. What was rendered or decoded once
+    is kept in ``cache_dir``.
+    """
+    asked = parse_name(name, SOURCES)
+    dataset: Dataset = import_module(f"fedbench.datasets.{asked.module}").load(asked, data_dir, cache_dir)
+    return dataset

@@ -1,0 +1,182 @@
+"""Class names as words that can stand in a prompt, by an explicit table and never by guess."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedbench.errors import FedbenchError
+
+# A name of lowercase letters, spaces and hyphens stands for itself, so PACS, VLCS, CIFAR-10 and CINIC-10 need no rows.
+WORDS = {
+    # CIFAR-100
+    "aquarium_fish": "aquarium fish",
+    "lawn_mower": "lawn mower",
+    "maple_tree": "maple tree",
+    "oak_tree": "oak tree",
+    "palm_tree": "palm tree",
+    "pickup_truck": "pickup truck",
+    "pine_tree": "pine tree",
+    "sweet_pepper": "sweet pepper",
+    "willow_tree": "willow tree",
+    "cra": "crab",  # so spelt in the Hub's copy
+    # Fashion-MNIST, in torchvision's and the Hub's spelling
+    "T-shirt/top": "t-shirt",
+    "T - shirt / top": "t-shirt",
+    "Trouser": "trouser",
+    "Pullover": "pullover",
+    "Dress": "dress",
+    "Coat": "coat",
+    "Sandal": "sandal",
+    "Shirt": "shirt",
+    "Sneaker": "sneaker",
+    "Bag": "bag",
+    "Ankle boot": "ankle boot",
+    # Office-Caltech-10
+    "back_pack": "backpack",
+    "laptop_computer": "laptop computer",
+    # DomainNet, the ten classes used in federated learning
+    "ice_cream": "ice cream",
+    "wine_glass": "wine glass",
+    # Office-Home
+    "Alarm_Clock": "alarm clock",
+    "Backpack": "backpack",
+    "Batteries": "batteries",
+    "Bed": "bed",
+    "Bike": "bike",
+    "Bottle": "bottle",
+    "Bucket": "bucket",
+    "Calculator": "calculator",
+    "Calendar": "calendar",
+    "Candles": "candles",
+    "Chair": "chair",
+    "Clipboards": "clipboards",
+    "Computer": "computer",
+    "Couch": "couch",
+    "Curtains": "curtains",
+    "Desk_Lamp": "desk lamp",
+    "Drill": "drill",
+    "Eraser": "eraser",
+    "Exit_Sign": "exit sign",
+    "Fan": "fan",
+    "File_Cabinet": "file cabinet",
+    "Flipflops": "flip-flops",
+    "Flowers": "flowers",
+    "Folder": "folder",
+    "Fork": "fork",
+    "Glasses": "glasses",
+    "Hammer": "hammer",
+    "Helmet": "helmet",
+    "Kettle": "kettle",
+    "Keyboard": "keyboard",
+    "Knives": "knives",
+    "Lamp_Shade": "lamp shade",
+    "Laptop": "laptop",
+    "Marker": "marker",
+    "Monitor": "monitor",
+    "Mop": "mop",
+    "Mouse": "mouse",
+    "Mug": "mug",
+    "Notebook": "notebook",
+    "Oven": "oven",
+    "Pan": "pan",
+    "Paper_Clip": "paper clip",
+    "Pen": "pen",
+    "Pencil": "pencil",
+    "Postit_Notes": "post-it notes",
+    "Printer": "printer",
+    "Push_Pin": "push pin",
+    "Radio": "radio",
+    "Refrigerator": "refrigerator",
+    "Ruler": "ruler",
+    "Scissors": "scissors",
+    "Screwdriver": "screwdriver",
+    "Shelf": "shelf",
+    "Sink": "sink",
+    "Sneakers": "sneakers",
+    "Soda": "soda",
+    "Speaker": "speaker",
+    "Spoon": "spoon",
+    "TV": "TV",
+    "Table": "table",
+    "Telephone": "telephone",
+    "ToothBrush": "toothbrush",
+    "Toys": "toys",
+    "Trash_Can": "trash can",
+    "Webcam": "webcam",
+}
+
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR100 = tuple(
+    """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+    flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
+    poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+    squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+    wardrobe whale willow_tree wolf woman worm""".split()  # noqa: SIM905 - a list of literals would fill a page
+)
+FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+LABEL_ORDERS = {
+    "cifar10": CIFAR10,
+    "cifar100": CIFAR100,
+    "fashion-mnist": FASHION,
+    "fashion_mnist": FASHION,
+}
+"""What the labels 0, 1, ... stand for in copies of well-known data sets that carry numbers only."""
+
+STANDS_FOR_ITSELF = re.compile("[a-z]+([ -][a-z]+)*")
+
+
+def words_for(names: Sequence[str], where: str, own: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The words for each raw name; ``own`` words win over the table. ``where`` names the data in the error."""
+    own = own or {}
+    missing = [n for n in names if n not in own and n not in WORDS and not STANDS_FOR_ITSELF.fullmatch(n)]
+    if missing:
+        shown = ", ".join(repr(name) for name in missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise FedbenchError(
+            f"{where}: no words are known for the class names {shown}, and prompts are never guessed; put "
+            f'classnames.json ({{"{missing[0]}": "its words", ...}}) beside the data, or type ?classnames=FILE.'
+        )
+    return tuple(own.get(name) or WORDS.get(name, name) for name in names)
+
+
+def read_words(file: str, text: bytes, names: Sequence[str]) -> dict[str, str]:
+    """Words by raw name from ``classnames.json`` ({raw: words}) or ``classnames.txt`` (one a line, in label order)."""
+    todo = "one name a line, in the order of the labels"
+    try:
+        if file.endswith(".json"):
+            todo = 'an object like {"raw_name": "its words"}'
+            own = json.loads(text.decode("utf-8-sig"))
+        else:
+            lines = text.decode("utf-8-sig").strip().splitlines()
+            if len(lines) != len(names):
+                raise FedbenchError(
+                    f"{file!r} has {len(lines)} lines for {len(names)} classes; it must hold {todo}, one for each of "
+                    f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}."
+                )
+            own = dict(zip(names, (line.strip() for line in lines), strict=True))
+    except ValueError as error:
+        raise FedbenchError(f"class names in {file!r} can't be read ({error}); it must hold {todo}.") from error
+    if not isinstance(own, dict) or not all(isinstance(words, str) and words.strip() for words in own.values()):
+        raise FedbenchError(f"class names in {file!r} are not all words; it must hold {todo}.")
+    return {raw: words.strip() for raw, words in own.items()}
+
+
+def words_in(file: Path, names: Sequence[str]) -> dict[str, str]:
+    """``read_words`` of a file on disk."""
+    try:
+        return read_words(str(file), file.read_bytes(), names)
+    except OSError as error:
+        raise FedbenchError(f"class names can't be read from {str(file)!r}: {error.strerror}; check it.") from error
+
+
+def words_beside(folder: Path, names: Sequence[str]) -> dict[str, str] | None:
+    """Words from ``classnames.json`` or ``classnames.txt`` in ``folder``; None where there is neither."""
+    for file in (folder / "classnames.json", folder / "classnames.txt"):
+        if file.is_file():
+            return words_in(file, names)
+    return None

@@ -1,0 +1,172 @@
+"""``hf:NAME_OR_PATH``: a data set of the Hugging Face Hub, or a local folder of parquet files, through ``datasets``.
+
+Columns are found by feature type: the one Image column, the one ClassLabel column. Where a file was written without
+feature types, an image is a struct of ``bytes`` and ``path``, and the one integer column is the label. Options:
+``image=``, ``label=``, ``domain=`` name columns; ``train=``, ``test=`` name splits (default ``train``, and ``test`` or
+``validation`` where there is one); ``config=`` a configuration of the data set; ``size=N`` as for image folders;
+``classnames=FILE``, by default ``classnames.json`` or ``classnames.txt`` in a local folder.
+
+Integer labels have no names. A folder or Hub data set called cifar10, cifar100 or fashion_mnist gets the published
+ones if their number fits; others need a file of names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedbench.datasets.classnames import LABEL_ORDERS, words_beside, words_for, words_in
+from fedbench.datasets.columns import Columns, choose_columns
+from fedbench.datasets.content import dataset
+from fedbench.datasets.hub import load_splits
+from fedbench.datasets.images import load_images
+from fedbench.datasets.names import DatasetName, find
+from fedbench.errors import FedbenchError
+from fedbench.types import Dataset, Split
+
+log = logging.getLogger(__name__)
+
+TESTS = ("test", "validation", "valid", "val")
+
+
+@dataclass(frozen=True)
+class ImageColumn:
+    """The image column of one split as encoded images."""
+
+    where: str
+    files: Sequence[str]
+    """The Arrow files the split lies in."""
+    contents: Any
+    """Bytes of each image, a pyarrow ChunkedArray."""
+    paths: Any
+    """Paths of images that are stored beside the table, likewise."""
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def name(self, index: int) -> str:
+        """The split and the row."""
+        return f"{self.where}, row {index}"
+
+    def read(self, index: int) -> bytes:
+        """The bytes of the image's file."""
+        data: bytes | None = self.contents[index].as_py()
+        if data is not None:
+            return data
+        path = self.paths[index].as_py()
+        try:
+            return Path(path).read_bytes()
+        except (OSError, TypeError) as error:
+            raise FedbenchError(f"{self.name(index)} has no image: {path!r} can't be read; get it again.") from error
+
+    def stamp(self) -> str:
+        """Over the Arrow files' paths, sizes and times of change."""
+        seen = [(file, os.stat(file)) for file in self.files]
+        return f"{self.where} " + " ".join(f"{file} {status.st_size} {status.st_mtime_ns}" for file, status in seen)
+
+
+def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+    """The data set's train and test splits."""
+    folder = _local(asked.location, data_dir)
+    splits = load_splits(asked, folder, cache_dir / "huggingface")
+    train = _choose_split(asked, splits, "train", ("train",))
+    test = _choose_split(asked, splits, "test", TESTS)
+    chosen = [name for name in (train, test) if name is not None]
+    columns = choose_columns(asked, splits[chosen[0]].features)
+    raw, labels = _categories(asked, splits, chosen, columns.label)
+    domain_names, domains = _categories(asked, splits, chosen, columns.domain) if columns.domain else ((), {})
+    classnames = _classnames(asked, data_dir, folder, raw, labels)
+    encoded = [_images(splits[name], f"{asked.location}: {name}", columns) for name in chosen]
+    images = load_images(encoded, asked.size(), cache_dir)
+    parts = [Split(images_of, labels[name], domains.get(name)) for images_of, name in zip(images, chosen, strict=True)]
+    return dataset(asked.text, classnames, parts[0], parts[1] if len(parts) == 2 else None, tuple(domain_names))
+
+
+def _local(location: str, data_dir: Path) -> Path | None:
+    """The folder meant by ``location``; None where it can only be a name on the Hub."""
+    is_path = location.startswith((".", "/", "~")) or location.count("/") > 1
+    if not is_path and not Path(location).exists() and not (data_dir / location).exists():
+        return None
+    folder = find(location, data_dir, "data set folder")
+    if not folder.is_dir():
+        raise FedbenchError(f"{str(folder)!r} is not a folder; name the folder that holds the parquet files.")
+    return folder
+
+
+def _choose_split(asked: DatasetName, splits: Mapping[str, Any], role: str, names: Sequence[str]) -> str | None:
+    known = ", ".join(splits)
+    wanted = asked.options.get(role)
+    if wanted is not None:
+        if wanted not in splits:
+            raise FedbenchError(f"{asked.location!r} has no split {wanted!r}; type ?{role}=NAME with one of {known}.")
+        return wanted
+    found = [name for name in names if name in splits][:1]
+    if role == "train" and not found:
+        if len(splits) > 1:
+            raise FedbenchError(f"{asked.location!r} has no split 'train'; type ?train=NAME with one of {known}.")
+        found = list(splits)
+    return found[0] if found and found[0] != asked.options.get("train") else None
+
+
+def _images(split: Any, where: str, columns: Columns) -> ImageColumn:
+    import pyarrow.compute
+
+    struct = split.data.column(columns.image)
+    return ImageColumn(
+        where,
+        [file["filename"] for file in split.cache_files],
+        pyarrow.compute.struct_field(struct, "bytes"),
+        pyarrow.compute.struct_field(struct, "path"),
+    )
+
+
+def _categories(
+    asked: DatasetName, splits: Mapping[str, Any], chosen: Sequence[str], column: str
+) -> tuple[list[str], dict[str, Tensor]]:
+    """The names of a column's values, and its values as indices into them (n,) for every chosen split."""
+    values = {}
+    for name in chosen:
+        if column not in splits[name].features:
+            raise FedbenchError(f"{asked.location!r}: split {name!r} has no column {column!r}; choose another split.")
+        values[name] = splits[name].data.column(column).to_pylist()
+        if not values[name] or None in values[name]:
+            raise FedbenchError(
+                f"{asked.location!r}: column {column!r} of split {name!r} has empty cells; choose another one."
+            )
+    feature = splits[chosen[0]].features[column]
+    everything = [value for name in chosen for value in values[name]]
+    if hasattr(feature, "names"):
+        names = list(feature.names)
+    elif isinstance(everything[0], str):
+        names = sorted(set(everything))
+        index = {value: number for number, value in enumerate(names)}
+        values = {name: [index[value] for value in values[name]] for name in chosen}
+        everything = list(index.values())
+    else:
+        names = [str(number) for number in range(max(everything) + 1)]
+    if min(everything) < 0:
+        raise FedbenchError(f"{asked.location!r}: column {column!r} has labels below 0, so none; choose another split.")
+    return names, {name: torch.tensor(values[name], dtype=torch.int64) for name in chosen}
+
+
+def _classnames(
+    asked: DatasetName, data_dir: Path, folder: Path | None, raw: list[str], labels: Mapping[str, Tensor]
+) -> tuple[str, ...]:
+    own = None
+    if "classnames" in asked.options:
+        own = words_in(find(asked.options["classnames"], data_dir, "class names file"), raw)
+    elif folder is not None:
+        own = words_beside(folder, raw)
+    if own is None and raw == [str(number) for number in range(len(raw))]:
+        order = LABEL_ORDERS.get((folder or Path(asked.location)).resolve().name.lower())
+        if order is not None and len(order) == len(raw):
+            log.info("%s: the labels are numbers; taking the published class names of that data set", asked.location)
+            return words_for(order, repr(asked.location))
+    return words_for(raw, repr(asked.location), own)

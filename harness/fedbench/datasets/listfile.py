@@ -1,0 +1,111 @@
+"""``listfile:PATH``: images named by list files with lines ``relative/path.jpg label``, as ImageNet-LT's.
+
+PATH is a folder holding ``train.txt`` and ``test.txt`` (or ``*_train.txt`` and ``*_test.txt``), or the training list
+itself, with ``test=FILE`` for the other. Options: ``root=DIR`` is what the paths are relative to (default: the lists'
+folder); ``size=N`` as for image folders; ``classnames=FILE``, by default ``classnames.txt`` (one name a line, in label
+order) or ``classnames.json`` ({"0": name, ...}) beside the lists. ``groups.json`` beside the lists, where there is
+one, gives the head / mid / tail classes as {name: [labels]}.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+
+import torch
+
+from fedbench.datasets.classnames import words_beside, words_in
+from fedbench.datasets.content import dataset
+from fedbench.datasets.images import load_images
+from fedbench.datasets.names import DatasetName, find
+from fedbench.datasets.trees import Folder, TreeImages
+from fedbench.errors import FedbenchError
+from fedbench.types import Dataset, Split
+
+Rows = tuple[tuple[str, ...], tuple[int, ...]]
+"""Paths and labels of one list."""
+
+
+def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+    """The images of the lists, in the lists' order."""
+    path = find(asked.location, data_dir, "list file")
+    folder = path if path.is_dir() else path.parent
+    train = _list_in(path, "train") if path.is_dir() else path
+    if train is None:
+        raise FedbenchError(f"{str(path)!r} holds no train.txt and no *_train.txt; put the list there or name it.")
+    test = _list_in(path, "test") if path.is_dir() else None
+    if "test" in asked.options:
+        test = find(asked.options["test"], data_dir, "list file")
+    rows = [_read_list(file) for file in (train, test) if file is not None]
+    classes = 1 + max(label for _, labels in rows for label in labels)
+    root = find(asked.options["root"], data_dir, "image folder") if "root" in asked.options else folder
+
+    classnames = _classnames(asked, data_dir, folder, classes)
+    groups = _groups(folder / "groups.json", classes)
+    images = load_images([TreeImages(Folder(root, names), names) for names, _ in rows], asked.size(), cache_dir)
+    splits = [Split(images[index], torch.tensor(labels)) for index, (_, labels) in enumerate(rows)]
+    return dataset(asked.text, classnames, splits[0], splits[1] if len(splits) == 2 else None, list_groups=groups)
+
+
+def _list_in(folder: Path, split: str) -> Path | None:
+    found = sorted({*folder.glob(f"{split}.txt"), *folder.glob(f"*_{split}.txt")})
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise FedbenchError(
+            f"{str(folder)!r} holds several {split} lists: {names}; name one of them: listfile:FILE?test=FILE."
+        )
+    return found[0] if found else None
+
+
+def _read_list(file: Path) -> Rows:
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise FedbenchError(f"the list {str(file)!r} can't be read ({error}); check the path and the file.") from error
+    names, labels = [], []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        name, _, label = line.strip().rpartition(" ")
+        if not name or not (label.isascii() and label.isdigit()):
+            raise FedbenchError(f"{str(file)!r}, line {number}: {line!r} is not 'relative/path.jpg label'; correct it.")
+        path = PurePosixPath(name.strip())
+        if path.is_absolute() or ".." in path.parts:
+            raise FedbenchError(
+                f"{str(file)!r}, line {number}: {name!r} leads out of the image folder; write relative paths."
+            )
+        names.append(str(path))
+        labels.append(int(label))
+    if not names:
+        raise FedbenchError(f"the list {str(file)!r} is empty; it must hold lines 'relative/path.jpg label'.")
+    return tuple(names), tuple(labels)
+
+
+def _classnames(asked: DatasetName, data_dir: Path, folder: Path, classes: int) -> tuple[str, ...]:
+    numbers = [str(label) for label in range(classes)]
+    if "classnames" in asked.options:
+        own = words_in(find(asked.options["classnames"], data_dir, "class names file"), numbers)
+    else:
+        own = words_beside(folder, numbers) or {}
+    missing = [number for number in numbers if number not in own]
+    if missing:
+        raise FedbenchError(
+            f"{asked.location!r}: label {missing[0]} has no name; put classnames.txt with {classes} names, one a line in "
+            f"label order, into {str(folder)!r}, or type ?classnames=FILE."
+        )
+    return tuple(own[number] for number in numbers)
+
+
+def _groups(file: Path, classes: int) -> dict[str, tuple[int, ...]]:
+    if not file.is_file():
+        return {}
+    try:
+        read = json.loads(file.read_text("utf-8"))
+        groups = {str(name): tuple(labels) for name, labels in read.items()}
+        if not all(type(label) is int and 0 <= label < classes for labels in groups.values() for label in labels):
+            raise ValueError(f"labels go from 0 to {classes - 1}")
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise FedbenchError(
+            f'{str(file)!r} can\'t be used ({error}); it must look like {{"many": [0, 1], "few": [2]}}. Correct or delete it.'
+        ) from error
+    return groups

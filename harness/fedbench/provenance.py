@@ -1,0 +1,101 @@
+"""Which code made a result: a hash of the sources, the git commit, and the versions of what they run on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import fedbench
+from fedbench.errors import FedbenchError
+
+_GIT_SECONDS = 5.0
+_LIBRARIES = {
+    "torch": "torch",
+    "torchvision": "torchvision",
+    "open_clip": "open_clip_torch",
+    "transformers": "transformers",
+    "numpy": "numpy",
+    "mlflow": "mlflow",
+}
+"""What an import is called -> the distribution it comes in."""
+
+
+def code_hash(plugin_files: Iterable[Path] = ()) -> str:
+    """sha256 over the Python sources of fedbench, of every package that registers a method, and of plugin files.
+
+    Runs with the same run id and the same code hash are interchangeable, which is what resuming relies on.
+    """
+    digest = hashlib.sha256()
+    for name, path in [*_sources(), *((f"plugin/{p.name}", p) for p in sorted(plugin_files, key=lambda p: p.name))]:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise FedbenchError(f"source file {str(path)!r} cannot be read: {error.strerror}.") from error
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def commit() -> str:
+    """The git commit of fedbench's source tree, with ``+dirty`` where sources differ from it; "" outside a checkout."""
+    folder = Path(fedbench.__file__).parent
+    # An installed copy may lie in the work tree of some other repository, which does not track it.
+    if _git(folder, "ls-files", "--error-unmatch", "--", "__init__.py") is None:
+        return ""
+    head, top = _git(folder, "rev-parse", "HEAD"), _git(folder, "rev-parse", "--show-toplevel")
+    if head is None or top is None:
+        return ""
+    inside = sorted({str(root) for root in _roots().values() if root.resolve().is_relative_to(Path(top).resolve())})
+    return head + ("+dirty" if _git(folder, "status", "--porcelain", "--", *inside) else "")
+
+
+def versions() -> dict[str, str]:
+    """The versions of fedbench, Python and the libraries that can change a number."""
+    found = {"fedbench": fedbench.__version__, "python": platform.python_version()}
+    for name, distribution in _LIBRARIES.items():
+        try:
+            found[name] = version(distribution)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _roots() -> dict[str, Path]:
+    """Top-level package -> its folder, or its file where it is a single module. Imports none of them."""
+    roots = {"fedbench": Path(fedbench.__file__).parent}
+    for point in entry_points(group="fedbench.methods"):
+        package = point.value.partition(":")[0].partition(".")[0]
+        spec = None if package in roots else find_spec(package)
+        if spec is not None and spec.origin is not None:
+            roots[package] = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+        elif spec is not None and spec.submodule_search_locations:
+            roots[package] = Path(next(iter(spec.submodule_search_locations)))
+    return roots
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
+    """Every source file with a name that doesn't depend on where the package is installed, in name order."""
+    for package, root in sorted(_roots().items()):
+        if root.is_file():
+            yield package, root
+        else:
+            for path in sorted(root.rglob("*.py")):
+                yield f"{package}/{path.relative_to(root).as_posix()}", path
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, or None where it fails or is missing."""
+    command = ["git", "-C", str(folder), *arguments]
+    # Without optional locks `git status` leaves the index of a checkout that others use alone.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, env=environment)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,178 @@
+"""The tracking store: where it is, opening it, what is finished in it. MLflow is set up here and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "true")
+# MLflow's own 7 retries keep a user waiting for minutes when the tracking server is down; 4 take half a minute.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from sqlalchemy import Engine, event
+
+from fedbench.errors import FedbenchError
+
+DEFAULT_FOLDER = "fedbench-store"
+EXPERIMENT = "fedbench/"
+"""An experiment is called this and the suite's name."""
+_SQLITE = "sqlite:///"
+_PAGE = 1000
+
+for _noisy in ("mlflow", "alembic"):
+    logging.getLogger(_noisy).setLevel(logging.WARNING)
+
+
+def store_uri(store: str | None) -> str:
+    """The MLflow tracking URI of ``--store``: a folder (a SQLite file in it), or a tracking URI as it is.
+
+    None is ``MLFLOW_TRACKING_URI`` where that is set, else the folder ``fedbench-store`` here. Nothing is created yet;
+    a place that cannot become a store raises FedbenchError.
+    """
+    if store is None:
+        from_environment = os.environ.get("MLFLOW_TRACKING_URI", "")
+        if from_environment:
+            return from_environment
+    given = DEFAULT_FOLDER if store is None else store
+    if "://" in given or given.startswith("file:") or given == "databricks":
+        return given
+    if not given.strip():
+        raise FedbenchError("--store '' is empty; give a folder or an MLflow tracking URI.")
+    folder = Path(given).expanduser().absolute()
+    if any(character in str(folder) for character in "?#%"):
+        raise FedbenchError(f"--store {given!r}: a store's path cannot hold ?, # or %; choose another folder.")
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    if not nearest.is_dir():
+        raise FedbenchError(f"--store {given!r}: {str(nearest)!r} is a file, not a folder; choose another folder.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise FedbenchError(f"--store {given!r}: {str(nearest)!r} is not writable; choose another folder.")
+    return f"{_SQLITE}{folder.as_posix()}/mlflow.db"
+
+
+def open_store(uri: str, *, create: bool) -> MlflowClient | None:
+    """A client of the store; None where its SQLite file does not exist and ``create`` is off.
+
+    Raises FedbenchError for a URI that MLflow does not support, a server out of reach, a folder out of bounds.
+    """
+    database = _database(uri)
+    try:
+        if database is not None and not database.exists():
+            if not create:
+                return None
+            _create(database)
+        client = MlflowClient(uri)
+        client.search_experiments(max_results=1)
+        return client
+    except (MlflowException, OSError) as error:
+        reason = " ".join(str(error).split())[:400]
+        raise FedbenchError(f"the store {uri!r} cannot be used: {reason} Choose another with --store.") from error
+
+
+def experiment_of(client: MlflowClient, uri: str, suite: str) -> str:
+    """The id of the suite's experiment, created where it is missing."""
+    name = EXPERIMENT + suite
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        database = _database(uri)
+        folder = re.sub(r"[^\w.\-]", "_", suite)
+        location = None if database is None else (database.parent / "artifacts" / folder).as_uri()
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException:
+            # another process was faster
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage != "active":
+        raise FedbenchError(
+            f"the experiment {name!r} was deleted from {uri}; bring it back with `mlflow experiments restore "
+            f"--experiment-id {found.experiment_id}`, or choose another store with --store."
+        )
+    return str(found.experiment_id)
+
+
+def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
+    """Suite name and run of every run in the suite's experiment (None: in all of fedbench's) that meets the filter."""
+    names = {
+        experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT)
+        for experiment in _all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'")
+        if suite is None or experiment.name == EXPERIMENT + suite
+    }
+    if names:
+        for run in _all_pages(client.search_runs, experiment_ids=list(names), filter_string=condition):
+            yield names[run.info.experiment_id], run
+
+
+def finished_run_ids(uri: str, suite: str, code_hash: str) -> set[str]:
+    """Ids of the suite's runs that the same code has finished: what the same command need not run again."""
+    client = open_store(uri, create=False)
+    if client is None:
+        return set()
+    condition = f"attributes.status = 'FINISHED' and tags.`fedbench.code_hash` = '{code_hash}'"
+    return {run.data.tags["fedbench.run_id"] for _, run in runs_of(client, suite, condition)}
+
+
+def ui_command(uri: str) -> list[str]:
+    """The command that opens MLflow's web interface on the store; ``--port`` may be appended."""
+    if urlparse(uri).scheme in ("http", "https"):
+        raise FedbenchError(f"the store {uri} is an MLflow server already; open that address in a browser.")
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--workers", "1"]
+    database = _database(uri)
+    if database is None:
+        return command
+    if not database.exists():
+        raise FedbenchError(f"there is no store at {database.parent}; fill one with `fedbench run --suite longtail`.")
+    return [*command, "--default-artifact-root", (database.parent / "artifacts").as_uri()]
+
+
+def _database(uri: str) -> Path | None:
+    return Path(uri.removeprefix(_SQLITE)).absolute() if uri.startswith(_SQLITE) else None
+
+
+def _create(database: Path) -> None:
+    """A new SQLite store, complete or not there at all.
+
+    MLflow's migrations are hundreds of small transactions; without waiting for the disk at each they take a third of
+    the time. The file gets its name only once it is whole, so that an interrupt leaves no half of a store.
+    """
+    database.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = database.with_name(f"{database.name}.{os.getpid()}")
+    unfinished.unlink(missing_ok=True)
+    event.listen(Engine, "connect", _without_waiting)
+    try:
+        store = SqlAlchemyStore(f"{_SQLITE}{unfinished.as_posix()}", (database.parent / "artifacts").as_uri())
+        store.engine.dispose()
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
+        # not a rename: where another process made the store in the meantime, that one stays
+        os.link(unfinished, database)
+    except FileExistsError:
+        pass
+    finally:
+        event.remove(Engine, "connect", _without_waiting)
+        unfinished.unlink(missing_ok=True)
+
+
+def _without_waiting(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
+
+
+def _all_pages(search: Any, **arguments: Any) -> Iterator[Any]:
+    token = None
+    while True:
+        page = search(max_results=_PAGE, page_token=token, **arguments)
+        yield from page
+        token = page.token
+        if not token:
+            return

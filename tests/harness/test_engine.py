@@ -1,0 +1,85 @@
+"""Runs in this process and in a pool give the same numbers; a run that fails leaves the others alone."""
+
+from pathlib import Path
+
+import pytest
+
+from fedbench.engine import RoundFinished, RunFailed, RunFinished, RunStarted, execute
+from fedbench.rounds import Settings
+from fedbench.suite import Overrides, expand, parse_suite
+
+SUITE = """
+name: engine
+dataset: "embedded?train=240&test=40"
+scenario: {preset: iid, clients: 4, participation: 0.5}
+training: {rounds: 2}
+seeds: [0, 1]
+rows: [{method: fedavg}, {method: fedclip}]
+"""
+
+FAULTY = '''
+"""Fails in round 2."""
+from dataclasses import dataclass
+from fedbench.hookspecs import hookimpl
+from fedbench.defaults import average
+
+@dataclass(frozen=True, kw_only=True)
+class P:
+    """None."""
+
+class Faulty:
+    name, citation, Params, recipe = "faulty", "nobody", P, {}
+    def __init__(self, params):
+        pass
+    @hookimpl
+    def aggregate(self, task):
+        """Divides by zero in round 2."""
+        return average(task) if task.round < 2 else 1 / 0
+'''
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("engine")
+    (folder / "faulty.py").write_text(FAULTY)
+    return Settings(Path(folder), folder / "cache", (folder / "faulty.py",))
+
+
+def outcomes(events):
+    finished = [event for event in events if isinstance(event, RunFinished)]
+    drop = ("train_seconds",)
+    return {e.spec.run_id: ({k: v for k, v in e.result.summary.items() if k not in drop}, e.result.predictions)
+            for e in finished}  # fmt: skip
+
+
+def test_a_pool_gives_the_same_numbers_as_this_process_in_any_order(settings):
+    specs = expand(parse_suite(SUITE, "engine"), Overrides())
+    alone = list(execute(specs, settings, workers=1))
+    pooled = list(execute(specs[::-1], settings, workers=2))
+    assert outcomes(alone) == outcomes(pooled)
+    assert len(outcomes(alone)) == 4
+    for events in (alone, pooled):
+        for spec in specs:
+            kinds = [type(event) for event in events if event.spec == spec]
+            assert kinds == [RunStarted, RoundFinished, RoundFinished, RoundFinished, RunFinished]
+
+
+def test_a_failing_run_is_reported_with_round_and_seed_and_the_others_go_on(settings):
+    specs = expand(
+        parse_suite(SUITE, "engine"),
+        Overrides(methods=("faulty", "fedavg"), seeds=(5,), plugin_files=settings.plugin_files),
+    )
+    events = list(execute(specs, settings, workers=1))
+    failed = [event for event in events if isinstance(event, RunFailed)]
+    assert [event.spec.method for event in failed] == ["faulty"]
+    assert "ZeroDivisionError" in failed[0].reason and "round 2, seed 5" in failed[0].reason
+    assert "Traceback" in failed[0].details
+    assert [e.spec.method for e in events if isinstance(e, RunFinished)] == ["fedavg"]
+
+
+def test_a_run_that_cannot_work_fails_with_its_message_and_without_a_traceback(settings):
+    specs = expand(
+        parse_suite(SUITE, "engine"), Overrides(methods=("fedavg",), seeds=(0,), sets=(("labels", "hidden"),))
+    )
+    (failed,) = [event for event in execute(specs, settings, workers=1) if isinstance(event, RunFailed)]
+    assert failed.reason.startswith("this scenario hides the labels") and failed.details == ""
