@@ -36,7 +36,7 @@ def hookimpl(function: _F) -> _F:
 
 def default_hookimpl(function: _F) -> _F:
     """Mark one of the harness's own answers: asked after every method that answers the same hook."""
-    return cast(_F, _impl(function, trylast=True))
+    return _impl(function, trylast=True)
 
 
 class Method(Protocol):

@@ -15,6 +15,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
 # MLflow's own 7 retries keep a user waiting for minutes when the tracking server is down; 4 take half a minute.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")
+# The interface's job workers (for evaluating language models) are processes that fedbench has no use for.
+os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -27,6 +29,8 @@ from fedbench.errors import FedbenchError
 DEFAULT_FOLDER = "fedbench-store"
 EXPERIMENT = "fedbench/"
 """An experiment is called this and the suite's name."""
+FINAL = "final/"
+"""Prefix of the metrics of a finished run, which leaderboards read."""
 _SQLITE = "sqlite:///"
 _PAGE = 1000
 
@@ -151,7 +155,8 @@ def _create(database: Path) -> None:
     unfinished.unlink(missing_ok=True)
     event.listen(Engine, "connect", _without_waiting)
     try:
-        store = SqlAlchemyStore(f"{_SQLITE}{unfinished.as_posix()}", (database.parent / "artifacts").as_uri())
+        artifacts = (database.parent / "artifacts").as_uri()
+        store = SqlAlchemyStore(f"{_SQLITE}{unfinished.as_posix()}", artifacts)  # type: ignore[no-untyped-call]
         store.engine.dispose()
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())

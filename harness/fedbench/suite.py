@@ -172,6 +172,8 @@ def _section(key: str, stack: Sequence[str]) -> tuple[str, str]:
     head, dot, rest = key.partition(".")
     if key == "scenario":
         return "scenario", ""
+    if key in ("seed", "method"):
+        raise FedbenchError(f"{key} is not a setting of a row; give --{key}, which may be repeated.")
     if not dot:
         sections = {"run": _RUN_KEYS, "scenario": Scenario.model_fields, "training": Training.model_fields}
         for section, names in sections.items():

@@ -16,13 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl
 from fedbench.provenance import code_hash, commit, versions
 from fedbench.spec import RunSpec
-from fedbench.store import experiment_of, finished_run_ids, open_store, store_uri, ui_command
+from fedbench.store import FINAL, experiment_of, finished_run_ids, open_store, store_uri, ui_command
 
 # isort: split
+# after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported
 from mlflow.entities import Metric, Param
 from mlflow.utils.validation import (
     MAX_ENTITY_KEY_LENGTH,
@@ -35,9 +38,18 @@ from safetensors.numpy import save_file
 
 __all__ = ["Tracking", "finished_run_ids", "flat_params", "metric_name", "store_uri", "ui_command"]
 
-FINAL = "final/"
-"""Prefix of the metrics a leaderboard reads."""
 _FLUSH_SECONDS = 5.0
+_FACTS = (
+    "data_hash",
+    "weights_hash",
+    "num_clients",
+    "cohort_size",
+    "num_train",
+    "num_test",
+    "trainable_parameters",
+    "round_bytes",
+)
+"""Of `RunInfo`, written as tags."""
 
 
 @dataclass
@@ -45,7 +57,8 @@ class _Open:
     """An MLflow run that goes on."""
 
     id: str
-    flushed: float = field(default_factory=time.monotonic)
+    flushed: float
+    """When metrics were last sent, on the monotonic clock."""
     waiting: list[Metric] = field(default_factory=list)
     bytes_up: int = 0
     bytes_down: int = 0
@@ -73,8 +86,8 @@ class Tracking:
     @hookimpl
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
         """An MLflow run with everything that is known before the first round."""
-        facts = {"data_hash": info.data_hash, "weights_hash": info.weights_hash, "owners": json.dumps(dict(info.owners))}
-        for name in ("num_clients", "cohort_size", "num_train", "num_test", "trainable_parameters", "round_bytes"):
+        facts = {"owners": json.dumps(dict(info.owners))}
+        for name in _FACTS:
             facts[name] = str(getattr(info, name))
         self._begin(spec, {f"fedbench.{name}": value for name, value in facts.items()})
 
@@ -125,7 +138,7 @@ class Tracking:
         tags = {name: value[:MAX_TAG_VAL_LENGTH] for name, value in tags.items()}
         name = f"{spec.row} · seed {spec.seed}"
         created = self._client.create_run(self._experiment, run_name=name, tags=tags)
-        self._open[spec.run_id] = _Open(created.info.run_id)
+        self._open[spec.run_id] = _Open(created.info.run_id, time.monotonic())
         params = [Param(_valid_key(key), value[:MAX_PARAM_VAL_LENGTH]) for key, value in flat_params(spec).items()]
         for start in range(0, len(params), MAX_PARAMS_TAGS_PER_BATCH):
             batch = params[start : start + MAX_PARAMS_TAGS_PER_BATCH]
@@ -144,7 +157,7 @@ class Tracking:
 
 
 def flat_params(spec: RunSpec) -> dict[str, str]:
-    """The whole spec as text: ``scenario.*``, ``training.*``, ``METHOD.*`` and the rest by name; JSON but for strings."""
+    """The whole spec as text: ``scenario.*``, ``training.*``, ``METHOD.*``, the rest by name. None is ``none``."""
     content = spec.model_dump(mode="json")
     sections = {"": content, "scenario.": content.pop("scenario"), "training.": content.pop("training")}
     sections |= {f"{method}.": values for method, values in content.pop("params").items()}
@@ -183,4 +196,6 @@ def _write_artifacts(folder: Path, spec: RunSpec, info: RunInfo, result: RunResu
     (folder / "owners.json").write_text(json.dumps(dict(info.owners), indent=2) + "\n", encoding="utf-8")
     lines = [f"{sample},{label}" for sample, label in enumerate(result.predictions)]
     (folder / "predictions.csv").write_text("\n".join(["sample,predicted", *lines]) + "\n", encoding="utf-8")
-    save_file(dict(result.weights), folder / "weights.safetensors")
+    # safetensors writes memory as it lies; channels-last kernels would come back scrambled
+    contiguous = {name: np.asarray(array, order="C") for name, array in result.weights.items()}
+    save_file(contiguous, folder / "weights.safetensors")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +23,7 @@ from fedbench.cli.app import main
 from fedbench.cli.live import LiveProgress
 from fedbench.cli.progress import PlainProgress, Progress
 from fedbench.engine import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
-from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, plugin_manager, relay
+from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
 from fedbench.rounds import Settings
 from fedbench.spec import RunSpec, Training
 from fedbench.testing import tiny_dataset
@@ -135,7 +139,7 @@ def test_missing_store_is_an_error_and_is_not_made(fedbench: Command, tmp_path: 
 def test_other_exceptions_keep_their_traceback(
     fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
 ) -> None:
-    def broken(_: object) -> int:
+    def broken(*_: object) -> int:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(execution, "carry_out", broken)
@@ -320,7 +324,9 @@ def faked_run(
     monkeypatch.setattr(execution, "finished_run_ids", lambda *_: set())
     monkeypatch.setattr(execution, "code_hash", lambda *_: "code")
     monkeypatch.setattr(execution, "Tracking", tracking)
-    monkeypatch.setattr(execution, "load_results", lambda *_: ())
+    monkeypatch.setattr(execution, "load_results", lambda *_: None)
+    monkeypatch.setattr(execution, "leaderboard", lambda *_: None)
+    monkeypatch.setattr(execution, "render_terminal", lambda _: "the leaderboard")
     monkeypatch.setattr(execution.engine, "execute", events)
     return made
 
@@ -345,6 +351,46 @@ def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
     assert ended.err == expected
     assert made[0].interrupted == [True]
     assert closed == [2]
+
+
+def test_ctrl_c_while_an_event_is_tracked_waits_until_it_is_stored(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
+) -> None:
+    stored = []
+
+    class Interrupted(FakeTracking):
+        @hookimpl
+        def run_finished(self, spec: RunSpec) -> None:
+            signal.raise_signal(signal.SIGINT)
+            stored.append(spec.seed)
+
+    faked_run(monkeypatch, execution, lambda specs, *_: (event for spec in specs for event in life(spec)))
+    monkeypatch.setattr(execution, "Tracking", Interrupted)
+    ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1")
+    assert ended.code == 130
+    assert stored == [0]
+    assert "interrupted: 1 of 2 runs" in ended.err
+
+
+def test_ctrl_c_ends_the_web_interface_quietly(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started = tmp_path / "started"
+    serve = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
+    monkeypatch.setattr("fedbench.tracking.ui_command", lambda _: [sys.executable, "-c", serve])
+
+    def press_ctrl_c() -> None:
+        while not started.exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press_ctrl_c, daemon=True).start()
+    began = time.monotonic()
+    ended = fedbench("ui", "--port", "5001")
+    assert ended.code == 0
+    assert "http://127.0.0.1:5001" in ended.out
+    assert ended.err == ""
+    assert time.monotonic() - began < 30
 
 
 def test_ctrl_c_elsewhere_exits_130_without_a_traceback(

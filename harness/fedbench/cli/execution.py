@@ -1,13 +1,14 @@
-"""Carrying out ``fedbench run``: plan, skip what is stored, run the rest, show the leaderboard."""
+"""Carrying out ``fedbench run``: skip what is stored, run the rest, show the leaderboard."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -28,13 +29,8 @@ from fedbench.tracking import Tracking, finished_run_ids, store_uri
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
 
-def carry_out(request: Request) -> int:
-    """Do what ``request`` asks; the exit code. Bad input raises FedbenchError before anything is run."""
-    suite, specs = plan.requested(request)
-    settings = Settings(request.data_dir, request.cache_dir, request.plugin_files)
-    if request.dry_run:
-        plan.show(suite, plan.plan(specs, settings))
-        return FINE
+def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings: Settings) -> int:
+    """Run what is not in the store yet; the exit code. Bad input raises FedbenchError before anything is run."""
     uri = store_uri(request.store)
     finished = set() if request.rerun else finished_run_ids(uri, suite.name, code_hash(request.plugin_files))
     pending = [spec for spec in specs if spec.run_id not in finished]
@@ -42,6 +38,7 @@ def carry_out(request: Request) -> int:
     if skipped:
         say(f"{skipped} of {len(specs)} runs are in the store already and are skipped; --rerun repeats them.")
     failures: list[engine.RunFailed] = []
+    done = skipped
     if pending:
         plan.plan(pending, settings)
         is_live = console().is_terminal and not request.plain
@@ -50,13 +47,17 @@ def carry_out(request: Request) -> int:
         try:
             failures = _execute(pending, settings, request.workers or engine.default_workers(), tracking, view)
         except KeyboardInterrupt:
-            tracking.interrupt()
+            with _shielded():
+                tracking.interrupt()
             stored = f"{skipped + view.done} of {len(specs)} runs are finished and stored"
             complain(f"{stored}; the same command resumes with the rest.", label="interrupted")
             _leave_while_busy()
             return INTERRUPTED
-    _show_leaderboard(suite, uri)
-    _show_next_steps(suite, request.store, uri)
+        done += view.done
+    if done:
+        board = leaderboard(load_results(uri, suite.name), suite.columns, suite.baseline)
+        console().print(render_terminal(board))
+        _show_next_steps(suite, request.store, uri)
     _report(failures, uri)
     return SOME_FAILED if failures else FINE
 
@@ -73,10 +74,24 @@ def _execute(
     failures = []
     with view, closing(engine.execute(specs, settings, workers)) as events:
         for event in events:
-            engine.notify(hooks, event)
+            with _shielded():
+                engine.notify(hooks, event)
             if isinstance(event, engine.RunFailed):
                 failures.append(event)
     return failures
+
+
+@contextmanager
+def _shielded() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, so that an event reaches the store whole and no run stays half written."""
+    asked = []
+    before = signal.signal(signal.SIGINT, lambda *_: asked.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        raise KeyboardInterrupt
 
 
 def _leave_while_busy() -> None:
@@ -85,12 +100,6 @@ def _leave_while_busy() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(INTERRUPTED)
-
-
-def _show_leaderboard(suite: Suite, uri: str) -> None:
-    results = load_results(uri, suite.name)
-    if len(results):
-        console().print(render_terminal(leaderboard(results, suite.columns, suite.baseline)))
 
 
 def _show_next_steps(suite: Suite, store: str | None, uri: str) -> None:

@@ -12,7 +12,6 @@ import typer
 
 from fedbench.cli.console import console, say
 from fedbench.cli.options import Store
-from fedbench.errors import FedbenchError
 
 
 class Format(enum.StrEnum):
@@ -39,17 +38,15 @@ def leaderboard(
     uri = store_uri(store)
     name, columns, baseline = _reading(suite)
     results = load_results(uri, name)
-    if not len(results):
-        raise FedbenchError(f"the store {uri} has no results{f' of suite {name!r}' if name else ''}; see fedbench run.")
     if output is not None:
-        write(results, output, shlex.join(["fedbench", *sys.argv[1:]]))
+        write(results, output, shlex.join(["fedbench", *sys.argv[1:]]), columns, baseline)
         say(f"written to {output}")
         return
     board = rank(results, columns, baseline)
     if shape is Format.terminal:
         console().print(render_terminal(board))
     else:
-        sys.stdout.write(to_markdown(board) if shape is Format.markdown else board.to_csv())
+        sys.stdout.write(to_markdown(board) if shape is Format.markdown else board.to_csv(index=False))
 
 
 def _reading(suite: str | None) -> tuple[str | None, tuple[str, ...], str]:

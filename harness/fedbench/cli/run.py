@@ -27,7 +27,6 @@ class Request:
     data_dir: Path = Path("data")
     cache_dir: Path = Path("~/.cache/fedbench")
     workers: int | None = None
-    dry_run: bool = False
     rerun: bool = False
     plain: bool = False
 
@@ -65,7 +64,8 @@ def run(
 
     Runs already in the store, made by the same code, are skipped, so the same command resumes what was interrupted.
     """
-    from fedbench.cli.execution import carry_out
+    from fedbench.cli import plan
+    from fedbench.rounds import Settings
 
     request = Request(
         suite=suite,
@@ -80,8 +80,15 @@ def run(
         data_dir=data_dir.expanduser(),
         cache_dir=cache_dir.expanduser(),
         workers=workers,
-        dry_run=dry_run,
         rerun=rerun,
         plain=plain,
     )
-    raise typer.Exit(carry_out(request))
+    chosen, specs = plan.requested(request)
+    settings = Settings(request.data_dir, request.cache_dir, request.plugin_files)
+    if dry_run:
+        plan.show(chosen, plan.plan(specs, settings))
+        return
+    # imports MLflow, which neither wrong input nor a dry run should wait for
+    from fedbench.cli.execution import carry_out
+
+    raise typer.Exit(carry_out(request, chosen, specs, settings))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from typing import Annotated
 
@@ -27,7 +29,10 @@ def ui(
 
     uri = store_uri(store)
     say(f"{uri} at http://127.0.0.1:{port}, Ctrl-C ends it")
-    server = subprocess.Popen([*ui_command(uri), "--port", str(port)])
+    # in a process group of its own, Ctrl-C doesn't reach the server half-way through its imports
+    server = subprocess.Popen([*ui_command(uri), "--port", str(port)], stdin=subprocess.DEVNULL, process_group=0)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)
     try:
         code = server.wait()
     except KeyboardInterrupt:
@@ -38,9 +43,10 @@ def ui(
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """Ctrl-C reached the server too; wait for it, and stop it if it stays."""
+    """End the server with all its workers."""
+    os.killpg(server.pid, signal.SIGTERM)
     try:
         server.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
-        server.kill()
+        os.killpg(server.pid, signal.SIGKILL)
         server.wait()

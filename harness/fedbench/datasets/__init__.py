@@ -37,7 +37,7 @@ SOURCES = {
     "hf": Source(
         "huggingface",
         "a Hugging Face data set, by its name on the Hub or as a local folder of parquet files",
-        options=("config", "train", "test", "image", "label", "domain", "size", "classnames"),
+        options=("config", "train", "test", "image", "label", "domain", "size", "classnames", "names"),
         location="NAME_OR_PATH",
     ),
     "listfile": Source(

@@ -124,7 +124,6 @@ LABEL_ORDERS = {
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
     "fashion-mnist": FASHION,
-    "fashion_mnist": FASHION,
 }
 """What the labels 0, 1, ... stand for in copies of well-known data sets that carry numbers only."""
 
@@ -145,25 +144,35 @@ def words_for(names: Sequence[str], where: str, own: Mapping[str, str] | None = 
 
 
 def read_words(file: str, text: bytes, names: Sequence[str]) -> dict[str, str]:
-    """Words by raw name from ``classnames.json`` ({raw: words}) or ``classnames.txt`` (one a line, in label order)."""
+    """Words by raw name from ``classnames.json`` or ``classnames.txt``.
+
+    The JSON is {raw: words}, or like the lines of the text file a list of words in label order.
+    """
     todo = "one name a line, in the order of the labels"
     try:
         if file.endswith(".json"):
-            todo = 'an object like {"raw_name": "its words"}'
+            todo = 'an object like {"raw_name": "its words"}, or a list of words in the order of the labels'
             own = json.loads(text.decode("utf-8-sig"))
         else:
-            lines = text.decode("utf-8-sig").strip().splitlines()
-            if len(lines) != len(names):
-                raise FedbenchError(
-                    f"{file!r} has {len(lines)} lines for {len(names)} classes; it must hold {todo}, one for each of "
-                    f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}."
-                )
-            own = dict(zip(names, (line.strip() for line in lines), strict=True))
+            own = text.decode("utf-8-sig").strip().splitlines()
     except ValueError as error:
         raise FedbenchError(f"class names in {file!r} can't be read ({error}); it must hold {todo}.") from error
+    if isinstance(own, list) and all(isinstance(words, str) for words in own):
+        own = listed_words(own, names, f"class names file {file!r}")
     if not isinstance(own, dict) or not all(isinstance(words, str) and words.strip() for words in own.values()):
         raise FedbenchError(f"class names in {file!r} are not all words; it must hold {todo}.")
     return {raw: words.strip() for raw, words in own.items()}
+
+
+def listed_words(words: Sequence[str], names: Sequence[str], where: str) -> dict[str, str]:
+    """Words given in label order, by raw name. ``where`` names their origin in the error."""
+    if len(words) != len(names) or not all(each.strip() for each in words):
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        raise FedbenchError(
+            f"{where} has {len([each for each in words if each.strip()])} class names for {len(names)} classes; give "
+            f"one for each of {shown}, in that order."
+        )
+    return {name: each.strip() for name, each in zip(names, words, strict=True)}
 
 
 def words_in(file: Path, names: Sequence[str]) -> dict[str, str]:

@@ -41,7 +41,7 @@ def choose_columns(asked: DatasetName, features: Mapping[str, Any]) -> Columns:
     ):
         if not fits:
             raise FedbenchError(
-                f"{asked.location!r}: column {column!r} can't be the {option}, it holds no class labels and no strings; "
+                f"{asked.location!r}: column {column!r} holds no class labels and no strings; "
                 f"type ?{option}=COLUMN with another."
             )
     return Columns(image, label, domain)

@@ -20,7 +20,8 @@ def load_splits(asked: DatasetName, folder: Path | None, cache: Path) -> Mapping
     import pyarrow
 
     config = asked.options.get("config")
-    arguments = {"name": config, "cache_dir": str(cache)}
+    # In memory there would be no Arrow files to tell by whether the data have changed.
+    arguments = {"name": config, "cache_dir": str(cache), "keep_in_memory": False}
     # The library reports problems by these; pyarrow's own come up for damaged files.
     problems = (OSError, ValueError, datasets.exceptions.DatasetsError, pyarrow.ArrowException)
     with _quiet(datasets):

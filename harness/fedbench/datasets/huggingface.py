@@ -4,10 +4,12 @@ Columns are found by feature type: the one Image column, the one ClassLabel colu
 feature types, an image is a struct of ``bytes`` and ``path``, and the one integer column is the label. Options:
 ``image=``, ``label=``, ``domain=`` name columns; ``train=``, ``test=`` name splits (default ``train``, and ``test`` or
 ``validation`` where there is one); ``config=`` a configuration of the data set; ``size=N`` as for image folders;
-``classnames=FILE``, by default ``classnames.json`` or ``classnames.txt`` in a local folder.
+``classnames=FILE`` or ``classnames=a,b,c`` (in label order), by default ``classnames.json`` or ``classnames.txt`` in a
+local folder.
 
-Integer labels have no names. A folder or Hub data set called cifar10, cifar100 or fashion_mnist gets the published
-ones if their number fits; others need a file of names.
+Integer labels have no names. A folder or Hub data set called cifar10, cifar100 or fashion-mnist gets the published ones
+if their number fits, and ``names=cifar10`` says so of a data set called otherwise; all others need ``classnames=`` or a
+file of names.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbench.datasets.classnames import LABEL_ORDERS, words_beside, words_for, words_in
+from fedbench.datasets.classnames import LABEL_ORDERS, listed_words, words_beside, words_for, words_in
 from fedbench.datasets.columns import Columns, choose_columns
 from fedbench.datasets.content import dataset
 from fedbench.datasets.hub import load_splits
@@ -77,7 +79,7 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     folder = _local(asked.location, data_dir)
     splits = load_splits(asked, folder, cache_dir / "huggingface")
     train = _choose_split(asked, splits, "train", ("train",))
-    test = _choose_split(asked, splits, "test", TESTS)
+    test = _choose_split(asked, splits, "test", [name for name in TESTS if name != train])
     chosen = [name for name in (train, test) if name is not None]
     columns = choose_columns(asked, splits[chosen[0]].features)
     raw, labels = _categories(asked, splits, chosen, columns.label)
@@ -112,7 +114,7 @@ def _choose_split(asked: DatasetName, splits: Mapping[str, Any], role: str, name
         if len(splits) > 1:
             raise FedbenchError(f"{asked.location!r} has no split 'train'; type ?train=NAME with one of {known}.")
         found = list(splits)
-    return found[0] if found and found[0] != asked.options.get("train") else None
+    return found[0] if found else None
 
 
 def _images(split: Any, where: str, columns: Columns) -> ImageColumn:
@@ -159,14 +161,35 @@ def _categories(
 def _classnames(
     asked: DatasetName, data_dir: Path, folder: Path | None, raw: list[str], labels: Mapping[str, Tensor]
 ) -> tuple[str, ...]:
+    where = repr(asked.location)
+    are_numbers = raw == [str(number) for number in range(len(raw))]
+    known = asked.choice("names", tuple(LABEL_ORDERS))
+    if known is not None:
+        order = LABEL_ORDERS[known]
+        if not are_numbers or len(raw) > len(order):
+            found = f"labels up to {len(raw) - 1}" if are_numbers else "class names of its own"
+            raise FedbenchError(f"{where} has {found}, so option names={known!r} doesn't fit; leave it out.")
+        # A copy may lack the last classes; the class list is that of the data set all the same.
+        return words_for(order, where)
+    given = asked.options.get("classnames")
     own = None
-    if "classnames" in asked.options:
-        own = words_in(find(asked.options["classnames"], data_dir, "class names file"), raw)
+    if given is not None and "," in given:
+        own = listed_words(given.split(","), raw, f"{where}: option classnames={given!r}")
+    elif given is not None:
+        own = words_in(find(given, data_dir, "class names file"), raw)
     elif folder is not None:
         own = words_beside(folder, raw)
-    if own is None and raw == [str(number) for number in range(len(raw))]:
-        order = LABEL_ORDERS.get((folder or Path(asked.location)).resolve().name.lower())
-        if order is not None and len(order) == len(raw):
-            log.info("%s: the labels are numbers; taking the published class names of that data set", asked.location)
-            return words_for(order, repr(asked.location))
-    return words_for(raw, repr(asked.location), own)
+    if own is None and are_numbers:
+        called = (folder or Path(asked.location)).resolve().name.lower().replace("_", "-")
+        order = LABEL_ORDERS.get(called, ())
+        if len(order) == len(raw):
+            log.info("%s: labels are numbers; taking the published class names of %s", where, called)
+            return words_for(order, where)
+        fitting = " or ".join(f"?names={name}" for name, order in LABEL_ORDERS.items() if len(order) == len(raw))
+        maybe = f"{fitting} if they are that data set, or " if fitting else ""
+        raise FedbenchError(
+            f"{where}: the labels are the numbers 0 to {len(raw) - 1} without names; type {maybe}?classnames=a,b,c "
+            "or ?classnames=FILE, or "
+            'put classnames.json (["first", "second", ...]) beside the data.'
+        )
+    return words_for(raw, where, own)

@@ -29,6 +29,8 @@ MEMORY_LIMIT = 512 * 2**20
 """Decoded bytes up to which a split is kept in memory."""
 DEFAULT_SIZE = 224
 """The side in pixels that images of differing sizes are brought to, CLIP's usual input."""
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+"""Pillow tells formats by content and would hand some to other programs (EPS to Ghostscript); these it reads itself."""
 DECODING_VERSION = 1
 """Raised whenever the same file would give other pixels."""
 
@@ -131,7 +133,7 @@ def _size(data: bytes, name: str) -> tuple[int, int]:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return image.height, image.width
     except (*_BROKEN, Image.DecompressionBombError) as error:
         raise _undecodable(name, error) from error
@@ -144,7 +146,10 @@ def decode(data: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
     height, width = size
     try:
         # Palette images with transparency warn about a conversion that is meant.
-        with Image.open(io.BytesIO(data)) as opened, warnings.catch_warnings(action="ignore", category=UserWarning):
+        with (
+            Image.open(io.BytesIO(data), formats=FORMATS) as opened,
+            warnings.catch_warnings(action="ignore", category=UserWarning),
+        ):
             image = opened.convert("RGB")
     except (*_BROKEN, Image.DecompressionBombError) as error:
         raise _undecodable(name, error) from error

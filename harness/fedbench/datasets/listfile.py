@@ -90,8 +90,8 @@ def _classnames(asked: DatasetName, data_dir: Path, folder: Path, classes: int) 
     missing = [number for number in numbers if number not in own]
     if missing:
         raise FedbenchError(
-            f"{asked.location!r}: label {missing[0]} has no name; put classnames.txt with {classes} names, one a line in "
-            f"label order, into {str(folder)!r}, or type ?classnames=FILE."
+            f"{asked.location!r}: label {missing[0]} has no name; put classnames.txt with {classes} names, one a line "
+            f"in label order, into {str(folder)!r}, or type ?classnames=FILE."
         )
     return tuple(own[number] for number in numbers)
 
@@ -106,6 +106,6 @@ def _groups(file: Path, classes: int) -> dict[str, tuple[int, ...]]:
             raise ValueError(f"labels go from 0 to {classes - 1}")
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise FedbenchError(
-            f'{str(file)!r} can\'t be used ({error}); it must look like {{"many": [0, 1], "few": [2]}}. Correct or delete it.'
+            f'{str(file)!r} can\'t be used ({error}); write {{"many": [0, 1], "few": [2]}} or delete it.'
         ) from error
     return groups

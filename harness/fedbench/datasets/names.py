@@ -91,5 +91,5 @@ def find(path: str, data_dir: Path, what: str) -> Path:
     for candidate in (typed, data_dir / typed):
         if candidate.exists():
             return candidate
-    below = "" if typed.is_absolute() else f" and not below {str(data_dir)!r} either"
-    raise FedbenchError(f"{what} {path!r} doesn't exist{below}; check the path or put the data there.")
+    below = "" if typed.is_absolute() else f", here or below {str(data_dir)!r}"
+    raise FedbenchError(f"{what} {path!r} does not exist{below}; check the path or put the data there.")

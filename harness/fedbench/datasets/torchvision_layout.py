@@ -37,7 +37,7 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     # torchvision raises RuntimeError for files that are missing or fail their checksum; assertions and ValueError
     # come from its reader of Fashion-MNIST's files, OSError (URLError) from downloads.
     except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:
-        reason = str(error) or "a file is damaged"
+        reason = str(error) or "a file is cut short"
         todo = "check the network, or copy the files there" if download else f"delete it and {_todo(asked.scheme)}"
         raise FedbenchError(f"{asked.scheme} can't be read from {str(folder)!r} ({reason}); {todo}.") from error
     return dataset(asked.text, words_for(train.classes, str(folder)), _split(train), _split(test))
@@ -48,7 +48,9 @@ def _check_files(scheme: str, kind: Any, folder: Path) -> None:
     from torchvision.datasets.utils import check_integrity
 
     if not folder.is_dir():
-        raise FedbenchError(f"{scheme} is not in {str(folder)!r}: no such folder. {_todo(scheme).capitalize()}.")
+        raise FedbenchError(
+            f"{scheme} is not in {str(folder.parent)!r}: no folder {folder.name!r} there; {_todo(scheme)}."
+        )
     if scheme == "fashion-mnist":
         # Unpacked, these files have no published checksum; they are plain arrays, and a short one fails to load.
         published = [(f"raw/{Path(name).stem}", None) for name, _ in kind.resources]
@@ -66,7 +68,7 @@ def _check_files(scheme: str, kind: Any, folder: Path) -> None:
 
 
 def _todo(scheme: str) -> str:
-    return f"download it by typing '{scheme}?download=true', or point --data-dir at the folder that holds its folder"
+    return f"type {scheme}?download=true to download it, or point --data-dir at the folder that holds its files"
 
 
 def _split(source: Any) -> Split:

@@ -1,0 +1,19 @@
+"""Fixtures for all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data that some tests read; they are skipped where there is none.
+
+    ``FEDBENCH_SHARED`` names the folder that holds ``data``; by default it is ``shared`` beside the repository.
+    """
+    beside = Path(__file__).resolve().parents[2] / "shared"
+    folder = Path(os.environ.get("FEDBENCH_SHARED", beside)) / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real data in {folder}; set FEDBENCH_SHARED to a folder with data/cifar10 and data/pacs128.tar")
+    return folder

@@ -1,0 +1,251 @@
+"""The leaderboard's arithmetic, worked out by hand, what may stand in one table, and what readers see."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from fedbench import store, tracking
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import RoundRecord, RunInfo, RunResult
+from fedbench.leaderboard import leaderboard, load_results, render_terminal, to_csv, to_markdown, write
+from fedbench.results import _line, scenario_summary
+from fedbench.scenarios.scenario import Scenario
+from fedbench.spec import RunSpec, Training
+
+LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)
+# seed -> head, tail; accuracy is between them
+FEDAVG = {0: 60.0, 1: 62.0, 2: 67.0}
+FEDPROX = {0: 61.0, 1: 65.0, 2: 69.0}
+
+
+def spec(method: str, seed: int, **given: Any) -> RunSpec:
+    params = {"fedprox": {"mu": given.pop("mu", 0.1)}} if method == "fedprox" else {}
+    training = Training(rounds=given.pop("rounds", 20), lr=given.pop("lr", 0.01))
+    return RunSpec(method=method, params=params, seed=seed, scenario=LONGTAIL, training=training, **given)
+
+
+def track(listener: tracking.Tracking, spec: RunSpec, accuracy: float, **metrics: float) -> None:
+    """A finished run with this final accuracy, 1.5 MB up, 0.5 MB down and 12 s."""
+    info = RunInfo({}, "d" * 64, f"{spec.backbone:w<64}", 20, 8, 400, 80, 6, 24)
+    summary = {"global_accuracy": accuracy, "bytes_up": 1.5e6, "bytes_down": 0.5e6, **metrics}
+    listener.run_started(spec, info)
+    listener.round_finished(spec, RoundRecord(0, (), {"global_accuracy": accuracy}, 0, 0, 0.0))
+    listener.run_finished(spec, info, RunResult((), summary, (0, 1), {"w": np.zeros(2)}, 12.0))
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with a suite of two methods on three seeds, tracked once."""
+    uri = store.store_uri(str(tmp_path_factory.mktemp("store")))
+    listener = tracking.Tracking(uri, "longtail")
+    track(listener, spec("fedavg", 0), 11.0)  # superseded below
+    for seed in FEDAVG:
+        track(listener, spec("fedavg", seed), FEDAVG[seed], head_accuracy=80.0, tail_accuracy=40.0 + seed)
+        track(listener, spec("fedprox", seed), FEDPROX[seed], head_accuracy=79.0, tail_accuracy=50.0 + seed)
+    listener.run_failed(spec("fedclip", 0), "no")
+    return uri
+
+
+@pytest.fixture
+def results(uri: str) -> pd.DataFrame:
+    return load_results(uri, "longtail")
+
+
+def made(specs: Sequence[tuple[RunSpec, float]]) -> pd.DataFrame:
+    """Results as ``load_results`` would give them, without a store; each run started a second after the one before."""
+    lines = []
+    for number, (one, accuracy) in enumerate(specs):
+        tags = {"fedbench.row": one.row, "fedbench.run_id": one.run_id, "fedbench.commit": "c" * 40}
+        tags |= {"fedbench.data_hash": "d" * 64, "fedbench.num_clients": "20"}
+        metrics = {"final/global_accuracy": accuracy, "final/bytes_up": 1e6, "final/bytes_down": 1e6}
+        data = SimpleNamespace(tags=tags, params=tracking.flat_params(one), metrics={**metrics, "final/seconds": 1.0})
+        lines.append(_line("s", SimpleNamespace(data=data, info=SimpleNamespace(start_time=1000 * number))))
+    return pd.DataFrame(lines)
+
+
+def shown(board: pd.DataFrame, width: int = 110) -> str:
+    console = Console(width=width, no_color=True, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render_terminal(board))
+    return capture.get()
+
+
+def test_results_are_one_line_a_finished_run_and_the_newest_of_its_id(results: pd.DataFrame) -> None:
+    assert len(results) == 6
+    first = results[(results["method"] == "fedavg") & (results["seed"] == 0)].iloc[0]
+    assert first["final/global_accuracy"] == 60.0
+    assert first["run_id"] == spec("fedavg", 0).run_id
+    assert (first["row"], first["backbone"], first["tune"]) == ("fedavg · clip:embedded", "clip:embedded", "auto")
+    assert (first["suite"], first["dataset"], first["rounds"]) == ("longtail", "embedded", "20")
+    assert first["scenario"] == "imbalance 100.0, dirichlet(0.5), 40 % participating"
+    assert (first["data_hash"], first["num_clients"], first["final/seconds"]) == ("d" * 64, 20, 12.0)
+
+
+def test_mean_and_sample_std_over_seeds(results: pd.DataFrame) -> None:
+    board = leaderboard(results).set_index("row")
+    fedavg = board.loc["fedavg · clip:embedded"]
+    # 60, 62, 67: mean 63, deviations -3, -1, 4, squares 26, over n - 1 = 2: 13
+    assert fedavg["global_accuracy_mean"] == pytest.approx(63.0)
+    assert fedavg["global_accuracy_std"] == pytest.approx(13**0.5)
+    assert (fedavg["tail_accuracy_mean"], fedavg["tail_accuracy_std"]) == pytest.approx((41.0, 1.0))
+    assert (fedavg["bytes_up_mean"], fedavg["bytes_down_mean"], fedavg["seconds_mean"]) == (1.5e6, 0.5e6, 12.0)
+    assert fedavg["seeds"] == 3
+
+
+def test_the_difference_is_paired_over_seeds(results: pd.DataFrame) -> None:
+    board = leaderboard(results).set_index("row")
+    fedprox = board.loc["fedprox · clip:embedded"]
+    # 61-60, 65-62, 69-67 = 1, 3, 2: mean 2, sample std 1; unpaired it would be about 5
+    assert (fedprox["delta_mean"], fedprox["delta_std"], fedprox["delta_seeds"]) == (2.0, 1.0, 3)
+    assert np.isnan(board.loc["fedavg · clip:embedded", "delta_mean"])
+
+
+def test_rows_are_sorted_by_accuracy_and_absent_metrics_have_no_column(results: pd.DataFrame) -> None:
+    board = leaderboard(results)
+    assert board["row"].tolist() == ["fedprox · clip:embedded", "fedavg · clip:embedded"]
+    assert "head_accuracy_mean" in board and "worst_client_accuracy_mean" not in board
+    chosen = leaderboard(results, ("tail", "never_measured"))
+    assert "tail_accuracy_mean" in chosen and "head_accuracy_mean" not in chosen
+    assert not [column for column in chosen if "never" in column]
+
+
+def test_runs_of_another_budget_or_data_set_or_scenario_get_a_table_of_their_own() -> None:
+    base = [(spec("fedavg", 0), 60.0), (spec("fedavg", 0, rounds=5), 50.0), (spec("fedavg", 0, dataset="other"), 40.0)]
+    iid = spec("fedavg", 0).model_copy(update={"scenario": Scenario()})
+    board = leaderboard(made([*base, (iid, 30.0)]))
+    assert board["block"].tolist() == [0, 1, 2, 3]
+    assert board["global_accuracy_mean"].tolist() == [30.0, 40.0, 50.0, 60.0]  # newest first
+    assert "iid, 100 % participating" in board["caption"][0]
+    assert board["caption"][1].startswith("other (data dddddddd)")
+    assert "5 rounds of 1 local epoch, batch 32" in board["caption"][2]
+
+
+def test_a_row_with_other_seeds_has_its_own_table_and_pairs_over_common_seeds() -> None:
+    runs = [(spec("fedavg", seed), 60.0 + seed) for seed in range(3)]
+    board = leaderboard(made([*runs, (spec("fedprox", 1), 66.0), (spec("fedprox", 7), 99.0)]))
+    assert board["row"].tolist() == ["fedavg · clip:embedded", "fedprox · clip:embedded"]
+    assert board["block"].tolist() == [0, 1]
+    assert "seeds 0, 1, 2" in board["caption"][0] and "seeds 1, 7" in board["caption"][1]
+    # only seed 1 is common: 66 - 61
+    assert (board["delta_mean"][1], board["delta_seeds"][1]) == (5.0, 1)
+    assert np.isnan(board["delta_std"][1])
+
+
+def test_rows_of_one_name_that_differ_in_a_setting_are_not_averaged() -> None:
+    board = leaderboard(made([(spec("fedprox", 0, mu=0.1), 60.0), (spec("fedprox", 0, mu=1.0), 70.0)]))
+    assert board["row"].tolist() == [
+        "fedprox · clip:embedded [fedprox.mu=1.0]",
+        "fedprox · clip:embedded [fedprox.mu=0.1]",
+    ]
+    assert board["seeds"].tolist() == [1, 1]
+
+
+def test_each_row_meets_the_baseline_on_its_own_backbone() -> None:
+    backbones = {"clip:embedded": 60.0, "convnet": 30.0}
+    runs = [(spec("fedavg", 0, backbone=name), accuracy) for name, accuracy in backbones.items()]
+    runs += [(spec("fedprox", 0, backbone=name), accuracy + 1) for name, accuracy in backbones.items()]
+    board = leaderboard(made(runs)).set_index("row")
+    assert board.loc["fedprox · convnet", "delta_mean"] == 1.0
+    assert board.loc["fedprox · clip:embedded", "delta_mean"] == 1.0
+    whole_row = leaderboard(made(runs), baseline="fedavg · clip:embedded").set_index("row")
+    assert whole_row.loc["fedprox · convnet", "delta_mean"] == -29.0
+
+
+def test_the_terminal_table_fits_and_marks_the_best(results: pd.DataFrame) -> None:
+    text = shown(leaderboard(results))
+    assert max(len(line) for line in text.splitlines()) <= 110
+    assert "65.0 ± 4.0" in text and "63.0 ± 3.6" in text and "+2.0 ± 1.0" in text
+    assert "…" not in text
+    console = Console(width=110, force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(render_terminal(leaderboard(results)))
+    assert "\x1b[1m65.0 ± 4.0\x1b[0m" in capture.get()
+    assert "\x1b[1m63.0 ± 3.6\x1b[0m" not in capture.get()
+
+
+def test_a_wide_board_still_fits(results: pd.DataFrame) -> None:
+    wide = results.assign(method="clip-linear-centralized", row="clip-linear-centralized · clip:embedded")
+    wide["final/mid_accuracy"] = wide["final/worst_client_accuracy"] = wide["final/tail_accuracy"]
+    board = leaderboard(pd.concat([results, wide.iloc[:3].assign(seed=[0, 1, 2])], ignore_index=True))
+    text = shown(board)
+    assert "clip-linear-centralized" in text and "…" not in text
+    assert max(len(line) for line in text.splitlines()) <= 110
+
+
+def test_one_seed_has_no_spread(results: pd.DataFrame) -> None:
+    text = shown(leaderboard(results[results["seed"] == 0]))
+    assert " 61.0 " in text and "+1.0" in text and "61.0 ±" not in text
+    assert "1 seed;" in text
+
+
+def test_markdown_says_under_which_conditions(results: pd.DataFrame) -> None:
+    caption, _, *table = to_markdown(leaderboard(results)).splitlines()
+    for fact in (
+        "embedded (data dddddddd)",
+        "40 % participating",
+        "20 clients",
+        "20 rounds",
+        "seeds 0, 1, 2",
+        "commit",
+    ):
+        assert fact in caption
+    assert table == [
+        "| method | accuracy | head | tail | Δ fedavg | MB | s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| fedprox | **65.0 ± 4.0** | 79.0 ± 0.0 | **51.0 ± 1.0** | +2.0 ± 1.0 | 2.00 | 12.0 |",
+        "| fedavg | 63.0 ± 3.6 | **80.0 ± 0.0** | 41.0 ± 1.0 | – | 2.00 | 12.0 |",
+    ]
+
+
+def test_csv_has_unrounded_means_and_stds(results: pd.DataFrame, tmp_path: Path) -> None:
+    to_csv(leaderboard(results), tmp_path / "board.csv")
+    with (tmp_path / "board.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert float(lines[1]["global_accuracy_std"]) == pytest.approx(13**0.5, rel=1e-12)
+    assert (lines[1]["bytes_up_mean"], lines[0]["delta_mean"], lines[1]["delta_mean"]) == ("1500000.0", "2.0", "")
+
+
+def test_write_gives_three_files_and_the_command(results: pd.DataFrame, tmp_path: Path) -> None:
+    write(results, tmp_path / "new" / "folder", "fedbench leaderboard --suite longtail")
+    folder = tmp_path / "new" / "folder"
+    assert sorted(path.name for path in folder.iterdir()) == ["leaderboard.csv", "leaderboard.md", "results.csv"]
+    assert "Made by `fedbench leaderboard --suite longtail`." in (folder / "leaderboard.md").read_text("utf-8")
+    assert len(pd.read_csv(folder / "results.csv")) == 6
+
+
+def test_nothing_to_show_says_what_to_run(uri: str, tmp_path: Path) -> None:
+    with pytest.raises(FedbenchError, match=r"there is no store at .*; fill one with `fedbench run --suite longtail`"):
+        load_results(store.store_uri(str(tmp_path / "none")))
+    with pytest.raises(
+        FedbenchError, match=r"no runs of the suite 'other' .* It has the suites longtail\. Run `fedbench"
+    ):
+        load_results(uri, "other")
+    listener = tracking.Tracking(uri, "only failures")
+    listener.run_failed(spec("fedavg", 0), "no")
+    with pytest.raises(FedbenchError, match="has 1 unfinished runs of the suite 'only failures' and no finished one"):
+        load_results(uri, "only failures")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [
+        (Scenario(), "iid, 100 % participating"),
+        (Scenario(partition="shards", participation=0.1), "shards(2), 10 % participating"),
+        (
+            Scenario(partition="domain", holdout_domain="sketch", labels="hidden"),
+            "domain(1), without sketch, labels hidden, 100 % participating",
+        ),
+        (Scenario(imbalance="natural", dropout=0.25), "imbalance natural, iid, 100 % participating, 25 % dropping out"),
+        (Scenario(groups="shots", partition_seed=3), "iid, 100 % participating, groups=shots, partition_seed=3"),
+    ],
+)
+def test_a_scenario_is_told_in_a_few_words(scenario: Scenario, words: str) -> None:
+    params = {k.removeprefix("scenario."): v for k, v in tracking.flat_params(RunSpec(scenario=scenario)).items()}
+    assert scenario_summary({k: v for k, v in params.items() if k in Scenario.model_fields}) == words

@@ -1,0 +1,371 @@
+"""Tracking and the store, with handmade events: what is written, when, and how runs end."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedbench import provenance, store, tracking
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, plugin_manager, relay
+from fedbench.spec import RunSpec, Training
+from fedbench.tracking import Tracking, finished_run_ids, flat_params, metric_name, store_uri, ui_command
+
+INFO = RunInfo(
+    owners={"local_loss": "fedclip, fedavg"},
+    data_hash="d" * 64,
+    weights_hash="w" * 64,
+    num_clients=4,
+    cohort_size=2,
+    num_train=40,
+    num_test=8,
+    trainable_parameters=6,
+    round_bytes=24,
+)
+WEIGHTS = {"head.weight": np.arange(6, dtype=np.float32).reshape(3, 2).T, "steps": np.array(7)}
+
+
+def spec(method: str = "fedprox", seed: int = 0, **training: Any) -> RunSpec:
+    params = {"fedprox": {"mu": 0.5}} if method == "fedprox" else {}
+    return RunSpec(method=method, params=params, seed=seed, training=Training(rounds=2, **training))
+
+
+def record(number: int, accuracy: float) -> RoundRecord:
+    metrics = {"global_accuracy": accuracy, "class_accuracy/don't know": 1.0}
+    sent = 0 if number == 0 else 48
+    return RoundRecord(number, (0, 3), metrics, bytes_up=sent, bytes_down=2 * sent, seconds=0.5)
+
+
+def result(accuracy: float) -> RunResult:
+    summary = {"global_accuracy": accuracy, "bytes_up": 96.0}
+    return RunResult((), summary, predictions=(2, 0, 1), weights=WEIGHTS, seconds=3.25)
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return store_uri(str(tmp_path_factory.mktemp("a folder") / "my store"))
+
+
+@pytest.fixture
+def listener(uri: str, request: pytest.FixtureRequest) -> Tracking:
+    """A listener with an experiment of its own."""
+    return Tracking(uri, request.node.name)
+
+
+@pytest.fixture
+def runs(uri: str, request: pytest.FixtureRequest) -> Any:
+    """The runs of the test's own experiment, by run name."""
+
+    def read() -> dict[str, Any]:
+        client = store.open_store(uri, create=False)
+        assert client is not None
+        return {run.info.run_name: run for _, run in store.runs_of(client, request.node.name)}
+
+    return read
+
+
+def play(listener: Tracking, spec: RunSpec, accuracy: float = 60.0) -> None:
+    listener.run_started(spec, INFO)
+    for number in range(3):
+        listener.round_finished(spec, record(number, accuracy + number))
+    listener.run_finished(spec, INFO, result(accuracy + 2))
+
+
+def history(uri: str, run: Any, metric: str) -> list[tuple[int, float]]:
+    client = store.open_store(uri, create=False)
+    assert client is not None
+    return [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, metric)]
+
+
+def test_a_finished_run_holds_params_tags_metrics_and_artifacts(uri: str, listener: Tracking, runs: Any) -> None:
+    ran = spec(seed=3)
+    manager = plugin_manager()
+    manager.register(listener)
+    hooks = relay(manager)
+    hooks.run_started(spec=ran, info=INFO)
+    for number in range(3):
+        hooks.round_finished(spec=ran, record=record(number, 60.0 + number))
+    hooks.run_finished(spec=ran, info=INFO, result=result(62.0))
+    run = runs()["fedprox · clip:embedded · seed 3"]
+    assert run.info.status == "FINISHED"
+    params = run.data.params
+    assert (params["fedprox.mu"], params["training.rounds"], params["seed"]) == ("0.5", "2", "3")
+    assert (params["scenario.partition"], params["head_scale"]) == ("iid", "none")
+    assert params["templates"] == '["a photo of a {}"]'
+    tags = run.data.tags
+    assert tags["fedbench.run_id"] == ran.run_id
+    assert tags["fedbench.suite"] == "test_a_finished_run_holds_params_tags_metrics_and_artifacts"
+    assert (tags["fedbench.data_hash"], tags["fedbench.weights_hash"]) == ("d" * 64, "w" * 64)
+    assert tags["fedbench.code_hash"] == provenance.code_hash()
+    assert json.loads(tags["fedbench.owners"]) == {"local_loss": "fedclip, fedavg"}
+    assert (tags["fedbench.row"], tags["fedbench.num_clients"]) == ("fedprox · clip:embedded", "4")
+    assert tags["fedbench.version.numpy"] == np.__version__
+    assert history(uri, run, "global_accuracy") == [(0, 60.0), (1, 61.0), (2, 62.0)]
+    assert history(uri, run, "bytes_up") == [(0, 0.0), (1, 48.0), (2, 48.0)]
+    assert history(uri, run, "bytes_down_total") == [(0, 0.0), (1, 96.0), (2, 192.0)]
+    assert history(uri, run, "seconds") == [(0, 0.5), (1, 0.5), (2, 0.5)]
+    assert history(uri, run, "final/global_accuracy") == [(2, 62.0)]
+    assert run.data.metrics["final/seconds"] == 3.25
+    assert len(history(uri, run, metric_name("class_accuracy/don't know"))) == 3
+
+
+def test_artifacts_lie_in_the_store_folder_and_give_the_run_back(uri: str, listener: Tracking, runs: Any) -> None:
+    ran = spec()
+    play(listener, ran)
+    (run,) = runs().values()
+    folder = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
+    (found,) = folder.glob(f"*/{run.info.run_id}/artifacts")
+    assert sorted(path.name for path in found.iterdir()) == [
+        "owners.json",
+        "predictions.csv",
+        "spec.json",
+        "weights.safetensors",
+    ]
+    assert RunSpec.model_validate_json((found / "spec.json").read_text()) == ran
+    assert (found / "predictions.csv").read_text() == "sample,predicted\n0,2\n1,0\n2,1\n"
+    weights = load_file(found / "weights.safetensors")
+    # a transposed array is not contiguous: its values, not its memory, must be kept
+    np.testing.assert_array_equal(weights["head.weight"], [[0, 2, 4], [1, 3, 5]])
+    assert weights["steps"] == 7
+
+
+def test_interleaved_runs_keep_apart(uri: str, listener: Tracking, runs: Any) -> None:
+    first, second = spec(seed=0), spec(seed=1)
+    listener.run_started(first, INFO)
+    listener.run_started(second, INFO)
+    for number in range(3):
+        listener.round_finished(first, record(number, 10.0))
+        listener.round_finished(second, record(number, 90.0))
+    listener.run_finished(second, INFO, result(90.0))
+    listener.run_finished(first, INFO, result(10.0))
+    found = runs()
+    for name, accuracy in (("fedprox · clip:embedded · seed 0", 10.0), ("fedprox · clip:embedded · seed 1", 90.0)):
+        assert [value for _, value in history(uri, found[name], "global_accuracy")] == [accuracy] * 3
+        assert found[name].data.metrics["bytes_up_total"] == 96
+        assert found[name].data.metrics["final/global_accuracy"] == accuracy
+
+
+def test_a_failed_run_keeps_its_rounds_and_the_reason(uri: str, listener: Tracking, runs: Any) -> None:
+    listener.run_started(spec(), INFO)
+    listener.round_finished(spec(), record(0, 50.0))
+    listener.run_failed(spec(), "out of memory")
+    listener.run_failed(spec(seed=1), "unknown backbone")
+    found = runs()
+    started, never_started = found["fedprox · clip:embedded · seed 0"], found["fedprox · clip:embedded · seed 1"]
+    assert {started.info.status, never_started.info.status} == {"FAILED"}
+    assert started.data.tags["fedbench.failure"] == "out of memory"
+    assert never_started.data.tags["fedbench.failure"] == "unknown backbone"
+    assert history(uri, started, "global_accuracy") == [(0, 50.0)]
+
+
+def test_an_interrupt_kills_only_what_still_runs(listener: Tracking, runs: Any) -> None:
+    play(listener, spec(seed=0))
+    listener.run_started(spec(seed=1), INFO)
+    listener.round_finished(spec(seed=1), record(0, 50.0))
+    listener.interrupt()
+    listener.interrupt()
+    found = runs()
+    assert found["fedprox · clip:embedded · seed 0"].info.status == "FINISHED"
+    killed = found["fedprox · clip:embedded · seed 1"]
+    assert killed.info.status == "KILLED"
+    assert killed.data.metrics["global_accuracy"] == 50.0
+
+
+def test_only_finished_runs_of_the_same_code_are_not_run_again(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Tracking(uri, "resume's suite")
+    play(listener, spec(seed=0))
+    listener.run_failed(spec(seed=1), "no")
+    listener.run_started(spec(seed=2), INFO)
+    monkeypatch.setattr(tracking, "code_hash", lambda files: "0" * 64)
+    play(Tracking(uri, "resume's suite"), spec(seed=3))
+    assert finished_run_ids(uri, "resume's suite", provenance.code_hash()) == {spec(seed=0).run_id}
+    assert finished_run_ids(uri, "resume's suite", "0" * 64) == {spec(seed=3).run_id}
+    assert finished_run_ids(uri, "never ran", "0" * 64) == set()
+
+
+class CountingClient:
+    """Stands in for MlflowClient and counts calls."""
+
+    def __init__(self) -> None:
+        self.batches: list[dict[str, int]] = []
+        self.run = 0
+
+    def create_run(self, experiment: str, **given: Any) -> Any:
+        self.run += 1
+        return SimpleNamespace(info=SimpleNamespace(run_id=str(self.run)))
+
+    def log_batch(self, run: str, **given: list[Any]) -> None:
+        self.batches.append({name: len(values) for name, values in given.items()})
+
+    def log_artifacts(self, run: str, folder: str) -> None: ...
+
+    def set_terminated(self, run: str, status: str) -> None: ...
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingClient]:
+    client = CountingClient()
+    monkeypatch.setattr(tracking, "open_store", lambda uri, create: client)
+    monkeypatch.setattr(tracking, "experiment_of", lambda client, uri, suite: "1")
+    yield client
+
+
+def test_a_quick_run_sends_all_its_metrics_in_one_batch(counting: CountingClient) -> None:
+    play(Tracking("", "s"), spec())
+    assert [batch["metrics"] for batch in counting.batches if "metrics" in batch] == [3 * 7 + 3]
+    assert [batch["params"] for batch in counting.batches if "params" in batch] == [len(flat_params(spec()))]
+
+
+def test_a_slow_run_sends_a_batch_every_few_seconds(counting: CountingClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(tracking, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock[0]))
+    listener = Tracking("", "s")
+    listener.run_started(spec(), INFO)
+    counting.batches.clear()
+    for number in range(12):
+        clock[0] += 1.0
+        listener.round_finished(spec(), record(number, 50.0))
+    # 7 metrics a round: rounds 0 to 4 after 5 s, 5 to 9 after 10 s, the other two at the end
+    assert counting.batches == [{"metrics": 35}, {"metrics": 35}]
+    listener.interrupt()
+    assert counting.batches[2:] == [{"metrics": 14}]
+
+
+def test_batches_keep_within_what_mlflow_takes(counting: CountingClient) -> None:
+    listener = Tracking("", "s")
+    listener.run_started(spec(), INFO)
+    counting.batches.clear()
+    many = {f"class_accuracy/{n}": 1.0 for n in range(2100)}
+    listener.round_finished(spec(), RoundRecord(0, (), many, 0, 0, 0.0))
+    listener.interrupt()
+    assert counting.batches == [{"metrics": 1000}, {"metrics": 1000}, {"metrics": 105}]
+
+
+@pytest.mark.parametrize("name", ["class_accuracy/cat", "domain_accuracy/real photo", "head_accuracy", "a/b/c.d-e"])
+def test_metric_names_that_are_valid_stay(name: str) -> None:
+    assert metric_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["c/what?", "c/a:b", "c//b", "c/..", "/c", "c/", "c/" + "x" * 300, "../c", "c/ü!"])
+def test_other_metric_names_become_valid(name: str) -> None:
+    from mlflow.utils.validation import _validate_metric
+
+    _validate_metric(metric_name(name), 1.0, 0, 0)
+
+
+def test_class_names_that_differ_in_odd_characters_stay_apart() -> None:
+    assert metric_name("c/a?") != metric_name("c/a!")
+    assert metric_name("c/a?").startswith("c/a_-")
+
+
+def test_a_folder_becomes_a_sqlite_store_and_a_uri_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert store_uri(None) == f"sqlite:///{tmp_path}/fedbench-store/mlflow.db"
+    assert store_uri("two words") == f"sqlite:///{tmp_path}/two words/mlflow.db"
+    assert store_uri("https://mlflow.example:5000") == "https://mlflow.example:5000"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://db/mlflow")
+    assert store_uri(None) == "postgresql://db/mlflow"
+    assert store_uri("here") == f"sqlite:///{tmp_path}/here/mlflow.db"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_a_store_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedbenchError, match=r"file' is a file, not a folder; choose another folder"):
+        store_uri(str(tmp_path / "file" / "store"))
+    with pytest.raises(FedbenchError, match=r"cannot hold \?, # or %"):
+        store_uri(str(tmp_path / "50% done"))
+    with pytest.raises(FedbenchError, match="--store '' is empty"):
+        store_uri("")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(FedbenchError, match="is not writable; choose another folder"):
+        store_uri(str(tmp_path / "new"))
+
+
+def test_a_uri_that_mlflow_does_not_know_is_an_error() -> None:
+    with pytest.raises(FedbenchError, match=r"the store 'gopher://x' cannot be used: .* Choose another with --store"):
+        Tracking("gopher://x", "s")
+
+
+def test_reading_creates_no_store(tmp_path: Path) -> None:
+    missing = store_uri(str(tmp_path / "none"))
+    assert finished_run_ids(missing, "longtail", "0") == set()
+    with pytest.raises(FedbenchError, match="there is no store at .*none; fill one with `fedbench run"):
+        ui_command(missing)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_store_leaves_nothing_beside_its_database(uri: str, listener: Tracking) -> None:
+    folder = Path(uri.removeprefix("sqlite:///")).parent
+    assert {path.name for path in folder.iterdir()} <= {"mlflow.db", "artifacts"}
+
+
+def test_a_deleted_experiment_is_not_filled_behind_the_users_back(uri: str) -> None:
+    client = store.open_store(uri, create=True)
+    assert client is not None
+    client.delete_experiment(store.experiment_of(client, uri, "gone"))
+    with pytest.raises(FedbenchError, match="'fedbench/gone' was deleted from .*mlflow experiments restore"):
+        Tracking(uri, "gone")
+
+
+def test_the_ui_opens_on_the_store(uri: str, listener: Tracking) -> None:
+    command = ui_command(uri)
+    assert command[1:6] == ["-m", "mlflow", "ui", "--backend-store-uri", uri]
+    assert command[-2] == "--default-artifact-root"
+    assert command[-1].endswith("/my%20store/artifacts")
+    with pytest.raises(FedbenchError, match="is an MLflow server already; open that address in a browser"):
+        ui_command("http://localhost:5000")
+
+
+def test_telemetry_is_off_and_logs_are_quiet() -> None:
+    from mlflow.telemetry.utils import is_telemetry_disabled
+
+    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert is_telemetry_disabled()
+    assert logging.getLogger("alembic.runtime.migration").getEffectiveLevel() == logging.WARNING
+
+
+def test_the_code_hash_covers_methods_and_plugin_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("x = 1\n")
+    plain, with_plugin = provenance.code_hash(), provenance.code_hash([plugin])
+    plugin.write_text("x = 2\n")
+    assert len({plain, with_plugin, provenance.code_hash([plugin])}) == 3
+    assert plain == provenance.code_hash() and len(plain) == 64
+    names = {name for name, _ in provenance._sources()}
+    assert {"fedbench/rounds.py", "fedbench_methods/fedprox.py"} <= names
+    with pytest.raises(FedbenchError, match=r"source file .*gone.py' cannot be read: No such file"):
+        provenance.code_hash([tmp_path / "gone.py"])
+
+
+def test_a_copy_inside_somebody_elses_repository_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        assert provenance._git(tmp_path, "-c", "user.name=n", "-c", "user.email=e", *arguments) is not None
+
+    package = tmp_path / "site" / "fedbench"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (tmp_path / "readme").write_text("")
+    git("init", "--quiet")
+    git("add", "readme")
+    git("commit", "--quiet", "-m", "m")
+    monkeypatch.setattr(provenance.fedbench, "__file__", str(package / "__init__.py"))
+    assert provenance.commit() == ""
+    git("add", ".")
+    git("commit", "--quiet", "-m", "m")
+    assert len(provenance.commit()) == 40
+    (package / "__init__.py").write_text("x = 1\n")
+    assert provenance.commit().endswith("+dirty")
+
+
+def test_versions_name_what_can_change_a_number() -> None:
+    assert {"fedbench", "python", "torch", "open_clip", "numpy"} <= set(provenance.versions())
