@@ -125,17 +125,21 @@ def _paired(runs: pd.DataFrame, base: pd.DataFrame | None) -> dict[str, Any]:
 
 def _caption(runs: pd.DataFrame, seeds: tuple[int, ...]) -> str:
     first = runs.iloc[0]
-    epochs, batch = first["local_epochs"], first["batch_size"]
+    rounds, epochs, batch = first["rounds"], first["local_epochs"], first["batch_size"]
     parts = [
         f"{first['dataset']} (data {str(first['data_hash'])[:8] or 'unknown'})",
         str(first["scenario"]),
         f"{runs['num_clients'].max()} clients",
-        f"{first['rounds']} rounds of {epochs} local epoch{'s' if epochs != '1' else ''}, batch {batch}",
+        f"{_counted(rounds, 'round')} of {_counted(epochs, 'local epoch')}, batch {batch}",
         *(f"{name} {first[name]}" for name, usual in _UNUSUAL.items() if first[name] != usual),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
         "commit " + ", ".join(sorted(set(_code(runs)))),
     ]
     return " · ".join(parts)
+
+
+def _counted(number: str, noun: str) -> str:
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
 def _code(runs: pd.DataFrame) -> Iterator[str]:

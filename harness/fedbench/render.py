@@ -107,7 +107,8 @@ def _pairs(block: pd.DataFrame, name: str) -> Iterator[tuple[float, float]]:
 def _spread(mean: float, std: float, sign: str = "") -> str:
     if pd.isna(mean):
         return _NONE
-    return f"{mean:{sign}.1f}" + ("" if pd.isna(std) else f" ± {std:.1f}")
+    # z: a difference that rounds to nothing is not negative
+    return f"{mean:{sign}z.1f}" + ("" if pd.isna(std) else f" ± {std:.1f}")
 
 
 def _heading(metric: str) -> str:

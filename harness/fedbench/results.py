@@ -40,7 +40,7 @@ def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
         else:
             unfinished += 1
     if not lines:
-        held = f"{unfinished} unfinished runs" if unfinished else "no runs"
+        held = f"unfinished runs ({unfinished})" if unfinished else "no runs"
         of = f" of the suite {suite!r}" if suite is not None else ""
         known = sorted(e.name.removeprefix(EXPERIMENT) for e in client.search_experiments() if _is_ours(e.name))
         others = f" It has the suites {', '.join(known)}." if known and not unfinished else ""

@@ -44,7 +44,7 @@ class TensorImages:
     def content_hash(self) -> str:
         """sha256 over shape and bytes."""
         digest = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
-        digest.update(memoryview(self.pixels.contiguous().numpy()).cast("B"))
+        digest.update(self.pixels.flatten().numpy().data)
         return digest.hexdigest()
 
 

@@ -43,9 +43,8 @@ def main():
         plain = step_seconds(weights, buffers, forward, images, labels)
         ratios.append(plain / step_seconds(turned, buffers, forward, images.contiguous(memory_format=layout), labels))
     ratios = sorted(ratios[1:])  # the first pair warms up
-    print(
-        f"width {chosen.width}: contiguous / channels-last {ratios[0]:.2f} {statistics.median(ratios):.2f} {ratios[-1]:.2f}"
-    )
+    low, middle, high = ratios[0], statistics.median(ratios), ratios[-1]
+    print(f"width {chosen.width}: contiguous / channels-last {low:.2f} {middle:.2f} {high:.2f}")
 
 
 if __name__ == "__main__":

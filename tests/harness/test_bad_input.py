@@ -79,7 +79,7 @@ CASES = {
         [*RUN, "--set", "fedprox.form=cube"],
         r"fedprox.form='cube'.*'squared', 'sqrt'",
     ),
-    "negative seed": ([*RUN, "--seed", "-1"], r"--seed.*-1"),
+    "negative seed": ([*RUN, "--seed", "-1"], r"--seed.*greater than or equal to 0"),
     "unknown option": (["run", "--siute", "longtail"], r"No such option.*--siute"),
     "unknown command": (["rnu"], r"No such command 'rnu'"),
     "unknown thing to list": (["list", "method"], r"'method'.*methods"),
@@ -94,7 +94,10 @@ CASES = {
         ["run", "--suite", "leave-one-domain-out", *SMALL, "--set", "holdout_domain=skech"],
         r"unknown domain 'skech'; did you mean 'sketch'",
     ),
-    "impossible partition": ([*RUN, *SMALL, "--set", "min_client_size=5000"], r"min_client_size"),
+    "impossible partition": (
+        ["run", "--method", "fedavg", *SMALL, "--scenario", "label-skew", "--set", "min_client_size=5000"],
+        r"min_client_size",
+    ),
     "head on a network without pretraining": (
         ["run", "--method", "fedavg", *SMALL, "--scenario", "iid", "--backbone", "convnet", "--set", "tune=head"],
         r"needs a CLIP backbone, not 'convnet'",

@@ -53,6 +53,10 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
             complain(f"{stored}; the same command resumes with the rest.", label="interrupted")
             _leave_while_busy()
             return INTERRUPTED
+        except Exception:
+            # whatever broke, no run may stay marked as running
+            tracking.interrupt()
+            raise
         done += view.done
     if done:
         board = leaderboard(load_results(uri, suite.name), suite.columns, suite.baseline)

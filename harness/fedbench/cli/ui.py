@@ -28,9 +28,10 @@ def ui(
     from fedbench.tracking import store_uri, ui_command
 
     uri = store_uri(store)
+    command = [*ui_command(uri), "--port", str(port)]
     say(f"{uri} at http://127.0.0.1:{port}, Ctrl-C ends it")
     # in a process group of its own, Ctrl-C doesn't reach the server half-way through its imports
-    server = subprocess.Popen([*ui_command(uri), "--port", str(port)], stdin=subprocess.DEVNULL, process_group=0)
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, signal.default_int_handler)
     try:

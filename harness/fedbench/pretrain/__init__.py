@@ -83,6 +83,7 @@ def _store(model: CLIP, tokenizer: FoldedTokenizer, output_dir: Path) -> None:
     """Write weights (fp16), configuration and token table."""
     weights = {name: value.half().contiguous() for name, value in model.state_dict().items()}
     save_file(weights, output_dir / f"{gate.NAME}.safetensors")
+    (output_dir / f"{gate.NAME}.safetensors").chmod(0o644)  # safetensors writes private files
     config = student_config(tokenizer.vocab_size, tokenizer.context_length)
     (output_dir / f"{gate.NAME}.json").write_text(json.dumps(config, indent=2) + "\n")
     tokenizer.save(output_dir / f"{gate.NAME}_tokens.json")

@@ -86,7 +86,7 @@ class Recipe:
     distillation: Distillation = Distillation()
     refinement: Stage = field(
         default_factory=lambda: Stage(
-            samples=80_000, learning_rate=6e-4, captions=CaptionMix(misnaming=1.35), hue_share=0.4
+            samples=80_000, learning_rate=6e-4, captions=CaptionMix(misnaming=1.6), hue_share=0.4
         )
     )
     gate: GateSizes = GateSizes()
