@@ -17,3 +17,8 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data in {folder}; set FEDBENCH_SHARED to a folder with data/cifar10 and data/pacs128.tar")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """A flag of its own, so that recorded numbers are never rewritten by accident."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite the recorded numbers of tests/golden")

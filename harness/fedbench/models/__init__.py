@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbench.models.grammar import FAMILIES, parse_backbone
+from fedbench.models.grammar import EMBEDDED, FAMILIES, parse_backbone
 
 if TYPE_CHECKING:
     from fedbench.models.clip import ClipBackbone
@@ -40,4 +40,4 @@ def load_backbone(name: str, *, data_dir: Path, seed: int, image_size: tuple[int
 
 def backbone_names() -> dict[str, str]:
     """How backbones are written, and what each is."""
-    return {family.form: family.meaning for family in FAMILIES.values()}
+    return {"clip:embedded": EMBEDDED, **{family.form: family.meaning for family in FAMILIES.values()}}

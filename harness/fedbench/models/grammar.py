@@ -33,10 +33,12 @@ class BackboneName:
 
 
 _SHARED = ("projector", "resize")
+EMBEDDED = "the tiny CLIP that ships with fedbench, for the embedded data; needs no files and no network"
+
 FAMILIES = {
     "clip": Family(
         "clip:ARCH@CHECKPOINT",
-        "CLIP of any open_clip architecture, CHECKPOINT a pretrained tag or a file; clip:embedded ships with fedbench",
+        "CLIP of any open_clip architecture; CHECKPOINT is a pretrained tag or a weights file",
     ),
     "resnet8": Family(
         "resnet8",

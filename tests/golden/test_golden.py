@@ -1,0 +1,49 @@
+"""Numbers of a small run of every shipped method, so that an unintended change of any of them is seen.
+
+`pytest tests/golden --update-golden` rewrites them after an intended one; the difference then stands in the commit.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedbench.assemble import method_names
+from fedbench.rounds import Settings, run_spec
+from fedbench.suite import Overrides, expand, parse_suite
+
+GOLDEN = Path(__file__).with_name("longtail.json")
+SUITE = """
+name: golden
+dataset: "embedded?train=800&test=200"
+scenario: {preset: longtail, imbalance_factor: 10, clients: 4, participation: 0.5, min_client_size: 4}
+training: {rounds: 3, local_epochs: 2, lr: 0.02}
+rows: [{method: fedavg}, {method: fedavg, set: {backbone: convnet}}]
+"""
+
+
+def measured(folder: Path) -> dict[str, dict[str, float]]:
+    suite = parse_suite(SUITE, "golden")
+    settings = Settings(folder, folder / "cache")
+    others = [name for name in method_names() if name not in ("fedavg", "example-median")]
+    specs = expand(suite, Overrides()) + expand(suite, Overrides(methods=tuple(others)))
+    rows = {}
+    for spec in specs:
+        summary = run_spec(spec, settings).summary
+        keys = ("global_accuracy", "head_accuracy", "tail_accuracy", "train_loss", "bytes_up")
+        rows[spec.row] = {key: round(summary[key], 4) for key in keys if key in summary}
+    return rows
+
+
+def test_small_runs_give_the_recorded_numbers(tmp_path, request):
+    rows = measured(tmp_path)
+    if request.config.getoption("--update-golden"):
+        GOLDEN.write_text(json.dumps(rows, indent=1) + "\n")
+    expected = json.loads(GOLDEN.read_text())
+    assert rows.keys() == expected.keys()
+    for row, numbers in expected.items():
+        assert rows[row].keys() == numbers.keys()
+        for key, value in numbers.items():
+            # other processors round differently: one or two of 200 test images may change sides
+            tolerance = {"bytes_up": 0.0, "train_loss": 0.01}.get(key, 3.0)
+            assert rows[row][key] == pytest.approx(value, abs=tolerance), (row, key)
