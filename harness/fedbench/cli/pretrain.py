@@ -24,7 +24,7 @@ def pretrain(
 ) -> None:
     """Train the embedded CLIP from scratch.
 
-    Renders images and captions, trains a teacher and the student, and measures it. Takes hours without --smoke.
+    Renders images and captions, trains a teacher and the student, and measures it. About 30 minutes of one core.
     """
     if output is None:
         raise FedbenchError(
