@@ -139,6 +139,8 @@ def _from_files(paths: Iterable[Path]) -> dict[str, type[Method]]:
     found: dict[str, type[Method]] = {}
     for path in paths:
         for cls in load_plugin_file(path):
+            if cls.name == "fedavg":
+                raise FedbenchError(f"plugin file {str(path)!r} names its method 'fedavg', the defaults' own name.")
             found[cls.name] = cls
     return found
 

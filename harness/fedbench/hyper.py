@@ -33,9 +33,11 @@ class Hyper:
         """The allowed values in words."""
         if self.choices is not None:
             return f"one of {', '.join(repr(c) for c in self.choices)}"
-        if self.low is None and self.high is None:
-            return "any value"
-        return f"between {self.low:g} and {self.high:g}" if self.high is not None else f"at least {self.low:g}"
+        if self.low is not None and self.high is not None:
+            return f"between {self.low:g} and {self.high:g}"
+        if self.high is not None:
+            return f"at most {self.high:g}"
+        return "any value" if self.low is None else f"at least {self.low:g}"
 
     def admits(self, value: Any) -> bool:
         """Whether ``value`` is allowed; the neutral value always is, also outside the search range."""
@@ -82,7 +84,13 @@ class Declared:
 
 
 def declared(params: type) -> dict[str, Declared]:
-    """All hyper-parameters of a ``Params`` class by name, in the order of the class."""
+    """All hyper-parameters of a ``Params`` class by name, in the order of the class.
+
+    Raises FedbenchError for a field that was not made by ``hyper``.
+    """
+    plain = [f.name for f in dataclasses.fields(params) if "hyper" not in f.metadata]
+    if plain:
+        raise FedbenchError(f"{params.__name__}.{plain[0]} must be declared with fedbench.hyper.hyper(...).")
     types = typing.get_type_hints(params)
     return {
         f.name: Declared(f.name, types[f.name], f.default, cast(Hyper, f.metadata["hyper"]))

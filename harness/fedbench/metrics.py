@@ -100,8 +100,9 @@ def _client_accuracies(
 def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
     """The numbers a leaderboard reads, from the metrics by round: the last round's, the mean of the last ten, the best.
 
-    ``oracle_accuracy`` is the best round chosen on test data: an upper bound, never a headline. Where the protocol has
-    a validation split, ``selected_accuracy`` is the test score at the round that is best on it (the first such round).
+    Only evaluated rounds count. ``oracle_accuracy`` is the best round chosen on test data: an upper bound, never a
+    headline. Where the protocol has a validation split, ``selected_accuracy`` is the test score at the round that is
+    best on it (the first such round).
     """
     rounds = sorted(accuracies)
     last = dict(accuracies[rounds[-1]])
@@ -109,8 +110,9 @@ def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]
     last["last10_accuracy"] = _mean(curve[-10:])
     last["oracle_accuracy"] = max(curve)
     if "validation_accuracy" in last:
-        # strictly greater: an earlier round wins a tie
-        best = max(rounds, key=lambda r: (accuracies[r]["validation_accuracy"], -r))
+        # the model before training is no candidate; strictly greater: an earlier round wins a tie
+        trained = [r for r in rounds if r > 0] or rounds
+        best = max(trained, key=lambda r: (accuracies[r]["validation_accuracy"], -r))
         last["selected_round"] = float(best)
         last["selected_accuracy"] = accuracies[best]["global_accuracy"]
         if "unseen_domain_accuracy" in last:

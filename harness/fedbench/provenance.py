@@ -29,9 +29,10 @@ _LIBRARIES = {
 def code_hash(plugin_files: Iterable[Path] = ()) -> str:
     """sha256 over the Python sources of fedbench, of every package that registers a method, and of plugin files.
 
-    Runs with the same run id and the same code hash are interchangeable, which is what resuming relies on.
+    The versions of the libraries below count as well. Runs with the same run id, code hash, data and pretrained
+    weights are interchangeable, which is what resuming relies on.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(sorted(versions().items())).encode())
     for name, path in [*_sources(), *((f"plugin/{p.name}", p) for p in sorted(plugin_files, key=lambda p: p.name))]:
         try:
             content = path.read_bytes()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """Where a run finds things on this machine. Nothing here changes a result."""
+    """Where a run finds things on this machine, and how many threads it may use; not part of the run's identity."""
 
     data_dir: Path
     cache_dir: Path
@@ -48,6 +48,9 @@ class Run:
     spec: RunSpec
     assembly: Assembly
     federation: Federation
+    """What the method trains on."""
+    scored: Federation
+    """The scenario's own clients, on which every method is scored alike."""
     model: Model
     info: RunInfo
     train: InputSource
@@ -77,15 +80,17 @@ def prepare(
     assembly = assemble(spec.method, spec.params, settings.plugin_files, listeners)
     device = _device(spec.device)
     dataset = dataset or _dataset(spec.dataset, settings.data_dir, settings.cache_dir)
-    backbone = backbone or load_backbone(spec.backbone, data_dir=settings.data_dir, seed=spec.seed)
+    backbone = backbone or backbone_for(spec, dataset, settings)
     backbone.module.to(device)
-    federation = assembly.hooks.federate(federation=build_federation(dataset, spec.scenario, spec.seed), spec=spec)
+    scored = build_federation(dataset, spec.scenario, spec.seed)
+    federation = assembly.hooks.federate(federation=scored, spec=spec)
+    _refuse_ignored_settings(spec, assembly)
     model = assembly.hooks.build_model(setup=ModelSetup(backbone, dataset.classnames, spec))
     model = replace(model, constants=_to(model.constants, device))
 
     def inputs(split: Split) -> InputSource:
         if model.encoder is not None:
-            return FeatureInputs(encode(split.images, model.encoder, settings.cache_dir).to(device))
+            return FeatureInputs(encode(split.images, model.encoder, settings.cache_dir, device=device).to(device))
         if model.transform is None:
             raise FedbenchError(f"{spec.method}: build_model gave neither an encoder nor a transform.")
         return ImageInputs(split.images, model.transform, device)
@@ -102,7 +107,14 @@ def prepare(
         round_bytes=size_in_bytes(model.weights, model.buffers),
     )
     validation = None if federation.validation is None else inputs(federation.validation)
-    return Run(spec, assembly, federation, model, info, inputs(federation.train), inputs(federation.test), validation)
+    train, test = inputs(federation.train), inputs(federation.test)
+    return Run(spec, assembly, federation, scored, model, info, train, test, validation)
+
+
+def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbone:
+    """The run's backbone; FedbenchError where the data set's images are too small for it."""
+    height, width = dataset.train.images.read(torch.zeros(1, dtype=torch.int64)).shape[-2:]
+    return load_backbone(spec.backbone, data_dir=settings.data_dir, seed=spec.seed, image_size=(height, width))
 
 
 def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
@@ -111,7 +123,10 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     started = time.perf_counter()
     number = state.round + 1
     state = replace(state, weights=_channels_last(state.weights))
-    chosen = cohort(number, len(run.federation.clients), scenario.participation, scenario.dropout, spec.seed)
+    clients = len(run.federation.clients)
+    chosen = cohort(number, clients, scenario.participation, scenario.dropout, spec.seed)
+    # a client that drops out has received the model, but returns nothing
+    sampled = len(cohort(number, clients, scenario.participation, 0.0, spec.seed))
     updates = tuple(_train_client(run, state, number, client) for client in chosen)
     task = AggregationTask(number, state.weights, updates, spec, state.server)
     weights = hooks.aggregate(task=task)
@@ -121,7 +136,7 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         cohort=tuple(chosen),
         metrics={"train_loss": sum(u.metrics.get("train_loss", 0.0) for u in updates) / len(updates)},
         bytes_up=sum(size_in_bytes(u.weights, u.buffers, u.payload) for u in updates),
-        bytes_down=len(updates) * size_in_bytes(state.weights, state.buffers),
+        bytes_down=sampled * size_in_bytes(state.weights, state.buffers),
         seconds=time.perf_counter() - started,
     )
     return RunState(number, weights, buffers, state.server, state.clients), record
@@ -144,7 +159,7 @@ def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
         return run.assembly.hooks.evaluate(task=task)
 
     predictions = predict(run.test)
-    metrics = score(predictions, run.federation)
+    metrics = score(predictions, run.scored)
     if run.validation is not None and run.federation.validation is not None:
         metrics["validation_accuracy"] = validation_accuracy(predict(run.validation), run.federation.validation)
     return metrics, predictions
@@ -240,6 +255,16 @@ def _average_buffers(updates: Sequence[Update], weighting: str, received: Tensor
         values = [u.buffers[name] for u in updates]
         averaged[name] = weighted_mean(values, shares) if old.is_floating_point() else values[0]
     return averaged
+
+
+def _refuse_ignored_settings(spec: RunSpec, assembly: Assembly) -> None:
+    """A setting of the default model that the run's method would not read is a mistake, not a no-op."""
+    owner = assembly.owners["build_model"].partition(",")[0]
+    if owner == "fedavg":
+        return
+    for name, value, unset in (("tune", spec.tune, "auto"), ("head_scale", spec.head_scale, None)):
+        if value != unset:
+            raise FedbenchError(f"{owner} builds its own model and does not read {name}={value}; leave {name} unset.")
 
 
 @lru_cache(maxsize=1)

@@ -66,7 +66,7 @@ class RunSpec(BaseModel):
 
     @property
     def run_id(self) -> str:
-        """sha256 of the content, the first 16 hex digits. Same spec, same id, same numbers."""
+        """sha256 of the content, the first 16 hex digits. Same id, code, data and weights: same numbers."""
         canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

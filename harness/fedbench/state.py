@@ -53,10 +53,13 @@ def save_state(state: RunState, path: Path, run_id: str) -> None:
     os.replace(temporary, path)
 
 
-def load_state(path: Path, run_id: str) -> RunState:
-    """Read a saved state. Raises FedbenchError for a missing or damaged file, or the state of another run."""
+def load_state(path: Path, run_id: str, device: str = "cpu") -> RunState:
+    """Read a saved state onto ``device``.
+
+    Raises FedbenchError for a missing or damaged file, or the state of another run.
+    """
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="pt", device=device) as file:
             metadata = file.metadata() or {}
             flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open is no mapping
     except (OSError, SafetensorError) as error:

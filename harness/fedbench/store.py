@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -118,13 +118,24 @@ def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Ite
             yield names[run.info.experiment_id], run
 
 
-def finished_run_ids(uri: str, suite: str, code_hash: str) -> set[str]:
-    """Ids of the suite's runs that the same code has finished: what the same command need not run again."""
+def finished_run_ids(
+    uri: str, suite: str, code_hash: str, inputs: Mapping[str, tuple[str, str]] | None = None
+) -> set[str]:
+    """Ids of the suite's runs that the same code has finished: what the same command need not run again.
+
+    With ``inputs``, run id -> (data hash, weights hash), only those that read the same data and pretrained weights.
+    """
     client = open_store(uri, create=False)
     if client is None:
         return set()
     condition = f"attributes.status = 'FINISHED' and tags.`fedbench.code_hash` = '{code_hash}'"
-    return {run.data.tags["fedbench.run_id"] for _, run in runs_of(client, suite, condition)}
+    found = set()
+    for _, run in runs_of(client, suite, condition):
+        tags = run.data.tags
+        read = tags.get("fedbench.data_hash", ""), tags.get("fedbench.weights_hash", "")
+        if inputs is None or inputs.get(tags["fedbench.run_id"]) == read:
+            found.add(tags["fedbench.run_id"])
+    return found
 
 
 def ui_command(uri: str) -> list[str]:

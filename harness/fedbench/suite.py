@@ -133,8 +133,11 @@ def resolve(suite: Suite, row: Row, seed: int, overrides: Overrides) -> RunSpec:
     training = _checked(Training, dict(suite.training), where, "training") | _recipe(classes)
     params: dict[str, dict[str, Any]] = {name: {} for name in stack}
     for source, settings in ((f"{where}, row {row.method!r}", row.set.items()), ("--set", overrides.sets)):
-        for key, value in settings:
+        # a scenario by name comes first, so that the order in which settings are given does not matter
+        for key, value in sorted(settings, key=lambda pair: pair[0] != "scenario"):
             section, name = _section(key, stack)
+            if section == "other-method" and source != "--set":
+                raise FedbenchError(f"{source}: set names {key.partition('.')[0]}, which the row does not run.")
             if section == "scenario" and name == "":
                 scenario = _scenario(value, source)
             elif section == "scenario":

@@ -108,9 +108,7 @@ def check_declaration(name: str) -> None:
     assert cls.name == name, f"the class calls itself {cls.name!r}"
     assert len(cls.citation) > 20, "citation names authors, title and year"
     module = sys.modules[cls.__module__]
-    assert module.__doc__ and len(module.__doc__.splitlines()) >= 4, (
-        "the module docstring gives citation and equations"
-    )
+    assert module.__doc__ and len(module.__doc__.splitlines()) >= 4, "the module docstring gives citation and equations"
     for parameter in declared(cls.Params).values():
         assert parameter.hyper.symbol and parameter.hyper.source, f"{parameter.name} lacks symbol or source"
         assert parameter.hyper.admits(parameter.default), f"default of {parameter.name} is out of range"

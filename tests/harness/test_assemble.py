@@ -98,6 +98,11 @@ def test_a_method_under_another_name_is_refused(monkeypatch):
         module.find_method("other")
 
 
+def test_a_plugin_file_may_not_call_itself_fedavg(plugin):
+    with pytest.raises(FedbenchError, match="'fedavg', the defaults' own name"):
+        assemble("fedprox", {}, [plugin("fedavg")])
+
+
 def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch):
     import fedbench.assemble as module
 

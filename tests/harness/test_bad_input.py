@@ -106,6 +106,14 @@ CASES = {
         ["run", "--method", "fedclip", *SMALL, "--scenario", "iid", "--backbone", "convnet"],
         r"fedclip needs a CLIP backbone, not 'convnet'",
     ),
+    "images too small for the network": (
+        ["run", "--method", "fedavg", *SMALL, "--scenario", "iid", "--backbone", "alexnet"],
+        r"alexnet.*resize=",
+    ),
+    "a setting the method does not read": (
+        ["run", "--method", "fedclip", *SMALL, "--scenario", "iid", "--set", "tune=full"],
+        r"fedclip builds its own model and does not read tune=full",
+    ),
     "leaderboard without a store": (["leaderboard", "--suite", "longtail"], r"fedbench run"),
     "ui without a store": (["ui"], r"fedbench run"),
 }

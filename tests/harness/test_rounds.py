@@ -28,6 +28,30 @@ def test_bytes_are_the_tensors_of_every_client_of_the_cohort():
     assert record.bytes_down == record.bytes_up == 2 * 4 * (4 * dim + 4)
 
 
+def test_clients_that_drop_out_have_received_the_model_but_send_nothing():
+    spec = tiny_spec("fedavg", rounds=1)
+    scenario = spec.scenario.model_copy(update={"participation": 1.0, "dropout": 0.9})
+    record = records(spec.model_copy(update={"scenario": scenario}))[1]
+    survivors = len(record.cohort)
+    assert 1 <= survivors < 4
+    assert record.bytes_up * 4 == record.bytes_down * survivors
+
+
+def test_pooled_training_is_scored_on_the_scenarios_clients():
+    run = tiny_run(tiny_spec("clip-linear-centralized", rounds=1))
+    assert (len(run.federation.clients), len(run.scored.clients)) == (1, 4)
+    metrics, predictions = evaluate(run, run.initial_state())
+    federated = tiny_run(tiny_spec("fedavg", rounds=1))
+    assert metrics == evaluate(federated, federated.initial_state())[0]
+
+
+@pytest.mark.parametrize(("setting", "value"), [("tune", "full"), ("tune", "head"), ("head_scale", 3.0)])
+def test_settings_of_the_default_model_are_refused_where_a_method_builds_its_own(setting, value):
+    spec = tiny_spec("fedclip").model_copy(update={setting: value})
+    with pytest.raises(FedbenchError, match=f"fedclip builds its own model and does not read {setting}={value}"):
+        tiny_run(spec)
+
+
 def test_running_statistics_are_sent_and_counted():
     run = tiny_run(tiny_spec("fedavg", backbone="resnet8?width=1", rounds=1))
     buffers = sum(t.numel() * t.element_size() for t in run.model.buffers.values())

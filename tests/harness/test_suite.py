@@ -46,6 +46,17 @@ def test_a_scenario_is_a_preset_with_its_own_fields():
     assert (changed.imbalance, changed.partition, changed.clients) == ("none", "iid", 5)
 
 
+def test_a_scenarios_name_and_its_fields_may_come_in_any_order():
+    pairs = (("scenario", "iid"), ("clients", "5"))
+    first, second = (specs(sets=order, seeds=(0,))[0] for order in (pairs, pairs[::-1]))
+    assert first == second and first.scenario.clients == 5
+
+
+def test_a_row_that_sets_a_method_it_does_not_run_is_refused():
+    with pytest.raises(FedbenchError, match="row 'fedprox': set names fedclip, which the row does not run"):
+        specs(SUITE.replace("fedprox.mu: 0.3", "fedclip.hidden: 3"))
+
+
 def test_method_option_picks_rows_and_adds_missing_ones():
     assert {s.method for s in specs(methods=("fedprox",))} == {"fedprox"}
     assert specs(methods=("fedprox",))[0].params["fedprox"]["mu"] == 0.3

@@ -188,6 +188,14 @@ def test_only_finished_runs_of_the_same_code_are_not_run_again(uri: str, monkeyp
     play(Tracking(uri, "resume's suite"), spec(seed=3))
     assert finished_run_ids(uri, "resume's suite", provenance.code_hash()) == {spec(seed=0).run_id}
     assert finished_run_ids(uri, "resume's suite", "0" * 64) == {spec(seed=3).run_id}
+    # the same description of a run on other data or other pretrained weights has to run again
+    mine = spec(seed=3).run_id
+    for read, expected in (
+        ((INFO.data_hash, INFO.weights_hash), {mine}),
+        ((INFO.data_hash, "other"), set()),
+        (("other", INFO.weights_hash), set()),
+    ):
+        assert finished_run_ids(uri, "resume's suite", "0" * 64, {mine: read}) == expected
     assert finished_run_ids(uri, "never ran", "0" * 64) == set()
 
 

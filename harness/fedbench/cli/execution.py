@@ -32,7 +32,10 @@ FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings: Settings) -> int:
     """Run what is not in the store yet; the exit code. Bad input raises FedbenchError before anything is run."""
     uri = store_uri(request.store)
-    finished = set() if request.rerun else finished_run_ids(uri, suite.name, code_hash(request.plugin_files))
+    planned = plan.plan(specs, settings)
+    inputs = {spec.run_id: (row.info.data_hash, row.info.weights_hash) for row in planned for spec in row.specs}
+    code = code_hash(request.plugin_files)
+    finished = set() if request.rerun else finished_run_ids(uri, suite.name, code, inputs)
     pending = [spec for spec in specs if spec.run_id not in finished]
     skipped = len(specs) - len(pending)
     if skipped:
@@ -40,7 +43,6 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
     failures: list[engine.RunFailed] = []
     done = skipped
     if pending:
-        plan.plan(pending, settings)
         is_live = console().is_terminal and not request.plain
         view = (LiveProgress if is_live else PlainProgress)(console(), suite.name, pending)
         tracking = Tracking(uri, suite.name, request.plugin_files)

@@ -11,8 +11,7 @@ from fedbench.cli.run import Request
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RunInfo
-from fedbench.models import load_backbone
-from fedbench.rounds import Settings, prepare
+from fedbench.rounds import Settings, backbone_for, prepare
 from fedbench.spec import RunSpec
 from fedbench.suite import Overrides, Suite, expand, load_suite, parse_assignment, single, suite_names
 
@@ -88,7 +87,7 @@ def _planned(specs: Sequence[RunSpec], settings: Settings) -> Iterator[PlannedRo
             if name not in datasets:
                 datasets[name] = load_dataset(name, data_dir=settings.data_dir, cache_dir=settings.cache_dir)
             if key not in backbones:
-                backbones[key] = load_backbone(spec.backbone, data_dir=settings.data_dir, seed=spec.seed)
+                backbones[key] = backbone_for(spec, datasets[spec.dataset], settings)
             run = prepare(spec, settings, dataset=datasets[name], backbone=backbones[key])
         except FedbenchError as error:
             raise FedbenchError(f"row {spec.row!r}: {error} Nothing was run.") from error

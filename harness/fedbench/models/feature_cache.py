@@ -35,7 +35,9 @@ def encode(
         return _compute(images, encoder, batch_size, device)
     if isinstance(images, Subset):
         return encode(images.source, encoder, cache_dir, batch_size, device)[images.indices]
-    key = hashlib.sha256(f"{images.content_hash()} {encoder.key}".encode()).hexdigest()
+    # Other devices round otherwise, and numbers must not depend on which one filled the cache.
+    kind = torch.device(device).type
+    key = hashlib.sha256(f"{images.content_hash()} {encoder.key} {kind}".encode()).hexdigest()
     file = cache_dir / f"{key}.safetensors"
     if file.exists():
         return _read(file, key, len(images))
