@@ -225,14 +225,16 @@ class HookSpecs:
     def aggregate(self, task: AggregationTask) -> Tensors | None:
         """First result: the server's next weights. Running statistics are averaged by the harness, for every method.
 
-        Default: the mean of the clients' weights, weighted by `num_examples`. Answered by the server-side optimisers.
+        Default: the mean of the clients' weights, weighted by `num_examples`. No method of this package needs another
+        yet; a coordinate-wise median or a server optimiser answers it.
         """
 
     @_spec(firstresult=True)
     def evaluate(self, task: EvaluationTask) -> Predictions | None:
         """First result: predicted classes; the harness scores them, so that every method is measured alike.
 
-        Default: the largest logit of the global model. Answered by methods that classify otherwise (prototypes).
+        Default: the largest logit of the global model. No method of this package needs another yet; one that classifies
+        by prototypes, or with a model of each client's own, answers it.
         """
 
     @_spec

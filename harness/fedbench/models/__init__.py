@@ -1,4 +1,4 @@
-"""Backbones by name: CLIP of any open_clip architecture, and CNNs trained from scratch.
+"""Backbones by name: CLIP of any architecture of open_clip's CLIP class, and CNNs trained from scratch.
 
     clip:embedded                           the tiny CLIP that ships with fedbench
     clip:ViT-B-32-quickgelu@openai          an open_clip architecture and pretrained tag

@@ -38,7 +38,7 @@ EMBEDDED = "the tiny CLIP that ships with fedbench, for the embedded data; needs
 FAMILIES = {
     "clip": Family(
         "clip:ARCH@CHECKPOINT",
-        "CLIP of any open_clip architecture; CHECKPOINT is a pretrained tag or a weights file",
+        "CLIP of any architecture of open_clip's CLIP class; CHECKPOINT is a pretrained tag or a weights file",
     ),
     "resnet8": Family(
         "resnet8",
