@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
+import threading
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -110,8 +112,6 @@ def default_workers() -> int:
 
 def _in_process(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
     # A thread feeds the queue, so that events are seen while the run goes on.
-    import threading
-
     for spec in specs:
         events: queue.Queue[Event | None] = queue.Queue()
 
@@ -182,6 +182,13 @@ def _attempt_remotely(spec: RunSpec, settings: Settings, events: Any) -> None:
 
 def _quiet_worker() -> None:
     # Ctrl-C reaches the whole process group; only the parent decides what it means.
-    import signal
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    # A parent that is killed outright can't stop its workers, and they would train on for nobody.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,5 +1,8 @@
 """Runs in this process and in a pool give the same numbers; a run that fails leaves the others alone."""
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,3 +86,35 @@ def test_a_run_that_cannot_work_fails_with_its_message_and_without_a_traceback(s
     )
     (failed,) = [event for event in execute(specs, settings, workers=1) if isinstance(event, RunFailed)]
     assert failed.reason.startswith("this scenario hides the labels") and failed.details == ""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the process table of Linux")
+def test_workers_end_when_their_parent_is_killed(tmp_path):
+    # a parent that starts a worker with a long job, says the worker's process id and waits to be killed
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import multiprocessing, os, time\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from fedbench.engine import _quiet_worker\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    pool = ProcessPoolExecutor(1, mp_context=context, initializer=_quiet_worker)\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    pool.submit(time.sleep, 60).result()\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 20
+    while _is_running(worker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not _is_running(worker)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
