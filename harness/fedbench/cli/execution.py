@@ -16,8 +16,8 @@ from fedbench import engine
 from fedbench.cli import plan
 from fedbench.cli.console import complain, console, say
 from fedbench.cli.live import LiveProgress
+from fedbench.cli.options import Request
 from fedbench.cli.progress import PlainProgress, Progress
-from fedbench.cli.run import Request
 from fedbench.hookspecs import plugin_manager, relay
 from fedbench.leaderboard import leaderboard, load_results, render_terminal
 from fedbench.provenance import code_hash

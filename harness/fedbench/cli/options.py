@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,26 @@ Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", metavar="FILE", help="File with a method in development; repeat it."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the command line asked for."""
+
+    suite: str | None = None
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    assignments: tuple[str, ...] = ()
+    dataset: str | None = None
+    scenario: str | None = None
+    backbone: str | None = None
+    plugin_files: tuple[Path, ...] = ()
+    store: str | None = None
+    data_dir: Path = Path("data")
+    cache_dir: Path = Path("~/.cache/fedbench")
+    workers: int | None = None
+    rerun: bool = False
+    plain: bool = False
 
 
 def plugin_files(given: list[Path] | None) -> tuple[Path, ...]:

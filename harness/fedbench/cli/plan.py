@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedbench.cli.console import cell, console, megabytes, say, table
-from fedbench.cli.run import Request
+from fedbench.cli.options import Request
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RunInfo

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedbench.cli.options import Plugins, Store, plugin_files
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the command line asked for."""
-
-    suite: str | None = None
-    methods: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = ()
-    assignments: tuple[str, ...] = ()
-    dataset: str | None = None
-    scenario: str | None = None
-    backbone: str | None = None
-    plugin_files: tuple[Path, ...] = ()
-    store: str | None = None
-    data_dir: Path = Path("data")
-    cache_dir: Path = Path("~/.cache/fedbench")
-    workers: int | None = None
-    rerun: bool = False
-    plain: bool = False
+from fedbench.cli.options import Plugins, Request, Store, plugin_files
 
 
 def run(
