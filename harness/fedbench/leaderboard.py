@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedbench.errors import FedbenchError
 from fedbench.render import render_terminal, to_csv, to_markdown
 from fedbench.results import BUDGET, load_results
 from fedbench.store import FINAL
@@ -26,22 +27,27 @@ _STANDARD = (
     "unseen_domain_accuracy",
     "worst_client_accuracy",
 )
-_COSTS = ("bytes_up", "bytes_down", "seconds")
+_COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
 _PROTOCOL = ("dataset", "data_hash", "scenario_settings", *BUDGET)
 _UNUSUAL = {"weighting": "samples", "augment": "none"}
 """Budget fields that a caption names only where they differ from this."""
 _ROW = ("row", "method", "backbone", "tune", "row_settings")
 
 
-def leaderboard(results: pd.DataFrame, columns: Sequence[str] = (), baseline: str = "fedavg") -> pd.DataFrame:
-    """One line a table and row, best accuracy first within a table, the newest table first.
+def leaderboard(
+    results: pd.DataFrame, columns: Sequence[str] = (), baseline: str = "fedavg", headline: str = HEADLINE
+) -> pd.DataFrame:
+    """One line a table and row, best ``headline`` first within a table, the newest table first.
 
+    Of runs that differ in nothing that changes their result (only in when they were evaluated), the newest counts.
     Every metric M has columns ``M_mean`` and ``M_std`` (sample standard deviation over seeds, NaN for one seed).
     ``columns`` are the metrics beside the headline (``head`` is short for ``head_accuracy``); by default groups,
     domains and the worst client, where any run has them. ``delta_*`` is the headline minus the baseline's, paired over
     the ``delta_seeds`` common seeds; ``baseline`` is a method, met on the row's own backbone, or a whole row.
     """
-    metrics = [HEADLINE, *_chosen(results, columns)]
+    _refuse_missing(results, headline)
+    results = results.drop_duplicates([*_PROTOCOL, *_ROW, "seed"], keep="last")
+    metrics = [headline, *(name for name in _chosen(results, columns) if name != headline)]
     blocks: list[tuple[Any, ...]] = []
     for _, protocol in results.groupby(list(_PROTOCOL), sort=False, dropna=False):
         rows = [runs.sort_values("seed") for _, runs in protocol.groupby(list(_ROW), sort=False, dropna=False)]
@@ -49,12 +55,13 @@ def leaderboard(results: pd.DataFrame, columns: Sequence[str] = (), baseline: st
         lines: dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
         for label, runs in zip(labels, rows, strict=True):
             seeds = tuple(int(seed) for seed in runs["seed"])
-            paired = _paired(runs, _baseline_of(runs, rows, baseline))
+            paired = _paired(runs, _baseline_of(runs, rows, baseline), headline)
             lines.setdefault(seeds, []).append(({"row": label, **_cells(runs, metrics), **paired}, runs))
         for seeds, block in lines.items():
             caption = _caption(pd.concat([runs for _, runs in block]), seeds)
             rank = (protocol["started"].max(), len(block) * len(seeds))
-            blocks.append((rank, caption, sorted((line for line, _ in block), key=_accuracy, reverse=True)))
+            ranked = sorted((line for line, _ in block), key=lambda line: -float(line[f"{headline}_mean"]))
+            blocks.append((rank, caption, ranked))
     blocks.sort(key=lambda block: block[0], reverse=True)
     lines_in_order = [
         {"block": number, "caption": caption, "baseline": baseline, **line}
@@ -65,15 +72,40 @@ def leaderboard(results: pd.DataFrame, columns: Sequence[str] = (), baseline: st
 
 
 def write(
-    results: pd.DataFrame, folder: Path, command: str, columns: Sequence[str] = (), baseline: str = "fedavg"
+    results: pd.DataFrame,
+    folder: Path,
+    command: str,
+    columns: Sequence[str] = (),
+    baseline: str = "fedavg",
+    headline: str = HEADLINE,
 ) -> None:
     """Write ``results.csv`` (a line a run), ``leaderboard.csv`` and ``leaderboard.md``, which names ``command``."""
     folder.mkdir(parents=True, exist_ok=True)
     results.to_csv(folder / "results.csv", index=False)
-    board = leaderboard(results, columns, baseline)
+    board = leaderboard(results, columns, baseline, headline)
     to_csv(board, folder / "leaderboard.csv")
     made = f"Made by `{command}`.\n\n" if command else ""
-    (folder / "leaderboard.md").write_text(f"# Leaderboard\n\n{made}{to_markdown(board)}", encoding="utf-8")
+    (folder / "leaderboard.md").write_text(
+        f"# Leaderboard\n\n{made}{to_markdown(board)}\n{_settings(results)}", encoding="utf-8"
+    )
+
+
+def _settings(results: pd.DataFrame) -> str:
+    """What every row was run with beside its table's protocol, as a Markdown list: enough to run it again."""
+    lines = []
+    for (row, text), runs in results.groupby(["row", "row_settings"], sort=False):
+        own = {key.removeprefix("training."): value for key, value in json.loads(str(text)).items() if value != ""}
+        seeds = ", ".join(str(seed) for seed in sorted(set(runs["seed"])))
+        lines.append(f"- {row} (seeds {seeds}): " + ", ".join(f"`{key}={value}`" for key, value in own.items()))
+    return "## Settings of the rows\n\n" + "\n".join(lines) + "\n"
+
+
+def _refuse_missing(results: pd.DataFrame, headline: str) -> None:
+    column = FINAL + headline
+    lacking = results if column not in results else results[results[column].isna()]
+    if len(lacking):
+        rows = ", ".join(sorted(set(lacking["row"])))
+        raise FedbenchError(f"the headline {headline!r} is missing from the runs of {rows}; choose another headline.")
 
 
 def _chosen(results: pd.DataFrame, columns: Sequence[str]) -> list[str]:
@@ -115,10 +147,10 @@ def _baseline_of(runs: pd.DataFrame, rows: Sequence[pd.DataFrame], baseline: str
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _paired(runs: pd.DataFrame, base: pd.DataFrame | None) -> dict[str, Any]:
+def _paired(runs: pd.DataFrame, base: pd.DataFrame | None, headline: str) -> dict[str, Any]:
     if base is None or base is runs:
         return {"delta_mean": float("nan"), "delta_std": float("nan"), "delta_seeds": 0}
-    column = FINAL + HEADLINE
+    column = FINAL + headline
     difference = (runs.set_index("seed")[column] - base.set_index("seed")[column]).dropna()
     return {"delta_mean": difference.mean(), "delta_std": difference.std(ddof=1), "delta_seeds": len(difference)}
 
@@ -145,8 +177,5 @@ def _counted(number: str, noun: str) -> str:
 def _code(runs: pd.DataFrame) -> Iterator[str]:
     for commit, code in zip(runs["commit"], runs["code_hash"], strict=True):
         revision, dirty, _ = str(commit).partition("+dirty")
-        yield f"{revision[:7]}{dirty}" if revision else f"none (code {str(code)[:8]})"
-
-
-def _accuracy(line: dict[str, Any]) -> float:
-    return float(line[f"{HEADLINE}_mean"])
+        # two states of a work tree with changes are told apart by their code
+        yield revision[:7] if revision and not dirty else f"{revision[:7] or 'none'}{dirty} (code {str(code)[:8]})"

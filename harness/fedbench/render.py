@@ -13,8 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 _MEGA = 1e6
-_COSTS = ("bytes_up", "bytes_down", "seconds")
-_SHORT = {"global": "accuracy", "domain_mean": "domains", "unseen_domain": "unseen", "worst_client": "worst"}
+_COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
+_SHORT = {
+    "global": "accuracy",
+    "domain_mean": "domains",
+    "unseen_domain": "unseen",
+    "seen_domain": "seen",
+    "selected_unseen_domain": "unseen (selected)",
+    "worst_client": "worst",
+}
 _NONE = "–"
 
 
@@ -77,7 +84,7 @@ def _tables(board: pd.DataFrame) -> Iterator[_Shown]:
                 _spread(*pair, sign="+") for pair in _pairs(block, "delta")
             ]
         texts["MB"] = [_megabytes(n) for n in block["bytes_up_mean"] + block["bytes_down_mean"]]
-        texts["s"] = [_NONE if pd.isna(seconds) else f"{seconds:.1f}" for seconds in block["seconds_mean"]]
+        texts["train s"] = [_NONE if pd.isna(s) else f"{s:.1f}" for s in block["train_seconds_mean"]]
         labels, shared = _without_shared_backbone([str(row) for row in block["row"]])
         headings = ["method" if shared else "row", *texts]
         lines = [[label, *(texts[h][i] for h in texts)] for i, label in enumerate(labels)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedbench.errors import FedbenchError
+from fedbench.errors import FedbenchError, unknown_name
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import OPTIMISER_KEYS, Training
 from fedbench.store import EXPERIMENT, FINAL, open_store, runs_of
@@ -43,6 +43,8 @@ def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
         held = f"unfinished runs ({unfinished})" if unfinished else "no runs"
         of = f" of the suite {suite!r}" if suite is not None else ""
         known = sorted(e.name.removeprefix(EXPERIMENT) for e in client.search_experiments() if _is_ours(e.name))
+        if suite is not None and suite not in known and known:
+            raise unknown_name("suite in this store", suite, known, "`fedbench run --suite NAME` fills it.")
         others = f" It has the suites {', '.join(known)}." if known and not unfinished else ""
         raise FedbenchError(f"the store {uri} has {held}{of} and no finished one.{others} Run `{command}`.")
     frame = pd.DataFrame(lines).sort_values("started", kind="stable")

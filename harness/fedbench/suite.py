@@ -47,6 +47,7 @@ class Suite(BaseModel):
     training: dict[str, Any] = Field(default_factory=dict, description="budget and optimiser, see Training")
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="one run a row and seed")
     baseline: str = Field("fedavg", description="row the others are compared with")
+    headline: str = Field("global_accuracy", description="metric the leaderboard is sorted by and Δ is taken of")
     columns: tuple[str, ...] = Field((), description="leaderboard columns beside the headline")
     rows: tuple[Row, ...] = Field(min_length=1, description="the methods")
 

@@ -30,10 +30,11 @@ def train_client() -> Callable[..., Update]:
         params: Mapping[str, Mapping[str, object]] | None = None,
         client: int = 0,
         round: int = 1,
+        seed: int = 0,
         **training: object,
     ) -> Update:
         budget = {"lr": 0.5, "momentum": 0.0, "batch_size": 100, **training}
-        spec = RunSpec(method=method, training=Training(**budget))
+        spec = RunSpec(method=method, training=Training(**budget), seed=seed)
         table = torch.tensor(samples)
         weights = {"w": torch.tensor(start)}
         task = ClientTask(

@@ -100,6 +100,56 @@ def test_learning_rate_decays_from_the_second_round():
     assert rates == [0.8, 0.4, 0.2]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        # coupled: gradient (-1/2, 0 + 2/10); w - (1/2)(-1/2, 1/5)
+        ("sgd", (0.25, 1.9)),
+        # coupled, the same gradient; a first Adam step is lr g / (|g| + eps): (1/2)(-1/2 / (3/4), 1/5 / (9/20))
+        ("adam", (1 / 3, 2 - 2 / 9)),
+        # decoupled: w (1 - lr decay) = (0, 1.9), then Adam's step of the data's gradient alone, (-1/3, 0)
+        ("adamw", (1 / 3, 1.9)),
+    ],
+)
+def test_weight_decay_is_coupled_for_sgd_and_adam_and_decoupled_for_adamw(train_client, optimizer, expected):
+    # w = (0, 2), x = (1, 0), y = 0: w.x = 0, p(class 0) = 1/2, so the data's gradient is (-1/2) x = (-1/2, 0).
+    # lr 1/2, decay 1/10, eps 1/4
+    options = {"optimizer": optimizer, "weight_decay": 0.1, "eps": 0.25}
+    result = train_client([(1.0, 0.0, 0)], start=(0.0, 2.0), **options)
+    torch.testing.assert_close(result.weights["w"], torch.tensor(expected))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_takes_both_betas_from_the_settings(train_client, optimizer):
+    # beta1 = 0: the moment is the gradient. beta2 = 1/2: v2 = g1^2/4 + g2^2/2, over 1 - 1/4 that is (g1^2 + 2 g2^2)/3.
+    # x = (1, 0), y = 0, lr 1/2: g1 = -1/2, step 1 is 1/2 (v1 / (1/2) = g1^2); g2 = sigmoid(1/2) - 1
+    g2 = 1 / (1 + exp(-0.5)) - 1
+    second = 0.5 * -g2 / ((0.25 + 2 * g2**2) / 3) ** 0.5
+    result = train_client([(1.0, 0.0, 0)], local_epochs=2, optimizer=optimizer, beta1=0.0, beta2=0.5)
+    torch.testing.assert_close(result.weights["w"], torch.tensor([0.5 + second, 0.0]))
+
+
+def test_a_client_trains_at_the_decayed_learning_rate_of_its_round(train_client):
+    # gradient (-1/2, 0); lr 1/2, 1/4, 1/8 in rounds 1, 2, 3
+    steps = [train_client([(1.0, 0.0, 0)], round=r, lr_decay=0.5).weights["w"][0].item() for r in (1, 2, 3)]
+    assert steps == [0.25, 0.125, 0.0625]
+
+
+def test_a_clients_batches_follow_from_seed_round_and_client_alone(train_client):
+    # steps on four batches of two: another order ends elsewhere
+    samples = [(1.0, 0.5 * k, k % 2) for k in range(8)]
+
+    def end(**who):
+        return train_client(samples, batch_size=2, **who).weights["w"]
+
+    first = end(seed=3, round=2, client=4)
+    torch.rand(5)
+    assert torch.equal(first, end(seed=3, round=2, client=4))
+    assert not torch.equal(first, end(seed=3, round=3, client=4))
+    assert not torch.equal(first, end(seed=3, round=2, client=5))
+    assert not torch.equal(first, end(seed=4, round=2, client=4))
+
+
 def test_batch_augmentation_treats_all_samples_alike_and_sample_augmentation_does_not():
     image = torch.arange(64.0).reshape(1, 1, 8, 8).repeat(16, 1, 1, 1)
     generator = torch_generator(0, "augmentation", 1, 0)

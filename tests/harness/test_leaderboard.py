@@ -32,9 +32,9 @@ def spec(method: str, seed: int, **given: Any) -> RunSpec:
 
 
 def track(listener: tracking.Tracking, spec: RunSpec, accuracy: float, **metrics: float) -> None:
-    """A finished run with this final accuracy, 1.5 MB up, 0.5 MB down and 12 s."""
+    """A finished run with this final accuracy, 1.5 MB up, 0.5 MB down, 9 s of training and 12 s in all."""
     info = RunInfo({}, "d" * 64, f"{spec.backbone:w<64}", 20, 8, 400, 80, 6, 24)
-    summary = {"global_accuracy": accuracy, "bytes_up": 1.5e6, "bytes_down": 0.5e6, **metrics}
+    summary = {"global_accuracy": accuracy, "bytes_up": 1.5e6, "bytes_down": 0.5e6, "train_seconds": 9.0, **metrics}
     listener.run_started(spec, info)
     listener.round_finished(spec, RoundRecord(0, (), {"global_accuracy": accuracy}, 0, 0, 0.0))
     listener.run_finished(spec, info, RunResult((), summary, (0, 1), {"w": np.zeros(2)}, 12.0))
@@ -65,7 +65,11 @@ def made(specs: Sequence[tuple[RunSpec, float]]) -> pd.DataFrame:
         tags = {"fedbench.row": one.row, "fedbench.run_id": one.run_id, "fedbench.commit": "c" * 40}
         tags |= {"fedbench.data_hash": "d" * 64, "fedbench.num_clients": "20"}
         metrics = {"final/global_accuracy": accuracy, "final/bytes_up": 1e6, "final/bytes_down": 1e6}
-        data = SimpleNamespace(tags=tags, params=tracking.flat_params(one), metrics={**metrics, "final/seconds": 1.0})
+        data = SimpleNamespace(
+            tags=tags,
+            params=tracking.flat_params(one),
+            metrics={**metrics, "final/seconds": 1.0, "final/train_seconds": 0.5},
+        )
         lines.append(_line("s", SimpleNamespace(data=data, info=SimpleNamespace(start_time=1000 * number))))
     return pd.DataFrame(lines)
 
@@ -197,10 +201,10 @@ def test_markdown_says_under_which_conditions(results: pd.DataFrame) -> None:
     ):
         assert fact in caption
     assert table == [
-        "| method | accuracy | head | tail | Δ fedavg | MB | s |",
+        "| method | accuracy | head | tail | Δ fedavg | MB | train s |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| fedprox | **65.0 ± 4.0** | 79.0 ± 0.0 | **51.0 ± 1.0** | +2.0 ± 1.0 | 2.00 | 12.0 |",
-        "| fedavg | 63.0 ± 3.6 | **80.0 ± 0.0** | 41.0 ± 1.0 | – | 2.00 | 12.0 |",
+        "| fedprox | **65.0 ± 4.0** | 79.0 ± 0.0 | **51.0 ± 1.0** | +2.0 ± 1.0 | 2.00 | 9.0 |",
+        "| fedavg | 63.0 ± 3.6 | **80.0 ± 0.0** | 41.0 ± 1.0 | – | 2.00 | 9.0 |",
     ]
 
 
@@ -210,6 +214,38 @@ def test_csv_has_unrounded_means_and_stds(results: pd.DataFrame, tmp_path: Path)
         lines = list(csv.DictReader(file))
     assert float(lines[1]["global_accuracy_std"]) == pytest.approx(13**0.5, rel=1e-12)
     assert (lines[1]["bytes_up_mean"], lines[0]["delta_mean"], lines[1]["delta_mean"]) == ("1500000.0", "2.0", "")
+
+
+def test_a_seed_counts_once_however_often_a_run_was_evaluated() -> None:
+    often = [(spec("fedavg", seed), 60.0 + 2 * seed) for seed in (0, 1)]
+    seldom = [(one.model_copy(update={"training": one.training.model_copy(update={"eval_every": 5})}), a + 1)
+              for one, a in often]  # fmt: skip
+    (line,) = leaderboard(made([*often, *seldom])).to_dict("records")
+    # the newer ones: 61 and 63, mean 62, deviations 1, 1 over n - 1 = 1: std sqrt 2
+    assert (line["seeds"], line["global_accuracy_mean"]) == (2, 62.0)
+    assert line["global_accuracy_std"] == pytest.approx(2**0.5)
+
+
+def test_another_headline_ranks_the_rows_and_is_what_differences_are_taken_of(results: pd.DataFrame) -> None:
+    board = leaderboard(results, headline="head_accuracy")
+    assert board["row"].tolist() == ["fedavg · clip:embedded", "fedprox · clip:embedded"]
+    # head 79 against 80 on every seed
+    assert board["delta_mean"].tolist()[1] == pytest.approx(-1.0)
+    with pytest.raises(FedbenchError, match="'mid_accuracy' is missing from the runs of fedavg .*, fedprox"):
+        leaderboard(results, headline="mid_accuracy")
+
+
+def test_two_states_of_changed_code_are_told_apart() -> None:
+    lines = made([(spec("fedavg", seed), 60.0) for seed in (0, 1)])
+    lines["commit"], lines["code_hash"] = "c" * 40 + "+dirty", ["1" * 64, "2" * 64]
+    caption = leaderboard(lines)["caption"].iloc[0]
+    assert "ccccccc+dirty (code 11111111), ccccccc+dirty (code 22222222)" in caption
+
+
+def test_the_file_says_with_what_settings_every_row_was_run(results: pd.DataFrame, tmp_path: Path) -> None:
+    write(results, tmp_path, "")
+    text = (tmp_path / "leaderboard.md").read_text("utf-8")
+    assert "- fedprox · clip:embedded (seeds 0, 1, 2): " in text and "`fedprox.mu=0.1`" in text and "`lr=0.01`" in text
 
 
 def test_write_gives_three_files_and_the_command(results: pd.DataFrame, tmp_path: Path) -> None:
@@ -223,9 +259,7 @@ def test_write_gives_three_files_and_the_command(results: pd.DataFrame, tmp_path
 def test_nothing_to_show_says_what_to_run(uri: str, tmp_path: Path) -> None:
     with pytest.raises(FedbenchError, match=r"there is no store at .*; fill one with `fedbench run --suite longtail`"):
         load_results(store.store_uri(str(tmp_path / "none")))
-    with pytest.raises(
-        FedbenchError, match=r"no runs of the suite 'other' .* It has the suites longtail\. Run `fedbench"
-    ):
+    with pytest.raises(FedbenchError, match=r"unknown suite in this store 'other'\. Known: longtail\. `fedbench run"):
         load_results(uri, "other")
     listener = tracking.Tracking(uri, "only failures")
     listener.run_failed(spec("fedavg", 0), "no")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedbench.errors import FedbenchError
-from fedbench.rounds import evaluate, rounds, train_round
+from fedbench.rounds import Settings, evaluate, prepare, rounds, run_spec, train_round
 from fedbench.state import RunState, load_state, save_state
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.types import UnlabelledBatch
 
 
@@ -57,7 +57,93 @@ def test_running_statistics_are_sent_and_counted():
     buffers = sum(t.numel() * t.element_size() for t in run.model.buffers.values())
     weights = sum(t.numel() * 4 for t in run.model.weights.values())
     assert buffers > 0
-    assert records(run.spec)[1].bytes_up == 2 * (weights + buffers)
+    record = records(run.spec)[1]
+    assert record.bytes_up == record.bytes_down == 2 * (weights + buffers)
+
+
+KNOWN = """
+from dataclasses import dataclass
+
+import torch
+
+from fedbench.hookspecs import hookimpl
+from fedbench.types import Model, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class P:
+    pass
+
+
+class Known:
+    name, citation, Params, recipe = "known", "Nobody, A method whose every tensor is known, 2000", P, {}
+
+    def __init__(self, params):
+        self.params = params
+
+    @hookimpl
+    def build_model(self, setup):
+        statistics = {"mean": torch.zeros(1), "count": torch.tensor(0)}
+        return Model({"w": torch.zeros(2)}, None, statistics, transform=lambda pixels: pixels)
+
+    @hookimpl
+    def local_train(self, task):
+        k = task.client
+        statistics = {"mean": task.buffers["mean"] + 4 * k, "count": torch.tensor(5 + 4 * k)}
+        payload = {"extra": torch.zeros(k + 1, dtype=torch.float64)}
+        return Update(k, {"w": torch.zeros(2)}, statistics, 1 + 2 * k, payload)
+"""
+
+
+@pytest.fixture
+def known_round(tmp_path):
+    """The last of some rounds of two clients, n = (1, 3).
+
+    They add 0 and 4 to the mean they receive, and return counts 5 and 9, and 1 and 2 float64 more.
+    """
+    file = tmp_path / "known.py"
+    file.write_text(KNOWN)
+
+    def train(rounds=1, **training):
+        spec = tiny_spec("fedavg", backbone="convnet", rounds=rounds, **training)
+        scenario = spec.scenario.model_copy(update={"clients": 2, "participation": 1.0})
+        spec = spec.model_copy(update={"method": "known", "scenario": scenario})
+        settings = Settings(data_dir=tmp_path, cache_dir=tmp_path, plugin_files=(file,))
+        run = prepare(spec, settings, dataset=tiny_dataset(), backbone=tiny_backbone("convnet"))
+        state = run.initial_state()
+        for _ in range(rounds):
+            state, record = train_round(run, state)
+        return state, record
+
+    return train
+
+
+# n_k: (1*0 + 3*4) / 4 = 3; uniform: (0 + 4) / 2 = 2. A count is the first client's, 5
+@pytest.mark.parametrize(("weighting", "mean"), [("samples", 3.0), ("uniform", 2.0)])
+def test_running_statistics_are_averaged_with_the_weights_shares_and_counters_copied(known_round, weighting, mean):
+    state, _ = known_round(weighting=weighting)
+    assert state.buffers["mean"].tolist() == [mean]
+    assert (state.buffers["count"].item(), state.buffers["count"].dtype) == (5, torch.int64)
+
+
+def test_clients_start_from_the_averaged_statistics_of_the_round_before(known_round):
+    # 3 after round 1 (above); round 2: (1 * (3 + 0) + 3 * (3 + 4)) / 4 = 6
+    assert known_round(rounds=2)[0].buffers["mean"].tolist() == [6.0]
+
+
+def test_bytes_count_statistics_both_ways_and_the_payload_upwards(known_round):
+    # weights 2 * 4, mean 4, count 8: 20 down to each of two clients; up, 20 + 1 * 8 from one, 20 + 2 * 8 from the other
+    _, record = known_round()
+    assert (record.bytes_down, record.bytes_up) == (40, 64)
+
+
+def test_a_runs_bytes_are_the_sum_over_its_rounds(monkeypatch, tmp_path):
+    monkeypatch.setattr("fedbench.rounds._dataset", lambda *_: tiny_dataset())
+    spec = tiny_spec("fedavg", rounds=3, eval_every=2)
+    dim = tiny_run(spec).model.weights["head.weight"].shape[1]
+    summary = run_spec(spec, Settings(data_dir=tmp_path, cache_dir=tmp_path)).summary
+    # 3 rounds, one of them not evaluated, of 2 clients: 4 classes of dim weights and a bias, 4 bytes each
+    assert summary["bytes_up"] == summary["bytes_down"] == 3 * 2 * 4 * (4 * dim + 4)
 
 
 def test_round_zero_is_the_untrained_model_and_sends_nothing():
@@ -76,7 +162,7 @@ def test_eval_every_skips_evaluations_but_never_the_last_round():
     assert evaluated == [0, 3, 4]
 
 
-def test_running_statistics_are_averaged_and_counters_copied():
+def test_running_statistics_of_a_real_network_stay_finite_and_counters_whole():
     run = tiny_run(tiny_spec("fedavg", backbone="resnet8?width=1", rounds=1))
     state, _ = train_round(run, run.initial_state())
     for name, value in state.buffers.items():
@@ -135,16 +221,30 @@ def test_a_damaged_state_is_named(tmp_path):
         load_state(tmp_path / "s.safetensors", "id")
 
 
+def test_a_resumed_cnn_ends_with_the_same_weights_and_statistics_bit_for_bit(tmp_path):
+    spec = tiny_spec("fedavg", backbone="resnet8?width=1", rounds=2, augment="sample")
+    expected = final_state(tiny_run(spec))
+    half = final_state(tiny_run(spec), until=1)
+    save_state(half, tmp_path / "s.safetensors", spec.run_id)
+    resumed = final_state(tiny_run(spec), load_state(tmp_path / "s.safetensors", spec.run_id))
+    assert resumed.round == expected.round == 2
+    assert any(name.endswith("running_mean") for name in expected.buffers)
+    for got, wanted in ((resumed.weights, expected.weights), (resumed.buffers, expected.buffers)):
+        assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []
+
+
 CHILD = """
 import json, sys
 from fedbench.testing import digest, tiny_run, tiny_spec
 from fedbench.rounds import rounds
 out = {}
-for method in sys.argv[1:]:
-    run = tiny_run(tiny_spec(method))
+for name in sys.argv[1:]:
+    method, _, backbone = name.partition("@")
+    cnn = {"backbone": backbone, "augment": "sample", "rounds": 2}
+    run = tiny_run(tiny_spec(method, **(cnn if backbone else {})))
     for state, record in rounds(run, run.initial_state()):
         pass
-    out[method] = [digest(state), dict(record.metrics)]
+    out[name] = [digest(state), dict(record.metrics)]
 print(json.dumps(out))
 """
 
@@ -155,4 +255,5 @@ def test_two_processes_and_any_order_of_runs_give_identical_metrics():
         command = [sys.executable, "-c", CHILD, *methods]
         return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
 
-    assert child("fedavg", "fedclip", "fedprox") == child("fedprox", "fedavg", "fedclip")
+    cnn = "fedavg@resnet8?width=1"
+    assert child("fedavg", cnn, "fedclip", "fedprox") == child("fedprox", "fedavg", "fedclip", cnn)

@@ -61,7 +61,7 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
             raise
         done += view.done
     if done:
-        board = leaderboard(load_results(uri, suite.name), suite.columns, suite.baseline)
+        board = leaderboard(load_results(uri, suite.name), suite.columns, suite.baseline, suite.headline)
         console().print(render_terminal(board))
         _show_next_steps(suite, request.store, uri)
     _report(failures, uri)

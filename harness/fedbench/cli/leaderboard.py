@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -36,24 +35,26 @@ def leaderboard(
     from fedbench.tracking import store_uri
 
     uri = store_uri(store)
-    name, columns, baseline = _reading(suite)
+    name, columns, baseline, headline = _reading(suite)
     results = load_results(uri, name)
     if output is not None:
-        write(results, output, shlex.join(["fedbench", *sys.argv[1:]]), columns, baseline)
+        # without paths: the file is for other machines
+        command = " ".join(["fedbench leaderboard", *(["--suite", name] if name else []), "--output ..."])
+        write(results, output, command, columns, baseline, headline)
         say(f"written to {output}")
         return
-    board = rank(results, columns, baseline)
+    board = rank(results, columns, baseline, headline)
     if shape is Format.terminal:
         console().print(render_terminal(board))
     else:
         sys.stdout.write(to_markdown(board) if shape is Format.markdown else board.to_csv(index=False))
 
 
-def _reading(suite: str | None) -> tuple[str | None, tuple[str, ...], str]:
-    """The suite's name, its columns and its baseline; a name without a suite file (``adhoc``) has the usual ones."""
+def _reading(suite: str | None) -> tuple[str | None, tuple[str, ...], str, str]:
+    """The suite's name, columns, baseline and headline; a name without a suite file (``adhoc``) has the usual ones."""
     from fedbench.suite import load_suite, suite_names
 
     if suite is None or not (suite in suite_names() or suite.endswith((".yaml", ".yml"))):
-        return suite, (), "fedavg"
+        return suite, (), "fedavg", "global_accuracy"
     read = load_suite(suite)
-    return read.name, read.columns, read.baseline
+    return read.name, read.columns, read.baseline, read.headline
