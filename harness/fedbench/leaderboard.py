@@ -13,7 +13,6 @@ from typing import Any
 
 import pandas as pd
 
-from fedbench.errors import FedbenchError
 from fedbench.render import render_terminal, to_csv, to_markdown
 from fedbench.results import BUDGET, load_results
 from fedbench.store import FINAL
@@ -39,28 +38,33 @@ def leaderboard(
 ) -> pd.DataFrame:
     """One line a table and row, best ``headline`` first within a table, the newest table first.
 
-    Of runs that differ in nothing that changes their result (only in when they were evaluated), the newest counts.
+    Of the runs of a row and seed (they differ in ``eval_every``) the newest counts. A table of which some run lacks the
+    headline is ranked by the overall accuracy and says so. ``settings`` is what a row was run with beside its table's
+    protocol, as JSON.
     Every metric M has columns ``M_mean`` and ``M_std`` (sample standard deviation over seeds, NaN for one seed).
     ``columns`` are the metrics beside the headline (``head`` is short for ``head_accuracy``); by default groups,
     domains and the worst client, where any run has them. ``delta_*`` is the headline minus the baseline's, paired over
     the ``delta_seeds`` common seeds; ``baseline`` is a method, met on the row's own backbone, or a whole row.
     """
-    _refuse_missing(results, headline)
-    results = results.drop_duplicates([*_PROTOCOL, *_ROW, "seed"], keep="last")
-    metrics = [headline, *(name for name in _chosen(results, columns) if name != headline)]
+    by_age = results.sort_values("started", kind="stable")
+    results = by_age.drop_duplicates([*_PROTOCOL, *_ROW, "seed"], keep="last")
     blocks: list[tuple[Any, ...]] = []
     for _, protocol in results.groupby(list(_PROTOCOL), sort=False, dropna=False):
         rows = [runs.sort_values("seed") for _, runs in protocol.groupby(list(_ROW), sort=False, dropna=False)]
         labels = _labels(rows)
+        ranked_by = _ranked_by(protocol, headline)
+        metrics = _chosen(results, columns, ranked_by)
         lines: dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
         for label, runs in zip(labels, rows, strict=True):
             seeds = tuple(int(seed) for seed in runs["seed"])
-            paired = _paired(runs, _baseline_of(runs, rows, baseline), headline)
+            paired = _paired(runs, _baseline_of(runs, rows, baseline), ranked_by)
             lines.setdefault(seeds, []).append(({"row": label, **_cells(runs, metrics), **paired}, runs))
         for seeds, block in lines.items():
             caption = _caption(pd.concat([runs for _, runs in block]), seeds)
+            if ranked_by != headline:
+                caption += f" · ranked by {ranked_by}, since not every run has {headline}"
             rank = (protocol["started"].max(), len(block) * len(seeds))
-            ranked = sorted((line for line, _ in block), key=lambda line: -float(line[f"{headline}_mean"]))
+            ranked = sorted((line for line, _ in block), key=lambda line: -float(line[f"{ranked_by}_mean"]))
             blocks.append((rank, caption, ranked))
     blocks.sort(key=lambda block: block[0], reverse=True)
     lines_in_order = [
@@ -85,33 +89,20 @@ def write(
     board = leaderboard(results, columns, baseline, headline)
     to_csv(board, folder / "leaderboard.csv")
     made = f"Made by `{command}`.\n\n" if command else ""
-    (folder / "leaderboard.md").write_text(
-        f"# Leaderboard\n\n{made}{to_markdown(board)}\n{_settings(results)}", encoding="utf-8"
-    )
+    (folder / "leaderboard.md").write_text(f"# Leaderboard\n\n{made}{to_markdown(board)}", encoding="utf-8")
 
 
-def _settings(results: pd.DataFrame) -> str:
-    """What every row was run with beside its table's protocol, as a Markdown list: enough to run it again."""
-    lines = []
-    for (row, text), runs in results.groupby(["row", "row_settings"], sort=False):
-        own = {key.removeprefix("training."): value for key, value in json.loads(str(text)).items() if value != ""}
-        seeds = ", ".join(str(seed) for seed in sorted(set(runs["seed"])))
-        lines.append(f"- {row} (seeds {seeds}): " + ", ".join(f"`{key}={value}`" for key, value in own.items()))
-    return "## Settings of the rows\n\n" + "\n".join(lines) + "\n"
-
-
-def _refuse_missing(results: pd.DataFrame, headline: str) -> None:
+def _ranked_by(protocol: pd.DataFrame, headline: str) -> str:
+    """``headline``, or the overall accuracy for a table of which some run lacks it; the caption then says so."""
     column = FINAL + headline
-    lacking = results if column not in results else results[results[column].isna()]
-    if len(lacking):
-        rows = ", ".join(sorted(set(lacking["row"])))
-        raise FedbenchError(f"the headline {headline!r} is missing from the runs of {rows}; choose another headline.")
+    return headline if column in protocol and bool(protocol[column].notna().all()) else HEADLINE
 
 
-def _chosen(results: pd.DataFrame, columns: Sequence[str]) -> list[str]:
+def _chosen(results: pd.DataFrame, columns: Sequence[str], headline: str) -> list[str]:
+    """The metrics to show, the headline first; those that no run has are left out."""
     wanted = list(columns) or list(_STANDARD)
-    full = [name if FINAL + name in results else f"{name}_accuracy" for name in wanted]
-    return [name for name in dict.fromkeys(full) if name != HEADLINE and FINAL + name in results]
+    full = [headline, *(name if FINAL + name in results else f"{name}_accuracy" for name in wanted)]
+    return [name for name in dict.fromkeys(full) if FINAL + name in results]
 
 
 def _labels(rows: Sequence[pd.DataFrame]) -> list[str]:
@@ -134,6 +125,11 @@ def _cells(runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, Any]:
         cells[f"{metric}_std"] = runs[FINAL + metric].std(ddof=1)
     for cost in _COSTS:
         cells[f"{cost}_mean"] = runs[FINAL + cost].mean() if FINAL + cost in runs else float("nan")
+    first = runs.iloc[0]
+    named = {name: str(first[name]) for name in ("backbone", "tune")} | json.loads(first["row_settings"])
+    own = {key.removeprefix("training."): value for key, value in named.items() if value != ""}
+    cells["seed_list"] = ", ".join(str(seed) for seed in runs["seed"])
+    cells["settings"] = json.dumps(own, ensure_ascii=False)
     return cells
 
 
@@ -166,6 +162,7 @@ def _caption(runs: pd.DataFrame, seeds: tuple[int, ...]) -> str:
         *(f"{name} {first[name]}" for name, usual in _UNUSUAL.items() if first[name] != usual),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
         "commit " + ", ".join(sorted(set(_code(runs)))),
+        *(["several code states"] if runs["code_hash"].nunique() > 1 else []),
     ]
     return " · ".join(parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,14 @@ _NONE = "–"
 
 @dataclass(frozen=True)
 class _Shown:
-    """One table as text: ``best`` holds (line, column) of the cells to set bold."""
+    """One table as text: ``best`` holds (line, column) of the cells to set bold, ``settings`` is for the list below."""
 
     caption: str
     headings: list[str]
     lines: list[list[str]]
     best: set[tuple[int, int]]
+    settings: list[dict[str, str]]
+    seeds: str
 
 
 def render_terminal(board: pd.DataFrame) -> RenderableType:
@@ -51,14 +54,14 @@ def render_terminal(board: pd.DataFrame) -> RenderableType:
 
 
 def to_markdown(board: pd.DataFrame) -> str:
-    """Every table of the board as Markdown, each under its caption."""
+    """Every table of the board as Markdown, each under its caption and above what its rows were run with."""
     parts = []
     for shown in _tables(board):
         lines = [shown.headings, ["---", *["---:"] * (len(shown.headings) - 1)]]
         for number, cells in enumerate(shown.lines):
             lines.append([f"**{c}**" if (number, i) in shown.best else c for i, c in enumerate(cells)])
         rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
-        parts.append("\n".join([shown.caption, "", *rows]))
+        parts.append("\n".join([shown.caption, "", *rows, "", *_settings_list(shown)]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -97,7 +100,25 @@ def _tables(board: pd.DataFrame) -> Iterator[_Shown]:
         caption = f"{block['caption'].iloc[0]}" + (f" · {shared}" if shared else "")
         seeds = int(block["seeds"].iloc[0])
         told = f"{seeds} seeds, mean ± sample std" if seeds > 1 else "1 seed"
-        yield _Shown(f"{caption} · {told}; MB up and down", headings, lines, marked)
+        settings = [json.loads(text) for text in block["settings"]]
+        which = f"seed{'s' if seeds > 1 else ''} {block['seed_list'].iloc[0]}"
+        yield _Shown(f"{caption} · {told}; MB up and down", headings, lines, marked, settings, which)
+
+
+def _settings_list(shown: _Shown) -> Iterator[str]:
+    """What all rows share in one line, then a line a row with its method's parameters and what else is its own."""
+    first = shown.settings[0]
+    # a dot: a method's parameter, the row's own even where the table has no other row
+    common = {k for k, v in first.items() if "." not in k and all(other.get(k) == v for other in shown.settings)}
+    yield f"All rows: {_assigned({key: first[key] for key in first if key in common})}"
+    yield ""
+    for (label, *_), settings in zip(shown.lines, shown.settings, strict=True):
+        own = _assigned({key: value for key, value in settings.items() if key not in common})
+        yield f"- {label}, {shown.seeds}" + (f": {own}" if own else "")
+
+
+def _assigned(settings: dict[str, str]) -> str:
+    return ", ".join(f"`{key}={value}`" for key, value in settings.items())
 
 
 def _without_shared_backbone(rows: list[str]) -> tuple[list[str], str]:

@@ -12,6 +12,7 @@ from fedbench.errors import FedbenchError, unknown_name
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import OPTIMISER_KEYS, Training
 from fedbench.store import EXPERIMENT, FINAL, open_store, runs_of
+from fedbench.suite import suite_names
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -30,9 +31,8 @@ def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
     Raises FedbenchError where there is nothing to show, with the command that fills the store.
     """
     client = open_store(uri, create=False)
-    command = f"fedbench run --suite {suite or 'longtail'}"
     if client is None:
-        raise FedbenchError(f"there is no store at {uri}; fill one with `{command}`, or name yours with --store.")
+        raise FedbenchError(f"there is no store at {uri}; name yours with --store.{_remedy(suite)}")
     lines, unfinished = [], 0
     for name, run in runs_of(client, suite):
         if run.info.status == "FINISHED":
@@ -40,15 +40,20 @@ def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
         else:
             unfinished += 1
     if not lines:
+        known = sorted(e.name.removeprefix(EXPERIMENT) for e in client.search_experiments() if _is_ours(e.name))
+        if suite is not None and known and suite not in known:
+            raise unknown_name("suite in this store", suite, known, _remedy(suite).strip())
         held = f"unfinished runs ({unfinished})" if unfinished else "no runs"
         of = f" of the suite {suite!r}" if suite is not None else ""
-        known = sorted(e.name.removeprefix(EXPERIMENT) for e in client.search_experiments() if _is_ours(e.name))
-        if suite is not None and suite not in known and known:
-            raise unknown_name("suite in this store", suite, known, "`fedbench run --suite NAME` fills it.")
-        others = f" It has the suites {', '.join(known)}." if known and not unfinished else ""
-        raise FedbenchError(f"the store {uri} has {held}{of} and no finished one.{others} Run `{command}`.")
+        raise FedbenchError(f"the store {uri} has {held}{of} and no finished one.{_remedy(suite)}")
     frame = pd.DataFrame(lines).sort_values("started", kind="stable")
     return frame.drop_duplicates("run_id", keep="last").reset_index(drop=True)
+
+
+def _remedy(suite: str | None) -> str:
+    """What to run to fill the store; "" for a name that no shipped suite has."""
+    wanted = suite or "longtail"
+    return f" Run `fedbench run --suite {wanted}` to fill it." if wanted in suite_names() else ""
 
 
 def scenario_summary(scenario: Mapping[str, str]) -> str:

@@ -12,12 +12,14 @@ import pytest
 from rich.console import Console
 
 from fedbench import store, tracking
+from fedbench.cli.leaderboard import Format, _command
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult
 from fedbench.leaderboard import leaderboard, load_results, render_terminal, to_csv, to_markdown, write
 from fedbench.results import _line, scenario_summary
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import RunSpec, Training
+from fedbench.suite import load_suite
 
 LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)
 # seed -> head, tail; accuracy is between them
@@ -190,7 +192,7 @@ def test_one_seed_has_no_spread(results: pd.DataFrame) -> None:
 
 
 def test_markdown_says_under_which_conditions(results: pd.DataFrame) -> None:
-    caption, _, *table = to_markdown(leaderboard(results)).splitlines()
+    caption, _, *table = to_markdown(leaderboard(results)).partition("\n\nAll rows:")[0].splitlines()
     for fact in (
         "embedded (data dddddddd)",
         "40 % participating",
@@ -231,8 +233,10 @@ def test_another_headline_ranks_the_rows_and_is_what_differences_are_taken_of(re
     assert board["row"].tolist() == ["fedavg · clip:embedded", "fedprox · clip:embedded"]
     # head 79 against 80 on every seed
     assert board["delta_mean"].tolist()[1] == pytest.approx(-1.0)
-    with pytest.raises(FedbenchError, match="'mid_accuracy' is missing from the runs of fedavg .*, fedprox"):
-        leaderboard(results, headline="mid_accuracy")
+    # a table without the headline is ranked by the overall accuracy, and says so
+    board = leaderboard(results, headline="mid_accuracy")
+    assert board["row"].tolist() == ["fedprox · clip:embedded", "fedavg · clip:embedded"]
+    assert board["caption"].str.contains("ranked by global_accuracy, since not every run has mid_accuracy").all()
 
 
 def test_two_states_of_changed_code_are_told_apart() -> None:
@@ -242,10 +246,44 @@ def test_two_states_of_changed_code_are_told_apart() -> None:
     assert "ccccccc+dirty (code 11111111), ccccccc+dirty (code 22222222)" in caption
 
 
-def test_the_file_says_with_what_settings_every_row_was_run(results: pd.DataFrame, tmp_path: Path) -> None:
-    write(results, tmp_path, "")
+def test_captions_say_when_code_states_mix_and_only_then() -> None:
+    lines = made([(spec("fedavg", seed), 60.0) for seed in (0, 1)])
+    lines["code_hash"] = ["1" * 64, "2" * 64]
+    assert leaderboard(lines)["caption"].iloc[0].endswith("commit ccccccc · several code states")
+    lines["code_hash"] = "1" * 64
+    assert leaderboard(lines)["caption"].iloc[0].endswith("commit ccccccc")
+
+
+def test_the_overall_accuracy_can_be_a_column_beside_another_headline(results: pd.DataFrame) -> None:
+    board = leaderboard(results, ("global",), headline="head_accuracy")
+    shown_first = [name for name in board if name.endswith("_accuracy_mean")]
+    assert shown_first == ["head_accuracy_mean", "global_accuracy_mean"]
+
+
+def test_only_the_runs_that_count_need_the_headline(results: pd.DataFrame) -> None:
+    one = spec("fedavg", 0)
+    again = one.model_copy(update={"training": one.training.model_copy(update={"eval_every": 5})})
+    lines = made([(one, 60.0), (again, 61.0)]).assign(**{"final/head_accuracy": [np.nan, 80.0]})
+    assert leaderboard(lines, headline="head_accuracy")["head_accuracy_mean"].tolist() == [80.0]
+    # newest by when it started, wherever it stands
+    assert leaderboard(lines.iloc[::-1], headline="head_accuracy")["head_accuracy_mean"].tolist() == [80.0]
+    partly = results.assign(**{"final/head_accuracy": results["final/head_accuracy"].where(results["seed"] != 1)})
+    assert leaderboard(partly, headline="head_accuracy")["caption"].str.contains("ranked by global_accuracy").all()
+
+
+def test_each_table_is_followed_by_the_settings_of_its_rows(results: pd.DataFrame, tmp_path: Path) -> None:
+    other = results[results["seed"] == 0].assign(seed=4, rounds="5")
+    changed = other["row_settings"].str.replace('"training.lr": "0.01"', '"training.lr": "0.5"')
+    other["row_settings"] = other["row_settings"].where(other["method"] == "fedavg", changed)
+    write(pd.concat([results, other], ignore_index=True), tmp_path, "")
     text = (tmp_path / "leaderboard.md").read_text("utf-8")
-    assert "- fedprox · clip:embedded (seeds 0, 1, 2): " in text and "`fedprox.mu=0.1`" in text and "`lr=0.01`" in text
+    tables = [part for part in text.split("\n\n") if part.startswith(("| ", "All rows", "- "))]
+    assert [part[:5] for part in tables] == ["| met", "All r", "- fed"] * 2
+    lists = {tuple(part.strip().splitlines()) for part in tables[2::3]}
+    assert ("- fedprox, seeds 0, 1, 2: `fedprox.mu=0.1`", "- fedavg, seeds 0, 1, 2") in lists
+    assert ("- fedprox, seed 4: `fedprox.mu=0.1`, `lr=0.5`", "- fedavg, seed 4: `lr=0.01`") in lists
+    first = next(part for part in tables if part.startswith("All rows") and "`lr=" in part)
+    assert "`backbone=clip:embedded`, `tune=auto`" in first and "`optimizer=sgd`" in first and "`lr=0.01`" in first
 
 
 def test_write_gives_three_files_and_the_command(results: pd.DataFrame, tmp_path: Path) -> None:
@@ -256,17 +294,58 @@ def test_write_gives_three_files_and_the_command(results: pd.DataFrame, tmp_path
     assert len(pd.read_csv(folder / "results.csv")) == 6
 
 
-def test_nothing_to_show_says_what_to_run(uri: str, tmp_path: Path) -> None:
-    with pytest.raises(FedbenchError, match=r"there is no store at .*; fill one with `fedbench run --suite longtail`"):
-        load_results(store.store_uri(str(tmp_path / "none")))
-    with pytest.raises(FedbenchError, match=r"unknown suite in this store 'other'\. Known: longtail\. `fedbench run"):
-        load_results(uri, "other")
+def test_nothing_to_show_says_what_to_run_for_shipped_suites_only(uri: str, tmp_path: Path) -> None:
+    none = store.store_uri(str(tmp_path / "none"))
+    for asked in (None, "longtail"):
+        with pytest.raises(FedbenchError, match=r"there is no store at .* Run `fedbench run --suite longtail` to fill"):
+            load_results(none, asked)
+    with pytest.raises(FedbenchError, match=r"there is no store at .*; name yours with --store\.$"):
+        load_results(none, "longtial")
+    with pytest.raises(FedbenchError, match=r"unknown suite in this store 'longtial'; did you mean 'longtail'\?") as no:
+        load_results(uri, "longtial")
+    assert "fedbench run" not in str(no.value)
+    with pytest.raises(FedbenchError, match=r"'feature-skew'.* Run `fedbench run --suite feature-skew` to fill it\.$"):
+        load_results(uri, "feature-skew")
     listener = tracking.Tracking(uri, "only failures")
     listener.run_failed(spec("fedavg", 0), "no")
     with pytest.raises(
         FedbenchError, match=r"has unfinished runs \(1\) of the suite 'only failures' and no finished one"
     ):
         load_results(uri, "only failures")
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape", "command"),
+    [
+        ("longtail", Format.terminal, "fedbench leaderboard --suite longtail"),
+        ("/home/me/my suite.yaml", Format.csv, "fedbench leaderboard --suite 'my suite.yaml' --format csv"),
+        (None, Format.terminal, "fedbench leaderboard"),
+    ],
+)
+def test_the_stored_command_has_no_paths(asked: str | None, shape: Format, command: str) -> None:
+    assert _command(asked, shape) == command
+
+
+@pytest.mark.parametrize("name", ["feature-skew", "leave-one-domain-out"])
+def test_a_suite_says_its_headline(name: str) -> None:
+    headlines = {
+        "feature-skew": "domain_mean_accuracy",
+        "leave-one-domain-out": "selected_unseen_domain_accuracy",
+    }
+    assert load_suite(name).headline == headlines[name]
+    assert load_suite("longtail").headline == "global_accuracy"
+
+
+def test_the_table_of_a_held_out_domain_fits(results: pd.DataFrame) -> None:
+    scores = ("selected_unseen_domain", "unseen_domain", "seen_domain", "domain_mean")
+    given = {f"final/{name}_accuracy": results["final/global_accuracy"] for name in scores}
+    full = results.assign(**given, row=results["row"].where(results["method"] == "fedavg", "fedprox · clip:b (full)"))
+    suite = load_suite("leave-one-domain-out")
+    text = shown(leaderboard(full, suite.columns, suite.baseline, suite.headline))
+    headings = next(line for line in text.splitlines() if "train s" in line)
+    assert headings.split("  ")[0].strip() == "row"
+    assert [word for word in ("unseen (selected)", " seen", "domains", "Δ fedavg") if word not in headings] == []
+    assert max(len(line) for line in text.splitlines()) <= 110 and "…" not in text
 
 
 @pytest.mark.parametrize(

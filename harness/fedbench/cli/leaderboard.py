@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -38,9 +39,7 @@ def leaderboard(
     name, columns, baseline, headline = _reading(suite)
     results = load_results(uri, name)
     if output is not None:
-        # without paths: the file is for other machines
-        command = " ".join(["fedbench leaderboard", *(["--suite", name] if name else []), "--output ..."])
-        write(results, output, command, columns, baseline, headline)
+        write(results, output, _command(suite, shape), columns, baseline, headline)
         say(f"written to {output}")
         return
     board = rank(results, columns, baseline, headline)
@@ -48,6 +47,14 @@ def leaderboard(
         console().print(render_terminal(board))
     else:
         sys.stdout.write(to_markdown(board) if shape is Format.markdown else board.to_csv(index=False))
+
+
+def _command(suite: str | None, shape: Format) -> str:
+    """The command without paths of this machine, since the file it is written to is for others; FILE by its name."""
+    is_file = suite is not None and suite.endswith((".yaml", ".yml"))
+    named = [] if suite is None else ["--suite", Path(suite).name if is_file else suite]
+    formatted = [] if shape is Format.terminal else ["--format", shape.value]
+    return shlex.join(["fedbench", "leaderboard", *named, *formatted])
 
 
 def _reading(suite: str | None) -> tuple[str | None, tuple[str, ...], str, str]:
