@@ -165,22 +165,25 @@ def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
     return metrics, predictions
 
 
-def rounds(run: Run, state: RunState, until: int | None = None) -> Iterator[tuple[RunState, RoundRecord]]:
-    """The rounds after ``state``, up to ``until`` (all by default), each evaluated when due.
+def rounds(
+    run: Run, state: RunState, until: int | None = None
+) -> Iterator[tuple[RunState, RoundRecord, Predictions | None]]:
+    """The rounds after ``state``, up to ``until`` (all by default), each evaluated when due, then with predictions.
 
     From the initial state, round 0 comes first: the model before training. A model without weights (zero-shot) has
     nothing to train, so round 0 is all of it.
     """
     last = run.spec.training.rounds if state.weights else 0
     if state.round == 0:
-        metrics, _ = evaluate(run, state)
-        yield state, RoundRecord(0, (), metrics, 0, 0, 0.0)
+        metrics, predictions = evaluate(run, state)
+        yield state, RoundRecord(0, (), metrics, 0, 0, 0.0), predictions
     while state.round < min(last, last if until is None else until):
         state, record = train_round(run, state)
+        latest = None
         if state.round % run.spec.training.eval_every == 0 or state.round == last:
-            metrics, _ = evaluate(run, state)
+            metrics, latest = evaluate(run, state)
             record = replace(record, metrics={**record.metrics, **metrics})
-        yield state, record
+        yield state, record, latest
 
 
 def run_spec(spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()) -> RunResult:
@@ -191,15 +194,17 @@ def run_spec(spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()
     hooks.run_started(spec=spec, info=run.info)
     records = []
     state = run.initial_state()
+    predictions = None
     try:
-        for after, record in rounds(run, state):
+        for after, record, predicted in rounds(run, state):
             state = after
+            predictions = predicted or predictions
             records.append(record)
             hooks.round_finished(spec=spec, record=record)
     except Exception as error:
         error.add_note(f"{spec.row}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
         raise
-    _, predictions = evaluate(run, state)
+    assert predictions is not None  # the last round is always evaluated
     result = RunResult(
         records=tuple(records),
         summary=_summary(records),

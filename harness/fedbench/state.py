@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +11,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
+from fedbench.files import replacing
 from fedbench.types import Tensors
 
 _FORMAT = "fedbench-state-1"
+_SEPARATORS = {"weights": 1, "buffers": 1, "server": 2, "client": 3}
+"""By the kind of tensor, the bars in its key: kind, then client, method and name as far as they apply."""
 
 
 @dataclass
@@ -42,15 +44,14 @@ def save_state(state: RunState, path: Path, run_id: str) -> None:
     for client, methods in state.clients.items():
         for method, tensors in methods.items():
             flat |= {f"client|{client}|{method}|{name}": tensor for name, tensor in tensors.items()}
-    wrong = [key for key in flat if key.count("|") != {"w": 1, "b": 1, "s": 2, "c": 3}[key[0]]]
+    wrong = [key for key in flat if key.count("|") != _SEPARATORS[key.partition("|")[0]]]
     if wrong:
         raise ValueError(f"tensor names of a run's state must not contain '|': {wrong[0]}")
     # safetensors refuses tensors that share memory, and torch views do
     flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in flat.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    save_file(flat, temporary, {"format": _FORMAT, "run": json.dumps({"round": state.round, "run_id": run_id})})
-    os.replace(temporary, path)
+    metadata = {"format": _FORMAT, "run": json.dumps({"round": state.round, "run_id": run_id})}
+    with replacing(path, "run state", "choose another folder") as temporary:
+        save_file(flat, temporary, metadata)
 
 
 def load_state(path: Path, run_id: str, device: str = "cpu") -> RunState:

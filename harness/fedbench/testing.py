@@ -88,7 +88,7 @@ def tiny_run(spec: RunSpec) -> Run:
 def final_state(run: Run, state: RunState | None = None, until: int | None = None) -> RunState:
     """The state after the last round, or after round ``until``."""
     state = state or run.initial_state()
-    for after, _ in rounds(run, state, until):
+    for after, *_ in rounds(run, state, until):
         state = after
     return state
 

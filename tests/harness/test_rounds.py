@@ -17,7 +17,7 @@ from fedbench.types import UnlabelledBatch
 
 def records(spec):
     run = tiny_run(spec)
-    return [record for _, record in rounds(run, run.initial_state())]
+    return [record for _, record, _ in rounds(run, run.initial_state())]
 
 
 def test_bytes_are_the_tensors_of_every_client_of_the_cohort():
@@ -242,7 +242,7 @@ for name in sys.argv[1:]:
     method, _, backbone = name.partition("@")
     cnn = {"backbone": backbone, "augment": "sample", "rounds": 2}
     run = tiny_run(tiny_spec(method, **(cnn if backbone else {})))
-    for state, record in rounds(run, run.initial_state()):
+    for state, record, _ in rounds(run, run.initial_state()):
         pass
     out[name] = [digest(state), dict(record.metrics)]
 print(json.dumps(out))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shlex
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
+from fedbench.files import replacing
 from fedbench.types import TensorImages, Tensors
 
 
@@ -55,7 +53,7 @@ def stored(file: Path, make: Callable[[], Tensors]) -> Stored:
     if not file.exists():
         tensors = make()
         digests = {name: digest_of(tensor) for name, tensor in tensors.items()}
-        with replacing(file) as temporary:
+        with replacing(file, "data cache") as temporary:
             save_file(tensors, temporary, digests)
         return Stored(tensors, digests)
     try:
@@ -68,24 +66,6 @@ def stored(file: Path, make: Callable[[], Tensors]) -> Stored:
     if digests != said:
         raise damaged(file, "its checksum doesn't fit its content")
     return Stored(tensors, digests)
-
-
-@contextmanager
-def replacing(file: Path) -> Iterator[Path]:
-    """A temporary path that takes the place of ``file`` in one step when the block ends well, and is gone otherwise."""
-    # Two processes may write the same file: each its own temporary one, and the last rename wins with equal content.
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield temporary
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as error:
-        raise FedbenchError(
-            f"can't write the data cache {str(file)!r}: {error}; free space or choose another --cache-dir."
-        ) from error
 
 
 def damaged(file: Path, reason: str) -> FedbenchError:

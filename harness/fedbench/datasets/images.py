@@ -19,8 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbench.datasets.cache import damaged, replacing, stored
+from fedbench.datasets.cache import damaged, stored
 from fedbench.errors import FedbenchError
+from fedbench.files import replacing
 from fedbench.types import ImageSource, Tensors
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ def scan(encoded: EncodedImages, cache_dir: Path) -> Scan:
         digest.update(struct.pack("<q", len(data)) + data)
         sizes.add(_size(data, encoded.name(index)))
     size = sizes.pop() if len(sizes) == 1 else None
-    with replacing(file) as temporary:
+    with replacing(file, "data cache") as temporary:
         temporary.write_text(json.dumps({"digest": digest.hexdigest(), "size": size}), "utf-8")
     return Scan(digest.hexdigest(), size)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import uuid
 from pathlib import Path
 
 import torch
@@ -13,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
+from fedbench.files import replacing
 from fedbench.types import FrozenEncoder, ImageSource, Subset
 
 
@@ -42,7 +41,8 @@ def encode(
     if file.exists():
         return _read(file, key, len(images))
     features = _compute(images, encoder, batch_size, device)
-    _write(file, key, features)
+    with replacing(file, "feature cache") as temporary:
+        save_file({"features": features}, temporary, {"key": key, "sha256": _checksum(features)})
     return features
 
 
@@ -59,20 +59,6 @@ def _compute(images: ImageSource, encoder: FrozenEncoder, batch_size: int, devic
 
 def _checksum(features: Tensor) -> str:
     return hashlib.sha256(features.flatten().numpy().data).hexdigest()
-
-
-def _write(file: Path, key: str, features: Tensor) -> None:
-    # Two processes may write the same file: each its own temporary one, and the last rename wins with equal content.
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            save_file({"features": features}, temporary, {"key": key, "sha256": _checksum(features)})
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as error:
-        raise FedbenchError(f"can't write the feature cache {str(file)!r}: {error}.") from error
 
 
 def _read(file: Path, key: str, count: int) -> Tensor:
