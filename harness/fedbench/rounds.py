@@ -147,15 +147,8 @@ def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
     weights = _channels_last(state.weights)
 
     def predict(inputs: InputSource) -> Predictions:
-        task = EvaluationTask(
-            run.model,
-            weights,
-            state.buffers,
-            inputs,
-            run.federation.num_classes,
-            state.server,
-            state.clients,
-        )
+        classes = run.federation.num_classes
+        task = EvaluationTask(run.model, weights, state.buffers, inputs, classes, state.server, state.clients)
         return run.assembly.hooks.evaluate(task=task)
 
     predictions = predict(run.test)

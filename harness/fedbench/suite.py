@@ -6,7 +6,7 @@ row's `set`, the command line's `--set`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -131,7 +131,8 @@ def resolve(suite: Suite, row: Row, seed: int, overrides: Overrides) -> RunSpec:
     run: dict[str, Any] = {"dataset": suite.dataset, "backbone": suite.backbone}
     where = f"suite {suite.name!r}"
     scenario = _scenario(suite.scenario, where)
-    training = _checked(Training, dict(suite.training), where, "training") | _recipe(classes)
+    decided = {key.removeprefix("training.") for key in (*row.set, *(key for key, _ in overrides.sets))}
+    training = _checked(Training, dict(suite.training), where, "training") | _recipe(classes, decided)
     params: dict[str, dict[str, Any]] = {name: {} for name in stack}
     for source, settings in ((f"{where}, row {row.method!r}", row.set.items()), ("--set", overrides.sets)):
         # a scenario by name comes first, so that the order in which settings are given does not matter
@@ -209,14 +210,15 @@ def _refuse_stray_keys(rows: Iterable[Row], overrides: Overrides) -> None:
             raise FedbenchError(f"--set {key}: no row runs {head}; rows run {', '.join(sorted(set(stacks)))}.")
 
 
-def _recipe(classes: Mapping[str, Any]) -> dict[str, object]:
+def _recipe(classes: Mapping[str, Any], decided: Set[str]) -> dict[str, object]:
+    """The stack's optimiser settings; two methods may disagree only on what the row or --set has decided."""
     recipe: dict[str, object] = {}
     for name, cls in classes.items():
         wrong = sorted(set(cls.recipe) - OPTIMISER_KEYS)
         if wrong:
             raise FedbenchError(f"the recipe of {name} sets {', '.join(wrong)}; it may set the optimiser only.")
         for key, value in cls.recipe.items():
-            if recipe.get(key, value) != value:
+            if recipe.get(key, value) != value and key not in decided:
                 raise FedbenchError(
                     f"the stacked recipes disagree on {key} ({recipe[key]!r} and {value!r}); use --set {key}=..."
                 )

@@ -57,6 +57,33 @@ def test_a_row_that_sets_a_method_it_does_not_run_is_refused():
         specs(SUITE.replace("fedprox.mu: 0.3", "fedclip.hidden: 3"))
 
 
+PLUGIN = """
+from dataclasses import dataclass
+from fedbench.hookspecs import hookimpl
+
+@dataclass(frozen=True, kw_only=True)
+class P:
+    pass
+
+class Other:
+    name, citation, Params, recipe = "other", "nobody", P, {"lr": 0.3, "beta1": 0.9}
+    def __init__(self, params):
+        pass
+    @hookimpl
+    def aggregate(self, task):
+        return task.weights
+"""
+
+
+def test_stacked_recipes_that_disagree_are_refused_until_the_setting_is_decided(tmp_path):
+    (tmp_path / "other.py").write_text(PLUGIN)
+    stack = {"methods": ("other+fedclip",), "seeds": (0,), "plugin_files": (tmp_path / "other.py",)}
+    with pytest.raises(FedbenchError, match=r"disagree on lr \(5e-05 and 0.3\); use --set lr="):
+        specs(**stack)
+    (spec,) = specs(sets=(("training.lr", "0.02"),), **stack)
+    assert (spec.training.lr, spec.training.optimizer, spec.training.beta1) == (0.02, "adam", 0.9)
+
+
 def test_method_option_picks_rows_and_adds_missing_ones():
     assert {s.method for s in specs(methods=("fedprox",))} == {"fedprox"}
     assert specs(methods=("fedprox",))[0].params["fedprox"]["mu"] == 0.3
