@@ -372,6 +372,15 @@ def test_ctrl_c_while_an_event_is_tracked_waits_until_it_is_stored(
     assert "interrupted: 1 of 2 runs" in ended.err
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as at a terminal: a process started in the background of a script inherits that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_web_interface_quietly(
     fedbench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
