@@ -20,6 +20,7 @@ from torch import Tensor
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import (
     AggregationTask,
+    BroadcastTask,
     ClientTask,
     EvaluationTask,
     LocalStep,
@@ -29,7 +30,7 @@ from fedbench.hookspecs import (
 from fedbench.models.heads import full_model, linear_head
 from fedbench.spec import RunSpec
 from fedbench.training import local_sgd
-from fedbench.types import Federation, LabelledBatch, Model, Predictions, Tensors, Update
+from fedbench.types import Broadcast, Federation, LabelledBatch, Model, Predictions, Tensors, Update
 
 EVALUATION_BATCH = 500
 
@@ -109,6 +110,18 @@ class FedAvg:
         """The whole network, or a text-initialised linear head on frozen features."""
         self._refuse_if_replaced("build_model")
         return full_model(setup) if setup.tunes_everything else linear_head(setup)
+
+    @default_hookimpl
+    def exchanges(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int:
+        """One exchange a round."""
+        self._refuse_if_replaced("exchanges")
+        return 1
+
+    @default_hookimpl
+    def broadcast(self, task: BroadcastTask) -> Broadcast:
+        """The global weights."""
+        self._refuse_if_replaced("broadcast")
+        return Broadcast(task.weights)
 
     @default_hookimpl
     def local_train(self, task: ClientTask) -> Update:

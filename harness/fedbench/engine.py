@@ -16,7 +16,8 @@ from typing import Any
 
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import Hooks, RoundRecord, RunInfo, RunResult, hookimpl
-from fedbench.rounds import Settings, run_spec
+from fedbench.prepare import Settings
+from fedbench.runs import run_spec
 from fedbench.spec import RunSpec
 
 RUN_THREAD = "fedbench-run"

@@ -2,26 +2,53 @@
 
 A method is a plugin that answers some of them; `fedbench.defaults.FedAvg` answers all the rest. "First result" hooks
 take the first answer that is not None, methods before the defaults; "collected" hooks gather every answer;
-notifications expect none.
+notifications expect none. What a hook is handed stands in `fedbench.tasks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 import pluggy
 
-from fedbench.spec import RunSpec, Training
-from fedbench.types import Batch, Federation, Model, Outputs, Predictions, Tensors, Update
+from fedbench.spec import RunSpec
+from fedbench.tasks import (
+    AggregationTask,
+    BroadcastTask,
+    ClientTask,
+    EvaluationTask,
+    LocalStep,
+    ModelSetup,
+    RoundRecord,
+    RunInfo,
+    RunResult,
+    StartTask,
+)
+from fedbench.types import Broadcast, Federation, Model, Predictions, Tensors, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedbench.models import Backbone
-    from fedbench.models.inputs import InputSource
+__all__ = [
+    "AggregationTask",
+    "BroadcastTask",
+    "ClientTask",
+    "EvaluationTask",
+    "HookSpecs",
+    "Hooks",
+    "LocalStep",
+    "Method",
+    "ModelSetup",
+    "RoundRecord",
+    "RunInfo",
+    "RunResult",
+    "StartTask",
+    "default_hookimpl",
+    "hookimpl",
+    "plugin_manager",
+    "relay",
+]
 
 PROJECT = "fedbench"
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -43,7 +70,8 @@ class Method(Protocol):
     """What an entry point of the group ``fedbench.methods`` must load: a class with these attributes.
 
     ``Params`` is a frozen dataclass of ``hyper(...)`` fields. ``recipe`` holds optimiser settings of the paper
-    (keys of ``Training``), used where neither suite row nor command line sets them.
+    (keys of ``Training``), used where neither suite row nor command line sets them. An optional ``reads`` names the
+    run's settings ``text_encoder`` and ``teacher`` where the method looks at them.
     """
 
     name: ClassVar[str]
@@ -52,139 +80,6 @@ class Method(Protocol):
     recipe: ClassVar[Mapping[str, object]]
 
     def __init__(self, params: Any) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class ModelSetup:
-    """What ``build_model`` can draw on."""
-
-    backbone: Backbone
-    classnames: tuple[str, ...]
-    spec: RunSpec
-
-    @property
-    def tunes_everything(self) -> bool:
-        """Whether the whole backbone is trained (``tune=full``, or ``auto`` on a backbone without pretraining)."""
-        return self.spec.tune == "full" or (self.spec.tune == "auto" and not self.backbone.is_pretrained)
-
-
-@dataclass(frozen=True, eq=False)
-class ClientTask:
-    """What the server asks one client of the cohort to do in a round."""
-
-    client: int
-    round: int
-    received: Tensors
-    """The global weights, by name; never changed in place."""
-    buffers: Tensors
-    """The global running statistics."""
-    inputs: InputSource
-    """The client's own samples, n_k of them, as the model takes them."""
-    labels: Tensor | None
-    """(n_k,) int64; None where the scenario hides them."""
-    class_counts: Tensor | None
-    """(C,) int64 of this client; None where labels are hidden."""
-    model: Model
-    spec: RunSpec
-    state: dict[str, Tensors]
-    """Tensors this client keeps between its participations, by method name; saved with the run."""
-    hooks: Hooks
-
-    @property
-    def training(self) -> Training:
-        """Budget and optimiser."""
-        return self.spec.training
-
-
-@dataclass(frozen=True, eq=False)
-class LocalStep:
-    """One local step. Hooks of the step are pure functions of these tensors: no ``.item()``, no branch on data."""
-
-    weights: Tensors
-    """Current weights, requiring gradients."""
-    received: Tensors
-    """The weights the round began with."""
-    buffers: Tensors
-    batch: Batch
-    model: Model
-    class_counts: Tensor | None
-    state: dict[str, Tensors]
-
-    @cached_property
-    def outputs(self) -> Outputs:
-        """Logits and features of the batch, computed once however many loss terms read them."""
-        return self.model.forward({**self.weights, **self.buffers}, self.batch.inputs, True)
-
-
-@dataclass(frozen=True, eq=False)
-class AggregationTask:
-    """What the server has at the end of a round. ``updates`` come in the order of client ids."""
-
-    round: int
-    weights: Tensors
-    updates: tuple[Update, ...]
-    spec: RunSpec
-    state: dict[str, Tensors]
-    """Tensors the server keeps between rounds, by method name; saved with the run."""
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluationTask:
-    """A model and the samples to predict classes for."""
-
-    model: Model
-    weights: Tensors
-    buffers: Tensors
-    inputs: InputSource
-    num_classes: int
-    state: Mapping[str, Tensors] = field(default_factory=dict)
-    client_state: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """What is known once a run is assembled; recorded with it."""
-
-    owners: Mapping[str, str]
-    """Hook name -> the plugins that answer it, in call order."""
-    data_hash: str
-    weights_hash: str
-    """Of the pretrained backbone; empty for one trained from scratch."""
-    num_clients: int
-    cohort_size: int
-    num_train: int
-    num_test: int
-    trainable_parameters: int
-    round_bytes: int
-    """Bytes of the model, one way, one client."""
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What one round gave. Round 0 is the model before any training."""
-
-    round: int
-    cohort: tuple[int, ...]
-    metrics: Mapping[str, float]
-    """Empty in rounds that are not evaluated."""
-    bytes_up: int
-    bytes_down: int
-    seconds: float
-    """Local training and aggregation, evaluation left out."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a finished run gave."""
-
-    records: tuple[RoundRecord, ...]
-    summary: Mapping[str, float]
-    predictions: tuple[int, ...]
-    """Predicted classes of the test split after the last round."""
-    weights: Mapping[str, Any]
-    """Final weights and buffers as numpy arrays, by name."""
-    seconds: float
-    """Wall-clock time of the whole run, loading and evaluation included."""
 
 
 class HookSpecs:
@@ -205,12 +100,35 @@ class HookSpecs:
         (an adapter), `clip-zs` (nothing to train).
         """
 
+    @_spec
+    def start(self, task: StartTask) -> Tensors | None:
+        """Collected: fill the server's state from what clients report, once, before round 1; returns what they sent.
+
+        The bytes of the answer (label histograms, say) count as sent up in round 0. Default: nothing. Answered by
+        `capt` (clusters of clients) and `creff` (federated features).
+        """
+
+    @_spec(firstresult=True)
+    def exchanges(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int | None:
+        """First result: how often the cohort trains and the server aggregates within a round.
+
+        Default: once. Answered by `capt`, whose scheduler adds iterations inside clusters.
+        """
+
+    @_spec(firstresult=True)
+    def broadcast(self, task: BroadcastTask) -> Broadcast | None:
+        """First result: what the server sends to one client. Must not change the task's tensors.
+
+        Default: the global weights. Answered by `capt` (the prompts of the client's clusters), `creff` (also the
+        re-trained head).
+        """
+
     @_spec(firstresult=True)
     def local_train(self, task: ClientTask) -> Update | None:
         """First result: one client's update for the round.
 
         Default: epochs of minibatch steps over `local_loss` + `loss_terms`. No method of this package needs to answer
-        it to change a loss.
+        it to change a loss, or to send something besides (`after_training`).
         """
 
     @_spec(firstresult=True)
@@ -219,22 +137,29 @@ class HookSpecs:
 
     @_spec
     def loss_terms(self, step: LocalStep) -> Tensor | None:
-        """Collected and added to the base loss: a scalar. Default: none. Answered by `fedprox`."""
+        """Collected and added to the base loss: a scalar. Default: none. Answered by `fedprox`, `moon`, `fedntd`."""
+
+    @_spec
+    def after_training(self, task: ClientTask, update: Update) -> Tensors | None:
+        """Collected: what a client sends up beside its weights; also the place to keep state for its next round.
+
+        Default: nothing. Answered by `creff` (class gradients) and `moon` (keeps its weights, sends nothing).
+        """
 
     @_spec(firstresult=True)
     def aggregate(self, task: AggregationTask) -> Tensors | None:
         """First result: the server's next weights. Running statistics are averaged by the harness, for every method.
 
-        Default: the mean of the clients' weights, weighted by `num_examples`. No method of this package needs another
-        yet; a coordinate-wise median or a server optimiser answers it.
+        Default: the mean of the clients' weights, weighted by `num_examples`. Answered by `creff` (which also re-trains
+        a head), `capt` (inside clusters), `fst-cbdg` (unweighted).
         """
 
     @_spec(firstresult=True)
     def evaluate(self, task: EvaluationTask) -> Predictions | None:
         """First result: predicted classes; the harness scores them, so that every method is measured alike.
 
-        Default: the largest logit of the global model. No method of this package needs another yet; one that classifies
-        by prototypes, or with a model of each client's own, answers it.
+        Default: the largest logit of the global model. Answered by `creff` (with the re-trained head); a method with a
+        model of each client's own adds one row of predictions a client.
         """
 
     @_spec
@@ -259,9 +184,13 @@ class Hooks(Protocol):
 
     def federate(self, *, federation: Federation, spec: RunSpec) -> Federation: ...
     def build_model(self, *, setup: ModelSetup) -> Model: ...
+    def start(self, *, task: StartTask) -> list[Tensors]: ...
+    def exchanges(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int: ...
+    def broadcast(self, *, task: BroadcastTask) -> Broadcast: ...
     def local_train(self, *, task: ClientTask) -> Update: ...
     def local_loss(self, *, step: LocalStep) -> Tensor: ...
     def loss_terms(self, *, step: LocalStep) -> list[Tensor]: ...
+    def after_training(self, *, task: ClientTask, update: Update) -> list[Tensors]: ...
     def aggregate(self, *, task: AggregationTask) -> Tensors: ...
     def evaluate(self, *, task: EvaluationTask) -> Predictions: ...
     def run_started(self, *, spec: RunSpec, info: RunInfo) -> None: ...

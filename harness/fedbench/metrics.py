@@ -39,7 +39,7 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
         if accuracies:
             metrics[f"{group}_accuracy"] = _mean(accuracies)
     metrics |= _domain_metrics(right, federation)
-    clients = _client_accuracies(predictions, by_class, federation)
+    clients = client_accuracies(predictions, federation)
     if clients:
         metrics["mean_client_accuracy"] = _mean(clients)
         metrics["worst_client_accuracy"] = min(clients)
@@ -75,11 +75,15 @@ def _domain_metrics(right: Tensor, federation: Federation) -> dict[str, float]:
     return metrics
 
 
-def _client_accuracies(
-    predictions: Predictions, by_class: Sequence[float | None], federation: Federation
-) -> list[float]:
+def client_accuracies(predictions: Predictions, federation: Federation) -> list[float]:
+    """Accuracy of every client in percent, in the order of the federation; by its own predictions where there are any.
+
+    On its own test samples; a client that has none is scored by per-class accuracies weighted by its class shares, and
+    left out if it holds no class that is tested.
+    """
     accuracies = []
     labels = federation.test.labels
+    by_class = per_class_accuracy(predictions.labels == labels, labels, federation.num_classes)
     known = torch.tensor([a is not None for a in by_class])
     values = torch.tensor([0.0 if a is None else a for a in by_class], dtype=torch.float64)
     for position, shard in enumerate(federation.clients):

@@ -17,6 +17,9 @@ class Training(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rounds: int = Field(20, ge=0, description="communication rounds")
+    finetune_epochs: int = Field(
+        0, ge=0, description="after the last round every client trains on alone this long; measured apart, not kept"
+    )
     local_epochs: int = Field(1, ge=1, description="passes of a client over its data in a round (E)")
     batch_size: int = Field(32, ge=1, description="samples of one local step (B)")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="rebuilt at every participation of a client")
@@ -46,6 +49,16 @@ class RunSpec(BaseModel):
     dataset: str = Field("embedded", description="data set, see `fedbench list datasets`")
     scenario: Scenario = Field(default_factory=lambda: Scenario(), description="how data are dealt to clients")
     backbone: str = Field("clip:embedded", description="backbone, see `fedbench list backbones`")
+    text_encoder: str = Field(
+        "auto",
+        description="text encoder of methods that compare images with words; auto = the CLIP backbone's, else the "
+        "embedded one's (also written backbone.text)",
+    )
+    teacher: str = Field(
+        "auto",
+        description="CLIP that teaches the backbone; auto = the backbone itself if it is CLIP, else the embedded one "
+        "(also written backbone.teacher)",
+    )
     tune: Literal["auto", "head", "full"] = Field(
         "auto", description="what is trained: a head on frozen features, or everything; auto = head for CLIP, full else"
     )

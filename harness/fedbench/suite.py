@@ -17,12 +17,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedbench.assemble import find_method
 from fedbench.errors import FedbenchError, unknown_name
+from fedbench.hookspecs import Method
 from fedbench.hyper import build_params, declared
 from fedbench.scenarios import scenario_named
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import OPTIMISER_KEYS, RunSpec, Training, stack_names
 
-_RUN_KEYS = ("dataset", "backbone", "tune", "head_scale", "templates", "device")
+_RUN_KEYS = ("dataset", "backbone", "text_encoder", "teacher", "tune", "head_scale", "templates", "device")
+_ALIASES = {"backbone.text": "text_encoder", "backbone.teacher": "teacher"}
+_READ_BY_SOME = ("text_encoder", "teacher")
+"""Run settings that only methods naming them in ``reads`` look at."""
 
 
 class Row(BaseModel):
@@ -146,6 +150,9 @@ def resolve(suite: Suite, row: Row, seed: int, overrides: Overrides) -> RunSpec:
                 scenario |= {name: value}
             elif section == "training":
                 training[name] = value
+            elif section == "run" and name in _READ_BY_SOME and not _reads(classes.values(), name):
+                if source != "--set":
+                    raise FedbenchError(f"{source}: {row.method} does not read {name}; leave it out.")
             elif section == "run":
                 run[name] = (value,) if name == "templates" and isinstance(value, str) else value
             elif section in params:
@@ -174,6 +181,7 @@ def parse_assignment(text: str) -> tuple[str, str]:
 
 def _section(key: str, stack: Sequence[str]) -> tuple[str, str]:
     """Where a key belongs: ("run" | "scenario" | "training" | a method, field). An unknown key is an error."""
+    key = _ALIASES.get(key, key)
     head, dot, rest = key.partition(".")
     if key == "scenario":
         return "scenario", ""
@@ -202,12 +210,19 @@ def _refuse_stray_keys(rows: Iterable[Row], overrides: Overrides) -> None:
     stacks = [name for row in rows for name in stack_names(row.method)]
     for key, _ in overrides.sets:
         section, name = _section(key, stacks)
+        methods = (find_method(method, overrides.plugin_files) for method in stacks)
+        if section == "run" and name in _READ_BY_SOME and not _reads(methods, name):
+            raise FedbenchError(f"--set {key}: none of the methods reads it ({', '.join(sorted(set(stacks)))}).")
         if section == "other-method":
             head = key.partition(".")[0]
             cls = find_method(head, overrides.plugin_files)
             if name not in declared(cls.Params):
                 raise unknown_name(f"hyper-parameter of {head}", name, declared(cls.Params))
             raise FedbenchError(f"--set {key}: no row runs {head}; rows run {', '.join(sorted(set(stacks)))}.")
+
+
+def _reads(classes: Iterable[type[Method]], name: str) -> bool:
+    return any(name in getattr(cls, "reads", ()) for cls in classes)
 
 
 def _recipe(classes: Mapping[str, Any], decided: Set[str]) -> dict[str, object]:

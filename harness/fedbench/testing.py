@@ -24,8 +24,9 @@ from fedbench.assemble import HOOK_NAMES, assemble, find_method
 from fedbench.errors import FedbenchError
 from fedbench.hyper import declared
 from fedbench.models import load_backbone
+from fedbench.prepare import Run, Settings, prepare
 from fedbench.randomness import torch_generator
-from fedbench.rounds import Run, Settings, evaluate, prepare, rounds
+from fedbench.rounds import evaluate, rounds
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import RunSpec, Training
 from fedbench.state import RunState, load_state, save_state

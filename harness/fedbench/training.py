@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import ClientTask, LocalStep
-from fedbench.randomness import torch_generator
 from fedbench.spec import Training
-from fedbench.types import Batch, LabelledBatch, UnlabelledBatch, Update
+from fedbench.types import Batch, LabelledBatch, Tensors, UnlabelledBatch, Update
 
 
 def batch_table(num_examples: int, epochs: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
@@ -39,19 +38,12 @@ def local_sgd(task: ClientTask) -> Update:
     losses = []
     if weights:
         training = task.training
-        optimiser = build_optimiser(training, weights.values(), task.round)
-        order = torch_generator(task.spec.seed, "batches", task.round, task.client)
-        noise = torch_generator(task.spec.seed, "augmentation", task.round, task.client)
-        for index in batch_table(len(task.inputs), training.local_epochs, training.batch_size, order):
-            step = LocalStep(
-                weights=weights,
-                received=task.received,
-                buffers=buffers,
-                batch=_batch(task, index, noise),
-                model=task.model,
-                class_counts=task.class_counts,
-                state=task.state,
-            )
+        optimiser = build_optimiser(training, weights, task.round, task.model.lr_factors)
+        order = task.generator("batches")
+        noise = task.generator("augmentation")
+        table = batch_table(len(task.inputs), training.local_epochs, training.batch_size, order)
+        for number, index in enumerate(table):
+            step = LocalStep(weights, buffers, _batch(task, index, noise), task, number)
             loss = task.hooks.local_loss(step=step)
             for term in task.hooks.loss_terms(step=step):
                 loss = loss + term
@@ -74,24 +66,34 @@ def local_sgd(task: ClientTask) -> Update:
     )
 
 
-def build_optimiser(training: Training, weights: Iterable[Tensor], round: int) -> torch.optim.Optimizer:
-    """A fresh optimiser over ``weights``, at the learning rate of the round (round 1 is the first)."""
+def build_optimiser(
+    training: Training, weights: Tensors, round: int, lr_factors: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
+    """A fresh optimiser over ``weights``, at the learning rate of the round (round 1 is the first).
+
+    ``lr_factors`` multiply it by name of a weight.
+    """
     lr = training.lr * training.lr_decay ** (round - 1)
+    by_factor: dict[float, list[Tensor]] = {}
+    for name, value in weights.items():
+        by_factor.setdefault((lr_factors or {}).get(name, 1.0), []).append(value)
+    groups = [{"params": values, "lr": lr * factor} for factor, values in by_factor.items()]
     betas = (training.beta1, training.beta2)
     if training.optimizer == "adam":
-        return torch.optim.Adam(weights, lr, betas=betas, eps=training.eps, weight_decay=training.weight_decay)
+        return torch.optim.Adam(groups, lr, betas=betas, eps=training.eps, weight_decay=training.weight_decay)
     if training.optimizer == "adamw":
-        return torch.optim.AdamW(weights, lr, betas=betas, eps=training.eps, weight_decay=training.weight_decay)
-    return torch.optim.SGD(weights, lr, momentum=training.momentum, weight_decay=training.weight_decay)
+        return torch.optim.AdamW(groups, lr, betas=betas, eps=training.eps, weight_decay=training.weight_decay)
+    return torch.optim.SGD(groups, lr, momentum=training.momentum, weight_decay=training.weight_decay)
 
 
 def _batch(task: ClientTask, index: Tensor, noise: torch.Generator) -> Batch:
     inputs = task.inputs.read(index)
     if task.inputs.is_image and task.training.augment != "none":
         inputs = crop_and_flip(inputs, per_sample=task.training.augment == "sample", generator=noise)
+    side = {name: rows[index.to(rows.device)] for name, rows in task.side.items()}
     if task.labels is None:
-        return UnlabelledBatch(inputs, index)
-    return LabelledBatch(inputs, index, task.labels[index.to(task.labels.device)])
+        return UnlabelledBatch(inputs, index, side)
+    return LabelledBatch(inputs, index, task.labels[index.to(task.labels.device)], side)
 
 
 def crop_and_flip(images: Tensor, *, per_sample: bool, generator: torch.Generator, padding: int = 4) -> Tensor:

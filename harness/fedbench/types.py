@@ -151,6 +151,8 @@ class LabelledBatch:
     inputs: Tensor
     index: Tensor
     labels: Tensor
+    side: Tensors = field(default_factory=dict)
+    """What the model's ``side_encoders`` give for these samples, not augmented: (b, ...) by encoder name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +161,7 @@ class UnlabelledBatch:
 
     inputs: Tensor
     index: Tensor
+    side: Tensors = field(default_factory=dict)
 
 
 Batch = LabelledBatch | UnlabelledBatch
@@ -185,6 +188,18 @@ class FrozenEncoder(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class LinearHead:
+    """Where a model's linear classifier is: logits are ``scale * (features @ weight.T + bias)``.
+
+    ``weight`` (C, d) and ``bias`` (C,) are the names of trained tensors.
+    """
+
+    weight: str = "head.weight"
+    bias: str = "head.bias"
+    scale: float = 1.0
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """What is trained and sent, and the pure function that turns it into logits.
@@ -203,6 +218,33 @@ class Model:
     """Without an encoder: uint8 (b, 3, h, w) to the float batch that ``forward`` takes."""
     constants: Tensors = field(default_factory=dict)
     """Frozen tensors a loss needs (text features); known to both sides, never sent."""
+    head: LinearHead | None = None
+    """The linear classifier on ``features``; None where there is none, or none that a method may replace."""
+    side_encoders: Mapping[str, FrozenEncoder] = field(default_factory=dict)
+    """Further frozen encoders (a teacher) whose output on the training samples a loss reads from ``batch.side``."""
+    lr_factors: Mapping[str, float] = field(default_factory=dict)
+    """Factor on the learning rate by name of a weight; 1 where absent."""
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcast:
+    """What the server sends to one client: the weights to train from, and further tensors (prototypes, a head).
+
+    The harness counts the bytes of both as sent down.
+    """
+
+    weights: Tensors
+    payload: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientReport:
+    """What a client can tell the server before the first round."""
+
+    client: int
+    num_examples: int
+    class_counts: Tensor | None
+    """(C,) int64; None where labels are hidden."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,7 @@ def test_pooling_keeps_every_sample_once_on_one_client():
 def test_centralised_equals_fedavg_with_one_client_bit_for_bit(monkeypatch):
     spec = tiny_spec("clip-linear-centralized", rounds=2)
     central = final_state(tiny_run(spec))
-    import fedbench.rounds as module
+    import fedbench.prepare as module
 
     original = module.build_federation
 

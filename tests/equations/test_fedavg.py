@@ -10,12 +10,13 @@ from fedbench.hookspecs import AggregationTask
 from fedbench.randomness import torch_generator
 from fedbench.spec import RunSpec, Training
 from fedbench.training import batch_table, build_optimiser, crop_and_flip
-from fedbench.types import Update
+from fedbench.types import Model, Update
 
 
 def aggregated(updates, weighting="samples", start=0.0):
     spec = RunSpec(training=Training(weighting=weighting))
-    task = AggregationTask(1, {"w": torch.tensor([start])}, tuple(updates), spec, {})
+    weights = {"w": torch.tensor([start])}
+    task = AggregationTask(1, weights, {}, tuple(updates), Model(weights, None), spec, {})
     return average(task)["w"]
 
 
@@ -64,7 +65,7 @@ def test_equal_clients_and_full_batches_equal_one_centralised_step(train_client)
     together = train_client(samples)
     parts = [train_client(samples[:1], client=0), train_client(samples[1:], client=1)]
     spec = RunSpec()
-    merged = average(AggregationTask(1, together.weights, tuple(parts), spec, {}))
+    merged = average(AggregationTask(1, together.weights, {}, tuple(parts), Model(together.weights, None), spec, {}))
     torch.testing.assert_close(merged["w"], together.weights["w"])
 
 
@@ -95,7 +96,7 @@ def test_momentum_starts_at_zero_at_every_participation(train_client):
 def test_learning_rate_decays_from_the_second_round():
     training = Training(lr=0.8, lr_decay=0.5)
     rates = [
-        build_optimiser(training, [torch.zeros(1, requires_grad=True)], r).param_groups[0]["lr"] for r in (1, 2, 3)
+        build_optimiser(training, {"w": torch.zeros(1, requires_grad=True)}, r).param_groups[0]["lr"] for r in (1, 2, 3)
     ]
     assert rates == [0.8, 0.4, 0.2]
 

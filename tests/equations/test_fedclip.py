@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.hookspecs import LocalStep
 from fedbench.testing import final_state, tiny_backbone, tiny_run, tiny_spec
-from fedbench.types import LabelledBatch, Model
+from fedbench.types import Model, Outputs
 from fedbench_methods.fedclip import FedCLIP, FedClipParams, adapted, attention, in_batch_loss, initial_adapter
 
 
@@ -74,12 +73,11 @@ def test_uniform_gate_is_exactly_zero_shot():
     assert torch.equal(ours.argmax(1), theirs.argmax(1))
 
 
-def test_local_loss_takes_the_text_of_each_samples_own_class():
+def test_local_loss_takes_the_text_of_each_samples_own_class(make_step):
     text = torch.eye(3)
     model = Model(weights={}, forward=None, constants={"text": text, "scale": torch.tensor(4.0)})
     features = normalize(torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]]), dim=1)
-    step = LocalStep({}, {}, {}, LabelledBatch(features, torch.arange(2), torch.tensor([2, 1])), model, None, {})
-    object.__setattr__(step, "outputs", type("O", (), {"features": features}))
+    step = make_step(model, features, labels=[2, 1], outputs=Outputs(features, features))
     got = FedCLIP(FedClipParams()).local_loss(step)
     assert got.item() == pytest.approx(in_batch_loss(features, text[[2, 1]], torch.tensor(4.0)).item())
 

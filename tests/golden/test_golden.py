@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedbench.assemble import method_names
-from fedbench.rounds import Settings, run_spec
+from fedbench.prepare import Settings
+from fedbench.runs import run_spec
 from fedbench.suite import Overrides, expand, parse_suite
 
 GOLDEN = Path(__file__).with_name("longtail.json")

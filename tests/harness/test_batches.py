@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedbench import defaults
-from fedbench.rounds import Settings, prepare, train_round
+from fedbench.prepare import Settings, prepare
+from fedbench.rounds import train_round
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_spec
 from fedbench.types import TensorImages
 

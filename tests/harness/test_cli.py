@@ -24,7 +24,7 @@ from fedbench.cli.live import LiveProgress
 from fedbench.cli.progress import PlainProgress, Progress
 from fedbench.engine import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
-from fedbench.rounds import Settings
+from fedbench.prepare import Settings
 from fedbench.spec import RunSpec, Training
 from fedbench.testing import tiny_dataset
 
@@ -68,7 +68,7 @@ def execution() -> ModuleType:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data set `embedded` is the tiny one of `fedbench.testing`."""
-    for module in ("fedbench.cli.plan", "fedbench.rounds"):
+    for module in ("fedbench.cli.plan", "fedbench.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
 
 

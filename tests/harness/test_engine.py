@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.engine import RoundFinished, RunFailed, RunFinished, RunStarted, execute
-from fedbench.rounds import Settings
+from fedbench.prepare import Settings
 from fedbench.suite import Overrides, expand, parse_suite
 
 SUITE = """

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.rounds import Settings, run_spec
+from fedbench.prepare import Settings
+from fedbench.runs import run_spec
 from fedbench.suite import Overrides, expand, load_suite
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from fedbench.errors import FedbenchError
-from fedbench.rounds import Settings, evaluate, prepare, rounds, run_spec, train_round
+from fedbench.prepare import Settings, prepare
+from fedbench.rounds import evaluate, rounds, train_round
+from fedbench.runs import run_spec
 from fedbench.state import RunState, load_state, save_state
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.types import UnlabelledBatch
@@ -138,7 +140,7 @@ def test_bytes_count_statistics_both_ways_and_the_payload_upwards(known_round):
 
 
 def test_a_runs_bytes_are_the_sum_over_its_rounds(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedbench.rounds._dataset", lambda *_: tiny_dataset())
+    monkeypatch.setattr("fedbench.prepare._dataset", lambda *_: tiny_dataset())
     spec = tiny_spec("fedavg", rounds=3, eval_every=2)
     dim = tiny_run(spec).model.weights["head.weight"].shape[1]
     summary = run_spec(spec, Settings(data_dir=tmp_path, cache_dir=tmp_path)).summary

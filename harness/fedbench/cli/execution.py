@@ -20,8 +20,8 @@ from fedbench.cli.options import Request
 from fedbench.cli.progress import PlainProgress, Progress
 from fedbench.hookspecs import plugin_manager, relay
 from fedbench.leaderboard import leaderboard, load_results, render_terminal
+from fedbench.prepare import Settings
 from fedbench.provenance import code_hash
-from fedbench.rounds import Settings
 from fedbench.spec import RunSpec
 from fedbench.suite import Suite
 from fedbench.tracking import Tracking, finished_run_ids, store_uri

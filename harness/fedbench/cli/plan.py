@@ -11,7 +11,7 @@ from fedbench.cli.options import Request
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RunInfo
-from fedbench.rounds import Settings, backbone_for, prepare
+from fedbench.prepare import Settings, backbone_for, prepare
 from fedbench.spec import RunSpec
 from fedbench.suite import Overrides, Suite, expand, load_suite, parse_assignment, single, suite_names
 

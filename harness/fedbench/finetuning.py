@@ -1,0 +1,38 @@
+"""Post-hoc personalisation of any method: after the last round every client trains on alone, and is tested."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from fedbench.errors import FedbenchError
+from fedbench.metrics import client_accuracies
+from fedbench.prepare import Run
+from fedbench.rounds import broadcast, predict, train_client
+from fedbench.state import RunState
+from fedbench.types import Predictions
+
+
+def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
+    """Mean and worst client accuracy of models that each client fine-tunes for ``finetune_epochs``; nothing is kept.
+
+    A client with a test split of its own is scored on it, another one by its class shares of the global test set.
+    Raises FedbenchError for a method that changes the clients, since there is nobody left to fine-tune.
+    """
+    if len(run.federation.clients) != len(run.scored.clients):
+        raise FedbenchError(f"{run.spec.method} pools the clients; finetune_epochs needs clients, set it to 0.")
+    alone = run.spec.training.model_copy(update={"local_epochs": run.spec.training.finetune_epochs})
+    run = replace(run, spec=run.spec.model_copy(update={"training": alone}))
+    by_client = {}
+    for client in range(len(run.federation.clients)):
+        # hooks may write state; what they write here is thrown away
+        scratch = replace(state, server=copy.deepcopy(state.server), clients=copy.deepcopy(state.clients))
+        update = train_client(run, scratch, state.round + 1, 0, client, broadcast(run, scratch, client))
+        tuned = replace(scratch, weights=update.weights, buffers=update.buffers)
+        own = predict(run, tuned, run.test)
+        by_client[client] = own.by_client.get(client, own.labels)
+    accuracies = client_accuracies(Predictions(next(iter(by_client.values())), by_client), run.scored)
+    return {
+        "finetuned_mean_client_accuracy": sum(accuracies) / len(accuracies),
+        "finetuned_worst_client_accuracy": min(accuracies),
+    }

@@ -1,0 +1,151 @@
+"""From a spec to a run that is ready to train: plugins, data, federation, backbone, model, inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedbench.assemble import Assembly, assemble
+from fedbench.datasets import load_dataset
+from fedbench.errors import FedbenchError
+from fedbench.metrics import size_in_bytes
+from fedbench.models import load_backbone
+from fedbench.models.feature_cache import encode
+from fedbench.models.inputs import FeatureInputs, ImageInputs, InputSource
+from fedbench.scenarios import build_federation
+from fedbench.scenarios.participation import cohort
+from fedbench.spec import RunSpec
+from fedbench.state import RunState
+from fedbench.tasks import ModelSetup, RunInfo
+from fedbench.types import Dataset, Federation, FrozenEncoder, Model, Split, Tensors
+
+if TYPE_CHECKING:
+    from fedbench.models import Backbone
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a run finds things on this machine, and how many threads it may use; not part of the run's identity."""
+
+    data_dir: Path
+    cache_dir: Path
+    plugin_files: tuple[Path, ...] = ()
+    threads: int = 1
+    """Intra-op threads; runs use one each and cores are filled with runs, so that results don't depend on cores."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """An assembled run, ready to train."""
+
+    spec: RunSpec
+    assembly: Assembly
+    federation: Federation
+    """What the method trains on."""
+    scored: Federation
+    """The scenario's own clients, on which every method is scored alike."""
+    model: Model
+    info: RunInfo
+    train: InputSource
+    test: InputSource
+    validation: InputSource | None
+    side: dict[str, FeatureInputs]
+    """The training samples as the model's ``side_encoders`` see them."""
+    client_inputs: dict[int, InputSource] = field(default_factory=dict)
+
+    def initial_state(self) -> RunState:
+        """The state before round 1."""
+        device = torch.device(self.spec.device)
+        return RunState(0, _to(self.model.weights, device), _to(self.model.buffers, device))
+
+
+def prepare(
+    spec: RunSpec,
+    settings: Settings,
+    *,
+    listeners: Sequence[object] = (),
+    dataset: Dataset | None = None,
+    backbone: Backbone | None = None,
+) -> Run:
+    """Load data and backbone, deal the federation, build the model. Raises FedbenchError for anything unusable.
+
+    ``dataset`` and ``backbone`` spare the loading where a caller already has them.
+    """
+    torch.set_num_threads(settings.threads)
+    assembly = assemble(spec.method, spec.params, settings.plugin_files, listeners)
+    device = _device(spec.device)
+    dataset = dataset or _dataset(spec.dataset, settings.data_dir, settings.cache_dir)
+    backbone = backbone or backbone_for(spec, dataset, settings)
+    backbone.module.to(device)
+    scored = build_federation(dataset, spec.scenario, spec.seed)
+    federation = assembly.hooks.federate(federation=scored, spec=spec)
+    _refuse_ignored_settings(spec, assembly)
+    model = assembly.hooks.build_model(setup=ModelSetup(backbone, dataset.classnames, spec, settings.data_dir))
+    model = replace(model, constants=_to(model.constants, device))
+
+    def features(split: Split, encoder: FrozenEncoder) -> FeatureInputs:
+        return FeatureInputs(encode(split.images, encoder, settings.cache_dir, device=device).to(device))
+
+    def inputs(split: Split) -> InputSource:
+        if model.encoder is not None:
+            return features(split, model.encoder)
+        if model.transform is None:
+            raise FedbenchError(f"{spec.method}: build_model gave neither an encoder nor a transform.")
+        return ImageInputs(split.images, model.transform, device)
+
+    info = RunInfo(
+        owners=assembly.owners,
+        data_hash=dataset.content_hash,
+        weights_hash=backbone.weights_hash,
+        num_clients=len(federation.clients),
+        cohort_size=len(cohort(1, len(federation.clients), spec.scenario.participation, 0.0, spec.seed)),
+        num_train=sum(len(shard.indices) for shard in federation.clients),
+        num_test=len(federation.test),
+        trainable_parameters=sum(t.numel() for t in model.weights.values()),
+        round_bytes=size_in_bytes(model.weights, model.buffers),
+    )
+    validation = None if federation.validation is None else inputs(federation.validation)
+    train, test = inputs(federation.train), inputs(federation.test)
+    side = {name: features(federation.train, encoder) for name, encoder in model.side_encoders.items()}
+    return Run(spec, assembly, federation, scored, model, info, train, test, validation, side)
+
+
+def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbone:
+    """The run's backbone; FedbenchError where the data set's images are too small for it."""
+    height, width = dataset.train.images.read(torch.zeros(1, dtype=torch.int64)).shape[-2:]
+    return load_backbone(spec.backbone, data_dir=settings.data_dir, seed=spec.seed, image_size=(height, width))
+
+
+def _refuse_ignored_settings(spec: RunSpec, assembly: Assembly) -> None:
+    """A setting of the default model that the run's method would not read is a mistake, not a no-op."""
+    owner = assembly.owners["build_model"].partition(",")[0]
+    if owner == "fedavg":
+        return
+    for name, value, unset in (("tune", spec.tune, "auto"), ("head_scale", spec.head_scale, None)):
+        if value != unset:
+            raise FedbenchError(f"{owner} builds its own model and does not read {name}={value}; leave {name} unset.")
+
+
+@lru_cache(maxsize=1)
+def _dataset(name: str, data_dir: Path, cache_dir: Path) -> Dataset:
+    # The runs of a suite share a data set; a worker process reads it once.
+    return load_dataset(name, data_dir=data_dir, cache_dir=cache_dir)
+
+
+def _to(tensors: Tensors, device: torch.device) -> Tensors:
+    return {name: tensor.detach().clone().to(device) for name, tensor in tensors.items()}
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise FedbenchError(f"device {name!r} is not a torch device; use for instance cpu or cuda:0.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise FedbenchError(f"device {name!r} is not available: torch sees no CUDA device here; use device=cpu.")
+    return device

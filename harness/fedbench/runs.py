@@ -1,0 +1,53 @@
+"""The whole job of one cell of a suite: a run from its description to its result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from fedbench.finetuning import finetuned_metrics
+from fedbench.metrics import summarise
+from fedbench.prepare import Settings, prepare
+from fedbench.rounds import rounds
+from fedbench.spec import RunSpec
+from fedbench.tasks import RoundRecord, RunResult
+
+
+def run_spec(spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()) -> RunResult:
+    """Run ``spec`` from beginning to end, notifying listeners; the whole job of one cell of a suite."""
+    started = time.perf_counter()
+    run = prepare(spec, settings, listeners=listeners)
+    hooks = run.assembly.hooks
+    hooks.run_started(spec=spec, info=run.info)
+    records = []
+    state = run.initial_state()
+    predictions = None
+    try:
+        for after, record, predicted in rounds(run, state):
+            state = after
+            predictions = predicted or predictions
+            records.append(record)
+            hooks.round_finished(spec=spec, record=record)
+        finetuned = finetuned_metrics(run, state) if spec.training.finetune_epochs and state.weights else {}
+    except Exception as error:
+        error.add_note(f"{spec.row}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
+        raise
+    assert predictions is not None  # the last round is always evaluated
+    result = RunResult(
+        records=tuple(records),
+        summary=_summary(records) | finetuned,
+        predictions=tuple(predictions.labels.tolist()),
+        weights={name: tensor.cpu().numpy() for name, tensor in {**state.weights, **state.buffers}.items()},
+        seconds=time.perf_counter() - started,
+    )
+    hooks.run_finished(spec=spec, info=run.info, result=result)
+    return result
+
+
+def _summary(records: Sequence[RoundRecord]) -> dict[str, float]:
+    by_round = {r.round: r.metrics for r in records if "global_accuracy" in r.metrics}
+    summary = summarise(by_round)
+    summary["bytes_up"] = float(sum(r.bytes_up for r in records))
+    summary["bytes_down"] = float(sum(r.bytes_down for r in records))
+    summary["train_seconds"] = sum(r.seconds for r in records)
+    return summary

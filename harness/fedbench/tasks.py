@@ -1,0 +1,226 @@
+"""What each step of a run is handed and gives: the arguments of the hooks in `fedbench.hookspecs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedbench.randomness import torch_generator
+from fedbench.spec import RunSpec, Training
+from fedbench.types import Batch, ClientReport, Model, Outputs, Tensors, Update
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from fedbench.hookspecs import Hooks
+    from fedbench.models import Backbone
+    from fedbench.models.inputs import InputSource
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSetup:
+    """What ``build_model`` can draw on."""
+
+    backbone: Backbone
+    classnames: tuple[str, ...]
+    spec: RunSpec
+    data_dir: Path
+    """Where pretrained weights are looked up: for a teacher or a text encoder beside the backbone."""
+
+    @property
+    def tunes_everything(self) -> bool:
+        """Whether the whole backbone is trained (``tune=full``, or ``auto`` on a backbone without pretraining)."""
+        return self.spec.tune == "full" or (self.spec.tune == "auto" and not self.backbone.is_pretrained)
+
+
+@dataclass(frozen=True, eq=False)
+class StartTask:
+    """What the server knows before the first round. ``clients`` come in the order of their ids."""
+
+    clients: tuple[ClientReport, ...]
+    model: Model
+    spec: RunSpec
+    groups: Mapping[str, tuple[int, ...]]
+    """Class indices by reporting group (head / mid / tail); empty where the scenario has none."""
+    state: dict[str, Tensors]
+    """Tensors the server keeps between rounds, by method name; to be filled in."""
+
+
+@dataclass(frozen=True, eq=False)
+class BroadcastTask:
+    """The server is about to send ``client`` what it trains from."""
+
+    client: int
+    round: int
+    exchange: int
+    weights: Tensors
+    """The global weights."""
+    spec: RunSpec
+    state: Mapping[str, Tensors]
+    """The server's tensors, by method name."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientTask:
+    """What the server asks one client of the cohort to do in a round."""
+
+    client: int
+    round: int
+    received: Tensors
+    """The weights the server sent, by name; never changed in place."""
+    buffers: Tensors
+    """The global running statistics."""
+    payload: Tensors
+    """What the server sent besides."""
+    inputs: InputSource
+    """The client's own samples, n_k of them, as the model takes them."""
+    labels: Tensor | None
+    """(n_k,) int64; None where the scenario hides them."""
+    class_counts: Tensor | None
+    """(C,) int64 of this client; None where labels are hidden."""
+    model: Model
+    spec: RunSpec
+    state: dict[str, Tensors]
+    """Tensors this client keeps between its participations, by method name; saved with the run."""
+    hooks: Hooks
+    side: Tensors = field(default_factory=dict)
+    """What the model's ``side_encoders`` give for the client's samples: (n_k, ...) by encoder name."""
+    exchange: int = 0
+    """Which of the round's exchanges this is; see the hook `exchanges`."""
+
+    @property
+    def training(self) -> Training:
+        """Budget and optimiser."""
+        return self.spec.training
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A generator of this client's own in this round and exchange, for ``purpose``; CPU."""
+        # the first exchange keeps the key it would have were it the only one
+        later = (self.exchange,) if self.exchange else ()
+        return torch_generator(self.spec.seed, purpose, self.round, self.client, *later)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalStep:
+    """One local step. Hooks of the step are pure functions of these tensors: no ``.item()``, no branch on data.
+
+    A method whose loss carries something from step to step (running labels) may write its own tensors in ``state``.
+    """
+
+    weights: Tensors
+    """Current weights, requiring gradients."""
+    buffers: Tensors
+    """Current running statistics."""
+    batch: Batch
+    task: ClientTask
+    """The round's task: model, received weights, class counts, payload, state."""
+    number: int
+    """Of the step within the client's round, from 0."""
+
+    @property
+    def model(self) -> Model:
+        """The model in training."""
+        return self.task.model
+
+    @property
+    def received(self) -> Tensors:
+        """The weights the round began with."""
+        return self.task.received
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """Logits and features of the batch, computed once however many loss terms read them."""
+        return self.model.forward({**self.weights, **self.buffers}, self.batch.inputs, True)
+
+    @cached_property
+    def received_outputs(self) -> Outputs:
+        """What the received model gives for the batch, in eval mode and without gradients."""
+        return self.outputs_of(self.task.received, self.task.buffers)
+
+    def outputs_of(self, weights: Tensors, buffers: Tensors) -> Outputs:
+        """What a frozen model (the received one, an earlier one) gives for the batch: eval mode, no gradients."""
+        with torch.no_grad():
+            return self.model.forward({**weights, **buffers}, self.batch.inputs, False)
+
+
+@dataclass(frozen=True, eq=False)
+class AggregationTask:
+    """What the server has at the end of a round. ``updates`` come in the order of client ids."""
+
+    round: int
+    weights: Tensors
+    """The global weights before this aggregation."""
+    buffers: Tensors
+    updates: tuple[Update, ...]
+    model: Model
+    spec: RunSpec
+    state: dict[str, Tensors]
+    """Tensors the server keeps between rounds, by method name; saved with the run."""
+    exchange: int = 0
+    exchanges: int = 1
+    """This is exchange number ``exchange`` of the round's ``exchanges``; the next one trains from the result."""
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationTask:
+    """A model and the samples to predict classes for."""
+
+    model: Model
+    weights: Tensors
+    buffers: Tensors
+    inputs: InputSource
+    num_classes: int
+    state: Mapping[str, Tensors] = field(default_factory=dict)
+    client_state: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known once a run is assembled; recorded with it."""
+
+    owners: Mapping[str, str]
+    """Hook name -> the plugins that answer it, in call order."""
+    data_hash: str
+    weights_hash: str
+    """Of the pretrained backbone; empty for one trained from scratch."""
+    num_clients: int
+    cohort_size: int
+    num_train: int
+    num_test: int
+    trainable_parameters: int
+    round_bytes: int
+    """Bytes of the model, one way, one client."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What one round gave. Round 0 is the model before any training."""
+
+    round: int
+    cohort: tuple[int, ...]
+    metrics: Mapping[str, float]
+    """Empty in rounds that are not evaluated."""
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    """Local training and aggregation, evaluation left out."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run gave."""
+
+    records: tuple[RoundRecord, ...]
+    summary: Mapping[str, float]
+    predictions: tuple[int, ...]
+    """Predicted classes of the test split after the last round."""
+    weights: Mapping[str, Any]
+    """Final weights and buffers as numpy arrays, by name."""
+    seconds: float
+    """Wall-clock time of the whole run, loading and evaluation included."""
