@@ -34,9 +34,15 @@ _ROW = ("row", "method", "backbone", "tune", "row_settings")
 
 
 def leaderboard(
-    results: pd.DataFrame, columns: Sequence[str] = (), baseline: str = "fedavg", headline: str = HEADLINE
+    results: pd.DataFrame,
+    columns: Sequence[str] = (),
+    baseline: str = "fedavg",
+    headline: str = HEADLINE,
+    settings: Sequence[str] = (),
 ) -> pd.DataFrame:
     """One line a table and row, best ``headline`` first within a table, the newest table first.
+
+    Tables of a suite's ``settings`` come first, in that order.
 
     Of the runs of a row and seed (they differ in ``eval_every``) the newest counts. A table of which some run lacks the
     headline is ranked by the overall accuracy and says so. ``settings`` is what a row was run with beside its table's
@@ -63,7 +69,9 @@ def leaderboard(
             caption = _caption(pd.concat([runs for _, runs in block]), seeds)
             if ranked_by != headline:
                 caption += f" · ranked by {ranked_by}, since not every run has {headline}"
-            rank = (protocol["started"].max(), len(block) * len(seeds))
+            setting = str(protocol["setting"].iloc[0])
+            place = -settings.index(setting) if setting in settings else -len(settings)
+            rank = (place, protocol["started"].max(), len(block) * len(seeds))
             ranked = sorted((line for line, _ in block), key=lambda line: -float(line[f"{ranked_by}_mean"]))
             blocks.append((rank, caption, ranked))
     blocks.sort(key=lambda block: block[0], reverse=True)
@@ -75,18 +83,10 @@ def leaderboard(
     return pd.DataFrame(lines_in_order)
 
 
-def write(
-    results: pd.DataFrame,
-    folder: Path,
-    command: str,
-    columns: Sequence[str] = (),
-    baseline: str = "fedavg",
-    headline: str = HEADLINE,
-) -> None:
+def write(results: pd.DataFrame, board: pd.DataFrame, folder: Path, command: str) -> None:
     """Write ``results.csv`` (a line a run), ``leaderboard.csv`` and ``leaderboard.md``, which names ``command``."""
     folder.mkdir(parents=True, exist_ok=True)
     results.to_csv(folder / "results.csv", index=False)
-    board = leaderboard(results, columns, baseline, headline)
     to_csv(board, folder / "leaderboard.csv")
     made = f"Made by `{command}`.\n\n" if command else ""
     (folder / "leaderboard.md").write_text(f"# Leaderboard\n\n{made}{to_markdown(board)}", encoding="utf-8")
@@ -155,6 +155,7 @@ def _caption(runs: pd.DataFrame, seeds: tuple[int, ...]) -> str:
     first = runs.iloc[0]
     rounds, epochs, batch = first["rounds"], first["local_epochs"], first["batch_size"]
     parts = [
+        *filter(None, (first["setting"],)),
         f"{first['dataset']} (data {str(first['data_hash'])[:8] or 'unknown'})",
         str(first["scenario"]),
         f"{runs['num_clients'].max()} clients",

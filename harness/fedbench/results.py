@@ -77,9 +77,9 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
     words.append(f"{partition}({value[own[partition]]})" if partition in own else partition)
     if value["holdout_domain"] not in (None, "none"):
         words.append(f"without {value['holdout_domain']}")
+    words.append(f"{100 * float(value['participation']):g} % participating")
     if value["labels"] != "visible":
         words.append("labels hidden")
-    words.append(f"{100 * float(value['participation']):g} % participating")
     if float(value["dropout"]):
         words.append(f"{100 * float(value['dropout']):g} % dropping out")
     without_effect = shown | set(own.values()) | {"imbalance_factor"}
@@ -92,14 +92,18 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
 def _line(suite: str, run: Run) -> dict[str, Any]:
     tags, params = run.data.tags, run.data.params
     scenario = {key.removeprefix("scenario."): v for key, v in params.items() if key.startswith("scenario.")}
+    # methods with and without labels meet in one table, as in the papers; the row's name and settings tell
+    labels = scenario.pop("labels", "visible")
     budget = {name: params.get(f"training.{name}", "") for name in BUDGET}
     apart = {f"training.{name}" for name in BUDGET} | set(_ELSEWHERE)
     settings = {k: v for k, v in params.items() if k not in apart and not k.startswith("scenario.")}
     # other weights under the same backbone's name are another row
+    settings["labels"] = labels
     settings["weights"] = tags.get("fedbench.weights_hash", "")[:8]
     return {
         "suite": suite,
         "row": tags.get("fedbench.row", ""),
+        "setting": tags.get("fedbench.setting", ""),
         **{name: params.get(name, "") for name in ("method", "backbone", "tune", "dataset")},
         "scenario": scenario_summary(scenario),
         "seed": int(params["seed"]),
@@ -109,6 +113,7 @@ def _line(suite: str, run: Run) -> dict[str, Any]:
         **{name: int(tags.get(f"fedbench.{name}", 0)) for name in _COUNTS},
         "started": pd.to_datetime(run.info.start_time, unit="ms", utc=True),
         "scenario_settings": json.dumps(scenario, sort_keys=True),
+        "published": tags.get("fedbench.published", "[]"),
         "row_settings": json.dumps(settings, sort_keys=True),
         **{key: v for key, v in run.data.metrics.items() if key.startswith(FINAL)},
     }

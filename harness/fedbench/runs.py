@@ -30,7 +30,7 @@ def run_spec(spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()
             hooks.round_finished(spec=spec, record=record)
         finetuned = finetuned_metrics(run, state) if spec.training.finetune_epochs and state.weights else {}
     except Exception as error:
-        error.add_note(f"{spec.row}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
+        error.add_note(f"{spec.title}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
         raise
     assert predictions is not None  # the last round is always evaluated
     result = RunResult(

@@ -71,6 +71,10 @@ class RunSpec(BaseModel):
     training: Training = Field(default_factory=lambda: Training(), description="budget and optimiser")
     seed: int = Field(0, ge=0, description="seed of everything drawn in the run")
     device: str = Field("cpu", description="torch device")
+    # what a suite calls the run: no part of its identity, nor of what is dumped
+    label: str = Field("", exclude=True, description="name of the row in leaderboards; the method where empty")
+    setting: str = Field("", exclude=True, description="name of the suite's setting")
+    published: tuple[dict[str, str], ...] = Field((), exclude=True, description="keys of published numbers replayed")
 
     @property
     def stack(self) -> tuple[str, ...]:
@@ -85,8 +89,15 @@ class RunSpec(BaseModel):
 
     @property
     def row(self) -> str:
-        """What a leaderboard row is called: method and backbone, and what is tuned where it isn't automatic."""
-        return f"{self.method} · {self.backbone}" + ("" if self.tune == "auto" else f" ({self.tune})")
+        """What a leaderboard row is called: label or method, the backbone, and what is unusual."""
+        told = [] if self.tune == "auto" else [str(self.tune)]
+        told += ["no labels"] if self.scenario.labels == "hidden" else []
+        return f"{self.label or self.method} · {self.backbone}" + (f" ({', '.join(told)})" if told else "")
+
+    @property
+    def title(self) -> str:
+        """The row within its setting: what progress and messages call the run, beside the seed."""
+        return f"{self.setting} · {self.row}" if self.setting else self.row
 
 
 def stack_names(method: str) -> tuple[str, ...]:

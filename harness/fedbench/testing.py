@@ -26,11 +26,12 @@ from fedbench.hyper import declared
 from fedbench.models import load_backbone
 from fedbench.prepare import Run, Settings, prepare
 from fedbench.randomness import torch_generator
+from fedbench.resolve import Cell, Overrides, resolve
 from fedbench.rounds import evaluate, rounds
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import RunSpec, Training
 from fedbench.state import RunState, load_state, save_state
-from fedbench.suite import Overrides, Row, Suite, resolve
+from fedbench.suite import Row, Suite
 from fedbench.types import Dataset, Split, TensorImages
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def tiny_spec(method: str, *, backbone: str = "clip:embedded", hidden: bool = Fa
         labels="hidden" if hidden else "visible",
     )
     suite = Suite(name="contract", backbone=backbone, rows=(Row(method=method),), training=budget)
-    spec = resolve(suite, suite.rows[0], 0, Overrides())
+    spec = resolve(suite, Cell(suite.rows[0]), 0, Overrides())
     merged = Training(**{**spec.training.model_dump(), **training})
     return spec.model_copy(update={"scenario": scenario, "training": merged})
 

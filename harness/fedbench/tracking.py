@@ -134,9 +134,15 @@ class Tracking:
             self._end(run_id, "KILLED")
 
     def _begin(self, spec: RunSpec, facts: Mapping[str, str]) -> None:
-        tags = {"fedbench.run_id": spec.run_id, "fedbench.row": spec.row, **self._provenance, **facts}
+        named = {
+            "run_id": spec.run_id,
+            "row": spec.row,
+            "setting": spec.setting,
+            "published": json.dumps(spec.published),
+        }
+        tags = {**{f"fedbench.{name}": value for name, value in named.items()}, **self._provenance, **facts}
         tags = {name: value[:MAX_TAG_VAL_LENGTH] for name, value in tags.items()}
-        name = f"{spec.row} · seed {spec.seed}"
+        name = f"{spec.title} · seed {spec.seed}"
         created = self._client.create_run(self._experiment, run_name=name, tags=tags)
         self._open[spec.run_id] = _Open(created.info.run_id, time.monotonic())
         params = [Param(_valid_key(key), value[:MAX_PARAM_VAL_LENGTH]) for key, value in flat_params(spec).items()]

@@ -126,7 +126,7 @@ def test_check_catches(fault, tmp_path, monkeypatch):
     file.write_text(HEAD + dedent(body).replace("\n", "\n    "))
     original = assemble.find_method
     replacement = lambda name, files=(): original(name, [file] if name == "faulty" else files)  # noqa: E731
-    for module in ("fedbench.assemble", "fedbench.testing", "fedbench.suite"):
+    for module in ("fedbench.assemble", "fedbench.testing", "fedbench.resolve"):
         monkeypatch.setattr(f"{module}.find_method", replacement)
     if check is testing.check_resume:
         # the new process is replaced by a second run of this one: what the plugin remembered is gone there too

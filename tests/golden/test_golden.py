@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedbench.assemble import method_names
+from fedbench.expand import expand
 from fedbench.prepare import Settings
+from fedbench.resolve import Overrides
 from fedbench.runs import run_spec
-from fedbench.suite import Overrides, expand, parse_suite
+from fedbench.suite import parse_suite
 
 GOLDEN = Path(__file__).with_name("longtail.json")
 SUITE = """

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedbench.engine import RoundFinished, RunFailed, RunFinished, RunStarted, execute
+from fedbench.expand import expand
 from fedbench.prepare import Settings
-from fedbench.suite import Overrides, expand, parse_suite
+from fedbench.resolve import Overrides
+from fedbench.suite import parse_suite
 
 SUITE = """
 name: engine

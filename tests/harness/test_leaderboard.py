@@ -275,7 +275,8 @@ def test_each_table_is_followed_by_the_settings_of_its_rows(results: pd.DataFram
     other = results[results["seed"] == 0].assign(seed=4, rounds="5")
     changed = other["row_settings"].str.replace('"training.lr": "0.01"', '"training.lr": "0.5"')
     other["row_settings"] = other["row_settings"].where(other["method"] == "fedavg", changed)
-    write(pd.concat([results, other], ignore_index=True), tmp_path, "")
+    both = pd.concat([results, other], ignore_index=True)
+    write(both, leaderboard(both), tmp_path, "")
     text = (tmp_path / "leaderboard.md").read_text("utf-8")
     tables = [part for part in text.split("\n\n") if part.startswith(("| ", "All rows", "- "))]
     assert [part[:5] for part in tables] == ["| met", "All r", "- fed"] * 2
@@ -287,7 +288,7 @@ def test_each_table_is_followed_by_the_settings_of_its_rows(results: pd.DataFram
 
 
 def test_write_gives_three_files_and_the_command(results: pd.DataFrame, tmp_path: Path) -> None:
-    write(results, tmp_path / "new" / "folder", "fedbench leaderboard --suite longtail")
+    write(results, leaderboard(results), tmp_path / "new" / "folder", "fedbench leaderboard --suite longtail")
     folder = tmp_path / "new" / "folder"
     assert sorted(path.name for path in folder.iterdir()) == ["leaderboard.csv", "leaderboard.md", "results.csv"]
     assert "Made by `fedbench leaderboard --suite longtail`." in (folder / "leaderboard.md").read_text("utf-8")
@@ -355,7 +356,7 @@ def test_the_table_of_a_held_out_domain_fits(results: pd.DataFrame) -> None:
         (Scenario(partition="shards", participation=0.1), "shards(2), 10 % participating"),
         (
             Scenario(partition="domain", holdout_domain="sketch", labels="hidden"),
-            "domain(1), without sketch, labels hidden, 100 % participating",
+            "domain(1), without sketch, 100 % participating, labels hidden",
         ),
         (Scenario(imbalance="natural", dropout=0.25), "imbalance natural, iid, 100 % participating, 25 % dropping out"),
         (Scenario(groups="shots", partition_seed=3), "iid, 100 % participating, groups=shots, partition_seed=3"),

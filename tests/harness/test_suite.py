@@ -3,7 +3,9 @@
 import pytest
 
 from fedbench.errors import FedbenchError
-from fedbench.suite import Overrides, expand, load_suite, parse_suite, suite_names
+from fedbench.expand import expand
+from fedbench.resolve import Overrides
+from fedbench.suite import load_suite, parse_suite, suite_names
 
 SUITE = """\
 name: demo
@@ -137,3 +139,112 @@ def test_longtail_has_at_least_six_rows_and_two_seeds():
 def test_a_wrong_suite_file_names_line_field_and_what_is_allowed(old, new, message):
     with pytest.raises(FedbenchError, match=message):
         specs(SUITE.replace(old, new))
+
+
+GRID = """
+name: grid
+published: clip2fl
+training: {rounds: 5, lr: 0.01}
+seeds: [0]
+scales:
+  small:
+    set: {rounds: 3, dirichlet_alpha: 0.2}
+    seeds: [1, 2]
+    settings:
+      - {name: mild, set: {imbalance_factor: 10}, published: {dataset: CIFAR-10-LT, imbalance_factor: 10}}
+      - {name: steep, set: {imbalance_factor: 100}, published: [{table: 1}, {table: 3}]}
+  paper:
+    set: {backbone: "resnet8?width=1", lr: 0.1, fedprox.mu: 0.5}
+    settings:
+      - {name: steep, set: {imbalance_factor: 100, rounds: 200}}
+rows:
+  - {method: fedavg, published: {}}
+  - {method: fedprox, label: prox, only: [steep], set: {fedprox.mu: 0.1}, at: {paper: {lr: 0.2}},
+     published: {variant: x}}
+  - {method: fedclip, only: [mild]}
+"""
+
+
+def grid(**overrides):
+    return expand(parse_suite(GRID, "grid.yaml"), Overrides(**overrides))
+
+
+def test_first_scale_is_the_default_and_every_row_meets_every_setting_it_runs_in():
+    cells = [(s.setting, s.row.partition(" ·")[0], s.seed) for s in grid()]
+    mild = [("mild", name, seed) for name in ("fedavg", "fedclip") for seed in (1, 2)]
+    steep = [("steep", name, seed) for name in ("fedavg", "prox") for seed in (1, 2)]
+    assert cells == mild + steep
+
+
+def test_scale_setting_row_and_command_line_overrule_one_another_in_that_order():
+    first = grid()[0]
+    assert (first.training.rounds, first.scenario.dirichlet_alpha, first.scenario.imbalance_factor) == (3, 0.2, 10)
+    fedavg, prox = grid(scale="paper")
+    assert (fedavg.training.lr, fedavg.training.rounds, fedavg.backbone) == (0.1, 200, "resnet8?width=1")
+    assert (prox.training.lr, prox.params["fedprox"]["mu"]) == (0.2, 0.1)
+    assert [s.training.lr for s in grid(scale="paper", sets=(("lr", "0.7"),))] == [0.7, 0.7]
+
+
+def test_recipe_beats_the_scale_but_not_the_row():
+    text = GRID.replace("rounds: 3,", "rounds: 3, lr: 0.3,")
+    fedclip = next(s for s in expand(parse_suite(text, "grid.yaml"), Overrides()) if s.method == "fedclip")
+    assert fedclip.training.lr == 5e-5
+    fedavg = expand(parse_suite(text, "grid.yaml"), Overrides())[0]
+    assert fedavg.training.lr == 0.3
+
+
+def test_published_keys_join_the_settings_columns_with_the_rows():
+    specs = grid(seeds=(1,))
+    by_cell = {(s.setting, s.method): s.published for s in specs}
+    assert by_cell["mild", "fedavg"] == (
+        {"dataset": "CIFAR-10-LT", "imbalance_factor": "10", "method": "fedavg", "variant": ""},
+    )
+    assert [key["table"] for key in by_cell["steep", "fedprox"]] == ["1", "3"]
+    assert {key["variant"] for key in by_cell["steep", "fedprox"]} == {"x"}
+    assert by_cell["mild", "fedclip"] == ()
+
+
+def test_what_a_suite_calls_a_run_is_no_part_of_its_identity():
+    spec = grid()[0]
+    assert spec.published and spec.setting
+    bare = spec.model_copy(update={"published": (), "setting": "", "label": "other"})
+    assert bare.run_id == spec.run_id
+    assert "published" not in spec.model_dump()
+
+
+def test_cells_that_come_to_the_same_run_are_one_with_all_keys():
+    text = GRID.replace("imbalance_factor: 100}, published", "imbalance_factor: 10}, published")
+    specs = expand(parse_suite(text, "grid.yaml"), Overrides(seeds=(1,)))
+    assert len({s.run_id for s in specs}) == len(specs)
+    fedavg = next(s for s in specs if s.method == "fedavg")
+    assert len(fedavg.published) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"scale": "papr"}, r"scale of suite 'grid': 'papr'|unknown scale of suite 'grid'"),
+        ({"settings": ("mild", "step")}, "steep"),
+    ],
+)
+def test_unknown_scale_and_setting_name_the_nearest(overrides, message):
+    with pytest.raises(FedbenchError, match=message):
+        grid(**overrides)
+
+
+def test_suites_without_a_grid_refuse_scale_and_setting():
+    with pytest.raises(FedbenchError, match="leave --scale out"):
+        expand(load_suite("longtail"), Overrides(scale="paper"))
+    with pytest.raises(FedbenchError, match="leave --setting out"):
+        expand(load_suite("longtail"), Overrides(settings=("x",)))
+
+
+@pytest.mark.parametrize("wrong", ["only: [stepe]", "at: {papr: {}}"])
+def test_a_row_that_names_no_setting_or_scale_of_the_suite_is_refused(wrong):
+    with pytest.raises(FedbenchError, match=r"grid\.yaml, line 21, rows\.2\.(only|at)"):
+        parse_suite(GRID.replace("only: [mild]", wrong), "grid.yaml")
+
+
+def test_text_encoder_reaches_only_rows_that_read_it_and_is_refused_where_none_does():
+    with pytest.raises(FedbenchError, match=r"--set backbone\.text: none of the methods reads it \(fedavg\)"):
+        expand(parse_suite(GRID, "grid.yaml"), Overrides(methods=("fedavg",), sets=(("backbone.text", "minilm"),)))

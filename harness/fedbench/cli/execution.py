@@ -61,7 +61,8 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
             raise
         done += view.done
     if done:
-        board = leaderboard(load_results(uri, suite.name), suite.columns, suite.baseline, suite.headline)
+        results = load_results(uri, suite.name)
+        board = leaderboard(results, suite.columns, suite.baseline, suite.headline, suite.setting_names)
         console().print(render_terminal(board))
         _show_next_steps(suite, request.store, uri)
     _report(failures, uri)
@@ -118,9 +119,9 @@ def _show_next_steps(suite: Suite, store: str | None, uri: str) -> None:
 def _report(failures: Sequence[engine.RunFailed], uri: str) -> None:
     """Every failed run with its reason; tracebacks go to a file beside the store, else to stderr."""
     for failure in failures:
-        complain(f"{failure.spec.row}, seed {failure.spec.seed}: {failure.reason}", label="failed")
+        complain(f"{failure.spec.title}, seed {failure.spec.seed}: {failure.reason}", label="failed")
     details = [
-        f"{failure.spec.row}, seed {failure.spec.seed}, run {failure.spec.run_id}\n{failure.details}"
+        f"{failure.spec.title}, seed {failure.spec.seed}, run {failure.spec.run_id}\n{failure.details}"
         for failure in failures
         if failure.details
     ]

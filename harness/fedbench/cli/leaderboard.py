@@ -6,12 +6,15 @@ import enum
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedbench.cli.console import console, say
 from fedbench.cli.options import Store
+
+if TYPE_CHECKING:
+    from fedbench.suite import Suite
 
 
 class Format(enum.StrEnum):
@@ -36,13 +39,13 @@ def leaderboard(
     from fedbench.tracking import store_uri
 
     uri = store_uri(store)
-    name, columns, baseline, headline = _reading(suite)
+    name, read = _reading(suite)
     results = load_results(uri, name)
+    board = rank(results, read.columns, read.baseline, read.headline, read.setting_names)
     if output is not None:
-        write(results, output, _command(suite, shape), columns, baseline, headline)
+        write(results, board, output, _command(suite, shape))
         say(f"written to {output}")
         return
-    board = rank(results, columns, baseline, headline)
     if shape is Format.terminal:
         console().print(render_terminal(board))
     else:
@@ -57,11 +60,12 @@ def _command(suite: str | None, shape: Format) -> str:
     return shlex.join(["fedbench", "leaderboard", *named, *formatted])
 
 
-def _reading(suite: str | None) -> tuple[str | None, tuple[str, ...], str, str]:
-    """The suite's name, columns, baseline and headline; a name without a suite file (``adhoc``) has the usual ones."""
+def _reading(suite: str | None) -> tuple[str | None, Suite]:
+    """What results are filed under, and how they are read: a name without a suite file (``adhoc``) is read as usual."""
+    from fedbench.expand import single
     from fedbench.suite import load_suite, suite_names
 
     if suite is None or not (suite in suite_names() or suite.endswith((".yaml", ".yml"))):
-        return suite, (), "fedavg", "global_accuracy"
+        return suite, single(None, None, None)
     read = load_suite(suite)
-    return read.name, read.columns, read.baseline, read.headline
+    return read.name, read

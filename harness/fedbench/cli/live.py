@@ -64,5 +64,5 @@ class LiveProgress(Progress):
         for _ in range(5):
             lines.add_column(no_wrap=True, justify="right")
         for run in list(self.running.values()):
-            lines.add_row(run.spec.row, f"seed {run.spec.seed}", *figures(run), style="cyan")
+            lines.add_row(run.spec.title, f"seed {run.spec.seed}", *figures(run), style="cyan")
         return lines

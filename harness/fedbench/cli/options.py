@@ -33,6 +33,8 @@ class Request:
     store: str | None = None
     data_dir: Path = Path("data")
     cache_dir: Path = Path("~/.cache/fedbench")
+    scale: str = ""
+    settings: tuple[str, ...] = ()
     workers: int | None = None
     rerun: bool = False
     plain: bool = False

@@ -10,10 +10,12 @@ from fedbench.cli.console import cell, console, megabytes, say, table
 from fedbench.cli.options import Request
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
+from fedbench.expand import expand, single
 from fedbench.hookspecs import RunInfo
 from fedbench.prepare import Settings, backbone_for, prepare
+from fedbench.resolve import Overrides, parse_assignment
 from fedbench.spec import RunSpec
-from fedbench.suite import Overrides, Suite, expand, load_suite, parse_assignment, single, suite_names
+from fedbench.suite import Suite, load_suite, suite_names
 
 if TYPE_CHECKING:
     from fedbench.models import Backbone
@@ -57,8 +59,10 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
             f"nothing to run: give --suite NAME ({', '.join(suite_names())}) or --method NAME; "
             "for instance fedbench run --suite longtail."
         )
-    specs = expand(suite, Overrides(request.methods, request.seeds, tuple(sets), request.plugin_files))
-    return suite, list({spec.run_id: spec for spec in specs}.values())
+    overrides = Overrides(
+        *(request.methods, request.seeds, tuple(sets), request.plugin_files), request.scale, request.settings
+    )
+    return suite, expand(suite, overrides)
 
 
 def plan(specs: Sequence[RunSpec], settings: Settings) -> list[PlannedRow]:
@@ -90,9 +94,9 @@ def _planned(specs: Sequence[RunSpec], settings: Settings) -> Iterator[PlannedRo
                 backbones[key] = backbone_for(spec, datasets[spec.dataset], settings)
             run = prepare(spec, settings, dataset=datasets[name], backbone=backbones[key])
         except FedbenchError as error:
-            raise FedbenchError(f"row {spec.row!r}: {error} Nothing was run.") from error
+            raise FedbenchError(f"row {spec.title!r}: {error} Nothing was run.") from error
         except Exception as error:
-            error.add_note(f"while preparing row {spec.row!r}; nothing was run")
+            error.add_note(f"while preparing row {spec.title!r}; nothing was run")
             raise
         yield PlannedRow(row, run.info)
 
@@ -110,9 +114,11 @@ def show(suite: Suite, rows: Sequence[PlannedRow]) -> None:
     runs = sum(len(row.specs) for row in rows)
     say(f"suite {suite.name}: {runs} runs")
     numbers = ("rounds", "parameters", "MB/client", "MB/run")
-    made = table("row", "seeds", "rounds", "clients", *numbers[1:], right=numbers)
+    grid = any(row.specs[0].setting for row in rows)
+    made = table(*(["setting"] if grid else []), "row", "seeds", "rounds", "clients", *numbers[1:], right=numbers)
     for row in rows:
         made.add_row(
+            *([cell(row.specs[0].setting)] if grid else []),
             cell(row.specs[0].row),
             cell(" ".join(str(spec.seed) for spec in row.specs)),
             cell(row.rounds),

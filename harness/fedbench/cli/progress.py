@@ -45,7 +45,7 @@ class Progress:
         self.done = 0
         self.failed = 0
         self.running: dict[str, Running] = {}
-        self._name_width = max((len(spec.row) for spec in specs), default=0)
+        self._name_width = max((len(spec.title) for spec in specs), default=0)
         self._rounds = {spec.run_id: max(1, spec.training.rounds) for spec in specs}
         self._rounds_done = 0.0
         self._began = time.monotonic()
@@ -104,7 +104,7 @@ class Progress:
 
     def label(self, spec: RunSpec) -> str:
         """Row and seed, as wide for every run of the suite."""
-        return f"{spec.row:<{self._name_width}}  seed {spec.seed}"
+        return f"{spec.title:<{self._name_width}}  seed {spec.seed}"
 
     def elapsed(self) -> float:
         """Seconds since the view was opened."""

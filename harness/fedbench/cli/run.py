@@ -24,6 +24,10 @@ def run(
     dataset: Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set dataset=NAME.")] = None,
     scenario: Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set scenario=NAME.")] = None,
     backbone: Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set backbone=NAME.")] = None,
+    scale: Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")] = "",
+    setting: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only these settings of the grid; repeat it.")
+    ] = None,
     plugin: Plugins = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs and traffic; train nothing.")] = False,
     rerun: Annotated[bool, typer.Option("--rerun", help="Repeat runs that the store already has.")] = False,
@@ -55,6 +59,8 @@ def run(
         scenario=scenario,
         backbone=backbone,
         plugin_files=plugin_files(plugin),
+        scale=scale,
+        settings=tuple(setting or ()),
         store=store,
         data_dir=data_dir.expanduser(),
         cache_dir=cache_dir.expanduser(),

@@ -1,0 +1,90 @@
+"""From a suite and the command line to its runs: rows of methods, crossed with settings and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from fedbench.assemble import find_method
+from fedbench.errors import FedbenchError, unknown_name
+from fedbench.hyper import declared
+from fedbench.resolve import READ_BY_SOME, Cell, Overrides, reads, resolve, section_of
+from fedbench.spec import RunSpec, stack_names
+from fedbench.suite import Row, Scale, Suite
+
+
+def single(scenario: str | None, dataset: str | None, backbone: str | None) -> Suite:
+    """The suite of a run without a suite file: the methods come from the command line."""
+    given: dict[str, Any] = {"dataset": dataset, "backbone": backbone, "scenario": scenario}
+    return Suite(name="adhoc", rows=(Row(method="fedavg"),), **{k: v for k, v in given.items() if v is not None})
+
+
+def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
+    """All runs of ``suite`` by setting, row, then seed. ``--method`` picks the suite's rows of that name, or adds one.
+
+    Cells that come to the same run give one spec, which carries the published keys of all of them.
+    """
+    rows: list[Row] = list(suite.rows)
+    if overrides.methods:
+        rows = []
+        for method in overrides.methods:
+            wanted = stack_names(method)
+            chosen = [row for row in suite.rows if stack_names(row.method) == wanted]
+            rows.extend(chosen or [Row(method="+".join(wanted))])
+    _refuse_stray_keys(rows, overrides)
+    specs: dict[str, RunSpec] = {}
+    scale = _scale(suite, overrides.scale)
+    for cell in _cells(suite, rows, overrides):
+        for seed in overrides.seeds or (scale.seeds if scale is not None else ()) or suite.seeds:
+            spec = resolve(suite, cell, seed, overrides)
+            twin = specs.get(spec.run_id)
+            if twin is not None:
+                further = tuple(key for key in spec.published if key not in twin.published)
+                spec = twin.model_copy(update={"published": twin.published + further})
+            specs[spec.run_id] = spec
+    return list(specs.values())
+
+
+def _cells(suite: Suite, rows: Sequence[Row], overrides: Overrides) -> Iterator[Cell]:
+    scale = _scale(suite, overrides.scale)
+    if scale is None:
+        if overrides.settings:
+            raise FedbenchError(f"suite {suite.name!r} has no settings to choose from; leave --setting out.")
+        yield from (Cell(row) for row in rows)
+        return
+    name = overrides.scale or next(iter(suite.scales))
+    known = [setting.name for setting in scale.settings]
+    for wanted in overrides.settings:
+        if wanted not in known:
+            raise unknown_name(f"setting of suite {suite.name!r} at scale {name!r}", wanted, known)
+    for setting in scale.settings:
+        if not overrides.settings or setting.name in overrides.settings:
+            for row in rows:
+                if not row.only or setting.name in row.only:
+                    yield Cell(row, setting, scale, row.at.get(name))
+
+
+def _scale(suite: Suite, name: str) -> Scale | None:
+    if not suite.scales:
+        if name:
+            raise FedbenchError(f"suite {suite.name!r} has one scale only; leave --scale out.")
+        return None
+    if name and name not in suite.scales:
+        raise unknown_name(f"scale of suite {suite.name!r}", name, suite.scales)
+    return suite.scales[name or next(iter(suite.scales))]
+
+
+def _refuse_stray_keys(rows: Iterable[Row], overrides: Overrides) -> None:
+    """A ``--set METHOD.NAME`` that no row of the suite would read is a mistake, not a no-op."""
+    stacks = [name for row in rows for name in stack_names(row.method)]
+    for key, _ in overrides.sets:
+        section, name = section_of(key, stacks)
+        methods = (find_method(method, overrides.plugin_files) for method in stacks)
+        if section == "run" and name in READ_BY_SOME and not reads(methods, name):
+            raise FedbenchError(f"--set {key}: none of the methods reads it ({', '.join(sorted(set(stacks)))}).")
+        if section == "other-method":
+            head = key.partition(".")[0]
+            cls = find_method(head, overrides.plugin_files)
+            if name not in declared(cls.Params):
+                raise unknown_name(f"hyper-parameter of {head}", name, declared(cls.Params))
+            raise FedbenchError(f"--set {key}: no row runs {head}; rows run {', '.join(sorted(set(stacks)))}.")
