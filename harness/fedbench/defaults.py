@@ -27,7 +27,7 @@ from fedbench.hookspecs import (
     ModelSetup,
     default_hookimpl,
 )
-from fedbench.models.heads import full_model, linear_head
+from fedbench.models.heads import default_model
 from fedbench.spec import RunSpec
 from fedbench.training import local_sgd
 from fedbench.types import Broadcast, Federation, LabelledBatch, Model, Predictions, Tensors, Update
@@ -109,7 +109,7 @@ class FedAvg:
     def build_model(self, setup: ModelSetup) -> Model:
         """The whole network, or a text-initialised linear head on frozen features."""
         self._refuse_if_replaced("build_model")
-        return full_model(setup) if setup.tunes_everything else linear_head(setup)
+        return default_model(setup)
 
     @default_hookimpl
     def exchanges(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int:

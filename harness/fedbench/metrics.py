@@ -119,8 +119,9 @@ def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]
         best = max(trained, key=lambda r: (accuracies[r]["validation_accuracy"], -r))
         last["selected_round"] = float(best)
         last["selected_accuracy"] = accuracies[best]["global_accuracy"]
-        if "unseen_domain_accuracy" in last:
-            last["selected_unseen_domain_accuracy"] = accuracies[best]["unseen_domain_accuracy"]
+        for name in ("unseen_domain_accuracy", "seen_domain_accuracy", "domain_mean_accuracy"):
+            if name in last:
+                last[f"selected_{name}"] = accuracies[best][name]
     return last
 
 

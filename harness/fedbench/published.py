@@ -39,7 +39,7 @@ def published_value(facts: pd.DataFrame, key: Key, metric: str, metrics: Mapping
     if metric not in metrics:
         return None
     lines = matching(facts, {**key, "metric": metrics[metric]})
-    values = sorted(set(lines["value"]))
+    values = sorted({float(value) for value in lines["value"]})
     if len(values) > 1:
         raise FedbenchError(f"published key {key} picks {len(values)} numbers of {metrics[metric]!r}: {values[:4]}.")
-    return float(values[0]) if values else None
+    return values[0] if values else None

@@ -21,6 +21,9 @@ _SHORT = {
     "unseen_domain": "unseen",
     "seen_domain": "seen",
     "selected_unseen_domain": "unseen (selected)",
+    "selected_seen_domain": "seen (selected)",
+    "selected_domain_mean": "domains (selected)",
+    "finetuned_mean_client": "fine-tuned",
     "worst_client": "worst",
 }
 _NONE = "–"

@@ -1,7 +1,7 @@
 """One cell of a suite, with the command line's settings, as a complete run spec.
 
-Precedence, weakest first: fedbench's defaults, the suite's `training`, the method's `recipe` (optimiser only), the
-scale's `set`, the setting's, the row's, the row's `at` of the scale, the command line's `--set`.
+Precedence, weakest first: fedbench's defaults, the suite's `training`, the scale's `set`, the setting's, the method's
+`recipe` (optimiser only), what scale and setting say `of` the method, the row's `set`, its `at` of the scale, `--set`.
 """
 
 from __future__ import annotations
@@ -70,10 +70,20 @@ class Cell:
 
     def of_the_suite(self, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Settings of the scale and of the grid with their source, weakest first."""
+        for named, part in self._parts():
+            yield f"{where}, {named}", part.set
+
+    def of_the_method(self, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """What scale and grid say of the methods that the row runs, weakest first."""
+        for named, part in self._parts():
+            for method in stack_names(self.row.method):
+                yield f"{where}, {named}, of {method}", part.of.get(method, {})
+
+    def _parts(self) -> Iterator[tuple[str, Scale | Setting]]:
         if self.scale is not None:
-            yield f"{where}, scale", self.scale.set
+            yield "scale", self.scale
         if self.setting is not None:
-            yield f"{where}, setting {self.setting.name!r}", self.setting.set
+            yield f"setting {self.name!r}", self.setting
 
     def of_the_row(self) -> dict[str, Any]:
         """The row's own settings, those at the scale before those everywhere."""
@@ -94,8 +104,11 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
     )
     for source, settings in cell.of_the_suite(where):
         draft.apply(settings, source, strict=False)
-    own, given = cell.of_the_row(), dict(overrides.sets)
-    draft.training |= _recipe(classes, {key.removeprefix("training.") for key in (*own, *given)})
+    named, own, given = dict(cell.of_the_method(where)), cell.of_the_row(), dict(overrides.sets)
+    decided = {key.removeprefix("training.") for settings in (*named.values(), own, given) for key in settings}
+    draft.training |= _recipe(classes, decided)
+    for source, settings in named.items():
+        draft.apply(settings, source, strict=False)
     draft.apply(own, f"{where}, row {cell.row.method!r}", strict=True)
     draft.apply(given, "--set", strict=False)
     resolved = {}

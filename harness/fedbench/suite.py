@@ -50,6 +50,9 @@ class Setting(_Part):
 
     name: str = Field(min_length=1, description="what captions, --setting and the rows' `only` call it")
     set: dict[str, Any] = Field(default_factory=dict, description="data, scenario and training, as in --set")
+    of: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="further settings, by a method the row runs"
+    )
     published: tuple[Key, ...] = Field((), description="columns that pick the setting's published numbers")
 
 
@@ -60,6 +63,9 @@ class Scale(BaseModel):
 
     description: str = Field("", description="one sentence for --help and the plan")
     set: dict[str, Any] = Field(default_factory=dict, description="settings of all its runs, as in --set")
+    of: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="further settings, by a method the row runs"
+    )
     seeds: tuple[int, ...] = Field((), description="in place of the suite's")
     settings: tuple[Setting, ...] = Field(min_length=1, description="the grid")
 
@@ -132,6 +138,11 @@ def parse_suite(text: str, where: str) -> Suite:
         path = [str(part) for part in first["loc"]]
         problem = problem_of(first, _model_at(path))
         raise FedbenchError(f"{where}, line {_line_of(node, first['loc'])}, {'.'.join(path)}: {problem}") from None
+    run = {name for row in suite.rows for name in row.method.split("+")}
+    for part in (part for scale in suite.scales.values() for part in (scale, *scale.settings)):
+        for name in part.of:
+            if name not in run:
+                raise unknown_name(f"method in {where}, under `of`:", name, run, "No row runs it.")
     for number, row in enumerate(suite.rows):
         for field, names, known in (("only", row.only, suite.setting_names), ("at", row.at, tuple(suite.scales))):
             for name in names:

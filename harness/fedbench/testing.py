@@ -63,8 +63,25 @@ def tiny_backbone(name: str) -> Backbone:
     return load_backbone(name, data_dir=Path("."), seed=0)
 
 
-def tiny_spec(method: str, *, backbone: str = "clip:embedded", hidden: bool = False, **training: object) -> RunSpec:
-    """``method`` with its default hyper-parameters and recipe on four label-skewed clients, half of them a round."""
+@lru_cache
+def contract_backbone(method: str) -> str:
+    """The embedded CLIP, or a small CNN for a method that refuses to train on frozen features."""
+    try:
+        final_state(tiny_run(tiny_spec(method, backbone="clip:embedded")), until=1)
+    except FedbenchError as error:
+        if "backbone" not in str(error):
+            raise
+        return "convnet"
+    return "clip:embedded"
+
+
+def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **training: object) -> RunSpec:
+    """``method`` with its default hyper-parameters and recipe on four label-skewed clients, half of them a round.
+
+    ``backbone`` is the ``contract_backbone`` by default.
+    """
+    # "convnet" sorts after "clip:embedded": a stack gets the CNN as soon as one of its methods asks for it
+    backbone = backbone or max(contract_backbone(name) for name in method.split("+"))
     budget: dict[str, object] = {"rounds": TINY_ROUNDS, "batch_size": 8, "lr": 0.01}
     scenario = Scenario(
         partition="dirichlet",

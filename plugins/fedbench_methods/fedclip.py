@@ -7,30 +7,43 @@ Only an attention adapter on the frozen image feature I is trained and sent:
     L = ½ [CE(Z, targets) + CE(Zᵀ, targets)]                                  (Eq. 32)
     w ← Σ_i (n_i / Σ_j n_j) w_i                                               (Eq. 33)
 T holds the text feature of each sample's own class; at test time the class with the largest cos(I*, T_k) is predicted.
+Figure 3's variants: `adapters=text` or `both` puts an adapter of the same shape on T, in the loss as at test time;
+`encoders=trained` trains both towers as well. `adapters=none encoders=trained` are the baselines "CLIP FedAvg" and,
+stacked with fedprox, "CLIP FedProx". Its fine-tuning after the last round is the run's `finetune_epochs`.
 
 Answers: build_model, local_loss. Stacks with methods that add loss terms or aggregate otherwise.
 Paper against released code: the paper weights clients by n_i, the code uniformly (`weighting=uniform` of the run); the
 paper names Adam without settings, the code's Adam (0.9, 0.98), ε 1e-6 and coupled decay 0.2 are the recipe here. Other
 samples of a sample's own class count as negatives, in both; the loss therefore has a floor. Eq. 30 prints |I| under T
 and Eq. 32 targets 0..B: typos. Adapter width: the code's d; `hidden=128` is the size CAPT compares with.
+Left open, as the code has no variant: the text adapter reads raw features like the image adapter, prompt by prompt
+before templates are averaged, so that uniform gates are zero-shot CLIP; "CLIP FedAvg" takes the same loss and trains
+all of CLIP, its logit scale too. The recipe is the adapter's: whole towers want a smaller learning rate and decay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, cast
 
 import torch
-from torch import Tensor
+from open_clip.model import CLIP
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
 
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import LocalStep, ModelSetup, hookimpl
 from fedbench.hyper import hyper
-from fedbench.models.heads import require_clip, scaled_logits
+from fedbench.models.clip import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
+from fedbench.models.heads import require_clip
 from fedbench.randomness import torch_generator
 from fedbench.types import LabelledBatch, Model, Outputs, Tensors
+
+IMAGE, TEXT = "adapter.", "adapter.text."
+"""Where the names of the adapters' weights begin."""
+PREFIXES = {"image": (IMAGE,), "text": (TEXT,), "both": (IMAGE, TEXT), "none": ()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +53,33 @@ class FedClipParams:
     hidden: int = hyper(
         0, symbol="h", low=0, high=4096, source="released code: h = d; CAPT's re-implementation uses 128; 0 means d"
     )
+    adapters: Literal["image", "text", "both", "none"] = hyper(
+        "image", symbol="g", choices=("image", "text", "both", "none"), source="section 3.3; others: Figure 3(a)"
+    )
+    encoders: Literal["frozen", "trained"] = hyper(
+        "frozen", symbol="f^I, f^T", choices=("frozen", "trained"), source="section 3.3; trained: Figure 3(b)"
+    )
 
 
-def attention(features: Tensor, adapter: Mapping[str, Tensor]) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class PairedOutputs(Outputs):
+    """Both sides of the comparison: ``features`` are Î (batch, d)."""
+
+    texts: Tensor
+    """T̂ of all classes, (C, d)."""
+    scale: Tensor
+    """s, a scalar."""
+
+
+def attention(features: Tensor, adapter: Mapping[str, Tensor], prefix: str = IMAGE) -> Tensor:
     """A = softmax(W2 tanh(W1 I + b1) + b2) over the feature axis: (batch, d) to (batch, d)."""
-    inner = torch.tanh(linear(features, adapter["adapter.W1"], adapter["adapter.b1"]))
-    return torch.softmax(linear(inner, adapter["adapter.W2"], adapter["adapter.b2"]), dim=1)
+    inner = torch.tanh(linear(features, adapter[f"{prefix}W1"], adapter[f"{prefix}b1"]))
+    return torch.softmax(linear(inner, adapter[f"{prefix}W2"], adapter[f"{prefix}b2"]), dim=1)
 
 
-def adapted(features: Tensor, adapter: Mapping[str, Tensor]) -> Tensor:
-    """Î, the unit vector of I* = A ⊙ I: (batch, d). I is the raw feature, not normalised before the gate."""
-    return normalize(attention(features, adapter) * features, dim=-1)
+def gated(features: Tensor, adapter: Mapping[str, Tensor], prefix: str = IMAGE) -> Tensor:
+    """I* = A ⊙ I: (batch, d). I is the raw feature, not normalised before the gate."""
+    return attention(features, adapter, prefix) * features
 
 
 def in_batch_loss(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
@@ -60,15 +89,28 @@ def in_batch_loss(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
     return 0.5 * (cross_entropy(similarity, targets) + cross_entropy(similarity.T, targets))
 
 
-def initial_adapter(dim: int, hidden: int, seed: int) -> Tensors:
+def initial_adapter(dim: int, hidden: int, seed: int, prefix: str = IMAGE) -> Tensors:
     """W1 (h, d), b1 (h,), W2 (d, h), b2 (d,), each uniform in ±1/√fan_in (torch's default for linear layers)."""
-    generator = torch_generator(seed, "fedclip-adapter")
+    generator = torch_generator(seed, "fedclip-adapter" if prefix == IMAGE else "fedclip-text-adapter")
     adapter = {}
     for name, rows, columns in (("1", hidden, dim), ("2", dim, hidden)):
         bound = columns**-0.5
-        adapter[f"adapter.W{name}"] = (2 * torch.rand(rows, columns, generator=generator) - 1) * bound
-        adapter[f"adapter.b{name}"] = (2 * torch.rand(rows, generator=generator) - 1) * bound
+        adapter[f"{prefix}W{name}"] = (2 * torch.rand(rows, columns, generator=generator) - 1) * bound
+        adapter[f"{prefix}b{name}"] = (2 * torch.rand(rows, generator=generator) - 1) * bound
     return adapter
+
+
+class _Towers(nn.Module):
+    """Raw features of images (b, d) and of all classes' prompts (m, d), and s."""
+
+    def __init__(self, clip: CLIP, tokens: Tensor) -> None:
+        super().__init__()
+        self.clip = clip
+        self.tokens = tokens
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        prompts = encode_tokens(self.clip, self.tokens.to(pixels.device))
+        return self.clip.encode_image(pixels), prompts, self.clip.logit_scale.exp()
 
 
 class FedCLIP:
@@ -87,29 +129,66 @@ class FedCLIP:
     }
 
     def __init__(self, params: FedClipParams) -> None:
+        if params.adapters == "none" and params.encoders == "frozen":
+            raise FedbenchError("fedclip has nothing to train; choose adapters, or encoders=trained, or run clip-zs.")
         self.params = params
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:
-        """The adapter between frozen image features and the classes' text features (section 3.3)."""
+        """Adapters between image features and the classes' text features (section 3.3), towers frozen or trained."""
         clip = require_clip(setup, self.name)
-        text = clip.text_features(setup.classnames, setup.spec.templates).to(setup.spec.device)
+        dim, num_classes = clip.embed_dim, len(setup.classnames)
+        adapters: Tensors = {}
+        for prefix in PREFIXES[self.params.adapters]:
+            adapters |= initial_adapter(dim, self.params.hidden or dim, setup.spec.seed, prefix)
+        texts = fill_templates(setup.classnames, setup.spec.templates)
+        if self.params.encoders == "trained":
+            return self._trained(clip, texts, num_classes, adapters)
+        prompts, scale = clip.encode_text(texts).to(setup.spec.device), torch.tensor(clip.logit_scale)
+        fixed = class_vectors(prompts, num_classes)
+        adapt_text = TEXT in PREFIXES[self.params.adapters]
 
         def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
-            features = adapted(inputs, tensors)
-            return Outputs(scaled_logits(features, text, None, clip.logit_scale), features)
+            vectors = self._class_texts(tensors, prompts, num_classes) if adapt_text else fixed
+            return self._compare(tensors, inputs, vectors, scale)
 
-        return Model(
-            weights=initial_adapter(clip.embed_dim, self.params.hidden or clip.embed_dim, setup.spec.seed),
-            forward=forward,
-            encoder=clip.image_encoder(),
-            constants={"text": text, "scale": torch.tensor(clip.logit_scale)},
-        )
+        return Model(weights=adapters, forward=forward, encoder=clip.image_encoder())
+
+    def _trained(self, backbone: ClipBackbone, texts: list[str], num_classes: int, adapters: Tensors) -> Model:
+        """The model whose weights are the adapters and all of CLIP, which reads images."""
+        clip = backbone.module
+        towers = _Towers(clip, truncated(backbone.tokenizer(texts), clip))
+        weights = {f"clip.{name}": value.detach().clone() for name, value in clip.named_parameters()}
+        state = {f"clip.{name}": value.clone() for name, value in clip.state_dict().items()}
+        buffers = {name: value for name, value in state.items() if name not in weights}
+        names = (*weights, *buffers)
+
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+            # the module is shared with the frozen encoders, which rely on eval mode
+            clip.train(training)
+            try:
+                images, prompts, scale = functional_call(towers, {name: tensors[name] for name in names}, (inputs,))
+            finally:
+                clip.eval()
+            return self._compare(tensors, images, self._class_texts(tensors, prompts, num_classes), scale)
+
+        return Model({**adapters, **weights}, forward, buffers, transform=backbone.transform)
+
+    def _class_texts(self, tensors: Mapping[str, Tensor], prompts: Tensor, num_classes: int) -> Tensor:
+        """T̂ of all classes (C, d) from the raw features of all ``prompts`` (templates * C, d)."""
+        adapt = TEXT in PREFIXES[self.params.adapters]
+        return class_vectors(gated(prompts, tensors, TEXT) if adapt else prompts, num_classes)
+
+    def _compare(self, tensors: Mapping[str, Tensor], images: Tensor, texts: Tensor, scale: Tensor) -> PairedOutputs:
+        """s Î T̂ᵀ (batch, C) from raw features of ``images`` (batch, d) and unit vectors ``texts`` T̂ (C, d)."""
+        adapt = IMAGE in PREFIXES[self.params.adapters]
+        features = normalize(gated(images, tensors, IMAGE) if adapt else images, dim=-1)
+        return PairedOutputs(scale * linear(features, texts), features, texts, scale)
 
     @hookimpl
     def local_loss(self, step: LocalStep) -> Tensor:
         """In-batch contrastive loss (Eq. 32) against the text of each sample's own class."""
         if not isinstance(step.batch, LabelledBatch):
             raise FedbenchError("fedclip needs labels; set scenario.labels=visible.")
-        constants = step.model.constants
-        return in_batch_loss(step.outputs.features, constants["text"][step.batch.labels], constants["scale"])
+        paired = cast(PairedOutputs, step.outputs)
+        return in_batch_loss(paired.features, paired.texts[step.batch.labels], paired.scale)

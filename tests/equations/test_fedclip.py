@@ -6,9 +6,22 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.testing import final_state, tiny_backbone, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs
-from fedbench_methods.fedclip import FedCLIP, FedClipParams, adapted, attention, in_batch_loss, initial_adapter
+from fedbench.assemble import assemble
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import AggregationTask
+from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
+from fedbench.types import Model, Update
+from fedbench_methods.fedclip import (
+    IMAGE,
+    TEXT,
+    FedCLIP,
+    FedClipParams,
+    PairedOutputs,
+    attention,
+    gated,
+    in_batch_loss,
+    initial_adapter,
+)
 
 
 def adapter(w1, b1, w2, b2):
@@ -31,12 +44,18 @@ def test_attention_reads_the_raw_feature_through_tanh():
     torch.testing.assert_close(attention(torch.tensor([[1.0, 0.0]]), parts), torch.tensor([[first, 1 - first]]))
 
 
-def test_adapted_feature_is_the_unit_vector_of_the_gated_one():
-    # gate (3/4, 1/4) on I = (0, -1) + ... : I* = (0, -1/4) -> unit (0, -1)
+def test_gate_multiplies_the_raw_feature_entry_by_entry():
+    # gate (3/4, 1/4) on I = (4, 3): I* = (3, 3/4)
     parts = adapter([[0.0, 0.0], [0.0, 0.0]], [0.0, 0.0], [[0.0, 0.0], [0.0, 0.0]], [log(3.0), 0.0])
-    # I = (4, 3): I* = (3, 3/4) -> direction (4, 1) / sqrt(17)
-    expected = torch.tensor([[4.0, 1.0]]) / 17**0.5
-    torch.testing.assert_close(adapted(torch.tensor([[4.0, 3.0]]), parts), expected)
+    torch.testing.assert_close(gated(torch.tensor([[4.0, 3.0]]), parts), torch.tensor([[3.0, 0.75]]))
+
+
+def test_gate_is_computed_from_the_feature_at_its_own_length():
+    # I = (.549306, 0), tanh = (1/2, 0), W2 = [[1, 0], [0, 0]]: softmax(1/2, 0) = (.622459, .377541), and
+    # I*_1 = .622459 * .549306 = .341921; from the unit vector, tanh 1 = .761594, it would be .374405
+    parts = adapter([[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0], [[1.0, 0.0], [0.0, 0.0]], [0.0, 0.0])
+    got = gated(torch.tensor([[0.549306, 0.0]]), parts)
+    torch.testing.assert_close(got, torch.tensor([[0.341921, 0.0]]), atol=1e-5, rtol=0)
 
 
 def test_loss_is_the_mean_of_both_directions():
@@ -51,48 +70,169 @@ def test_loss_is_the_mean_of_both_directions():
 def test_duplicate_classes_give_balanced_softmax_plus_a_constant():
     # image-to-text part: CE with logits + log(c_k / B) over the classes present, plus mean log c_{y_b}
     generator = torch.Generator().manual_seed(0)
-    images = normalize(torch.randn(6, 5, generator=generator), dim=1)
-    classes = normalize(torch.randn(3, 5, generator=generator), dim=1)
+    images = normalize(torch.randn(6, 5, generator=generator, dtype=torch.float64), dim=1)
+    classes = normalize(torch.randn(3, 5, generator=generator, dtype=torch.float64), dim=1)
     labels = torch.tensor([0, 0, 0, 1, 1, 2])
-    counts = torch.bincount(labels).float()
+    counts = torch.bincount(labels).double()
     balanced = cross_entropy(7 * images @ classes.T + (counts / 6).log(), labels)
     similarity = 7 * images @ classes[labels].T
     assert cross_entropy(similarity, torch.arange(6)).item() == pytest.approx(
-        balanced.item() + counts[labels].log().mean().item(), abs=1e-5
+        balanced.item() + counts[labels].log().mean().item(), abs=1e-12
     )
 
 
-def test_uniform_gate_is_exactly_zero_shot():
-    setup = tiny_run(tiny_spec("fedclip"))
-    zero_shot = tiny_run(tiny_spec("clip-zs"))
-    flat = {k: v if "1" in k else torch.zeros_like(v) for k, v in setup.model.weights.items()}
-    inputs = setup.test.read(torch.arange(len(setup.test)))
-    ours = setup.model.forward(flat, inputs, False).logits
-    theirs = zero_shot.model.forward({}, inputs, False).logits
-    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    assert torch.equal(ours.argmax(1), theirs.argmax(1))
+def spec_of(params=None, method="fedclip", **training):
+    spec = tiny_spec(method, **training)
+    templates = ("a photo of a {}", "art of a {}")
+    return spec.model_copy(update={"params": {"fedclip": params or {}}, "templates": templates})
+
+
+def logits_of(run, weights):
+    inputs = run.test.read(torch.arange(len(run.test)))
+    return run.model.forward({**weights, **run.model.buffers}, inputs, False).logits
+
+
+@pytest.mark.parametrize("adapters", ["image", "text", "both"])
+@pytest.mark.parametrize("encoders", ["frozen", "trained"])
+def test_uniform_gates_are_exactly_zero_shot(adapters, encoders):
+    ours = tiny_run(spec_of({"adapters": adapters, "encoders": encoders}))
+    zero_shot = tiny_run(spec_of().model_copy(update={"method": "clip-zs", "params": {}}))
+    flat = {k: torch.zeros_like(v) if k.endswith(("W2", "b2")) else v for k, v in ours.model.weights.items()}
+    got, expected = logits_of(ours, flat), logits_of(zero_shot, {})
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+    assert torch.equal(got.argmax(1), expected.argmax(1))
+
+
+def test_image_gate_acts_on_raw_features_and_text_gate_on_every_prompts_raw_feature():
+    clip, run = tiny_backbone("clip:embedded"), tiny_run(spec_of({"adapters": "both"}))
+    weights = run.model.weights
+    prompts = [t.format(name) for t in run.spec.templates for name in run.federation.classnames]
+    prompts = normalize(gated(clip.encode_text(prompts), weights, TEXT), dim=1)
+    texts = normalize(prompts[:4] + prompts[4:], dim=1)
+    images = normalize(gated(run.test.read(torch.arange(len(run.test))), weights, IMAGE), dim=1)
+    torch.testing.assert_close(logits_of(run, weights), clip.logit_scale * images @ texts.T, rtol=1e-4, atol=1e-4)
 
 
 def test_local_loss_takes_the_text_of_each_samples_own_class(make_step):
-    text = torch.eye(3)
-    model = Model(weights={}, forward=None, constants={"text": text, "scale": torch.tensor(4.0)})
+    text, scale = torch.eye(3), torch.tensor(4.0)
     features = normalize(torch.tensor([[1.0, 2.0, 0.0], [0.0, 1.0, 1.0]]), dim=1)
-    step = make_step(model, features, labels=[2, 1], outputs=Outputs(features, features))
+    outputs = PairedOutputs(scale * features, features, text, scale)
+    step = make_step(Model(weights={}, forward=None), features, labels=[2, 1], outputs=outputs)
     got = FedCLIP(FedClipParams()).local_loss(step)
     assert got.item() == pytest.approx(in_batch_loss(features, text[[2, 1]], torch.tensor(4.0)).item())
+
+
+def test_every_trained_part_gets_a_gradient_and_nothing_else_is_a_weight(make_step):
+    dim = tiny_backbone("clip:embedded").embed_dim
+    for adapters, sizes in (("image", 1), ("text", 1), ("both", 2), ("none", 0)):
+        for encoders in ("frozen", "trained"):
+            if adapters == "none" and encoders == "frozen":
+                continue
+            run = tiny_run(spec_of({"adapters": adapters, "encoders": encoders}))
+            weights = {k: v.clone().requires_grad_() for k, v in run.model.weights.items()}
+            step = make_step(run.model, run.train.read(torch.arange(8)), [0, 1, 2, 3] * 2, weights=weights)
+            FedCLIP(FedClipParams()).local_loss(step).backward()
+            assert [k for k, v in weights.items() if v.grad is None] == []
+            own = [v for k, v in weights.items() if k.startswith("adapter.")]
+            assert sum(v.numel() for v in own) == sizes * 2 * (dim**2 + dim)
+            assert {k.partition(".")[0] for k in weights} <= (
+                {"adapter"} if encoders == "frozen" else {"adapter", "clip"}
+            )
+            moving = {"clip.logit_scale", "clip.token_embedding.weight", "clip.positional_embedding"}
+            assert moving <= weights.keys() or encoders == "frozen"
+
+
+def test_whole_clip_starts_as_the_default_models_fine_tuning_does():
+    ours = tiny_run(spec_of({"adapters": "none", "encoders": "trained"}))
+    plain = spec_of().model_copy(update={"method": "fedavg", "params": {}, "tune": "full"})
+    full = tiny_run(plain)
+    assert {f"clip.{name}" for name in full.model.weights} == ours.model.weights.keys()
+    assert ours.info.round_bytes == full.info.round_bytes
+    got, expected = logits_of(ours, ours.model.weights), logits_of(full, full.model.weights)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_trained_towers_move_and_leave_the_backbone_as_it_was():
+    clip = tiny_backbone("clip:embedded")
+    before = {k: v.clone() for k, v in clip.module.state_dict().items()}
+    run = tiny_run(spec_of({"adapters": "both", "encoders": "trained"}, rounds=1))
+    state = final_state(run)
+    still = [k for k, v in state.weights.items() if torch.equal(v, run.model.weights[k])]
+    assert still == []
+    assert all(torch.equal(before[k], v) for k, v in clip.module.state_dict().items())
+
+
+def test_trained_towers_run_in_the_mode_they_are_asked_for_and_are_left_in_eval_mode():
+    clip, seen = tiny_backbone("clip:embedded").module, []
+    run = tiny_run(spec_of({"encoders": "trained"}))
+    handle = clip.visual.register_forward_pre_hook(lambda module, _: seen.append(module.training))
+    try:
+        for training in (True, False):
+            run.model.forward({**run.model.weights, **run.model.buffers}, run.test.read(torch.arange(2)), training)
+    finally:
+        handle.remove()
+    assert seen == [True, False]
+    assert not clip.training
+
+
+def test_whole_clip_stacks_with_fedprox_which_changes_it_from_the_second_step_on():
+    params = {"fedclip": {"adapters": "none", "encoders": "trained"}, "fedprox": {"mu": 1.0}}
+    digests = []
+    for method in ("fedclip", "fedclip+fedprox"):
+        spec = spec_of(method=method, rounds=1)
+        spec = spec.model_copy(update={"params": {name: params[name] for name in method.split("+")}})
+        digests.append(digest(final_state(tiny_run(spec))))
+    assert digests[0] != digests[1]
+
+
+def test_a_run_with_nothing_to_train_is_refused():
+    with pytest.raises(FedbenchError, match="fedclip has nothing to train"):
+        FedCLIP(FedClipParams(adapters="none"))
+
+
+def test_hidden_labels_are_refused():
+    with pytest.raises(FedbenchError, match="fedclip needs labels"):
+        final_state(tiny_run(tiny_spec("fedclip", hidden=True, rounds=1)))
+
+
+def test_the_two_adapters_are_drawn_apart():
+    image, text = initial_adapter(8, 8, seed=0), initial_adapter(8, 8, seed=0, prefix=TEXT)
+    assert not torch.equal(image["adapter.W1"], text["adapter.text.W1"])
+
+
+def test_equal_adapters_come_back_and_others_are_weighted_by_their_samples_unless_uniform():
+    parts = initial_adapter(8, 8, seed=0)
+    server = assemble("fedclip", {}).hooks
+    spec = tiny_spec("fedclip")
+
+    def aggregated(spec, *weights):
+        updates = tuple(Update(k, w, {}, 1 + 2 * k) for k, w in enumerate(weights))
+        return server.aggregate(task=AggregationTask(1, weights[0], {}, updates, None, spec, {}))
+
+    same = aggregated(spec, parts, parts)
+    assert all(torch.equal(same[name], value) for name, value in parts.items())
+    # Eq. 33: n = (1, 3), values (0, 4): (1 * 0 + 3 * 4) / 4 = 3; the released code's uniform mean: 2
+    values = {"adapter.b1": torch.tensor([0.0])}, {"adapter.b1": torch.tensor([4.0])}
+    assert aggregated(spec, *values)["adapter.b1"].tolist() == [3.0]
+    uniform = spec.model_copy(update={"training": spec.training.model_copy(update={"weighting": "uniform"})})
+    assert aggregated(uniform, *values)["adapter.b1"].tolist() == [2.0]
 
 
 def test_adapter_has_two_d_squared_plus_two_d_parameters():
     # ViT-B/32, d = 512: 2 (d^2 + d) = 525,312, the paper's 5.3E5
     assert sum(t.numel() for t in initial_adapter(512, 512, seed=0).values()) == 525_312
+    # with the text adapter twice that
+    both = initial_adapter(512, 512, seed=0) | initial_adapter(512, 512, seed=0, prefix=TEXT)
+    assert sum(t.numel() for t in both.values()) == 1_050_624
     # CAPT's re-implementation, 512 -> 128 -> 512: 131,712
     assert sum(t.numel() for t in initial_adapter(512, 128, seed=0).values()) == 131_712
 
 
-def test_only_the_adapter_is_sent():
-    run = tiny_run(tiny_spec("fedclip"))
+@pytest.mark.parametrize(("adapters", "count"), [("image", 1), ("text", 1), ("both", 2)])
+def test_only_the_adapters_are_sent(adapters, count):
+    run = tiny_run(spec_of({"adapters": adapters}))
     dim = tiny_backbone("clip:embedded").embed_dim
-    assert run.info.round_bytes == 4 * 2 * (dim**2 + dim)
+    assert run.info.round_bytes == count * 4 * 2 * (dim**2 + dim)
 
 
 def test_recipe_is_adam_with_coupled_decay_and_training_moves_the_adapter():

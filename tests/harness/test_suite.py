@@ -193,6 +193,14 @@ def test_recipe_beats_the_scale_but_not_the_row():
     assert fedavg.training.lr == 0.3
 
 
+def test_what_a_scale_says_of_a_method_beats_its_recipe_and_reaches_only_its_rows():
+    text = GRID.replace("set: {rounds: 3,", "of: {fedclip: {lr: 0.3}}\n    set: {rounds: 3,")
+    by_method = {s.method: s.training.lr for s in expand(parse_suite(text, "grid.yaml"), Overrides())}
+    assert by_method == {"fedavg": 0.01, "fedclip": 0.3, "fedprox": 0.01}
+    with pytest.raises(FedbenchError, match="under `of`.*fedclp"):
+        parse_suite(text.replace("of: {fedclip", "of: {fedclp"), "grid.yaml")
+
+
 def test_published_keys_join_the_settings_columns_with_the_rows():
     specs = grid(seeds=(1,))
     by_cell = {(s.setting, s.method): s.published for s in specs}

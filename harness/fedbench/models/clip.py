@@ -142,15 +142,28 @@ def truncated(tokens: Tensor, clip: CLIP) -> Tensor:
     """
     if clip.attn_mask is None or clip.text_pool_type not in ("argmax", "eos"):
         return tokens
+    return tokens[:, : int(text_ends(tokens, clip).max()) + 1]
+
+
+def text_ends(tokens: Tensor, clip: CLIP) -> Tensor:
+    """The position of each text's end token, (n,) int64, for towers that pool there (``argmax`` and ``eos``)."""
     ends = tokens if clip.text_pool_type == "argmax" else (tokens == clip.text_eos_id).int()
-    return tokens[:, : int(ends.argmax(dim=-1).max()) + 1]
+    return ends.argmax(dim=-1)
 
 
 def encode_tokens(clip: CLIP, tokens: Tensor) -> Tensor:
     """``clip.encode_text`` for a table (n, l) that may be shorter than the context: (n, d), not normalised."""
+    return encode_embedded(clip, clip.token_embedding(tokens), tokens)
+
+
+def encode_embedded(clip: CLIP, embedded: Tensor, tokens: Tensor) -> Tensor:
+    """Text features (n, d), not normalised, of embedded tokens (n, l, d_t), which may differ from those in the table.
+
+    Positions are added here, once. The table ``tokens`` (n, l) only says where a text ends.
+    """
     length = tokens.shape[1]
     mask = None if clip.attn_mask is None else clip.attn_mask[:length, :length].to(tokens.device)
-    x = clip.token_embedding(tokens) + clip.positional_embedding[:length]
+    x = embedded + clip.positional_embedding[:length]
     x = clip.ln_final(clip.transformer(x, attn_mask=mask))
     pooled: Tensor = text_global_pool(x, tokens, clip.text_pool_type, eos_token_id=clip.text_eos_id)
     projection: nn.Linear | Tensor | None = clip.text_projection

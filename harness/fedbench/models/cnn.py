@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,15 +88,27 @@ def cnn_model(backbone: CnnBackbone, num_classes: int, seed: int) -> tuple[Tenso
     with default_generator_from(seed, "head"):
         head = nn.Linear(backbone.feature_dim, num_classes)
     # a copy, since train and eval mode are kept on the modules and two models may share a backbone
-    net = _Classifier(copy.deepcopy(backbone.module), head)
+    weights, buffers, run = as_function(_Classifier(copy.deepcopy(backbone.module), head))
+
+    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        logits, features = run(tensors, inputs, training)
+        return Outputs(logits, features)
+
+    return weights, buffers, forward
+
+
+def as_function(net: nn.Module) -> tuple[Tensors, Tensors, Callable[[Mapping[str, Tensor], Tensor, bool], Any]]:
+    """Copies of the weights and buffers of ``net``, and ``run(tensors, inputs, training)`` that reads such tensors.
+
+    ``run`` sets the mode of ``net``, so nothing else may use the module.
+    """
     weights = {name: value.detach().clone() for name, value in net.named_parameters()}
     buffers = {name: value.clone() for name, value in net.named_buffers()}
     names = (*weights, *buffers)
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+    def run(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Any:
         if net.training != training:
             net.train(training)
-        logits, features = functional_call(net, {name: tensors[name] for name in names}, (inputs,))
-        return Outputs(logits, features)
+        return functional_call(net, {name: tensors[name] for name in names}, (inputs,))
 
-    return weights, buffers, forward
+    return weights, buffers, run

@@ -28,11 +28,13 @@ class BackboneName:
     checkpoint: str = ""
     width: int = 4
     projector: int | None = None
+    projector_layers: int = 1
+    dense: int = 2
     resize: int | None = None
     stem: str = "imagenet"
 
 
-_SHARED = ("projector", "resize")
+_SHARED = ("projector", "projector_layers", "resize")
 EMBEDDED = "the tiny CLIP that ships with fedbench, for the embedded data; needs no files and no network"
 
 FAMILIES = {
@@ -46,13 +48,17 @@ FAMILIES = {
         ("width", *_SHARED),
     ),
     "convnet": Family("convnet", "two convolutions and two dense layers for 32 px (NIID-Bench simple CNN)", _SHARED),
-    "alexnet": Family("alexnet", "AlexNet with batch-norm, images of 63 px or more (or resize=)", _SHARED),
+    "alexnet": Family(
+        "alexnet",
+        "AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer",
+        ("dense", *_SHARED),
+    ),
     "vgg11": Family("vgg11", "VGG-11 without batch-norm, two dense layers of 512, images of 32 px or more", _SHARED),
     "resnet18": Family("resnet18", "ResNet-18; stem=cifar for small images", ("stem", *_SHARED)),
     "resnet50": Family("resnet50", "ResNet-50; stem=cifar for small images", ("stem", *_SHARED)),
 }
 
-_NUMBERS = {"width": 64, "projector": 65536, "resize": 4096}
+_NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, "resize": 4096}
 _WORDS = {"stem": ("cifar", "imagenet")}
 
 
@@ -86,6 +92,8 @@ def parse_backbone(name: str) -> BackboneName:
             words[option] = _word(family, option, value)
         else:
             numbers[option] = _whole_number(family, option, value)
+    if "projector_layers" in numbers and "projector" not in numbers:
+        raise FedbenchError(f"backbone {name!r}: projector_layers needs a projector; add '&projector=WIDTH'.")
     return BackboneName(
         text=name,
         family=family,
@@ -93,6 +101,8 @@ def parse_backbone(name: str) -> BackboneName:
         checkpoint=checkpoint,
         width=numbers.get("width", 4),
         projector=numbers.get("projector"),
+        projector_layers=numbers.get("projector_layers", 1),
+        dense=numbers.get("dense", 2),
         resize=numbers.get("resize"),
         stem=words.get("stem", "imagenet"),
     )

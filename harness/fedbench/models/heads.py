@@ -44,6 +44,11 @@ def scaled_logits(features: Tensor, weight: Tensor, bias: Tensor | None, scale: 
     return scale * torch.nn.functional.linear(features, weight, bias)
 
 
+def default_model(setup: ModelSetup) -> Model:
+    """What a method gets that answers no ``build_model``: the whole network, or a linear head on frozen features."""
+    return full_model(setup) if setup.tunes_everything else linear_head(setup)
+
+
 def linear_head(setup: ModelSetup) -> Model:
     """A linear head s (W z + b) on unit image features z, W initialised with the classes' unit text features, b = 0.
 
@@ -52,14 +57,21 @@ def linear_head(setup: ModelSetup) -> Model:
     """
     clip = require_clip(setup, "a head on frozen features (tune=head)")
     text = clip.text_features(setup.classnames, setup.spec.templates)
-    scale = setup.spec.head_scale or clip.logit_scale
+    return head_on_features(clip, text, setup.spec.head_scale or clip.logit_scale)
+
+
+def head_on_features(clip: ClipBackbone, weight: Tensor, scale: float, *, unit_features: bool = True) -> Model:
+    """A linear head s (W z + b) on frozen image features z, W starting from ``weight`` (C, d) and b from zero.
+
+    z is brought to unit length unless ``unit_features`` is false; it is what ``Outputs.features`` holds.
+    """
 
     def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
-        features = torch.nn.functional.normalize(inputs, dim=-1)
+        features = torch.nn.functional.normalize(inputs, dim=-1) if unit_features else inputs
         return Outputs(scaled_logits(features, tensors["head.weight"], tensors["head.bias"], scale), features)
 
     return Model(
-        weights={"head.weight": text.clone(), "head.bias": torch.zeros(len(setup.classnames))},
+        weights={"head.weight": weight.clone(), "head.bias": torch.zeros(len(weight))},
         forward=forward,
         encoder=clip.image_encoder(),
         head=LinearHead(scale=scale),

@@ -81,10 +81,13 @@ class ConvNet(nn.Module):
 
 
 class AlexNet(nn.Module):
-    """AlexNet as in FedBN and FedCLIP: batch-norm after every convolution and dense layer (57.02 M parameters)."""
+    """AlexNet as in FedBN and FedCLIP: batch-norm after every convolution and dense layer (57.02 M parameters).
 
-    def __init__(self) -> None:
-        """Start from torch's default initialisation."""
+    With ``dense=1`` it ends after the first dense layer (40.23 M), for a projector in place of the second.
+    """
+
+    def __init__(self, dense: int = 2) -> None:
+        """``dense`` layers of 4096, one or two; start from torch's default initialisation."""
         super().__init__()
         channels, kernels = (3, 64, 192, 384, 256, 256), (11, 5, 3, 3, 3)
         layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -98,12 +101,14 @@ class AlexNet(nn.Module):
         layers["pool"] = nn.AdaptiveAvgPool2d(6)
         self.features = nn.Sequential(layers)
         self.fc1, self.bn6 = nn.Linear(256 * 6 * 6, 4096), nn.BatchNorm1d(4096)
-        self.fc2, self.bn7 = nn.Linear(4096, 4096), nn.BatchNorm1d(4096)
+        self.dense = dense
+        if dense == 2:
+            self.fc2, self.bn7 = nn.Linear(4096, 4096), nn.BatchNorm1d(4096)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, 3, h, w) to (b, 4096)."""
         x = F.relu(self.bn6(self.fc1(self.features(x).flatten(1))))
-        return F.relu(self.bn7(self.fc2(x)))
+        return F.relu(self.bn7(self.fc2(x))) if self.dense == 2 else x
 
 
 def vgg11() -> nn.Module:
@@ -144,7 +149,7 @@ def build_body(name: BackboneName) -> tuple[nn.Module, int]:
         case "convnet":
             body, width = ConvNet(), 84
         case "alexnet":
-            body, width = AlexNet(), 4096
+            body, width = AlexNet(name.dense), 4096
         case "vgg11":
             body, width = vgg11(), 512
         case "resnet18":
@@ -155,4 +160,7 @@ def build_body(name: BackboneName) -> tuple[nn.Module, int]:
             raise AssertionError(f"no CNN is called {name.family}")
     if name.projector is None:
         return body, width
-    return nn.Sequential(OrderedDict(net=body, projector=nn.Linear(width, name.projector))), name.projector
+    projector: nn.Module = nn.Linear(width, name.projector)
+    if name.projector_layers == 2:
+        projector = nn.Sequential(OrderedDict(fc1=nn.Linear(width, width), relu=nn.ReLU(), fc2=projector))
+    return nn.Sequential(OrderedDict(net=body, projector=projector)), name.projector

@@ -12,7 +12,7 @@ Words are a method's input, so all of them are computed once, before the first r
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.errors import FedbenchError, unknown_name
-from fedbench.models.clip import class_vectors, fill_templates
+from fedbench.models.clip import ClipBackbone, class_vectors, fill_templates
 from fedbench.models.grammar import parse_backbone
 from fedbench.randomness import torch_generator
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fedbench.tasks import ModelSetup
 
 _HF = "text:hf/"
+DRAWN = ("random", "orthogonal", "uniform")
+"""Vectors without an encoder: neither words nor weights go into them."""
 
 
 def text_vectors(
@@ -54,11 +56,8 @@ def text_vectors(
         from fedbench.models.checkpoints import load_clip
 
         return load_clip(parse_backbone(name), data_dir).text_features(classnames, templates)
-    source = transformers_source(name)
-    if source is not None:
-        return class_vectors(_encode_with_transformers(source, fill_templates(classnames, templates)), len(classnames))
-    known = ("random", "orthogonal", "uniform", "clip:embedded", "minilm", _HF + "NAME_OR_PATH")
-    raise unknown_name("text encoder", name, known)
+    tokenizer, model = transformers_encoder(name)
+    return class_vectors(_encode(tokenizer, model, fill_templates(classnames, templates)), len(classnames))
 
 
 def chosen_text_encoder(setup: ModelSetup) -> str:
@@ -71,6 +70,8 @@ def chosen_text_encoder(setup: ModelSetup) -> str:
 def class_text(setup: ModelSetup, templates: Sequence[str], *, dim: int = 640) -> Tensor:
     """``text_vectors`` of the run's classes by the run's text encoder, (K, V) float32."""
     name, seed = chosen_text_encoder(setup), setup.spec.seed
+    if isinstance(setup.backbone, ClipBackbone) and name == setup.spec.backbone:
+        return setup.backbone.text_features(setup.classnames, templates)
     return text_vectors(name, setup.classnames, templates, seed, dim=dim, data_dir=setup.data_dir)
 
 
@@ -99,20 +100,38 @@ def _orthogonal(count: int, dim: int, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def _encode_with_transformers(source: str, texts: list[str]) -> Tensor:
-    """Raw features (n, V): a two-tower model's own text features, else the mean of the last layer over the mask."""
-    tokenizer, model = _load_transformers(source)
+def _encode(tokenizer: Any, model: Any, texts: list[str]) -> Tensor:
     parts = []
     for start in range(0, len(texts), 64):
-        batch = tokenizer(texts[start : start + 64], padding=True, truncation=True, return_tensors="pt")
-        if hasattr(model, "get_text_features"):  # ALIGN, CLIP: the projection into the shared space belongs to it
-            output = model.get_text_features(**batch)
-            parts.append(output if isinstance(output, Tensor) else output.pooler_output)
-        else:
-            hidden = model(**batch).last_hidden_state
-            mask = batch["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-            parts.append((hidden * mask).sum(dim=1) / mask.sum(dim=1))
-    return torch.cat(parts).float()
+        tokens = tokenizer(texts[start : start + 64], padding=True, truncation=True, return_tensors="pt")
+        parts.append(sentence_features(model, tokens))
+    return torch.cat(parts)
+
+
+def sentence_features(model: Any, tokens: Mapping[str, Tensor]) -> Tensor:
+    """Raw features (n, V) of tokenised texts: a two-tower model's own, else the mean of the last layer over the mask.
+
+    ``model`` is a transformers model, ``tokens`` what its tokenizer gave for n texts.
+    """
+    if hasattr(model, "get_text_features"):  # ALIGN, CLIP: the projection into the shared space belongs to it
+        output = model.get_text_features(**tokens)
+        features = output if isinstance(output, Tensor) else output.pooler_output
+    else:
+        hidden = model(**tokens).last_hidden_state
+        mask = tokens["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+        features = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+    return features.float()
+
+
+def transformers_encoder(name: str) -> tuple[Any, Any]:
+    """Tokenizer and frozen model (eval mode, float32, on the CPU) of the text encoder ``minilm`` or ``text:hf/...``.
+
+    Raises FedbenchError for other names, and where there is no such model and none can be downloaded.
+    """
+    source = transformers_source(name)
+    if source is None:
+        raise unknown_name("text encoder", name, (*DRAWN, "clip:embedded", "minilm", _HF + "NAME_OR_PATH"))
+    return _load_transformers(source)
 
 
 def _load_transformers(source: str) -> tuple[Any, Any]:

