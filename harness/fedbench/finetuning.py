@@ -29,8 +29,7 @@ def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
         scratch = replace(state, server=copy.deepcopy(state.server), clients=copy.deepcopy(state.clients))
         update = train_client(run, scratch, state.round + 1, 0, client, broadcast(run, scratch, client))
         tuned = replace(scratch, weights=update.weights, buffers=update.buffers)
-        own = predict(run, tuned, run.test)
-        by_client[client] = own.by_client.get(client, own.labels)
+        by_client[client] = predict(run, tuned, run.test, client).labels
     accuracies = client_accuracies(Predictions(next(iter(by_client.values())), by_client), run.scored)
     return {
         "finetuned_mean_client_accuracy": sum(accuracies) / len(accuracies),

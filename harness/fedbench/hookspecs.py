@@ -70,8 +70,9 @@ class Method(Protocol):
     """What an entry point of the group ``fedbench.methods`` must load: a class with these attributes.
 
     ``Params`` is a frozen dataclass of ``hyper(...)`` fields. ``recipe`` holds optimiser settings of the paper
-    (keys of ``Training``), used where neither suite row nor command line sets them. An optional ``reads`` names the
-    run's settings ``text_encoder`` and ``teacher`` where the method looks at them.
+    (keys of ``Training``), used where neither suite row nor command line sets them. An optional ``reads`` names those
+    of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that the method looks at; the last
+    two need no mention where it leaves `build_model` to the default.
     """
 
     name: ClassVar[str]
@@ -159,7 +160,8 @@ class HookSpecs:
         """First result: predicted classes; the harness scores them, so that every method is measured alike.
 
         Default: the largest logit of the global model. Answered by `creff` (with the re-trained head); a method with a
-        model of each client's own adds one row of predictions a client.
+        model of each client's own adds one row of predictions a client. ``task.client`` says whose own model it is
+        where a client was fine-tuned after the last round.
         """
 
     @_spec

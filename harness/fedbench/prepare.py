@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedbench.assemble import Assembly, assemble
+from fedbench.assemble import Assembly, assemble, find_method
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
 from fedbench.metrics import size_in_bytes
@@ -84,7 +84,7 @@ def prepare(
     backbone.module.to(device)
     scored = build_federation(dataset, spec.scenario, spec.seed)
     federation = assembly.hooks.federate(federation=scored, spec=spec)
-    _refuse_ignored_settings(spec, assembly)
+    _refuse_ignored_settings(spec, assembly, settings.plugin_files)
     model = assembly.hooks.build_model(setup=ModelSetup(backbone, dataset.classnames, spec, settings.data_dir))
     model = replace(model, constants=_to(model.constants, device))
 
@@ -121,13 +121,14 @@ def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbon
     return load_backbone(spec.backbone, data_dir=settings.data_dir, seed=spec.seed, image_size=(height, width))
 
 
-def _refuse_ignored_settings(spec: RunSpec, assembly: Assembly) -> None:
+def _refuse_ignored_settings(spec: RunSpec, assembly: Assembly, plugin_files: Sequence[Path]) -> None:
     """A setting of the default model that the run's method would not read is a mistake, not a no-op."""
     owner = assembly.owners["build_model"].partition(",")[0]
     if owner == "fedavg":
         return
+    reads = getattr(find_method(owner, plugin_files), "reads", ())
     for name, value, unset in (("tune", spec.tune, "auto"), ("head_scale", spec.head_scale, None)):
-        if value != unset:
+        if value != unset and name not in reads:
             raise FedbenchError(f"{owner} builds its own model and does not read {name}={value}; leave {name} unset.")
 
 

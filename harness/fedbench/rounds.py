@@ -73,10 +73,10 @@ def start(run: Run, state: RunState) -> int:
     return size_in_bytes(*run.assembly.hooks.start(task=task))
 
 
-def predict(run: Run, state: RunState, inputs: InputSource) -> Predictions:
-    """What the run's model answers for ``inputs`` after ``state.round`` rounds."""
+def predict(run: Run, state: RunState, inputs: InputSource, client: int | None = None) -> Predictions:
+    """What the run's model, or a model of ``client``'s own, answers for ``inputs`` after ``state.round`` rounds."""
     weights, classes = _channels_last(state.weights), run.federation.num_classes
-    task = EvaluationTask(run.model, weights, state.buffers, inputs, classes, state.server, state.clients)
+    task = EvaluationTask(run.model, weights, state.buffers, inputs, classes, client, state.server, state.clients)
     return run.assembly.hooks.evaluate(task=task)
 
 

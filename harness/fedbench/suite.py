@@ -139,17 +139,18 @@ def parse_suite(text: str, where: str) -> Suite:
         problem = problem_of(first, _model_at(path))
         raise FedbenchError(f"{where}, line {_line_of(node, first['loc'])}, {'.'.join(path)}: {problem}") from None
     run = {name for row in suite.rows for name in row.method.split("+")}
-    for part in (part for scale in suite.scales.values() for part in (scale, *scale.settings)):
-        for name in part.of:
-            if name not in run:
-                raise unknown_name(f"method in {where}, under `of`:", name, run, "No row runs it.")
-    for number, row in enumerate(suite.rows):
-        for field, names, known in (("only", row.only, suite.setting_names), ("at", row.at, tuple(suite.scales))):
-            for name in names:
-                if name not in known:
-                    line = _line_of(node, ("rows", number, field))
-                    asked = f"setting or scale in {where}, line {line}, rows.{number}.{field}:"
-                    raise unknown_name(asked, name, known, "A row names settings under `only` and scales under `at`.")
+    named = [scale.of for scale in suite.scales.values()]
+    named += [setting.of for scale in suite.scales.values() for setting in scale.settings]
+    for method in (method for of in named for method in of):
+        if method not in run:
+            raise unknown_name(f"method in {where}, under `of`:", method, run, "No row runs it.")
+    scales = tuple(suite.scales)
+    for position, row in enumerate(suite.rows):
+        for field, given, known in (("only", row.only, suite.setting_names), ("at", tuple(row.at), scales)):
+            for wrong in (asked for asked in given if asked not in known):
+                place = f"{where}, line {_line_of(node, ('rows', position, field))}, rows.{position}.{field}:"
+                hint = "A row names settings under `only` and scales under `at`."
+                raise unknown_name(f"setting or scale in {place}", wrong, known, hint)
     return suite
 
 

@@ -176,6 +176,8 @@ class EvaluationTask:
     buffers: Tensors
     inputs: InputSource
     num_classes: int
+    client: int | None = None
+    """The client whose own model, fine-tuned after the last round, these weights are; None for the global model."""
     state: Mapping[str, Tensors] = field(default_factory=dict)
     client_state: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
 

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -95,3 +96,22 @@ def test_the_readme_lists_every_method_of_the_package():
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fedbench.methods"]
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [name for name in table if f"| `{name}` |" not in readme] == []
+
+
+def test_the_table_of_equations_names_tests_that_exist():
+    table = (Path(__file__).parents[2] / "plugins" / "README.md").read_text()
+    folder = Path(__file__).parents[1] / "equations"
+    found = 0
+    for line in table.splitlines():
+        file = None
+        for cited in re.findall(r"`((?:[\w/]+\.py)?(?:::)?test_\w+(?:\.py)?(?:::test_\w+)?)`", line):
+            path, _, name = cited.rpartition("::") if "::" in cited else ("", "", cited)
+            if cited.endswith(".py"):
+                path, name = cited, ""
+            if path:
+                file = Path(__file__).parents[2] / path if "/" in path else folder / path
+            assert file is not None and file.is_file(), f"{cited}: no such file"
+            exists = not name or re.search(rf"^def {name}\b", file.read_text(), re.M)
+            assert exists, f"{cited}: no such test in {file.name}"
+            found += 1
+    assert found > 50

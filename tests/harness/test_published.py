@@ -15,6 +15,7 @@ from fedbench.suite import load_suite, suite_names
 FOLDER = Path(__file__).parents[2] / "leaderboards" / "published"
 REPLAYS = [name for name in suite_names() if load_suite(name).published]
 
+
 @pytest.fixture(scope="module", params=REPLAYS)
 def replay(request):
     suite = load_suite(request.param)
