@@ -181,6 +181,13 @@ class FederatedFeatures:
     gradient_form: GradientForm
     head_start: HeadStart
 
+    def __post_init__(self) -> None:
+        """Refuse what would classify by a head that nothing has trained."""
+        if self.head_start == "fresh" and self.params.retrain_epochs == 0:
+            raise FedbenchError(
+                f"{self.name}.retrain_epochs=0 would leave a new head untrained; set head_start to warm or global."
+            )
+
     def start(self, task: StartTask) -> None:
         """Draw the features from N(0, 1), once; the re-trained head starts as the model's own."""
         head = required_head(task.model, self.name)
@@ -258,8 +265,10 @@ class FederatedFeatures:
         features = descended(state["features"], loss_of, params.match_steps, params.lr_feature)
         generator = torch_generator(task.spec.seed, "head-retraining", task.round, task.exchange)
         num_classes, _, width = features.shape
+        new_weight, new_bias = (part.to(features.device) for part in fresh_head(num_classes, width, generator))
         starts = {
-            "fresh": tuple(part.to(features.device) for part in fresh_head(num_classes, width, generator)),
+            # of the head W v + s b it is s b that starts in ±1/√d
+            "fresh": (new_weight, new_bias / head.scale),
             "warm": old,
             "global": (weights[head.weight], weights[head.bias]),
         }

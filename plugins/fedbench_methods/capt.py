@@ -20,8 +20,8 @@ k-means, and what is averaged inside which clusters. Reconstructed without suppo
     bytes. An arm of more exchanges also trains more; its bytes are counted.
   - `het_cluster=balanced` deals clients in turn by tail share. K-means on the rows of C (`literal`) gathers clients of
     like tail share, the opposite of the stated aim. Head and tail are the scenario's, else above / below the median.
-  - t_k takes the place of t^c_k in L_c (`loss_on=integrated`). With `parts` no loss sees what predicts, and on the
-    embedded long tail accuracy ends at 52 to 58 %, zero-shot CLIP having 68. m = M.
+  - t_k takes the place of t^c_k in L_c (`loss_on=integrated`), other classes' t_k constant, their P_g too. With `parts`
+    no loss sees what predicts: 52 to 58 % on the embedded long tail, where zero-shot CLIP has 68. m = M.
   - F is averaged over all participants. Global prompts, used on the test set, are the clusters' mean by the samples of
     their clients; at a global mean every cluster takes them over. A cluster without participants keeps its own.
 SGD at 1e-3 is the paper's; decay would move prompts of absent classes. `vl_align=off` makes features cacheable.

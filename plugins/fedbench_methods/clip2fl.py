@@ -4,12 +4,12 @@ AAAI 2024. CReFF (see `creff`) with CLIP on both sides:
     client:  L = CE(y, o) + β T² KL(softmax(u/T) ‖ softmax(o/T)),   u_c = 100 cos(I_enc(x), T_enc(prompt_c))     (Eq. 1)
     server:  V ← V − lr ∇ (Σ_c D(g_c^v, g_c) + η L_pcl)                                                   (Eqs. 6, 8)
              L_pcl = Σ_i [−cos(v_i, f_c)/τ + log Σ_{j≠i} exp(cos(v_i, v_j)/τ)],   f_c the text of v_i's class  (Eq. 7)
-The rest, Eqs. 2-5, 9 and 10, is CReFF's, so β = η = 0 is CReFF in the same forms, bit for bit.
+The rest, Eqs. 2-5, 9 and 10, is CReFF's: β = η = 0 is CReFF with the same values of what both have, bit for bit.
 
 Answers: build_model (the default model, with a teacher and text features beside it), loss_terms, start, broadcast,
 after_training, aggregate, evaluate. Stacks with methods that change the local loss only. Needs a linear head and, for
 L_pcl, features as wide as CLIP's text, as with the paper's `resnet8?projector=512`. On frozen CLIP features what the
-clients train, distillation included, does not reach the evaluation, only the head re-trained on the server does.
+clients train, distillation included, does not reach the evaluation (but with head_start=global), only φ̂ does.
 Paper against released code; `variant` decides for all that is left at "variant", and the paper is the default:
             paper                                      official
   L_pcl     Eq. 7: cosines, a sum over features        products with text only, a mean over features, the term of i
@@ -19,10 +19,10 @@ Paper against released code; `variant` decides for all that is left at "variant"
   prompt    "This is a {}"                             the run's templates, whose default is the code's prompt
 The official L_pcl has no effect at its η of 0.001 (suite longtail: the same accuracies as with η = 0). Not decided by
 `variant`: β, the paper's best 3 and the code's 1 (default; its gradient is up to βT times cross-entropy's: a convnet,
-without batch-norm, diverges at lr 0.1 and trains at 0.03); T, τ and lr_feature, not in the paper: the code's, but
-lr_feature 1.0, since D's mean makes the gradient C times the smaller. `variant=official lr_feature=0.1 features=100
-retrain_epochs=300 lr_head=0.01` is the code. Eq. 6 is summed over classes: a feature enters that of its own class only.
-Eq. 1 prints no T², the code has it. The teacher sees images without augmentation.
+without batch-norm, diverges at lr 0.1 and trains at 0.02); T and τ, not in the paper: the code's. lr_feature follows D,
+whose mean makes the gradient C times the smaller. `variant=official features=100 retrain_epochs=300 lr_head=0.01` is
+the code. Eq. 6 is summed over classes: a feature enters that of its own class only. Eq. 1 prints no T², the code has
+it. The teacher sees images without augmentation.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CLIP2FLParams(FeatureParams):
     # m=10 69.8 %, m=20 69.9 % (0.13 s a round), m=50 69.4 % (0.7 s); m=100 3 s. At C=100, m=20 already 9 s.
     features: int = hyper(20, symbol="m", low=1, high=1000, log=True, source="paper 100; Eq. 7 costs its square")
     lr_feature: float = hyper(
-        1.0, symbol="lr_feature", low=1e-3, high=100.0, log=True, source="not in the paper; released code 0.1 for its D"
+        0.0, symbol="lr_feature", low=0.0, high=100.0, source="0: 1 for the paper's D, 0.1 official"
     )
     beta: float = hyper(1.0, symbol="β", low=0.1, high=10.0, log=True, neutral=0.0, source="released code 1; paper 3")
     temperature: float = hyper(3.0, symbol="T", low=1.0, high=10.0, log=True, source="released code; not in the paper")
@@ -140,7 +140,8 @@ class CLIP2FL:
         form: GradientForm = params.variant if params.gradient_form == "variant" else params.gradient_form
         usual: HeadStart = "warm" if params.variant == "paper" else "fresh"
         start = usual if params.head_start == "variant" else params.head_start
-        self.federated = FederatedFeatures(self.name, params, form, start)
+        rate = params.lr_feature or (1.0 if form == "paper" else 0.1)
+        self.federated = FederatedFeatures(self.name, replace(params, lr_feature=rate), form, start)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

@@ -10,7 +10,8 @@ Evaluated is the global backbone with φ̂^{t+1}; clients train from the global 
 
 Answers: start, broadcast, after_training, aggregate, evaluate. Stacks with methods that change the local loss only.
 Needs a model with a linear head (`Model.head`). On frozen CLIP features the backbone is fixed, so what clients train
-does not reach the evaluation, only φ̂ does. With retrain_epochs=0 and head_start=global it is FedAvg.
+does not reach the evaluation, only φ̂ does, unless it starts from their head (head_start=global). With
+retrain_epochs=0 and head_start=global it is FedAvg.
 Equations against released code, and what was left open: Eq. 6 is the mean over the weight's rows; the code sums them
 and adds the bias as one row more (default; `gradient_form=paper` is the other, whose gradient is C times the smaller:
 with it, lr_feature C times as large). Eq. 10 goes on from φ̂^t (`head_start=warm`), the sentence before it from the

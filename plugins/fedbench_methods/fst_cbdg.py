@@ -9,7 +9,8 @@ without labels. In every local iteration, in this order (Alg. 1):
     m_k = #{j on the client: argmax q_j = k},   n_k = (1 + γ) max_k' m_k' - m_k      (Eq. 7)
     L_tSamp = -Σ_k Σ_{j≤n_k} log f(z_kj)_k,   z_kj ~ N(T_k, σ² I)      (Eqs. 5, 6)
     minimise L_iST + λ L_tSamp                                         (Eq. 8)
-The server takes the plain mean of the participants' W and b (Alg. 1). A client keeps q between its rounds.
+The server takes the plain mean of the participants' W and b (Alg. 1). A client keeps q between its rounds. T is known
+to every client, as Alg. 1 has it; its C d floats, sent once, are not counted.
 
 Answers: build_model, local_loss, aggregate. Never reads a label, hidden or not. Stacks with methods that add loss
 terms, and with clip-linear-centralized: there the clients are pooled, still without labels.

@@ -10,7 +10,8 @@ Paper against released code: the code averages without n_i (`weighting=uniform` 
 state that the last client overwrote; the definition is what runs here. Its recipe (SGD 1e-3, cosine, one warm-up epoch)
 needs a schedule that local epochs of a round do not have. The recipe here is that of FLiP's re-implementation
 (SGD 2e-3, momentum 0.9, decay 1e-4); in runs of few rounds prompts hardly move at such rates, so tune lr up to 0.5.
-Names are written "<context> name." with the period of the CoOp family; `init=words` starts at "a photo of a name.".
+Names are written "<context> name." with the period of the CoOp family; `init=words` starts at "a photo of a name.". The
+run's `templates` are not read: the context stands in their place.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def test_official_contrast_with_one_feature_a_class_leaves_its_own_text_out():
 def test_without_both_terms_it_is_creff_bit_for_bit():
     forms = {"gradient_form": "official", "head_start": "fresh"}
     ours = final_state(tiny_run(spec(beta=0.0, eta=0.0, variant="official")))
-    theirs = final_state(tiny_run(spec("creff", **{**forms, "lr_feature": 1.0})))
+    theirs = final_state(tiny_run(spec("creff", **{**forms, "lr_feature": 0.1})))
     assert digest(ours) == digest(theirs)
     for name, tensor in theirs.server["creff"].items():
         assert torch.equal(ours.server["clip2fl"][name], tensor)
@@ -242,3 +242,11 @@ def test_a_model_without_linear_head_is_refused():
 
 def test_it_reads_the_runs_teacher_and_what_the_default_model_reads():
     assert find_method("clip2fl").reads == ("teacher", "tune", "head_scale")
+
+
+@pytest.mark.parametrize(
+    ("params", "rate"),
+    [({}, 1.0), ({"variant": "official"}, 0.1), ({"gradient_form": "official"}, 0.1), ({"lr_feature": 0.5}, 0.5)],
+)
+def test_rate_of_the_features_follows_the_form_of_the_gradients_unless_set(params, rate):
+    assert CLIP2FL(CLIP2FLParams(**params)).federated.params.lr_feature == rate

@@ -33,7 +33,7 @@ def predictions(spec):
 def test_clients_train_as_under_fedavg_whatever_the_server_retrains(backbone):
     plain = digest(final_state(tiny_run(spec("fedavg", backbone))))
     heads = []
-    for epochs in (0, 5):
+    for epochs in (1, 5):
         state = final_state(tiny_run(spec(backbone=backbone, retrain_epochs=epochs, lr_head=1.0)))
         assert digest(state) == plain
         heads.append(state.server["creff"]["head.weight"])
@@ -126,3 +126,18 @@ def test_a_client_that_fine_tuned_is_evaluated_with_the_head_it_tuned():
     plain = tiny_run(tiny_spec("fedavg", rounds=1))
     assert torch.equal(own, predict(plain, replace(state, weights=flipped), plain.test).labels)
     assert not torch.equal(own, predict(run, replace(state, weights=flipped), run.test).labels)
+
+
+def test_a_new_head_starts_in_bounds_on_what_it_reads_whatever_the_models_scale():
+    # the head on the features is W v + s b: both W and s b are drawn in ±1/√d, and one epoch at rate zero keeps them
+    made = spec(backbone="clip:embedded", rounds=1, retrain_epochs=1, lr_head=1e-4)
+    run = tiny_run(made.model_copy(update={"head_scale": 100.0}))
+    head = final_state(run).server["creff"]
+    bound = head["head.weight"].shape[1] ** -0.5 + 1e-3
+    assert head["head.weight"].abs().max() <= bound
+    assert 100 * head["head.bias"].abs().max() <= bound
+
+
+def test_an_untrained_new_head_is_refused():
+    with pytest.raises(FedbenchError, match="retrain_epochs=0 would leave a new head untrained"):
+        tiny_run(spec(retrain_epochs=0, head_start="fresh"))

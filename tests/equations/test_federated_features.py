@@ -302,7 +302,7 @@ def test_one_client_and_features_that_are_its_own_stay_as_they_are(make_task):
     payload = {name: 0.2 * tensor for name, tensor in payload.items()}
     labels = [0] * 4 + [1] * 4 + [2] * 4
     task = make_task(identity_model(3, 5, 2.0), inputs, labels, payload=payload, num_classes=3)
-    work = shared(match_steps=100, retrain_epochs=0)
+    work = shared(start="warm", match_steps=100, retrain_epochs=0)
     own = (2.0 * inputs).reshape(3, 4, 5)
     after = server_task(task, own, [work.client_gradients(task, update_of(task))])
     work.aggregate(after)
@@ -338,7 +338,7 @@ def test_matching_brings_the_gradients_together(make_task):
         payload=head_payload(3, 6, draw),
         num_classes=3,
     )
-    work, features = shared(match_steps=200, retrain_epochs=0), torch.randn(3, 4, 6, generator=draw)
+    work, features = shared(start="warm", match_steps=200, retrain_epochs=0), torch.randn(3, 4, 6, generator=draw)
     sent = work.client_gradients(task, update_of(task))
     target = ClassGradients(sent["classes"], sent["gradients.weight"], sent["gradients.bias"])
     after = server_task(task, features, [sent])
@@ -363,14 +363,14 @@ def test_matching_reads_the_sent_head_and_retraining_starts_where_told(make_task
     )
     heads = {}
     for start in ("fresh", "warm", "global"):
-        work = shared(start=start, match_steps=0, retrain_epochs=0)
+        work = shared(start=start, match_steps=0, retrain_epochs=int(start == "fresh"), lr_head=1e-4)
         after = server_task(task, torch.zeros(3, 2, 5), [work.client_gradients(task, update_of(task))])
         weights = work.aggregate(after)
         assert all(torch.equal(weights[name], task.received[name]) for name in weights)
         heads[start] = after.state["shared"]["head.weight"]
     assert torch.equal(heads["warm"], task.payload["head.weight"])
     assert torch.equal(heads["global"], task.received["head.weight"])
-    assert heads["fresh"].abs().max() <= 5**-0.5
+    assert heads["fresh"].abs().max() <= 5**-0.5 + 1e-3
 
 
 # siamese augmentation
