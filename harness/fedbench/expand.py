@@ -31,7 +31,7 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
             wanted = stack_names(method)
             chosen = [row for row in suite.rows if stack_names(row.method) == wanted]
             rows.extend(chosen or [Row(method="+".join(wanted))])
-    _refuse_stray_keys(rows, overrides)
+    _refuse_stray_keys(suite, rows, overrides)
     specs: dict[str, RunSpec] = {}
     scale = _scale(suite, overrides.scale)
     for cell in _cells(suite, rows, overrides):
@@ -42,6 +42,12 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
                 further = tuple(key for key in spec.published if key not in twin.published)
                 spec = twin.model_copy(update={"published": twin.published + further})
             specs[spec.run_id] = spec
+    if not specs:
+        asked = ", ".join(row.method for row in rows)
+        raise FedbenchError(
+            f"nothing to run: in suite {suite.name!r} {asked} runs in none of the chosen settings; "
+            "see its rows' `only`, or choose another --scale or --setting."
+        )
     return list(specs.values())
 
 
@@ -74,17 +80,26 @@ def _scale(suite: Suite, name: str) -> Scale | None:
     return suite.scales[name or next(iter(suite.scales))]
 
 
-def _refuse_stray_keys(rows: Iterable[Row], overrides: Overrides) -> None:
-    """A ``--set METHOD.NAME`` that no row of the suite would read is a mistake, not a no-op."""
+def _refuse_stray_keys(suite: Suite, rows: Iterable[Row], overrides: Overrides) -> None:
+    """A setting of the grid or of ``--set`` that no row of the suite would read is a mistake, not a no-op."""
+    everywhere = [name for row in suite.rows for name in stack_names(row.method)]
+    for scale_name, scale in suite.scales.items():
+        _refuse_stray(scale.set, everywhere, f"suite {suite.name!r}, scale {scale_name!r}:", overrides)
+        for setting in scale.settings:
+            _refuse_stray(setting.set, everywhere, f"suite {suite.name!r}, setting {setting.name!r}:", overrides)
     stacks = [name for row in rows for name in stack_names(row.method)]
-    for key, _ in overrides.sets:
+    _refuse_stray(dict(overrides.sets), stacks, "--set", overrides)
+
+
+def _refuse_stray(keys: Iterable[str], stacks: Sequence[str], where: str, overrides: Overrides) -> None:
+    for key in keys:
         section, name = section_of(key, stacks)
         methods = (find_method(method, overrides.plugin_files) for method in stacks)
         if section == "run" and name in READ_BY_SOME and not reads(methods, name):
-            raise FedbenchError(f"--set {key}: none of the methods reads it ({', '.join(sorted(set(stacks)))}).")
+            raise FedbenchError(f"{where} {key}: none of the methods reads it ({', '.join(sorted(set(stacks)))}).")
         if section == "other-method":
             head = key.partition(".")[0]
             cls = find_method(head, overrides.plugin_files)
             if name not in declared(cls.Params):
                 raise unknown_name(f"hyper-parameter of {head}", name, declared(cls.Params))
-            raise FedbenchError(f"--set {key}: no row runs {head}; rows run {', '.join(sorted(set(stacks)))}.")
+            raise FedbenchError(f"{where} {key}: no row runs {head}; rows run {', '.join(sorted(set(stacks)))}.")

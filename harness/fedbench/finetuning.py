@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from fedbench.errors import FedbenchError
 from fedbench.metrics import client_accuracies
 from fedbench.prepare import Run
 from fedbench.rounds import broadcast, predict, train_client
@@ -16,17 +15,14 @@ from fedbench.types import Predictions
 def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
     """Mean and worst client accuracy of models that each client fine-tunes for ``finetune_epochs``; nothing is kept.
 
-    A client with a test split of its own is scored on it, another one by its class shares of the global test set.
-    Raises FedbenchError for a method that changes the clients, since there is nobody left to fine-tune.
-    """
-    if len(run.federation.clients) != len(run.scored.clients):
-        raise FedbenchError(f"{run.spec.method} pools the clients; finetune_epochs needs clients, set it to 0.")
+    A client with a test split of its own is scored on it, another one by its class shares of the global test set."""
     alone = run.spec.training.model_copy(update={"local_epochs": run.spec.training.finetune_epochs})
     run = replace(run, spec=run.spec.model_copy(update={"training": alone}))
     by_client = {}
     for client in range(len(run.federation.clients)):
         # hooks may write state; what they write here is thrown away
-        scratch = replace(state, server=copy.deepcopy(state.server), clients=copy.deepcopy(state.clients))
+        own = {client: copy.deepcopy(state.clients.get(client, {}))}
+        scratch = replace(state, server=copy.deepcopy(state.server), clients=own)
         update = train_client(run, scratch, state.round + 1, 0, client, broadcast(run, scratch, client))
         tuned = replace(scratch, weights=update.weights, buffers=update.buffers)
         by_client[client] = predict(run, tuned, run.test, client).labels

@@ -155,7 +155,7 @@ def _caption(runs: pd.DataFrame, seeds: tuple[int, ...]) -> str:
     first = runs.iloc[0]
     rounds, epochs, batch = first["rounds"], first["local_epochs"], first["batch_size"]
     parts = [
-        *filter(None, (first["setting"],)),
+        *filter(None, [" / ".join(dict.fromkeys(runs["setting"]))]),
         f"{first['dataset']} (data {str(first['data_hash'])[:8] or 'unknown'})",
         str(first["scenario"]),
         f"{runs['num_clients'].max()} clients",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -84,6 +85,8 @@ def prepare(
     backbone.module.to(device)
     scored = build_federation(dataset, spec.scenario, spec.seed)
     federation = assembly.hooks.federate(federation=scored, spec=spec)
+    if spec.training.finetune_epochs and len(federation.clients) != len(scored.clients):
+        raise FedbenchError(f"{spec.method} pools the clients; finetune_epochs needs clients, set it to 0.")
     _refuse_ignored_settings(spec, assembly, settings.plugin_files)
     model = assembly.hooks.build_model(setup=ModelSetup(backbone, dataset.classnames, spec, settings.data_dir))
     model = replace(model, constants=_to(model.constants, device))
@@ -101,7 +104,7 @@ def prepare(
     info = RunInfo(
         owners=assembly.owners,
         data_hash=dataset.content_hash,
-        weights_hash=backbone.weights_hash,
+        weights_hash=_weights_hash(backbone, model),
         num_clients=len(federation.clients),
         cohort_size=len(cohort(1, len(federation.clients), spec.scenario.participation, 0.0, spec.seed)),
         num_train=sum(len(shard.indices) for shard in federation.clients),
@@ -130,6 +133,14 @@ def _refuse_ignored_settings(spec: RunSpec, assembly: Assembly, plugin_files: Se
     for name, value, unset in (("tune", spec.tune, "auto"), ("head_scale", spec.head_scale, None)):
         if value != unset and name not in reads:
             raise FedbenchError(f"{owner} builds its own model and does not read {name}={value}; leave {name} unset.")
+
+
+def _weights_hash(backbone: Backbone, model: Model) -> str:
+    """Of the backbone, and of whatever pretrained the model reads beside it."""
+    beside = [name for name in model.weights_hashes if name != backbone.weights_hash]
+    if not beside:
+        return backbone.weights_hash
+    return hashlib.sha256(" ".join([backbone.weights_hash, *beside]).encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)

@@ -85,9 +85,10 @@ class Cell:
         if self.setting is not None:
             yield f"setting {self.name!r}", self.setting
 
-    def of_the_row(self) -> dict[str, Any]:
-        """The row's own settings, those at the scale before those everywhere."""
-        return {**self.row.set, **(self.at or {})}
+    def of_the_row(self, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The row's own settings, weakest first: those everywhere, those at the scale."""
+        yield f"{where}, row {self.row.method!r}", self.row.set
+        yield f"{where}, row {self.row.method!r}, at the scale", self.at or {}
 
 
 def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpec:
@@ -104,12 +105,14 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
     )
     for source, settings in cell.of_the_suite(where):
         draft.apply(settings, source, strict=False)
-    named, own, given = dict(cell.of_the_method(where)), cell.of_the_row(), dict(overrides.sets)
-    decided = {key.removeprefix("training.") for settings in (*named.values(), own, given) for key in settings}
+    own, given = [*cell.of_the_method(where), *cell.of_the_row(where)], dict(overrides.sets)
+    decided = {key.removeprefix("training.") for settings in (*(s for _, s in own), given) for key in settings}
     draft.training |= _recipe(classes, decided)
-    for source, settings in named.items():
-        draft.apply(settings, source, strict=False)
-    draft.apply(own, f"{where}, row {cell.row.method!r}", strict=True)
+    if "scenario" in given:
+        # another scenario for the whole suite: what a row needs of its own (hidden labels) still holds in it
+        draft.apply({"scenario": given.pop("scenario")}, "--set", strict=False)
+    for source, settings in own:
+        draft.apply(settings, source, strict=True)
     draft.apply(given, "--set", strict=False)
     resolved = {}
     for name, cls in classes.items():
@@ -124,7 +127,8 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
         seed=seed,
         label=cell.row.label,
         setting=cell.name,
-        published=cell.published,
+        # with other settings it is no longer the published cell
+        published=() if overrides.sets else cell.published,
     )
 
 

@@ -17,7 +17,8 @@ from fedbench.suite import suite_names
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-BUDGET = tuple(name for name in Training.model_fields if name not in OPTIMISER_KEYS and name != "eval_every")
+_NOT_BUDGET = OPTIMISER_KEYS | {"eval_every", "finetune_epochs"}
+BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET)
 """Fields of `Training` in which runs of one table must agree."""
 _ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every")
 """Parameters with a column of their own, or without influence on the final model."""

@@ -38,6 +38,11 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     up = down = 0
     losses: list[float] = []
     exchanges = run.assembly.hooks.exchanges(round=number, spec=spec, state=state.server)
+    if not isinstance(exchanges, int) or exchanges < 1:
+        owner = run.assembly.owners["exchanges"].partition(",")[0]
+        raise FedbenchError(
+            f"{owner} answers the hook exchanges with {exchanges!r}; it must be a whole number above 0."
+        )
     for exchange in range(exchanges):
         sent = {client: broadcast(run, state, client, exchange) for client in asked}
         updates = tuple(train_client(run, state, number, exchange, client, sent[client]) for client in chosen)
@@ -45,7 +50,15 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         up += sum(size_in_bytes(u.weights, u.buffers, u.payload) for u in updates)
         losses += [u.metrics.get("train_loss", 0.0) for u in updates]
         task = AggregationTask(
-            *(number, state.weights, state.buffers, updates, run.model, spec, state.server), exchange, exchanges
+            round=number,
+            weights=state.weights,
+            buffers=state.buffers,
+            updates=updates,
+            model=run.model,
+            spec=spec,
+            state=state.server,
+            exchange=exchange,
+            exchanges=exchanges,
         )
         weights = run.assembly.hooks.aggregate(task=task)
         buffers = _average_buffers(updates, spec.training.weighting, state.buffers)

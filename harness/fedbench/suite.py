@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedbench.errors import FedbenchError, unknown_name
+from fedbench.spec import stack_names
 
+Seed = Annotated[int, Field(ge=0)]
 Key = dict[str, str]
 """Columns of a file of published numbers, with the values that pick the lines a run replays."""
 
@@ -66,7 +68,7 @@ class Scale(BaseModel):
     of: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="further settings, by a method the row runs"
     )
-    seeds: tuple[int, ...] = Field((), description="in place of the suite's")
+    seeds: tuple[Seed, ...] = Field((), description="in place of the suite's")
     settings: tuple[Setting, ...] = Field(min_length=1, description="the grid")
 
 
@@ -75,13 +77,13 @@ class Suite(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(description="what results are filed under")
+    name: str = Field(min_length=1, description="what results are filed under")
     description: str = Field("", description="one sentence for `fedbench list suites`")
     dataset: str = Field("embedded", description="data set")
     backbone: str = Field("clip:embedded", description="backbone of rows that name none")
     scenario: str | dict[str, Any] = Field("longtail", description="a scenario's name, or {preset: name, field: value}")
     training: dict[str, Any] = Field(default_factory=dict, description="budget and optimiser, see Training")
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="one run a row, setting and seed")
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run a row, setting and seed")
     scales: dict[str, Scale] = Field(default_factory=dict, description="the grid by scale, the default scale first")
     published: str = Field("", description="file of published numbers that the rows' keys refer to")
     published_metrics: dict[str, str] = Field(
@@ -138,7 +140,12 @@ def parse_suite(text: str, where: str) -> Suite:
         path = [str(part) for part in first["loc"]]
         problem = problem_of(first, _model_at(path))
         raise FedbenchError(f"{where}, line {_line_of(node, first['loc'])}, {'.'.join(path)}: {problem}") from None
-    run = {name for row in suite.rows for name in row.method.split("+")}
+    for scale_name, scale in suite.scales.items():
+        names = [setting.name for setting in scale.settings]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise FedbenchError(f"{where}, scales.{scale_name}.settings: {twice[0]!r} is the name of two settings.")
+    run = {name for row in suite.rows for name in stack_names(row.method)}
     named = [scale.of for scale in suite.scales.values()]
     named += [setting.of for scale in suite.scales.values() for setting in scale.settings]
     for method in (method for of in named for method in of):

@@ -222,6 +222,8 @@ class Model:
     """The linear classifier on ``features``; None where there is none, or none that a method may replace."""
     side_encoders: Mapping[str, FrozenEncoder] = field(default_factory=dict)
     """Further frozen encoders (a teacher) whose output on the training samples a loss reads from ``batch.side``."""
+    weights_hashes: tuple[str, ...] = ()
+    """Of everything pretrained that the model reads beside the run's backbone (a teacher, a text encoder)."""
     lr_factors: Mapping[str, float] = field(default_factory=dict)
     """Factor on the learning rate by name of a weight; 1 where absent."""
 

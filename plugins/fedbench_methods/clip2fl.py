@@ -157,7 +157,8 @@ class CLIP2FL:
                 f"projector={wanted} in the backbone's name, or set clip2fl.eta=0."
             )
         constants = {**model.constants, "text": text}
-        return replace(model, constants=constants, side_encoders={"teacher": teacher.image_encoder()})
+        side = {"teacher": teacher.image_encoder()}
+        return replace(model, constants=constants, side_encoders=side, weights_hashes=(teacher.weights_hash,))
 
     @hookimpl
     def loss_terms(self, step: LocalStep) -> Tensor | None:

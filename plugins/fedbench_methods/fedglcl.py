@@ -41,7 +41,7 @@ from fedbench.errors import FedbenchError
 from fedbench.hookspecs import LocalStep, ModelSetup, hookimpl
 from fedbench.hyper import hyper
 from fedbench.models.embedding import ProjectorShape, embedding_model
-from fedbench.models.text import class_text
+from fedbench.models.text import class_text, encoder_hashes
 from fedbench.models.text_tower import text_tower
 from fedbench.randomness import torch_generator
 from fedbench.types import LabelledBatch, Model
@@ -135,10 +135,12 @@ class FedGLCL:
         templates = prompt_templates(chosen.prompt, setup.spec.templates)
         shape = ProjectorShape(kind=chosen.projector, norm=chosen.projector_norm, final_relu=chosen.final_relu)
         if not chosen.trainable_text:
-            return embedding_model(setup, class_text(worded, templates, dim=chosen.dim), 1 / chosen.tau, shape)
+            fixed = embedding_model(setup, class_text(worded, templates, dim=chosen.dim), 1 / chosen.tau, shape)
+            return replace(fixed, weights_hashes=encoder_hashes(setup))
         tower = text_tower(worded, templates)
         model = embedding_model(setup, tower, 1 / chosen.tau, shape)
-        return replace(model, lr_factors=dict.fromkeys(tower.weights, chosen.text_lr_factor))
+        factors = dict.fromkeys(tower.weights, chosen.text_lr_factor)
+        return replace(model, lr_factors=factors, weights_hashes=encoder_hashes(setup))
 
     @hookimpl
     def local_loss(self, step: LocalStep) -> Tensor:

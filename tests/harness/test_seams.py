@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedbench.assemble import assemble
+from fedbench.defaults import average
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import hookimpl
 from fedbench.models.inputs import FeatureInputs
@@ -183,3 +184,59 @@ def make_linear_step():
         return LocalStep(weights, {}, batch, task, 0)
 
     return make
+
+
+class Watcher:
+    """Notes what the hooks are told of exchanges, and each client's order of samples."""
+
+    def __init__(self):
+        self.told, self.orders = [], {}
+
+    @hookimpl
+    def exchanges(self, round, spec, state):
+        """Two."""
+        return 2
+
+    @hookimpl
+    def broadcast(self, task):
+        """The global weights."""
+        self.told.append(("broadcast", task.exchange))
+        return Broadcast(task.weights)
+
+    @hookimpl
+    def loss_terms(self, step):
+        """Nothing, but the order is noted."""
+        key = (step.task.client, step.task.exchange)
+        self.orders.setdefault(key, []).extend(step.batch.index.tolist())
+
+    @hookimpl
+    def aggregate(self, task):
+        """The default's."""
+        self.told.append(("aggregate", task.exchange, task.exchanges))
+        return average(task)
+
+
+def test_every_hook_of_an_exchange_knows_its_number_and_batches_are_drawn_anew():
+    plugin = Watcher()
+    run = run_with(plugin)
+    _, record = train_round(run, run.initial_state())
+    assert [told for told in plugin.told if told[0] == "aggregate"] == [("aggregate", 0, 2), ("aggregate", 1, 2)]
+    assert [told[1] for told in plugin.told if told[0] == "broadcast"] == [0, 0, 1, 1]
+    for client in record.cohort:
+        first, second = plugin.orders[client, 0], plugin.orders[client, 1]
+        assert first != second and sorted(first) == sorted(second)
+
+
+@pytest.mark.parametrize("answer", [0, -1, 2.0])
+def test_an_impossible_number_of_exchanges_is_refused(answer):
+    run = run_with(Extra(exchanges=answer))
+    with pytest.raises(FedbenchError, match="answers the hook exchanges with"):
+        train_round(run, run.initial_state())
+
+
+def test_learning_rate_factors_reach_local_training():
+    run = tiny_run(tiny_spec("fedavg", rounds=1))
+    frozen = replace(run, model=replace(run.model, lr_factors={"head.bias": 0.0}))
+    state = final_state(frozen)
+    assert torch.equal(state.weights["head.bias"], run.model.weights["head.bias"])
+    assert not torch.equal(state.weights["head.weight"], run.model.weights["head.weight"])

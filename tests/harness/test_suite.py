@@ -256,3 +256,83 @@ def test_a_row_that_names_no_setting_or_scale_of_the_suite_is_refused(wrong):
 def test_text_encoder_reaches_only_rows_that_read_it_and_is_refused_where_none_does():
     with pytest.raises(FedbenchError, match=r"--set backbone\.text: none of the methods reads it \(fedavg\)"):
         expand(parse_suite(GRID, "grid.yaml"), Overrides(methods=("fedavg",), sets=(("backbone.text", "minilm"),)))
+
+
+LAYERS = """
+name: layers
+training: {lr: 0.01}
+scales:
+  a:
+    set: {lr: 0.02}
+    of: {fedprox: {lr: 0.04}}
+    settings: [{name: s, set: {lr: 0.03}, of: {fedprox: {lr: 0.05}}}]
+rows: [{method: fedprox, set: {lr: 0.06}, at: {a: {lr: 0.07}}}]
+"""
+
+
+STRONGEST_FIRST = (
+    ", at: {a: {lr: 0.07}}",
+    ", set: {lr: 0.06}",
+    ", of: {fedprox: {lr: 0.05}}",
+    "    of: {fedprox: {lr: 0.04}}\n",
+    ", set: {lr: 0.03}",
+)
+
+
+@pytest.mark.parametrize(("removed", "lr"), [(0, 0.07), (1, 0.06), (2, 0.05), (3, 0.04), (4, 0.03), (5, 0.02)])
+def test_every_layer_beats_the_one_before(removed, lr):
+    text = LAYERS
+    for part in STRONGEST_FIRST[:removed]:
+        assert part in text
+        text = text.replace(part, "", 1)
+    (spec,) = expand(parse_suite(text, "layers.yaml"), Overrides())
+    assert spec.training.lr == lr
+
+
+def test_a_scenario_at_the_scale_beats_the_rows_own_fields():
+    row = "{method: fedprox, set: {dirichlet_alpha: 0.3}, at: {a: {scenario: label-skew}}}"
+    text = LAYERS[: LAYERS.index("rows:")] + f"rows: [{row}]"
+    (spec,) = expand(parse_suite(text, "layers.yaml"), Overrides())
+    assert spec.scenario.dirichlet_alpha == 0.5
+
+
+def test_hidden_labels_of_a_row_survive_another_scenario():
+    specs = expand(load_suite("fst-cbdg"), Overrides(methods=("fst-cbdg",), seeds=(0,), sets=(("scenario", "iid"),)))
+    assert {s.scenario.labels for s in specs} == {"hidden"}
+    assert all("(no labels)" in s.row for s in specs)
+    assert {s.scenario.partition for s in specs if s.setting != "iid"} <= {"iid"}
+
+
+def test_keys_are_dropped_where_the_command_line_changes_the_cell():
+    changed = grid(sets=(("imbalance_factor", "5"),))
+    assert all(s.published == () for s in changed)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("set: {rounds: 3,", "set: {fedprxo.mu: 0.5, rounds: 3,", "fedprxo"),
+        ("set: {rounds: 3,", "set: {fedclip.hiden: 5, rounds: 3,", "hiden"),
+        (
+            "set: {rounds: 3,",
+            "of: {fedprox: {fedclip.hidden: 5}}\n    set: {rounds: 3,",
+            "names fedclip, which the row",
+        ),
+        ("set: {rounds: 3,", "of: {fedprox: {text_encoder: minilm}}\n    set: {rounds: 3,", "don't read text_encoder"),
+        ("set: {rounds: 3,", "set: {teacher: nonsense, rounds: 3,", "none of the methods reads it"),
+        ("name: mild", "name: steep", "is the name of two settings"),
+        ("seeds: [0]", "seeds: [-1]", "greater than or equal to 0"),
+    ],
+)
+def test_what_nobody_would_read_in_a_grid_is_refused(old, new, message):
+    with pytest.raises(FedbenchError, match=message):
+        expand(parse_suite(GRID.replace(old, new, 1), "grid.yaml"), Overrides())
+
+
+def test_a_request_that_no_setting_meets_is_refused():
+    with pytest.raises(FedbenchError, match="fedclip runs in none of the chosen settings"):
+        grid(methods=("fedclip",), settings=("steep",))
+
+
+def test_seeds_of_the_command_line_beat_those_of_the_scale():
+    assert {s.seed for s in grid(seeds=(7,))} == {7}

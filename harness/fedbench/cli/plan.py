@@ -60,7 +60,12 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
             "for instance fedbench run --suite longtail."
         )
     overrides = Overrides(
-        *(request.methods, request.seeds, tuple(sets), request.plugin_files), request.scale, request.settings
+        methods=request.methods,
+        seeds=request.seeds,
+        sets=tuple(sets),
+        plugin_files=request.plugin_files,
+        scale=request.scale,
+        settings=request.settings,
     )
     return suite, expand(suite, overrides)
 
@@ -83,10 +88,10 @@ def plan(specs: Sequence[RunSpec], settings: Settings) -> list[PlannedRow]:
 
 def _planned(specs: Sequence[RunSpec], settings: Settings) -> Iterator[PlannedRow]:
     datasets: dict[str, Dataset] = {}
-    backbones: dict[tuple[str, int], Backbone] = {}
+    backbones: dict[tuple[str, str, int], Backbone] = {}
     for row in rows_of(specs):
         spec = row[0]
-        name, key = spec.dataset, (spec.backbone, spec.seed)
+        name, key = spec.dataset, (spec.dataset, spec.backbone, spec.seed)
         try:
             if name not in datasets:
                 datasets[name] = load_dataset(name, data_dir=settings.data_dir, cache_dir=settings.cache_dir)
@@ -129,5 +134,6 @@ def show(suite: Suite, rows: Sequence[PlannedRow]) -> None:
         )
     console().print(made)
     total = megabytes(sum(row.run_bytes * len(row.specs) for row in rows))
-    say(f"MB/client: the model down and up, in a round. All runs together: {total} MB.", style="dim")
+    say(f"MB/client: the model down and up, in a round. All runs together: {total} MB or more:", style="dim")
+    say("what a method sends besides (payloads, further exchanges) is counted when it runs.", style="dim")
     say("Nothing was run or stored.", style="dim")

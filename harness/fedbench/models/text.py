@@ -11,6 +11,7 @@ Words are a method's input, so all of them are computed once, before the first r
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -73,6 +74,22 @@ def class_text(setup: ModelSetup, templates: Sequence[str], *, dim: int = 640) -
     if isinstance(setup.backbone, ClipBackbone) and name == setup.spec.backbone:
         return setup.backbone.text_features(setup.classnames, templates)
     return text_vectors(name, setup.classnames, templates, seed, dim=dim, data_dir=setup.data_dir)
+
+
+def encoder_hashes(setup: ModelSetup) -> tuple[str, ...]:
+    """A digest of the run's text encoder, where it has weights of its own: not the backbone's, not drawn vectors."""
+    name = chosen_text_encoder(setup)
+    if name in DRAWN or name == setup.spec.backbone:
+        return ()
+    if name.startswith("clip:"):
+        from fedbench.models.checkpoints import load_clip
+
+        return (load_clip(parse_backbone(name), setup.data_dir).weights_hash,)
+    digest = hashlib.sha256()
+    for key, value in sorted(transformers_encoder(name)[1].state_dict().items()):
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().numpy().data)
+    return (digest.hexdigest(),)
 
 
 def transformers_source(name: str) -> str | None:
