@@ -473,6 +473,7 @@ def test_a_run_is_stored_ranked_and_not_repeated(fedbench: Command, tmp_path: Pa
 
 GRID = """
 name: grid
+dataset: "embedded?train=200&test=100"
 training: {rounds: 1, batch_size: 8}
 scenario: {preset: iid, clients: 2}
 scales:
@@ -490,7 +491,6 @@ rows:
 """
 
 
-@pytest.mark.usefixtures("tiny")
 def test_scale_and_setting_choose_the_cells(fedbench: Command, tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(GRID)
     shown = fedbench("run", "--suite", "grid.yaml", "--dry-run", "--cache-dir", "cache", "--plain").out
@@ -502,7 +502,6 @@ def test_scale_and_setting_choose_the_cells(fedbench: Command, tmp_path: Path) -
     assert none.code == 2 and "fst-cbdg runs in none of the chosen settings" in none.err
 
 
-@pytest.mark.usefixtures("tiny")
 def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_order(
     fedbench: Command, tmp_path: Path
 ) -> None:
