@@ -1,16 +1,20 @@
 """Post-hoc fine-tuning: what it measures, on whose samples, and that it leaves the run as it was."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
+from fedbench.assemble import assemble
 from fedbench.errors import FedbenchError
 from fedbench.finetuning import finetuned_metrics
+from fedbench.hookspecs import hookimpl
 from fedbench.prepare import Settings, prepare
 from fedbench.rounds import evaluate
 from fedbench.runs import run_spec
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.types import Broadcast, Predictions, Update
 
 ADDED = {"finetuned_mean_client_accuracy", "finetuned_worst_client_accuracy"}
 
@@ -187,3 +191,44 @@ def test_methods_with_state_on_clients_are_fine_tuned_with_it_and_keep_it():
     metrics = finetuned_metrics(run, state)
     assert everything(state) == before
     assert torch.isfinite(torch.tensor(list(metrics.values()))).all()
+
+
+class Personal:
+    """Sends every client its own weights, writes the server's state as it does, and notes what is evaluated."""
+
+    def __init__(self):
+        self.evaluated = []
+
+    @hookimpl
+    def broadcast(self, task):
+        """The global weights plus the client's number; counted on the server."""
+        task.state.setdefault("personal", {"sent": torch.zeros(1)})["sent"] += 1
+        return Broadcast({name: value + task.client for name, value in task.weights.items()})
+
+    @hookimpl
+    def local_train(self, task):
+        """What was received, and moved running statistics."""
+        moved = {name: value + 1 for name, value in task.buffers.items()}
+        return Update(task.client, dict(task.received), moved, len(task.inputs))
+
+    @hookimpl
+    def evaluate(self, task):
+        """Class 0 for everyone."""
+        self.evaluated.append((task.client, task.weights["head.bias"].mean().item(), list(task.buffers.values())))
+        return Predictions(torch.zeros(len(task.inputs), dtype=torch.int64))
+
+
+def test_each_client_tunes_what_it_is_sent_is_told_apart_and_writes_to_a_copy():
+    plugin = Personal()
+    run = tiny_run(tiny_spec("fedavg", backbone="resnet8?width=1", finetune_epochs=1))
+    hooks = assemble("fedavg", {}, listeners=[plugin]).hooks
+    run = replace(run, assembly=replace(run.assembly, hooks=hooks))
+    state = run.initial_state()
+    state.server["personal"] = {"sent": torch.full((1,), 7.0)}
+    finetuned_metrics(run, state)
+    assert [client for client, *_ in plugin.evaluated] == [0, 1, 2, 3]
+    start = state.weights["head.bias"].mean().item()
+    assert [bias for _, bias, _ in plugin.evaluated] == pytest.approx([start + client for client in range(4)], abs=1e-5)
+    for _, _, buffers in plugin.evaluated:
+        assert all(torch.equal(got, before + 1) for got, before in zip(buffers, state.buffers.values(), strict=True))
+    assert state.server["personal"]["sent"].item() == 7.0

@@ -93,3 +93,11 @@ def test_bytes_count_every_tensor_by_its_own_type():
         "c": torch.zeros((), dtype=torch.float16),
     }
     assert size_in_bytes(tensors, {"d": torch.zeros(1)}) == 24 + 40 + 2 + 4
+
+
+def test_selected_round_gives_all_three_accuracies_of_a_held_out_domain():
+    names = ("global_accuracy", "unseen_domain_accuracy", "seen_domain_accuracy", "domain_mean_accuracy")
+    curve = {r: {**dict.fromkeys(names, 10.0 * r), "validation_accuracy": v} for r, v in ((1, 5.0), (2, 9.0), (3, 7.0))}
+    got = summarise(curve)
+    assert {name: got[f"selected_{name}"] for name in names[1:]} == dict.fromkeys(names[1:], 20.0)
+    assert got["selected_accuracy"] == 20.0
