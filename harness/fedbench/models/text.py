@@ -153,8 +153,11 @@ def transformers_encoder(name: str) -> tuple[Any, Any]:
 
 def _load_transformers(source: str) -> tuple[Any, Any]:
     from transformers import AutoModel, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
     from fedbench.models.checkpoints import can_reach
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
 
     def load(offline: bool) -> tuple[Any, Any]:
         with torch.random.fork_rng(devices=[]):  # heads that the files lack are initialised at random
