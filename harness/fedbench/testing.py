@@ -137,7 +137,7 @@ def check_declaration(name: str) -> None:
 def check_hooks(name: str) -> None:
     """It answers a hook, and every method that bears a hook's name is marked."""
     cls = find_method(name)
-    named = [hook for hook in HOOK_NAMES if hook in vars(cls)]
+    named = [hook for hook in HOOK_NAMES if hasattr(cls, hook)]
     assert named, f"answers none of {', '.join(HOOK_NAMES)}"
     unmarked = [hook for hook in named if not hasattr(getattr(cls, hook), "fedbench_impl")]
     assert not unmarked, f"{', '.join(unmarked)}: named like a hook but not marked with @hookimpl"

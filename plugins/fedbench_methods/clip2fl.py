@@ -39,17 +39,14 @@ from fedbench.errors import FedbenchError
 from fedbench.federated_features import FeatureParams, FederatedFeatures, GradientForm, HeadStart, required_head
 from fedbench.hookspecs import (
     AggregationTask,
-    BroadcastTask,
-    ClientTask,
-    EvaluationTask,
     LocalStep,
     ModelSetup,
-    StartTask,
     hookimpl,
 )
 from fedbench.hyper import hyper
 from fedbench.models.heads import default_model, teacher_of
-from fedbench.types import Broadcast, Model, Predictions, Tensors, Update
+from fedbench.retrained_head import RetrainedHead
+from fedbench.types import Model, Tensors
 
 TEACHER_SCALE = 100.0
 """Of the cosines in the teacher's logits: fixed in the released code, whatever scale the teacher learned."""
@@ -124,7 +121,7 @@ def text_contrast(features: Tensor, text: Tensor, tau: float) -> Tensor:
     return (torch.logsumexp(products + copies.log()[:, None], dim=2) - own).mean()
 
 
-class CLIP2FL:
+class CLIP2FL(RetrainedHead):
     """Distils CLIP into the clients, and draws the server's features towards CLIP's text."""
 
     name: ClassVar[str] = "clip2fl"
@@ -169,21 +166,6 @@ class CLIP2FL:
         return self.params.beta * distillation(teacher, step.outputs.logits, self.params.temperature)
 
     @hookimpl
-    def start(self, task: StartTask) -> None:
-        """Draw the federated features, once; nothing is sent."""
-        self.federated.start(task)
-
-    @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
-        """The global weights and the re-trained head."""
-        return self.federated.broadcast(task)
-
-    @hookimpl
-    def after_training(self, task: ClientTask, update: Update) -> Tensors:
-        """The gradients of the re-trained head for each class the client owns (Eq. 3)."""
-        return self.federated.client_gradients(task, update)
-
-    @hookimpl
     def aggregate(self, task: AggregationTask) -> Tensors:
         """The mean of the weights (Eq. 9); features by Eqs. 4-8, the head re-trained on them (Eq. 10)."""
         params = self.params
@@ -192,8 +174,3 @@ class CLIP2FL:
         form = params.variant if params.contrast_form == "variant" else params.contrast_form
         contrast, text = prototype_contrast if form == "paper" else text_contrast, task.model.constants["text"]
         return self.federated.aggregate(task, lambda features: params.eta * contrast(features, text, params.tau))
-
-    @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
-        """The largest logit with the re-trained head."""
-        return self.federated.evaluate(task)

@@ -31,9 +31,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedbench.federated_features import FeatureParams, FederatedFeatures, GradientForm, HeadStart
-from fedbench.hookspecs import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask, hookimpl
+from fedbench.hookspecs import AggregationTask, hookimpl
 from fedbench.hyper import hyper
-from fedbench.types import Broadcast, Predictions, Tensors, Update
+from fedbench.retrained_head import RetrainedHead
+from fedbench.types import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class CReFFParams(FeatureParams):
     )
 
 
-class CReFF:
+class CReFF(RetrainedHead):
     """Re-trains the head on federated features; the work is in `fedbench.federated_features`."""
 
     name: ClassVar[str] = "creff"
@@ -68,26 +69,6 @@ class CReFF:
         self.federated = FederatedFeatures(self.name, params, params.gradient_form, params.head_start)
 
     @hookimpl
-    def start(self, task: StartTask) -> None:
-        """Draw the federated features, once; nothing is sent."""
-        self.federated.start(task)
-
-    @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
-        """The global weights and the re-trained head."""
-        return self.federated.broadcast(task)
-
-    @hookimpl
-    def after_training(self, task: ClientTask, update: Update) -> Tensors:
-        """The gradients of the re-trained head for each class the client owns (Eq. 3)."""
-        return self.federated.client_gradients(task, update)
-
-    @hookimpl
     def aggregate(self, task: AggregationTask) -> Tensors:
         """The mean of the weights (Eq. 9); features matched to the gradients, the head re-trained (Eqs. 4-6, 10)."""
         return self.federated.aggregate(task)
-
-    @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
-        """The largest logit with the re-trained head."""
-        return self.federated.evaluate(task)
