@@ -111,6 +111,9 @@ def prepare(
         num_test=len(federation.test),
         trainable_parameters=sum(t.numel() for t in model.weights.values()),
         round_bytes=size_in_bytes(model.weights, model.buffers),
+        classnames=scored.classnames,
+        class_counts=tuple(tuple(scored.class_counts(client).tolist()) for client in range(len(scored.clients))),
+        groups=scored.groups,
     )
     validation = None if federation.validation is None else inputs(federation.validation)
     train, test = inputs(federation.train), inputs(federation.test)

@@ -127,6 +127,7 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
         seed=seed,
         label=cell.row.label,
         setting=cell.name,
+        scale=overrides.scale or next(iter(suite.scales), ""),
         # with other settings it is no longer the published cell
         published=() if overrides.sets else cell.published,
     )

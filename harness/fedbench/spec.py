@@ -71,10 +71,15 @@ class RunSpec(BaseModel):
     training: Training = Field(default_factory=lambda: Training(), description="budget and optimiser")
     seed: int = Field(0, ge=0, description="seed of everything drawn in the run")
     device: str = Field("cpu", description="torch device")
+    tuned: str = Field("", description="study whose best parameters the run has; empty for the suite's own")
     # what a suite calls the run: no part of its identity, nor of what is dumped
     label: str = Field("", exclude=True, description="name of the row in leaderboards; the method where empty")
     setting: str = Field("", exclude=True, description="name of the suite's setting")
+    scale: str = Field("", exclude=True, description="name of the suite's scale")
     published: tuple[dict[str, str], ...] = Field((), exclude=True, description="keys of published numbers replayed")
+    tuning: dict[str, str] = Field(
+        default_factory=dict, exclude=True, description="what the study spent: trials, seeds, pruner, objective"
+    )
 
     @property
     def stack(self) -> tuple[str, ...]:
@@ -92,6 +97,7 @@ class RunSpec(BaseModel):
         """What a leaderboard row is called: label or method, the backbone, and what is unusual."""
         told = [] if self.tune == "auto" else [str(self.tune)]
         told += ["no labels"] if self.scenario.labels == "hidden" else []
+        told += ["tuned"] if self.tuned else []
         return f"{self.label or self.method} · {self.backbone}" + (f" ({', '.join(told)})" if told else "")
 
     @property

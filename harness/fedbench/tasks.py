@@ -198,6 +198,11 @@ class RunInfo:
     trainable_parameters: int
     round_bytes: int
     """Bytes of the model, one way, one client."""
+    classnames: tuple[str, ...] = ()
+    class_counts: tuple[tuple[int, ...], ...] = ()
+    """Training samples by client of the scenario and class; a diagnosis, also where methods see no labels."""
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Class indices by reporting group; empty where the scenario has none."""
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,8 @@ class Tracking:
             "run_id": spec.run_id,
             "row": spec.row,
             "setting": spec.setting,
+            "scale": spec.scale,
+            "tuning": json.dumps(spec.tuning),
             "published": json.dumps(spec.published),
         }
         tags = {**{f"fedbench.{name}": value for name, value in named.items()}, **self._provenance, **facts}
@@ -199,6 +201,12 @@ def _text(value: Any) -> str:
 
 def _write_artifacts(folder: Path, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
     (folder / "spec.json").write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    federation = {
+        "classnames": info.classnames,
+        "class_counts": info.class_counts,
+        "groups": {group: list(classes) for group, classes in info.groups.items()},
+    }
+    (folder / "federation.json").write_text(json.dumps(federation) + "\n", encoding="utf-8")
     (folder / "owners.json").write_text(json.dumps(dict(info.owners), indent=2) + "\n", encoding="utf-8")
     lines = [f"{sample},{label}" for sample, label in enumerate(result.predictions)]
     (folder / "predictions.csv").write_text("\n".join(["sample,predicted", *lines]) + "\n", encoding="utf-8")

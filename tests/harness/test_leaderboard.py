@@ -72,7 +72,9 @@ def made(specs: Sequence[tuple[RunSpec, float]]) -> pd.DataFrame:
             params=tracking.flat_params(one),
             metrics={**metrics, "final/seconds": 1.0, "final/train_seconds": 0.5},
         )
-        lines.append(_line("s", SimpleNamespace(data=data, info=SimpleNamespace(start_time=1000 * number))))
+        lines.append(
+            _line("s", SimpleNamespace(data=data, info=SimpleNamespace(run_id=str(number), start_time=1000 * number)))
+        )
     return pd.DataFrame(lines)
 
 

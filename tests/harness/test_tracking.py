@@ -124,6 +124,7 @@ def test_artifacts_lie_in_the_store_folder_and_give_the_run_back(uri: str, liste
     folder = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
     (found,) = folder.glob(f"*/{run.info.run_id}/artifacts")
     assert sorted(path.name for path in found.iterdir()) == [
+        "federation.json",
         "owners.json",
         "predictions.csv",
         "spec.json",

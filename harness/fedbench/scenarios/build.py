@@ -22,11 +22,15 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     """The federation; ``scenario.partition_seed``, where set, replaces ``seed`` in every draw made here.
 
     Testing samples are cut off before the classes are thinned, so that test and validation keep their class balance.
+    With ``scenario.validation`` the federation's test split is cut from the training samples: the data set's own test
+    split, and a held-out domain, are no part of it.
     """
     seed = seed if scenario.partition_seed is None else scenario.partition_seed
     _refuse_impossible(dataset, scenario)
     held_out = None if scenario.holdout_domain is None else feature_skew.domain_index(dataset, scenario.holdout_domain)
     cut = _cut(dataset, scenario, held_out, seed)
+    if scenario.validation:
+        cut = _score_on_training_data(cut, scenario.validation, seed)
     kept = _thin(cut, len(dataset.classnames), scenario, seed)
     whole = len(kept) == len(cut.pool)
     train = cut.pool if whole else cut.pool.select(torch.from_numpy(kept))
@@ -45,7 +49,8 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
         classnames=dataset.classnames,
         domain_names=dataset.domain_names,
         validation=cut.validation,
-        held_out_domain=held_out,
+        # what is set aside for tuning has no samples of it
+        held_out_domain=None if scenario.validation else held_out,
         labels_visible=scenario.labels == "visible",
         groups=_groups(dataset, train, scenario),
     )
@@ -79,6 +84,25 @@ def _cut(dataset: Dataset, scenario: Scenario, held_out: int | None, seed: int) 
         assert dataset.test is not None  # refused above
         return Cut(dataset.train, np.arange(len(dataset.train)), dataset.test)
     return feature_skew.cut_by_domain(dataset, scenario.domain_split, held_out, seed)
+
+
+def _score_on_training_data(cut: Cut, share: float, seed: int) -> Cut:
+    """``share`` of the training samples, class by class and domain by domain, in place of the test split.
+
+    Of two or more samples at least one is set aside and one left.
+    """
+    labels, domains = cut.pool.labels.numpy()[cut.train], cut.pool.domains
+    strata = labels if domains is None else np.stack([labels, domains.numpy()[cut.train]], axis=1)
+    rng = numpy_generator(seed, "validation")
+    _, members = np.unique(strata, axis=0, return_inverse=True)
+    aside = []
+    for stratum in range(int(members.max()) + 1):
+        own = rng.permutation(cut.train[members.reshape(-1) == stratum])
+        aside.append(own[: min(max(round(share * len(own)), 1), len(own) - 1)])
+    chosen = np.sort(np.concatenate(aside))
+    if not len(chosen):
+        raise FedbenchError("validation needs a class with two training samples at least; set it to 0.")
+    return Cut(cut.pool, np.setdiff1d(cut.train, chosen), cut.pool.select(torch.from_numpy(chosen)), cut.validation)
 
 
 def _thin(cut: Cut, classes: int, scenario: Scenario, seed: int) -> IntArray:

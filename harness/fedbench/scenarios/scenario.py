@@ -80,6 +80,13 @@ class Scenario(BaseModel):
     )
     participation: float = Field(default=1.0, gt=0, le=1, description="fraction of the clients sampled in a round")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that a sampled client fails to answer")
+    validation: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of every class's training samples set aside before classes are thinned, and scored in place "
+        "of the test split, which the run then never sees; 0: the test split is scored. What tuning measures on",
+    )
     groups: GroupRule = Field(
         default="cumulative_exclusive",
         description="reporting groups of a long tail: cumulative_exclusive (75/95 % of samples, crossing class in the "

@@ -1,0 +1,101 @@
+"""What tuning measures on: samples cut from training data before thinning, with the test split out of reach."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedbench.errors import FedbenchError
+from fedbench.scenarios import Scenario, build_federation
+from fedbench.types import Dataset, Federation, Split, TensorImages
+
+CLASSES = ("ant", "bee", "cat")
+
+
+def numbered(labels: list[int], first: int, domains: list[int] | None = None) -> Split:
+    """A split whose images hold their own number, so that a sample is known wherever it turns up."""
+    numbers = torch.arange(first, first + len(labels))
+    pixels = numbers.to(torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 3, 1, 1).contiguous()
+    return Split(TensorImages(pixels), torch.tensor(labels), None if domains is None else torch.tensor(domains))
+
+
+def dataset(train: Split, test: Split | None, domains: tuple[str, ...] = ()) -> Dataset:
+    return Dataset("toy", CLASSES, train, test, "0" * 64, domains)
+
+
+def numbers_of(split: Split) -> set[int]:
+    return set(split.images.read(torch.arange(len(split)))[:, 0, 0, 0].tolist())
+
+
+def trained_on(federation: Federation) -> set[int]:
+    indices = torch.cat([shard.indices for shard in federation.clients])
+    return set(federation.train.images.read(indices)[:, 0, 0, 0].tolist())
+
+
+# 40, 20 and 10 samples of the three classes; the test split's samples are numbers 200 and up
+LABELS = [0] * 40 + [1] * 20 + [2] * 10
+PLAIN = dataset(numbered(LABELS, 0), numbered([0, 1, 2] * 5, 200))
+
+
+def test_the_scored_samples_are_training_samples_and_no_client_has_them() -> None:
+    federation = build_federation(PLAIN, Scenario(clients=2, validation=0.2), seed=0)
+    scored, trained = numbers_of(federation.test), trained_on(federation)
+    assert scored | trained == set(range(70))
+    assert not scored & trained
+    assert np.bincount(federation.test.labels).tolist() == [8, 4, 2]
+
+
+def test_it_is_cut_before_the_classes_are_thinned_so_it_keeps_its_balance() -> None:
+    even = dataset(numbered([0, 1, 2] * 20, 0), numbered([0, 1, 2], 200))
+    scenario = Scenario(clients=2, imbalance="exponential", imbalance_factor=4, validation=0.25)
+    federation = build_federation(even, scenario, seed=0)
+    assert np.bincount(federation.test.labels).tolist() == [5, 5, 5]
+    assert federation.class_counts().tolist() == [15, 7, 3]  # 15 remain of 20: 15, floor(15 / 2), floor(15 / 4)
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "aside"), [(2, 0.01, 1), (2, 0.99, 1), (1, 0.5, 0), (5, 0.5, 2), (7, 0.5, 4)]
+)
+def test_a_class_gives_its_rounded_share_but_at_least_one_sample_and_never_its_last(
+    count: int, share: float, aside: int
+) -> None:
+    data = dataset(numbered([0] * 10 + [1] * count, 0), numbered([0, 1], 200))
+    federation = build_federation(data, Scenario(clients=1, validation=share), seed=0)
+    assert int((federation.test.labels == 1).sum()) == aside
+
+
+def test_every_domain_gives_its_share_and_a_held_out_domain_none() -> None:
+    domains = [0, 1, 2] * 20
+    data = dataset(numbered([0, 0, 0, 1, 1, 1] * 10, 0, domains), None, ("art", "cartoon", "photo"))
+    scenario = Scenario(partition="domain", holdout_domain="photo", validation=0.25)
+    federation = build_federation(data, scenario, seed=0)
+    assert federation.test.domains is not None
+    # 80 % of 20 samples a domain train, 8 of each class on average; a quarter of each class and domain is set aside
+    assert sorted(set(federation.test.domains.tolist())) == [0, 1]
+    assert federation.held_out_domain is None
+    untuned = build_federation(data, scenario.model_copy(update={"validation": 0.0}), seed=0)
+    assert not numbers_of(federation.test) & numbers_of(untuned.test)
+    assert numbers_of(federation.test) | trained_on(federation) == trained_on(untuned)
+    first = federation.clients[0]
+    assert first.test_indices is not None
+    assert set(federation.test.domains[first.test_indices].tolist()) == {0}
+
+
+def test_the_same_seed_sets_the_same_samples_aside_and_zero_changes_nothing() -> None:
+    scenario = Scenario(clients=2, validation=0.2)
+    again = [numbers_of(build_federation(PLAIN, scenario, seed).test) for seed in (0, 0, 1)]
+    assert again[0] == again[1] != again[2]
+    assert numbers_of(build_federation(PLAIN, Scenario(clients=2), 0).test) == set(range(200, 215))
+
+
+def test_the_test_split_has_no_influence() -> None:
+    poisoned = dataset(PLAIN.train, numbered([2] * 9, 220))
+    kept = build_federation(PLAIN, Scenario(clients=3, validation=0.2), seed=3)
+    other = build_federation(poisoned, Scenario(clients=3, validation=0.2), seed=3)
+    assert numbers_of(kept.test) == numbers_of(other.test)
+    assert [c.indices.tolist() for c in kept.clients] == [c.indices.tolist() for c in other.clients]
+
+
+def test_classes_of_one_sample_each_cannot_be_tuned_on() -> None:
+    single = dataset(numbered([0, 1, 2], 0), numbered([0], 200))
+    with pytest.raises(FedbenchError, match="two training samples"):
+        build_federation(single, Scenario(clients=1, validation=0.5), seed=0)
