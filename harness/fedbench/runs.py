@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import cast
 
 from fedbench.finetuning import finetuned_metrics
 from fedbench.metrics import summarise
@@ -15,6 +16,18 @@ from fedbench.tasks import RoundRecord, RunResult
 
 def run_spec(spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()) -> RunResult:
     """Run ``spec`` from beginning to end, notifying listeners; the whole job of one cell of a suite."""
+    steps = run_rounds(spec, settings, listeners)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(RunResult, end.value)
+
+
+def run_rounds(
+    spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()
+) -> Generator[RoundRecord, None, RunResult]:
+    """`run_spec` a round at a time, so that several runs can go on side by side (the seeds of a tuning trial)."""
     started = time.perf_counter()
     run = prepare(spec, settings, listeners=listeners)
     hooks = run.assembly.hooks
@@ -28,6 +41,7 @@ def run_spec(spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()
             predictions = predicted or predictions
             records.append(record)
             hooks.round_finished(spec=spec, record=record)
+            yield record
         finetuned = finetuned_metrics(run, state) if spec.training.finetune_epochs and state.weights else {}
     except Exception as error:
         error.add_note(f"{spec.title}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
