@@ -133,7 +133,7 @@ def _in_pool(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iter
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         events = manager.Queue()
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_quiet_worker)
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=quiet_worker)
         try:
             futures: dict[Future[None], RunSpec] = {
                 pool.submit(_attempt_remotely, spec, settings, events): spec for spec in specs
@@ -181,7 +181,8 @@ def _attempt_remotely(spec: RunSpec, settings: Settings, events: Any) -> None:
     _attempt(spec, settings, events.put)
 
 
-def _quiet_worker() -> None:
+def quiet_worker() -> None:
+    """To be called first in a worker process: Ctrl-C is the parent's to answer, and the worker ends with it."""
     # Ctrl-C reaches the whole process group; only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()

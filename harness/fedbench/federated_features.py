@@ -43,17 +43,21 @@ class FeatureParams:
     # re-training 0.02 to 0.03; in the released code's budget (300 epochs at 0.01) 0.14 to 0.30. Accuracy after the 20
     # rounds of suite longtail, two seeds, this budget against the code's: embedded CLIP 69.5 % and 69.8 % (FedAvg
     # 67.6 %), convnet 20.9 % and 21.1 % (FedAvg 19.1 %). C=100, m=100, d=256: 9 s to match, 0.7 s to re-train.
-    features: int = hyper(100, symbol="m", low=1, high=1000, log=True, source="features a class; paper and code 100")
-    match_steps: int = hyper(100, symbol="match_epoch", low=0, high=1000, source="released code 100")
-    lr_feature: float = hyper(0.1, symbol="lr_feature", low=1e-3, high=100.0, log=True, source="released code 0.1")
+    features: int = hyper(
+        100, symbol="m", low=1, high=1000, log=True, search=(10, 200), source="features a class; paper and code 100"
+    )
+    match_steps: int = hyper(100, symbol="match_epoch", low=0, high=1000, search=False, source="released code 100")
+    lr_feature: float = hyper(
+        0.1, symbol="lr_feature", low=1e-3, high=100.0, log=True, search=(0.01, 10.0), source="released code 0.1"
+    )
     retrain_epochs: int = hyper(
-        30, symbol="crt_epoch", low=0, high=1000, neutral=0, source="released code 300, at lr_head=0.01"
+        30, symbol="crt_epoch", low=0, high=1000, neutral=0, search=False, source="released code 300, at lr_head=0.01"
     )
     lr_head: float = hyper(
         0.1, symbol="lr_net", low=1e-4, high=1.0, log=True, source="released code 0.01, with retrain_epochs=300"
     )
-    batch_real: int = hyper(32, symbol="batch_real", low=1, high=1024, log=True, source="released code")
-    repeats: int = hyper(10, symbol="repeats", low=1, high=100, source="released code")
+    batch_real: int = hyper(32, symbol="batch_real", low=1, high=1024, log=True, search=False, source="released code")
+    repeats: int = hyper(10, symbol="repeats", low=1, high=100, search=False, source="released code")
     augment: Literal["dsa", "none"] = hyper(
         "dsa", symbol="dsa", choices=("dsa", "none"), source="released code; images only, cached features never"
     )

@@ -28,9 +28,28 @@ class Hyper:
     choices: tuple[Any, ...] | None = None
     neutral: Any = None
     """The value at which the method equals FedAvg; None where there is none."""
+    off: Any = None
+    """A further allowed value, outside the range: it switches the hyper-parameter's term off. Not searched."""
+    search: tuple[float, float] | bool | None = None
+    """What tuning searches: a narrower range; False nothing, True all choices; None the range of a number."""
+    when: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    """Other hyper-parameters of the method, with their values under which this one has an effect."""
+
+    @property
+    def searched(self) -> tuple[float, float] | tuple[Any, ...] | None:
+        """The range, or the choices, that tuning searches; None where it leaves the hyper-parameter alone."""
+        if self.choices is not None:
+            return self.choices if self.search is True else None
+        if isinstance(self.search, tuple):
+            return self.search
+        return None if self.search is False or self.low is None or self.high is None else (self.low, self.high)
 
     def allowed(self) -> str:
         """The allowed values in words."""
+        beside = [special for special in (self.neutral, self.off) if special is not None]
+        return self._ranged() + "".join(f", or {special!r}" for special in beside if not self.in_range(special))
+
+    def _ranged(self) -> str:
         if self.choices is not None:
             return f"one of {', '.join(repr(c) for c in self.choices)}"
         if self.low is not None and self.high is not None:
@@ -40,9 +59,13 @@ class Hyper:
         return "any value" if self.low is None else f"at least {self.low:g}"
 
     def admits(self, value: Any) -> bool:
-        """Whether ``value`` is allowed; the neutral value always is, also outside the search range."""
-        if self.neutral is not None and value == self.neutral:
+        """Whether ``value`` is allowed; the neutral value and the one that is ``off`` are, also outside the range."""
+        if any(special is not None and value == special for special in (self.neutral, self.off)):
             return True
+        return self.in_range(value)
+
+    def in_range(self, value: Any) -> bool:
+        """Whether ``value`` lies in the range, or is one of the choices."""
         if self.choices is not None:
             return value in self.choices
         if isinstance(value, float) and not math.isfinite(value):
@@ -60,16 +83,26 @@ def hyper(
     log: bool = False,
     choices: Sequence[T] | None = None,
     neutral: T | None = None,
+    off: T | None = None,
+    search: tuple[float, float] | bool | None = None,
+    when: Mapping[str, tuple[Any, ...]] | None = None,
 ) -> T:
     """A field of a method's frozen ``Params`` dataclass.
 
     ``symbol`` as the paper writes it, ``source`` where default and range come from, ``low`` / ``high`` / ``log`` or
-    ``choices`` the range (it is also what Optuna searches), ``neutral`` the value that turns the method into FedAvg.
-    A default outside its own range raises ValueError at import.
+    ``choices`` the range, ``neutral`` the value that turns the method into FedAvg, ``off`` one outside the range that
+    switches its term off. Optuna searches the range of a number, or the part of it that ``search`` gives, ``when``
+    other hyper-parameters have the values named; choices (variants, ablations) only with ``search=True``.
+    A default outside its own range, or a search outside it, raises ValueError at import.
     """
-    declared = Hyper(symbol, source, low, high, log, None if choices is None else tuple(choices), neutral)
+    given = None if choices is None else tuple(choices)
+    declared = Hyper(symbol, source, low, high, log, given, neutral, off, search, dict(when or {}))
     if not declared.admits(default):
         raise ValueError(f"default {default!r} of {symbol} is not {declared.allowed()}")
+    if isinstance(search, tuple) and not all(declared.admits(bound) for bound in search):
+        raise ValueError(f"search {search!r} of {symbol} is not {declared.allowed()}")
+    if declared.searched is not None and given is None and log and declared.searched[0] <= 0:
+        raise ValueError(f"the log range of {symbol} must lie above 0; a value of 0 is declared as off or neutral")
     return dataclasses.field(default=default, metadata={"hyper": declared})
 
 

@@ -7,30 +7,48 @@ own; their difference to the baseline is still paired, over the seeds both have.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from fedbench.captions import caption
+from fedbench.errors import unknown_name
+from fedbench.latex import to_latex
+from fedbench.milestones import is_tracked, rounds_to_target
+from fedbench.published import Published, beside
 from fedbench.render import render_terminal, to_csv, to_markdown
-from fedbench.results import BUDGET, load_results
+from fedbench.results import BUDGET, GROUPS, load_results
+from fedbench.significance import BASELINE, NO_BASELINE, Test, holm, paired, verdict
 from fedbench.store import FINAL
 
-__all__ = ["leaderboard", "load_results", "render_terminal", "to_csv", "to_markdown", "write"]
+__all__ = ["leaderboard", "load_results", "render_terminal", "to_csv", "to_latex", "to_markdown", "write"]
 
 HEADLINE = "global_accuracy"
-_STANDARD = (
-    *(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few")),
-    "domain_mean_accuracy",
-    "unseen_domain_accuracy",
-    "worst_client_accuracy",
-)
+DOMAINS = "domain_accuracy"
+"""As a column: the accuracies of all domains."""
+_STANDARD = (*GROUPS, "domain_mean_accuracy", "unseen_domain_accuracy", "worst_client_accuracy")
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
 _PROTOCOL = ("dataset", "data_hash", "scenario_settings", *BUDGET)
-_UNUSUAL = {"weighting": "samples", "augment": "none"}
-"""Budget fields that a caption names only where they differ from this."""
 _ROW = ("row", "method", "backbone", "tune", "row_settings")
+_NAN = float("nan")
+_RANK_DIGITS = 9
+"""Means of percentages that agree to so many digits share a rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """How results are read, for the rows of one protocol."""
+
+    headline: str
+    test: Test
+    target: float | None
+    target_metric: str
+    curves: pd.DataFrame | None
+    published: Published | None
 
 
 def leaderboard(
@@ -39,57 +57,109 @@ def leaderboard(
     baseline: str = "fedavg",
     headline: str = HEADLINE,
     settings: Sequence[str] = (),
+    *,
+    test: Test = Test.t,
+    target: float | None = None,
+    curves: pd.DataFrame | None = None,
+    published: Published | None = None,
 ) -> pd.DataFrame:
     """One line a table and row, best ``headline`` first within a table, the newest table first.
 
-    Tables of a suite's ``settings`` come first, in that order.
+    Tables of a suite's ``settings`` come first, in that order. Of the runs of a row and seed (they differ in
+    ``eval_every``) the newest counts. A table of which some run lacks the headline is ranked by the overall accuracy
+    and says so. Columns, beside those that say what a row is (``row`` in full, ``label`` without its backbone,
+    ``settings`` beside its table's protocol as JSON, ``tuning`` as JSON, ``runs`` and ``mlflow_ids`` by seed as JSON):
 
-    Of the runs of a row and seed (they differ in ``eval_every``) the newest counts. A table of which some run lacks the
-    headline is ranked by the overall accuracy and says so. ``settings`` is what a row was run with beside its table's
-    protocol, as JSON.
-    Every metric M has columns ``M_mean`` and ``M_std`` (sample standard deviation over seeds, NaN for one seed).
-    ``columns`` are the metrics beside the headline (``head`` is short for ``head_accuracy``); by default groups,
-    domains and the worst client, where any run has them. ``delta_*`` is the headline minus the baseline's, paired over
-    the ``delta_seeds`` common seeds; ``baseline`` is a method, met on the row's own backbone, or a whole row.
+    - ``M_mean`` and ``M_std`` (sample standard deviation over seeds, NaN for one seed) of every metric M in ``columns``
+      (``head`` is short for ``head_accuracy``; by default groups, domain mean and the worst client, where any run has
+      them), of every domain, and of costs. ``shown`` are those for tables, as JSON. ``rank`` 1 has the best
+      ``headline`` of its table; equal means share the smaller rank.
+    - ``delta_*``: the headline minus the baseline's, paired over the ``delta_seeds`` common seeds. ``baseline`` is a
+      method, met on the row's own backbone and tuned like it, or a whole row, or a label.
+    - ``p_value`` of ``test`` on those pairs, ``p_adjusted`` by Holm over the p-values of the table, ``significance``.
+    - ``rounds_to_target_*`` over the seeds that reach ``target`` in ``curves`` (`load_curves`), ``target_reached`` as
+      "2/3"; by default the target is the mean that the row's baseline ends with.
+    - what ``published`` prints for the row, see `fedbench.published.beside`.
     """
     by_age = results.sort_values("started", kind="stable")
     results = by_age.drop_duplicates([*_PROTOCOL, *_ROW, "seed"], keep="last")
-    blocks: list[tuple[Any, ...]] = []
+    blocks: list[tuple[Any, str, list[dict[str, Any]]]] = []
     for _, protocol in results.groupby(list(_PROTOCOL), sort=False, dropna=False):
-        rows = [runs.sort_values("seed") for _, runs in protocol.groupby(list(_ROW), sort=False, dropna=False)]
-        labels = _labels(rows)
         ranked_by = _ranked_by(protocol, headline)
-        metrics = _chosen(results, columns, ranked_by)
-        lines: dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
-        for label, runs in zip(labels, rows, strict=True):
-            seeds = tuple(int(seed) for seed in runs["seed"])
-            paired = _paired(runs, _baseline_of(runs, rows, baseline), ranked_by)
-            lines.setdefault(seeds, []).append(({"row": label, **_cells(runs, metrics), **paired}, runs))
-        for seeds, block in lines.items():
-            caption = _caption(pd.concat([runs for _, runs in block]), seeds)
-            if ranked_by != headline:
-                caption += f" · ranked by {ranked_by}, since not every run has {headline}"
+        shown = _chosen(results, columns, ranked_by)
+        tracked = curves is not None and is_tracked(curves, list(protocol["mlflow_id"]), ranked_by)
+        reading = _Reading(ranked_by, test, target, ranked_by if tracked else HEADLINE, curves, published)
+        remarks = [f"ranked by {ranked_by}, since not every run has {headline}"] if ranked_by != headline else []
+        for seeds, block in _by_seeds(protocol, [*shown, *_domains(results)], baseline, reading).items():
+            lines = _compared([line | {"shown": json.dumps(shown)} for line, _ in block], reading)
+            told = caption(
+                pd.concat([runs for _, runs in block]), seeds, [*remarks, *_target_remark(lines, baseline, reading)]
+            )
             setting = str(protocol["setting"].iloc[0])
             place = -settings.index(setting) if setting in settings else -len(settings)
-            rank = (place, protocol["started"].max(), len(block) * len(seeds))
-            ranked = sorted((line for line, _ in block), key=lambda line: -float(line[f"{ranked_by}_mean"]))
-            blocks.append((rank, caption, ranked))
+            blocks.append(((place, protocol["started"].max(), len(block) * len(seeds)), told, lines))
     blocks.sort(key=lambda block: block[0], reverse=True)
-    lines_in_order = [
-        {"block": number, "caption": caption, "baseline": baseline, **line}
-        for number, (_, caption, block) in enumerate(blocks)
-        for line in block
-    ]
-    return pd.DataFrame(lines_in_order)
+    return pd.DataFrame(
+        [
+            {"block": number, "caption": told, "baseline": baseline, **line}
+            for number, (_, told, lines) in enumerate(blocks)
+            for line in lines
+        ]
+    )
+
+
+def metric_named(results: pd.DataFrame, name: str) -> str:
+    """The accuracy that ``--metric`` means: ``tail`` is ``tail_accuracy``. FedbenchError for one that no run has."""
+    known = [str(column).removeprefix(FINAL) for column in results if str(column).startswith(FINAL)]
+    accuracies = [metric for metric in known if "accuracy" in metric]
+    full = name if name in accuracies else f"{name}_accuracy"
+    if full not in accuracies:
+        short = [metric.removesuffix("_accuracy") for metric in accuracies]
+        raise unknown_name("accuracy in these results", name, short)
+    return full
+
+
+def baseline_named(results: pd.DataFrame, name: str) -> str:
+    """``name`` if it is a row, a method or a label in ``results``; FedbenchError otherwise."""
+    known = {*results["row"], *results["method"], *(_label(row) for row in results["row"])}
+    if name not in known:
+        raise unknown_name("baseline", name, known, "It is a row, or the method of one.")
+    return name
 
 
 def write(results: pd.DataFrame, board: pd.DataFrame, folder: Path, command: str) -> None:
-    """Write ``results.csv`` (a line a run), ``leaderboard.csv`` and ``leaderboard.md``, which names ``command``."""
+    """Write ``results.csv`` (a line a run), ``leaderboard.csv``, ``.md`` and ``.tex``.
+
+    ``command`` is what made all of it, a line a command.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     results.to_csv(folder / "results.csv", index=False)
     to_csv(board, folder / "leaderboard.csv")
-    made = f"Made by `{command}`.\n\n" if command else ""
+    prompts = "\n".join(f"$ {line}" for line in command.splitlines())
+    made = f"Made by\n\n```console\n{prompts}\n```\n\n" if command else ""
     (folder / "leaderboard.md").write_text(f"# Leaderboard\n\n{made}{to_markdown(board)}", encoding="utf-8")
+    (folder / "leaderboard.tex").write_text(to_latex(board), encoding="utf-8")
+
+
+def _by_seeds(
+    protocol: pd.DataFrame, metrics: Sequence[str], baseline: str, reading: _Reading
+) -> dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]]:
+    """The rows of one protocol with their runs, by the seeds they have."""
+    rows = [runs.sort_values("seed") for _, runs in protocol.groupby(list(_ROW), sort=False, dropna=False)]
+    found: dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
+    for name, runs in zip(_names(rows), rows, strict=True):
+        base = _baseline_of(runs, rows, baseline)
+        line = {
+            "row": name,
+            **_identity(name, runs, reading.headline),
+            **_cells(runs, metrics),
+            **_paired(runs, base, reading),
+            **_rounds_to_target(runs, base, reading),
+        }
+        if reading.published is not None:
+            line |= beside(reading.published, runs, reading.headline, line[f"{reading.headline}_mean"])
+        found.setdefault(tuple(int(seed) for seed in runs["seed"]), []).append((line, runs))
+    return found
 
 
 def _ranked_by(protocol: pd.DataFrame, headline: str) -> str:
@@ -100,31 +170,52 @@ def _ranked_by(protocol: pd.DataFrame, headline: str) -> str:
 
 def _chosen(results: pd.DataFrame, columns: Sequence[str], headline: str) -> list[str]:
     """The metrics to show, the headline first; those that no run has are left out."""
-    wanted = list(columns) or list(_STANDARD)
+    wanted = [
+        name for column in columns or _STANDARD for name in (_domains(results) if column == DOMAINS else [column])
+    ]
     full = [headline, *(name if FINAL + name in results else f"{name}_accuracy" for name in wanted)]
     return [name for name in dict.fromkeys(full) if FINAL + name in results]
 
 
-def _labels(rows: Sequence[pd.DataFrame]) -> list[str]:
+def _domains(results: pd.DataFrame) -> list[str]:
+    return sorted(str(c).removeprefix(FINAL) for c in results if str(c).startswith(f"{FINAL}{DOMAINS}/"))
+
+
+def _names(rows: Sequence[pd.DataFrame]) -> list[str]:
     """The rows' names; where two are called the same, with the settings in which they differ."""
     names = [str(runs["row"].iloc[0]) for runs in rows]
     settings = [dict(json.loads(runs["row_settings"].iloc[0])) for runs in rows]
-    labels = []
+    full = []
     for name, own in zip(names, settings, strict=True):
         namesakes = [other for n, other in zip(names, settings, strict=True) if n == name]
         keys = sorted({key for other in namesakes for key in {*own, *other} if own.get(key) != other.get(key)})
         told = ", ".join(f"{key.removeprefix('training.')}={own.get(key, '-')}" for key in keys)
-        labels.append(f"{name} [{told}]" if told else name)
-    return labels
+        full.append(f"{name} [{told}]" if told else name)
+    return full
+
+
+def _identity(name: str, runs: pd.DataFrame, headline: str) -> dict[str, Any]:
+    """Which row it is, and every run behind it."""
+    first = runs.iloc[0]
+    seeds = [str(seed) for seed in runs["seed"]]
+    return {
+        "label": name.replace(f" · {first['backbone']}", "", 1),
+        **{key: str(first[key]) for key in ("setting", "scale", "dataset", "scenario", "method", "backbone")},
+        "tuned": bool(first["tuned"]),
+        "tuning": str(first["tuning"]),
+        "headline": headline,
+        "runs": json.dumps(dict(zip(seeds, runs["run_id"], strict=True))),
+        "mlflow_ids": json.dumps(dict(zip(seeds, runs["mlflow_id"], strict=True))),
+    }
 
 
 def _cells(runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, Any]:
     cells: dict[str, Any] = {"seeds": len(runs)}
-    for metric in metrics:
+    for metric in dict.fromkeys(metrics):
         cells[f"{metric}_mean"] = runs[FINAL + metric].mean()
         cells[f"{metric}_std"] = runs[FINAL + metric].std(ddof=1)
     for cost in _COSTS:
-        cells[f"{cost}_mean"] = runs[FINAL + cost].mean() if FINAL + cost in runs else float("nan")
+        cells[f"{cost}_mean"] = runs[FINAL + cost].mean() if FINAL + cost in runs else _NAN
     first = runs.iloc[0]
     named = {name: str(first[name]) for name in ("backbone", "tune")} | json.loads(first["row_settings"])
     own = {key.removeprefix("training."): value for key, value in named.items() if value != ""}
@@ -134,46 +225,94 @@ def _cells(runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, Any]:
 
 
 def _baseline_of(runs: pd.DataFrame, rows: Sequence[pd.DataFrame], baseline: str) -> pd.DataFrame | None:
-    """The baseline's runs: the row of that name, or the method's row nearest to ``runs``; None if that is not one."""
-    named = [other for other in rows if baseline == other["row"].iloc[0]]
-    candidates = named or [other for other in rows if baseline == other["method"].iloc[0]]
-    for key in ("backbone", "tune", "row_settings"):
-        alike = [other for other in candidates if other[key].iloc[0] == runs[key].iloc[0]]
+    """The baseline's runs: the row of that name, or the row of that method or label nearest to ``runs``.
+
+    None where there is none, or several are as near.
+    """
+    asked = _untuned(baseline)
+    candidates = [other for other in rows if asked == _untuned(other["row"].iloc[0])]
+    if asked != baseline:
+        candidates = [other for other in candidates if baseline == other["row"].iloc[0]]
+    candidates = candidates or [other for other in rows if baseline == other["method"].iloc[0]]
+    candidates = candidates or [other for other in rows if baseline == _label(other["row"].iloc[0])]
+    for key in ("backbone", "tune", "tuned", "row_settings"):
+        alike = [other for other in candidates if _alike(other[key].iloc[0], runs[key].iloc[0], key)]
         candidates = alike or candidates
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _paired(runs: pd.DataFrame, base: pd.DataFrame | None, headline: str) -> dict[str, Any]:
+def _alike(one: object, other: object, key: str) -> bool:
+    # every method has a study of its own; what counts is whether there was one
+    return bool(one) == bool(other) if key == "tuned" else one == other
+
+
+def _untuned(row: str) -> str:
+    return row.replace(", tuned)", ")").replace(" (tuned)", "")
+
+
+def _label(row: str) -> str:
+    return row.partition(" · ")[0]
+
+
+def _paired(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _Reading) -> dict[str, Any]:
+    """The difference to the baseline over common seeds, and how likely it is without one in the methods."""
     if base is None or base is runs:
-        return {"delta_mean": float("nan"), "delta_std": float("nan"), "delta_seeds": 0}
-    column = FINAL + headline
-    difference = (runs.set_index("seed")[column] - base.set_index("seed")[column]).dropna()
-    return {"delta_mean": difference.mean(), "delta_std": difference.std(ddof=1), "delta_seeds": len(difference)}
+        none = {"delta_mean": _NAN, "delta_std": _NAN, "delta_seeds": 0, "p_value": _NAN}
+        return none | {"significance": NO_BASELINE if base is None else BASELINE, "test": reading.test.title}
+    column = FINAL + reading.headline
+    pairs = pd.concat([runs.set_index("seed")[column], base.set_index("seed")[column]], axis=1, keys=["ours", "theirs"])
+    pairs = pairs.dropna()
+    difference = pairs["ours"] - pairs["theirs"]
+    outcome = paired(list(pairs["ours"]), list(pairs["theirs"]), reading.test)
+    return {
+        "delta_mean": difference.mean(),
+        "delta_std": difference.std(ddof=1),
+        "delta_seeds": len(difference),
+        "p_value": outcome.p_value,
+        "significance": outcome.reason,
+        "test": reading.test.title,
+    }
 
 
-def _caption(runs: pd.DataFrame, seeds: tuple[int, ...]) -> str:
-    first = runs.iloc[0]
-    rounds, epochs, batch = first["rounds"], first["local_epochs"], first["batch_size"]
-    parts = [
-        *filter(None, [" / ".join(dict.fromkeys(runs["setting"]))]),
-        f"{first['dataset']} (data {str(first['data_hash'])[:8] or 'unknown'})",
-        str(first["scenario"]),
-        f"{runs['num_clients'].max()} clients",
-        f"{_counted(rounds, 'round')} of {_counted(epochs, 'local epoch')}, batch {batch}",
-        *(f"{name} {first[name]}" for name, usual in _UNUSUAL.items() if first[name] != usual),
-        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
-        "commit " + ", ".join(sorted(set(_code(runs)))),
-        *(["several code states"] if runs["code_hash"].nunique() > 1 else []),
-    ]
-    return " · ".join(parts)
+def _rounds_to_target(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _Reading) -> dict[str, Any]:
+    metric, target = reading.target_metric, reading.target
+    if target is None and base is not None:
+        target = float(base[FINAL + metric].mean())
+    first: list[int | None] = []
+    if reading.curves is not None and target is not None:
+        first = rounds_to_target(reading.curves, list(runs["mlflow_id"]), metric, target)
+    reached = pd.Series([number for number in first if number is not None], dtype=float)
+    return {
+        "rounds_to_target_mean": reached.mean(),
+        "rounds_to_target_std": reached.std(ddof=1),
+        "target": _NAN if target is None else target,
+        "target_metric": metric,
+        "target_reached": f"{len(reached)}/{len(first)}" if first else "",
+    }
 
 
-def _counted(number: str, noun: str) -> str:
-    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
+def _compared(lines: list[dict[str, Any]], reading: _Reading) -> list[dict[str, Any]]:
+    """The lines of one table in order, with what takes all of them: rank, correction, verdict."""
+    means = pd.Series([line[f"{reading.headline}_mean"] for line in lines]).round(_RANK_DIGITS)
+    ranks = means.rank(method="min", ascending=False, na_option="bottom").astype(int)
+    tested = [number for number, line in enumerate(lines) if not np.isnan(line["p_value"])]
+    adjusted = dict(zip(tested, holm([lines[number]["p_value"] for number in tested]), strict=True))
+    made: list[dict[str, Any]] = []
+    for number, line in enumerate(lines):
+        said = verdict(adjusted[number]) if number in adjusted else line["significance"]
+        made.append(
+            {"rank": int(ranks[number]), **line, "p_adjusted": adjusted.get(number, _NAN), "significance": said}
+        )
+    return sorted(made, key=lambda line: int(line["rank"]))
 
 
-def _code(runs: pd.DataFrame) -> Iterator[str]:
-    for commit, code in zip(runs["commit"], runs["code_hash"], strict=True):
-        revision, dirty, _ = str(commit).partition("+dirty")
-        # two states of a work tree with changes are told apart by their code
-        yield revision[:7] if revision and not dirty else f"{revision[:7] or 'none'}{dirty} (code {str(code)[:8]})"
+def _target_remark(lines: Sequence[Mapping[str, Any]], baseline: str, reading: _Reading) -> list[str]:
+    """Which target rounds were counted to."""
+    if not any(line["target_reached"] for line in lines):
+        return []
+    if reading.target is not None:
+        return [f"target {reading.target:g} ({reading.target_metric})"]
+    targets = sorted({round(line["target"], 1) for line in lines if not np.isnan(line["target"])})
+    told = " or ".join(f"{target:.1f}" for target in targets)
+    own = " on the row's backbone" if len(targets) > 1 else ""
+    return [f"target {told}, the mean {reading.target_metric} that {_label(baseline)} ends with{own}"]

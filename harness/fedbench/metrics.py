@@ -24,10 +24,10 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
     """All metrics of a model on the test split of ``federation``.
 
     ``global_accuracy`` is over samples, ``balanced_accuracy`` the mean over classes, ``<group>_accuracy`` the mean over
-    the classes of a group, ``domain_accuracy/<name>`` per domain with their unweighted mean ``domain_mean_accuracy``,
-    ``mean_client_accuracy`` and ``worst_client_accuracy`` over clients. A client without test samples of its own is
-    scored by the global model's per-class accuracies weighted by its own class shares. Groups without classes are
-    left out, not zero.
+    the classes of a group, ``domain_accuracy/<name>`` per domain with their unweighted mean ``domain_mean_accuracy``
+    and their least ``worst_domain_accuracy``, ``mean_client_accuracy`` and ``worst_client_accuracy`` over clients. A
+    client without test samples of its own is scored by the global model's per-class accuracies weighted by its own
+    class shares. Groups without classes are left out, not zero.
     """
     labels = federation.test.labels
     right = predictions.labels == labels
@@ -66,7 +66,9 @@ def _domain_metrics(right: Tensor, federation: Federation) -> dict[str, float]:
         chosen = domains == index
         if bool(chosen.any()):
             metrics[f"domain_accuracy/{name}"] = percent_right(right[chosen])
-    metrics["domain_mean_accuracy"] = _mean(list(metrics.values()))
+    by_domain = list(metrics.values())
+    metrics["domain_mean_accuracy"] = _mean(by_domain)
+    metrics["worst_domain_accuracy"] = min(by_domain)
     if federation.held_out_domain is not None:
         unseen = federation.domain_names[federation.held_out_domain]
         seen = [v for k, v in metrics.items() if k.startswith("domain_accuracy/") and k != f"domain_accuracy/{unseen}"]

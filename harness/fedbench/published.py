@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+import fedbench
+from fedbench.comparable import Difference, differences
 from fedbench.errors import FedbenchError, unknown_name
-from fedbench.suite import Key
+from fedbench.suite import Key, Suite
+
+_PAPERS = {"capt": "CAPT", "clip2fl": "CLIP2FL", "fedclip": "FedCLIP", "fedglcl": "FedGLCL", "fst_cbdg": "FST-CBDG"}
+"""What a file's paper calls its method; a file of yours goes by its name."""
+SEVERAL = "printed number"
+
+
+@dataclass(frozen=True, eq=False)
+class Published:
+    """A paper's facts, and how our metrics are called in them."""
+
+    paper: str
+    facts: pd.DataFrame
+    metrics: Mapping[str, str]
 
 
 def load_published(name: str, folder: Path) -> pd.DataFrame:
@@ -19,6 +37,24 @@ def load_published(name: str, folder: Path) -> pd.DataFrame:
             f"file of published numbers in {folder}:", name, sorted(p.stem for p in folder.glob("*.csv"))
         )
     return pd.read_csv(file, dtype=str, keep_default_na=False)
+
+
+def published_folder(given: Path | None) -> Path:
+    """Where published numbers are: the folder given, else that of the checkout fedbench is installed from.
+
+    The latter need not exist: an installed wheel brings no leaderboards. FedbenchError where ``given`` is no folder.
+    """
+    if given is not None and not given.is_dir():
+        raise FedbenchError(f"--published {str(given)!r} is not a folder; give the one with the .csv files.")
+    return given or Path(fedbench.__file__).parents[2] / "leaderboards" / "published"
+
+
+def published_of(suite: Suite, folder: Path) -> Published | None:
+    """What the suite's paper prints; None where it names no file, or ``folder`` lacks it."""
+    if not suite.published or not (folder / f"{suite.published}.csv").is_file():
+        return None
+    paper = _PAPERS.get(suite.published, suite.published)
+    return Published(paper, load_published(suite.published, folder), suite.published_metrics)
 
 
 def matching(facts: pd.DataFrame, key: Key) -> pd.DataFrame:
@@ -43,3 +79,76 @@ def published_value(facts: pd.DataFrame, key: Key, metric: str, metrics: Mapping
     if len(values) > 1:
         raise FedbenchError(f"published key {key} picks {len(values)} numbers of {metrics[metric]!r}: {values[:4]}.")
     return values[0] if values else None
+
+
+def beside(published: Published, runs: pd.DataFrame, headline: str, mean: float) -> dict[str, Any]:
+    """The columns that set a row's ``runs`` beside what the paper prints for them; ``mean`` is their headline's.
+
+    ``published``, ``published_delta`` (ours minus printed), ``published_source``, ``published_keys`` (JSON),
+    ``published_several`` (JSON of source and value, where the keys stand for different numbers; there is none to
+    compare with then), ``comparable`` (yes, no, or empty where nothing is printed), ``differs``, ``differences``
+    (JSON of aspect, printed, here), and ``published_<metric>`` for every metric the paper has a number of.
+    """
+    keys = list(dict.fromkeys(text for run in runs["published"] for text in _keys(run)))
+    run = {str(name): entry for name, entry in runs.iloc[0].items()}
+    told = {f"published_{metric}": _one(_picked(published, keys, metric, run))[0] for metric in published.metrics}
+    lines = _picked(published, keys, headline, run)
+    value, several = _one(lines)
+    found = list(dict.fromkeys(d for fact in lines for d in differences(fact, run, headline)))
+    if several:
+        values = ", ".join(dict.fromkeys(f"{fact['value']} in table {fact['table']}" for fact in several))
+        found.append(Difference(SEVERAL, values, "one"))
+    return {
+        "published": value,
+        "published_delta": mean - value,
+        "published_source": _source(published.paper, lines),
+        "published_keys": json.dumps([json.loads(text) for text in keys], ensure_ascii=False),
+        "published_several": json.dumps(
+            [{"source": _source(published.paper, [fact]), "value": float(fact["value"])} for fact in several]
+        ),
+        "comparable": ("no" if found else "yes") if lines else "",
+        "differs": ", ".join(str(difference) for difference in found),
+        "differences": json.dumps([[d.aspect, d.printed, d.here] for d in found], ensure_ascii=False),
+        **told,
+    }
+
+
+def unreadable_columns(published: Published, results: pd.DataFrame) -> list[str]:
+    """Columns in the runs' keys that the facts don't have: such keys pick nothing."""
+    keys = [json.loads(text) for run in results["published"].unique() for text in _keys(run)]
+    return sorted({column for key in keys for column in key if column not in published.facts})
+
+
+def in_order(tables: Iterable[str]) -> list[str]:
+    """Numbers of tables as they follow in the paper."""
+    return sorted(tables, key=lambda table: (not table.isdigit(), int(table) if table.isdigit() else 0, table))
+
+
+def _keys(run: str) -> list[str]:
+    return [json.dumps(key, sort_keys=True, ensure_ascii=False) for key in json.loads(run)]
+
+
+def _picked(published: Published, keys: Iterable[str], metric: str, run: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The facts for our ``metric`` that any of the keys picks; of these those that print what ``run`` is, if any do."""
+    if metric not in published.metrics:
+        return []
+    columns = set(published.facts.columns)
+    picked: dict[Any, dict[str, str]] = {}
+    for key in (json.loads(text) for text in keys):
+        if columns >= set(key):
+            lines = matching(published.facts, {**key, "metric": published.metrics[metric]})
+            picked |= dict(zip(lines.index, lines.to_dict("records"), strict=True))
+    same = [fact for fact in picked.values() if not differences(fact, run, metric)]
+    return same or list(picked.values())
+
+
+def _one(lines: list[dict[str, str]]) -> tuple[float, list[dict[str, str]]]:
+    """The number that all ``lines`` print; NaN where they print several, and these."""
+    values = {float(fact["value"]) for fact in lines}
+    return (values.pop(), []) if len(values) == 1 else (float("nan"), lines)
+
+
+def _source(paper: str, lines: list[dict[str, str]]) -> str:
+    """``FedGLCL table 2``; empty without lines."""
+    tables = in_order({fact["table"] for fact in lines})
+    return f"{paper} table{'s' if len(tables) > 1 else ''} {', '.join(tables)}" if tables else ""

@@ -1,9 +1,12 @@
-"""What the tracking store holds, as one tidy table: a line a finished run."""
+"""What the tracking store holds: a line a finished run, its curve by round, and how its data were dealt."""
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -15,6 +18,7 @@ from fedbench.store import EXPERIMENT, FINAL, open_store, runs_of
 from fedbench.suite import suite_names
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities import Run
 
 _NOT_BUDGET = OPTIMISER_KEYS | {"eval_every", "finetune_epochs"}
@@ -22,7 +26,18 @@ BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET
 """Fields of `Training` in which runs of one table must agree."""
 _ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every")
 """Parameters with a column of their own, or without influence on the final model."""
+_SCENARIO_DEFAULTS = {
+    name: default if isinstance(default, str) else "none" if default is None else json.dumps(default)
+    for name, default in Scenario().model_dump(mode="json").items()
+}
+"""As runs record them."""
 _COUNTS = ("num_clients", "cohort_size", "num_train", "num_test", "trainable_parameters")
+GROUPS = tuple(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
+_OVERALL = "global_accuracy"
+_TRAFFIC = ("bytes_up_total", "bytes_down_total")
+_FEDERATION = "federation.json"
+_REQUESTS = 8
+"""Made at a time: a server far away answers one in the time it answers all."""
 
 
 def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
@@ -36,6 +51,8 @@ def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
         raise FedbenchError(f"there is no store at {uri}; name yours with --store.{_remedy(suite)}")
     lines, unfinished = [], 0
     for name, run in runs_of(client, suite):
+        if "seed" not in run.data.params:
+            continue  # no run of a spec
         if run.info.status == "FINISHED":
             lines.append(_line(name, run))
         else:
@@ -48,7 +65,67 @@ def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
         of = f" of the suite {suite!r}" if suite is not None else ""
         raise FedbenchError(f"the store {uri} has {held}{of} and no finished one.{_remedy(suite)}")
     frame = pd.DataFrame(lines).sort_values("started", kind="stable")
+    frame["made_by"] = _commands(client, frame)
     return frame.drop_duplicates("run_id", keep="last").reset_index(drop=True)
+
+
+def _commands(client: MlflowClient, frame: pd.DataFrame) -> list[str]:
+    """What made each run, as JSON: the command that tuned its values, where one did, and the one that ran it."""
+    parents = {parent: client.get_run(parent).data.tags for parent in frame["parent"].unique() if parent}
+    ran = [parents.get(parent, {}).get("fedbench.command", "") for parent in frame["parent"]]
+    pairs = zip(frame["tuned_by"], ran, strict=True)
+    return [json.dumps([command for command in pair if command], ensure_ascii=False) for pair in pairs]
+
+
+def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd.DataFrame:
+    """Metrics by evaluated round of the runs in ``results``, one line a run and round, rounds in order.
+
+    Columns: ``mlflow_id``, ``run_id``, ``round``, ``global_accuracy``, the ``headline`` and the groups' accuracies
+    where some run has them by round (all in %), ``bytes_total`` (both ways, since the start). A run without a curve
+    has no line. Raises FedbenchError for a store that cannot be reached.
+    """
+    client = open_store(uri, create=False)
+    wanted = list(dict.fromkeys([_OVERALL, headline, *GROUPS]))
+    wanted = [name for name in wanted if FINAL + name in results]
+    run_ids = dict(zip(results["mlflow_id"], results["run_id"], strict=True))
+    asked = [(run, name) for run in run_ids for name in (*wanted, *_TRAFFIC)]
+    points: list[tuple[str, int, str, float]] = []
+    if client is not None:
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            histories = pool.map(lambda one: client.get_metric_history(*one), asked)
+            points = [(run, p.step, name, p.value) for (run, name), h in zip(asked, histories, strict=True) for p in h]
+    frame = pd.DataFrame(points, columns=["mlflow_id", "round", "metric", "value"])
+    curves = frame.pivot_table(index=["mlflow_id", "round"], columns="metric", values="value", aggfunc="last")
+    tracked = [name for name in wanted if name in curves]
+    curves["bytes_total"] = sum(curves.get(name, float("nan")) for name in _TRAFFIC)
+    curves = curves.reindex(columns=list(dict.fromkeys([_OVERALL, *tracked, "bytes_total"])))
+    curves = curves[curves[_OVERALL].notna()].reset_index().rename_axis(columns=None)
+    curves.insert(1, "run_id", curves["mlflow_id"].map(run_ids))
+    return curves
+
+
+def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """How the data of the runs in ``results`` were dealt, by MLflow id: their artifact ``federation.json``.
+
+    ``classnames``, ``class_counts`` (clients x classes) and ``groups`` (name -> class indices). Runs that lack it (of
+    an older version) are left out.
+    """
+    client = open_store(uri, create=False)
+    if client is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_REQUESTS) as pool:
+        runs = list(dict.fromkeys(results["mlflow_id"]))
+        read = list(pool.map(lambda run: _federation(client, run, Path(folder)), runs))
+    return {run: federation for run, federation in zip(runs, read, strict=True) if federation is not None}
+
+
+def _federation(client: MlflowClient, run: str, folder: Path) -> dict[str, Any] | None:
+    if _FEDERATION not in {artifact.path for artifact in client.list_artifacts(run)}:
+        return None
+    own = folder / run
+    own.mkdir()
+    file = Path(client.download_artifacts(run, _FEDERATION, str(own)))
+    return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 def _remedy(suite: str | None) -> str:
@@ -92,7 +169,9 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
 
 def _line(suite: str, run: Run) -> dict[str, Any]:
     tags, params = run.data.tags, run.data.params
-    scenario = {key.removeprefix("scenario."): v for key, v in params.items() if key.startswith("scenario.")}
+    recorded = {key.removeprefix("scenario."): v for key, v in params.items() if key.startswith("scenario.")}
+    # a field that is younger than the run had no other effect then than its default has now
+    scenario = _SCENARIO_DEFAULTS | recorded
     # methods with and without labels meet in one table, as in the papers; the row's name and settings tell
     labels = scenario.pop("labels", "visible")
     budget = {name: params.get(f"training.{name}", "") for name in BUDGET}
@@ -101,6 +180,7 @@ def _line(suite: str, run: Run) -> dict[str, Any]:
     # other weights under the same backbone's name are another row
     settings["labels"] = labels
     settings["weights"] = tags.get("fedbench.weights_hash", "")[:8]
+    tuning = json.loads(tags.get("fedbench.tuning", "{}"))
     return {
         "suite": suite,
         "row": tags.get("fedbench.row", ""),
@@ -113,7 +193,9 @@ def _line(suite: str, run: Run) -> dict[str, Any]:
         "mlflow_id": run.info.run_id,
         "scale": tags.get("fedbench.scale", ""),
         "tuned": params.get("tuned", ""),
-        "tuning": tags.get("fedbench.tuning", "{}"),
+        "tuned_by": tuning.pop("command", ""),
+        "tuning": json.dumps(tuning, ensure_ascii=False),
+        "parent": tags.get("mlflow.parentRunId", ""),
         **{name: tags.get(f"fedbench.{name}", "") for name in ("commit", "code_hash", "data_hash", "weights_hash")},
         **{name: int(tags.get(f"fedbench.{name}", 0)) for name in _COUNTS},
         "started": pd.to_datetime(run.info.start_time, unit="ms", utc=True),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
-from typing import cast
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Any, cast
 
 from fedbench.finetuning import finetuned_metrics
 from fedbench.metrics import summarise
@@ -12,6 +12,7 @@ from fedbench.prepare import Settings, prepare
 from fedbench.rounds import rounds
 from fedbench.spec import RunSpec
 from fedbench.tasks import RoundRecord, RunResult
+from fedbench.types import Tensors
 
 
 def run_spec(spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()) -> RunResult:
@@ -47,15 +48,28 @@ def run_rounds(
         error.add_note(f"{spec.title}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
         raise
     assert predictions is not None  # the last round is always evaluated
+    evaluating = set(run.assembly.owners["evaluate"].split(", "))
     result = RunResult(
         records=tuple(records),
         summary=_summary(records) | finetuned,
         predictions=tuple(predictions.labels.tolist()),
-        weights={name: tensor.cpu().numpy() for name, tensor in {**state.weights, **state.buffers}.items()},
+        weights=_arrays(state.weights),
         seconds=time.perf_counter() - started,
+        buffers=_arrays(state.buffers),
+        server=_kept(state.server, evaluating),
+        clients={client: kept for client, held in state.clients.items() if (kept := _kept(held, evaluating))},
     )
     hooks.run_finished(spec=spec, info=run.info, result=result)
     return result
+
+
+def _kept(states: Mapping[str, Tensors], methods: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Of the tensors by method those of ``methods``: what others keep, evaluating their model does not need."""
+    return {method: _arrays(tensors) for method, tensors in states.items() if method in methods}
+
+
+def _arrays(tensors: Tensors) -> dict[str, Any]:
+    return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
 def _summary(records: Sequence[RoundRecord]) -> dict[str, float]:

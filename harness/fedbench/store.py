@@ -17,6 +17,8 @@ os.environ.setdefault("DO_NOT_TRACK", "true")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")
 # The interface's job workers (for evaluating language models) are processes that fedbench has no use for.
 os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+# A handful of files is there at once; its bar would stand between a command's lines.
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -25,12 +27,19 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import Engine, event
 
 from fedbench.errors import FedbenchError
+from fedbench.webview import VIEW_TAG, experiment_tags, page
 
 DEFAULT_FOLDER = "fedbench-store"
 EXPERIMENT = "fedbench/"
 """An experiment is called this and the suite's name."""
+TUNING = "fedbench-tuning/"
+"""The same for trials of tuning: no leaderboard reads them."""
 FINAL = "final/"
 """Prefix of the metrics of a finished run, which leaderboards read."""
+KIND = "fedbench.kind"
+"""The tag that says what an MLflow run is; those of before it existed are runs."""
+RUN, INVOCATION = "run", "invocation"
+"""A run of one spec, and the parent of all runs of a command."""
 _SQLITE = "sqlite:///"
 _PAGE = 1000
 
@@ -83,16 +92,16 @@ def open_store(uri: str, *, create: bool) -> MlflowClient | None:
         raise FedbenchError(f"the store {uri!r} cannot be used: {reason} Choose another with --store.") from error
 
 
-def experiment_of(client: MlflowClient, uri: str, suite: str) -> str:
-    """The id of the suite's experiment, created where it is missing."""
-    name = EXPERIMENT + suite
+def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPERIMENT) -> str:
+    """The id of the suite's experiment, created where it is missing; ``prefix`` is `TUNING` for that of its studies."""
+    name = prefix + suite
     found = client.get_experiment_by_name(name)
     if found is None:
         database = _database(uri)
-        folder = re.sub(r"[^\w.\-]", "_", suite)
+        folder = re.sub(r"[^\w.\-]", "_", name.removeprefix(EXPERIMENT))
         location = None if database is None else (database.parent / "artifacts" / folder).as_uri()
         try:
-            return str(client.create_experiment(name, artifact_location=location))
+            return str(client.create_experiment(name, artifact_location=location, tags=experiment_tags()))
         except MlflowException:
             # another process was faster
             found = client.get_experiment_by_name(name)
@@ -103,11 +112,24 @@ def experiment_of(client: MlflowClient, uri: str, suite: str) -> str:
             f"the experiment {name!r} was deleted from {uri}; bring it back with `mlflow experiments restore "
             f"--experiment-id {found.experiment_id}`, or choose another store with --store."
         )
+    if VIEW_TAG not in found.tags:
+        # it was made by a version that did not tell MLflow how to show it
+        for key, value in experiment_tags().items():
+            client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 
 
 def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
-    """Suite name and run of every run in the suite's experiment (None: in all of fedbench's) that meets the filter."""
+    """Suite name and run of every run in the suite's experiment (None: in all of fedbench's) that meets the filter.
+
+    The parents of commands are no runs and left out.
+    """
+    # MLflow's own "is not" leaves out what has no such tag, so this is no part of the filter
+    return ((name, run) for name, run in filed(client, suite, condition) if run.data.tags.get(KIND) != INVOCATION)
+
+
+def filed(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
+    """`runs_of`, and the parents of commands as well."""
     names = {
         experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT)
         for experiment in _all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'")
@@ -136,6 +158,19 @@ def finished_run_ids(
         if inputs is None or inputs.get(tags["fedbench.run_id"]) == read:
             found.add(tags["fedbench.run_id"])
     return found
+
+
+def latest_page(uri: str) -> tuple[str, str] | None:
+    """The suite that ran last and the page of the web interface that shows its runs; None where nothing ran."""
+    client = open_store(uri, create=False)
+    if client is None:
+        return None
+    found = _all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'")
+    suites = {experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT) for experiment in found}
+    if not suites:
+        return None
+    latest = client.search_runs(list(suites), order_by=["attributes.start_time DESC"], max_results=1)
+    return next(((suites[run.info.experiment_id], page(run.info.experiment_id)) for run in latest), None)
 
 
 def ui_command(uri: str) -> list[str]:

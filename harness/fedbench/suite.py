@@ -91,7 +91,13 @@ class Suite(BaseModel):
     )
     baseline: str = Field("fedavg", description="row the others are compared with")
     headline: str = Field("global_accuracy", description="metric the leaderboard is sorted by and Δ is taken of")
+    objective: str = Field(
+        "", description="metric of the validation split that `fedbench tune` tunes for; the headline by default"
+    )
     columns: tuple[str, ...] = Field((), description="leaderboard columns beside the headline")
+    target: float | None = Field(
+        None, ge=0, le=100, description="accuracy that rounds are counted to; by default what the baseline ends with"
+    )
     rows: tuple[Row, ...] = Field(min_length=1, description="the methods")
 
     @property

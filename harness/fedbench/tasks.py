@@ -228,6 +228,12 @@ class RunResult:
     predictions: tuple[int, ...]
     """Predicted classes of the test split after the last round."""
     weights: Mapping[str, Any]
-    """Final weights and buffers as numpy arrays, by name."""
+    """Final weights as numpy arrays, by name."""
     seconds: float
     """Wall-clock time of the whole run, loading and evaluation included."""
+    buffers: Mapping[str, Any] = field(default_factory=dict)
+    """Final running statistics, likewise."""
+    server: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the methods that answer ``evaluate`` themselves keep on the server: numpy arrays by method, then name."""
+    clients: Mapping[int, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """What they keep on clients, by client id."""

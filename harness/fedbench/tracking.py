@@ -1,42 +1,71 @@
-"""MLflow as a listener: one experiment a suite, one MLflow run a `RunSpec`, metrics in batches.
+"""MLflow as a listener: one experiment a suite, one MLflow run a `RunSpec`, filed under one for the command.
 
-Runs interleave in one process, so everything goes through a client with explicit run ids, never MLflow's active run.
+`fedbench.recording` has the steps it is made of, for whoever writes runs of another kind.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import posixpath
-import re
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from fedbench.artifacts import write_artifacts
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl
+from fedbench.invocation import Invocation, counted
 from fedbench.provenance import code_hash, commit, versions
+from fedbench.recording import (
+    COMMIT,
+    NOTE,
+    SOURCE,
+    begin_run,
+    end_run,
+    log_dataset,
+    log_metrics,
+    log_params,
+    metric_name,
+    metrics_at,
+    set_tags,
+)
 from fedbench.spec import RunSpec
-from fedbench.store import FINAL, experiment_of, finished_run_ids, open_store, store_uri, ui_command
+from fedbench.store import (
+    FINAL,
+    INVOCATION,
+    KIND,
+    RUN,
+    experiment_of,
+    finished_run_ids,
+    open_store,
+    store_uri,
+    ui_command,
+)
 
 # isort: split
 # after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported
-from mlflow.entities import Metric, Param
-from mlflow.utils.validation import (
-    MAX_ENTITY_KEY_LENGTH,
-    MAX_METRICS_PER_BATCH,
-    MAX_PARAM_VAL_LENGTH,
-    MAX_PARAMS_TAGS_PER_BATCH,
-    MAX_TAG_VAL_LENGTH,
-)
-from safetensors.numpy import save_file
+from mlflow.entities import Metric
 
-__all__ = ["Tracking", "finished_run_ids", "flat_params", "metric_name", "store_uri", "ui_command"]
+__all__ = [
+    "Tracking",
+    "begin_run",
+    "end_run",
+    "finished_run_ids",
+    "flat_params",
+    "log_dataset",
+    "log_metrics",
+    "log_params",
+    "metric_name",
+    "metrics_at",
+    "provenance_tags",
+    "run_tags",
+    "set_tags",
+    "store_uri",
+    "ui_command",
+]
 
 _FLUSH_SECONDS = 5.0
 _FACTS = (
@@ -50,6 +79,18 @@ _FACTS = (
     "round_bytes",
 )
 """Of `RunInfo`, written as tags."""
+_NOTED = {
+    "global_accuracy": "accuracy",
+    "head_accuracy": "head classes",
+    "mid_accuracy": "mid classes",
+    "tail_accuracy": "tail classes",
+    "many_accuracy": "many-shot classes",
+    "medium_accuracy": "medium-shot classes",
+    "few_accuracy": "few-shot classes",
+    "domain_mean_accuracy": "mean over domains",
+    "worst_client_accuracy": "worst client",
+}
+"""Final metrics that a run's note tells, and what it calls them."""
 
 
 @dataclass
@@ -65,10 +106,29 @@ class _Open:
     last_round: int = 0
 
 
-class Tracking:
-    """The listener that writes runs to the store at ``uri``, under the experiment ``fedbench/<suite>``."""
+@dataclass
+class _Parent:
+    """The MLflow run of a command that goes on."""
 
-    def __init__(self, uri: str, suite: str, plugin_files: Iterable[Path] = ()) -> None:
+    id: str
+    finished: int = 0
+    failures: list[str] = field(default_factory=list)
+    """A line for every failed run."""
+
+    @property
+    def ended(self) -> int:
+        """Runs that finished or failed."""
+        return self.finished + len(self.failures)
+
+
+class Tracking:
+    """The listener that writes runs to the store at ``uri``, under the experiment ``fedbench/<suite>``.
+
+    With an ``invocation`` they are filed under one parent run, which begins with the first of them and ends with the
+    last; without one every run stands alone.
+    """
+
+    def __init__(self, uri: str, suite: str, invocation: Invocation | None = None) -> None:
         client = open_store(uri, create=True)
         if client is None:
             raise FedbenchError(f"the store {uri!r} cannot be created.")
@@ -76,12 +136,9 @@ class Tracking:
         self._suite = suite
         self._experiment = experiment_of(client, uri, suite)
         self._open: dict[str, _Open] = {}
-        self._provenance = {
-            "fedbench.suite": suite,
-            "fedbench.commit": commit(),
-            "fedbench.code_hash": code_hash(plugin_files),
-            **{f"fedbench.version.{name}": value for name, value in versions().items()},
-        }
+        self._invocation = invocation
+        self._parent: _Parent | None = None
+        self._provenance = provenance_tags(suite, () if invocation is None else invocation.plugin_files)
 
     @hookimpl
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
@@ -90,6 +147,7 @@ class Tracking:
         for name in _FACTS:
             facts[name] = str(getattr(info, name))
         self._begin(spec, {f"fedbench.{name}": value for name, value in facts.items()})
+        log_dataset(self._client, self._open[spec.run_id].id, spec.dataset, info.data_hash)
 
     @hookimpl
     def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
@@ -105,7 +163,7 @@ class Tracking:
             "bytes_down_total": run.bytes_down,
             "seconds": record.seconds,
         }
-        run.waiting += _metrics({**record.metrics, **costs}, record.round)
+        run.waiting += metrics_at({**record.metrics, **costs}, record.round)
         if time.monotonic() - run.flushed >= _FLUSH_SECONDS:
             self._flush(run)
 
@@ -114,54 +172,122 @@ class Tracking:
         """The final metrics and the artifacts; the run is FINISHED."""
         run = self._open[spec.run_id]
         final = {f"{FINAL}{name}": value for name, value in {**result.summary, "seconds": result.seconds}.items()}
-        run.waiting += _metrics(final, run.last_round)
+        run.waiting += metrics_at(final, run.last_round)
         with tempfile.TemporaryDirectory() as folder:
-            _write_artifacts(Path(folder), spec, info, result)
+            write_artifacts(Path(folder), spec, info, result)
             self._client.log_artifacts(run.id, folder)
+        set_tags(self._client, run.id, {NOTE: run_note(spec, result.summary, run.last_round)})
         self._end(spec.run_id, "FINISHED")
+        if self._parent is not None:
+            self._parent.finished += 1
+            self._tell_parent(self._parent)
 
     @hookimpl
     def run_failed(self, spec: RunSpec, reason: str) -> None:
         """The run is FAILED, with the reason; one that never started is recorded as well."""
         if spec.run_id not in self._open:
             self._begin(spec, {})
-        self._client.set_tag(self._open[spec.run_id].id, "fedbench.failure", reason[:MAX_TAG_VAL_LENGTH])
+        note = f"{_what(spec)} It failed: {reason}"
+        set_tags(self._client, self._open[spec.run_id].id, {"fedbench.failure": reason, NOTE: note})
         self._end(spec.run_id, "FAILED")
+        if self._parent is not None:
+            self._parent.failures.append(f"{spec.title}, seed {spec.seed}: {reason}")
+            self._tell_parent(self._parent)
 
     def interrupt(self) -> None:
-        """Keep what the running runs have given so far and mark them KILLED."""
+        """Keep what the running runs have given so far and mark them, and the command's own run, KILLED."""
         for run_id in list(self._open):
             self._end(run_id, "KILLED")
+        if self._parent is not None:
+            self._end_parent(self._parent, "KILLED")
 
     def _begin(self, spec: RunSpec, facts: Mapping[str, str]) -> None:
-        named = {
-            "run_id": spec.run_id,
-            "row": spec.row,
-            "setting": spec.setting,
-            "scale": spec.scale,
-            "tuning": json.dumps(spec.tuning),
-            "published": json.dumps(spec.published),
-        }
-        tags = {**{f"fedbench.{name}": value for name, value in named.items()}, **self._provenance, **facts}
-        tags = {name: value[:MAX_TAG_VAL_LENGTH] for name, value in tags.items()}
-        name = f"{spec.title} · seed {spec.seed}"
-        created = self._client.create_run(self._experiment, run_name=name, tags=tags)
-        self._open[spec.run_id] = _Open(created.info.run_id, time.monotonic())
-        params = [Param(_valid_key(key), value[:MAX_PARAM_VAL_LENGTH]) for key, value in flat_params(spec).items()]
-        for start in range(0, len(params), MAX_PARAMS_TAGS_PER_BATCH):
-            batch = params[start : start + MAX_PARAMS_TAGS_PER_BATCH]
-            self._client.log_batch(created.info.run_id, params=batch)
+        tags = {**run_tags(spec), **self._provenance, **facts, NOTE: f"{_what(spec)} It has not ended."}
+        run = begin_run(
+            self._client, self._experiment, f"{spec.title} · seed {spec.seed}", tags, parent=self._parent_id()
+        )
+        self._open[spec.run_id] = _Open(run, time.monotonic())
+        log_params(self._client, run, flat_params(spec))
+
+    def _parent_id(self) -> str:
+        """The id of the command's run, begun where this is its first run; "" without an invocation."""
+        asked = self._invocation
+        if asked is None:
+            return ""
+        if self._parent is None:
+            tags = {**asked.tags(), **self._provenance, KIND: INVOCATION}
+            tags[NOTE] = asked.note(self._suite, 0, (), "RUNNING")
+            name = asked.name(self._suite, datetime.now())
+            self._parent = _Parent(begin_run(self._client, self._experiment, name, tags))
+        return self._parent.id
+
+    def _tell_parent(self, parent: _Parent) -> None:
+        """How many runs ended so far; with the last one, the command's run ends."""
+        counts = {"runs_finished": parent.finished, "runs_failed": len(parent.failures)}
+        log_metrics(self._client, parent.id, metrics_at(counts, parent.ended))
+        if self._invocation is not None and parent.ended == self._invocation.runs:
+            self._end_parent(parent, "FAILED" if parent.failures else "FINISHED")
+
+    def _end_parent(self, parent: _Parent, status: str) -> None:
+        if self._invocation is not None:
+            note = self._invocation.note(self._suite, parent.finished, parent.failures, status)
+            set_tags(self._client, parent.id, {NOTE: note})
+        end_run(self._client, parent.id, status)
+        self._parent = self._invocation = None
 
     def _flush(self, run: _Open) -> None:
-        for start in range(0, len(run.waiting), MAX_METRICS_PER_BATCH):
-            self._client.log_batch(run.id, metrics=run.waiting[start : start + MAX_METRICS_PER_BATCH])
+        log_metrics(self._client, run.id, run.waiting)
         run.waiting.clear()
         run.flushed = time.monotonic()
 
     def _end(self, run_id: str, status: str) -> None:
         run = self._open.pop(run_id)
         self._flush(run)
-        self._client.set_terminated(run.id, status)
+        end_run(self._client, run.id, status)
+
+
+def provenance_tags(suite: str, plugin_files: Iterable[Path] = ()) -> dict[str, str]:
+    """Tags of every run of ``suite`` that this code makes: commit, code hash, versions, and MLflow's own for them."""
+    made = commit()
+    return {
+        "fedbench.suite": suite,
+        "fedbench.commit": made,
+        "fedbench.code_hash": code_hash(plugin_files),
+        **{f"fedbench.version.{name}": value for name, value in versions().items()},
+        SOURCE: "fedbench",
+        **({COMMIT: made} if made else {}),
+    }
+
+
+def run_tags(spec: RunSpec) -> dict[str, str]:
+    """Tags that say which run it is; ``method``, ``backbone``, ``setting``, ``scale`` and ``seed`` are to filter by."""
+    filters = {"method": spec.method, "backbone": spec.backbone, "setting": spec.setting, "scale": spec.scale}
+    named = {
+        "run_id": spec.run_id,
+        "row": spec.row,
+        "setting": spec.setting,
+        "scale": spec.scale,
+        "tuning": json.dumps(spec.tuning),
+        "published": json.dumps(spec.published),
+    }
+    return {
+        KIND: RUN,
+        **{f"fedbench.{name}": value for name, value in named.items()},
+        **{name: value for name, value in filters.items() if value},
+        "seed": str(spec.seed),
+    }
+
+
+def run_note(spec: RunSpec, summary: Mapping[str, float], last_round: int) -> str:
+    """One paragraph of Markdown about a finished run: what it is, its final numbers, how to evaluate it again."""
+    numbers = [f"{called} **{summary[name]:.1f} %**" for name, called in _NOTED.items() if name in summary]
+    again = f"Evaluate its model again: `fedbench evaluate {spec.run_id}`"
+    return f"{_what(spec)} After {counted(last_round, 'round')}: {', '.join(numbers)}. {again}"
+
+
+def _what(spec: RunSpec) -> str:
+    where = f", setting **{spec.setting}**" if spec.setting else ""
+    return f"**{spec.row}**{where}, seed {spec.seed}, on `{spec.dataset}`."
 
 
 def flat_params(spec: RunSpec) -> dict[str, str]:
@@ -172,44 +298,7 @@ def flat_params(spec: RunSpec) -> dict[str, str]:
     return {f"{head}{name}": _text(value) for head, values in sections.items() for name, value in values.items()}
 
 
-def metric_name(name: str) -> str:
-    """``name`` as MLflow allows it: words of letters, digits and ``_.-`` with single slashes and spaces between.
-
-    Where something had to change (a class called ``don't``), four digits of a hash keep two such names apart.
-    """
-    cleaned = _valid_key(name)
-    if cleaned == name:
-        return name
-    return f"{cleaned[: MAX_ENTITY_KEY_LENGTH - 5]}-{hashlib.sha256(name.encode()).hexdigest()[:4]}"
-
-
-def _valid_key(name: str) -> str:
-    cleaned = "/".join(part if part.strip(".") else "_" for part in re.sub(r"[^\w.\- /]", "_", name).split("/"))
-    return posixpath.normpath(cleaned)[:MAX_ENTITY_KEY_LENGTH]
-
-
-def _metrics(values: Mapping[str, float], step: int) -> list[Metric]:
-    now = int(time.time() * 1000)
-    return [Metric(metric_name(name), float(value), now, step) for name, value in values.items()]
-
-
 def _text(value: Any) -> str:
     if value is None:
         return "none"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _write_artifacts(folder: Path, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
-    (folder / "spec.json").write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    federation = {
-        "classnames": info.classnames,
-        "class_counts": info.class_counts,
-        "groups": {group: list(classes) for group, classes in info.groups.items()},
-    }
-    (folder / "federation.json").write_text(json.dumps(federation) + "\n", encoding="utf-8")
-    (folder / "owners.json").write_text(json.dumps(dict(info.owners), indent=2) + "\n", encoding="utf-8")
-    lines = [f"{sample},{label}" for sample, label in enumerate(result.predictions)]
-    (folder / "predictions.csv").write_text("\n".join(["sample,predicted", *lines]) + "\n", encoding="utf-8")
-    # safetensors writes memory as it lies; channels-last kernels would come back scrambled
-    contiguous = {name: np.asarray(array, order="C") for name, array in result.weights.items()}
-    save_file(contiguous, folder / "weights.safetensors")

@@ -54,30 +54,33 @@ from fedbench.types import Broadcast, LabelledBatch, Model, Tensors
 
 ARMS = tuple(product((1, 2, 3), (1, 2, 5)))
 BLOCKS = {"general": ("prompt.general",), "class": ("prompt.class",), "both": ("prompt.general", "prompt.class")}
+DRAWN, GROUPED = {"init": ("random",)}, {"clustering": (True,)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptParams:
     """Hyper-parameters of CAPT."""
 
-    context_length: int = hyper(4, symbol="M", low=1, high=32, source="appendix B")
-    class_length: int = hyper(4, symbol="m", low=1, high=32, source="reconstruction: as M")
+    context_length: int = hyper(4, symbol="M", low=1, high=32, search=(1, 16), when=DRAWN, source="appendix B")
+    class_length: int = hyper(4, symbol="m", low=1, high=32, search=(1, 16), source="reconstruction: as M")
     init: Init = hyper("random", symbol="P⁰", choices=INITS, source="section 3.1 names both")
-    balance: float = hyper(1.0, symbol="λ", low=0.0, high=10.0, source="Eq. 4; section 4.1: 1")
+    balance: float = hyper(1.0, symbol="λ", low=0.01, high=10.0, log=True, off=0.0, source="Eq. 4; section 4.1: 1")
     loss_on: str = hyper("integrated", symbol="t in L_c", choices=("parts", "integrated"), source="reconstruction")
     prompts: str = hyper("both", symbol="P_g, P_c", choices=tuple(BLOCKS), source="Table 4")
     vl_align: bool = hyper(True, symbol="F", choices=(True, False), source="Eq. 3, as MaPLe; Table 5")
     clustering: bool = hyper(True, symbol="clusters", choices=(True, False), source="section 3.3; Table 4")
-    similar_clusters: int = hyper(3, symbol="k_s", low=1, high=20, source="section 4.1: 3")
-    complementary_clusters: int = hyper(3, symbol="k_h", low=1, high=20, source="section 4.1: 3; Fig. 6: best with 4")
+    similar_clusters: int = hyper(3, symbol="k_s", low=1, high=20, search=(1, 6), when=GROUPED, source="section 4.1: 3")
+    complementary_clusters: int = hyper(
+        3, symbol="k_h", low=1, high=20, search=(1, 6), when=GROUPED, source="Fig. 6: 4"
+    )
     similarity: grouping.Similarity = hyper("js", symbol="S", choices=grouping.SIMILARITIES, source="Eq. 5; Table 8")
     algorithm: grouping.Algorithm = hyper("kmeans", symbol="clusterer", choices=grouping.ALGORITHMS, source="Table 9")
     het_cluster: str = hyper("balanced", symbol="C_ij", choices=("balanced", "literal"), source="Eq. 6, see above")
     class_weighting: str = hyper("samples", symbol="n_i", choices=("samples", "class_counts"), source="n_i,k for P_c,k")
     scheduler: str = hyper("bandit", symbol="MAB", choices=("bandit", "fixed"), source="Table 5; fixed: arm (1, 1)")
-    epsilon: float = hyper(0.1, symbol="ε", low=0.0, high=1.0, source="Eq. 8; value: reconstruction")
-    bonus: float = hyper(0.5, symbol="c", low=0.0, high=2.0, source="Eq. 8; value: reconstruction")
-    cost: float = hyper(0.01, symbol="κ", low=0.0, high=1.0, source="reconstruction")
+    epsilon: float = hyper(0.1, symbol="ε", low=0.0, high=1.0, search=False, source="Eq. 8; value: reconstruction")
+    bonus: float = hyper(0.5, symbol="c", low=0.0, high=2.0, search=False, source="Eq. 8; value: reconstruction")
+    cost: float = hyper(0.01, symbol="κ", low=0.0, high=1.0, search=False, source="reconstruction")
 
 
 def class_aware_loss(images: Tensor, texts: Tensor, labels: Tensor, prior: Tensor, scale: float) -> Tensor:

@@ -61,14 +61,23 @@ class CLIP2FLParams(FeatureParams):
 
     # Eq. 7 pairs all C m features at each matching step. Suite longtail on embedded CLIP, C=10, d=128, one core:
     # m=10 69.8 %, m=20 69.9 % (0.13 s a round), m=50 69.4 % (0.7 s); m=100 3 s. At C=100, m=20 already 9 s.
-    features: int = hyper(20, symbol="m", low=1, high=1000, log=True, source="paper 100; Eq. 7 costs its square")
+    features: int = hyper(
+        20, symbol="m", low=1, high=1000, log=True, search=(2, 50), source="paper 100; Eq. 7 costs its square"
+    )
     lr_feature: float = hyper(
-        0.0, symbol="lr_feature", low=0.0, high=100.0, source="0: 1 for the paper's D, 0.1 official"
+        0.0, symbol="lr_feature", low=0.0, high=100.0, search=False, source="0: 1 for the paper's D, 0.1 official"
     )
     beta: float = hyper(1.0, symbol="β", low=0.1, high=10.0, log=True, neutral=0.0, source="released code 1; paper 3")
     temperature: float = hyper(3.0, symbol="T", low=1.0, high=10.0, log=True, source="released code; not in the paper")
     eta: float = hyper(
-        1e-3, symbol="η", low=1e-5, high=1e3, log=True, neutral=0.0, source="released code; paper 1e-5 to 1e-3 alike"
+        1e-3,
+        symbol="η",
+        low=1e-5,
+        high=1e3,
+        log=True,
+        neutral=0.0,
+        search=(1e-5, 1.0),
+        source="released code; paper 1e-5 to 1e-3 alike",
     )
     tau: float = hyper(0.1, symbol="τ", low=0.05, high=1.0, source="released code; not in the paper")
     variant: Literal["paper", "official"] = hyper(

@@ -51,7 +51,12 @@ class FedClipParams:
     """Hyper-parameters of FedCLIP."""
 
     hidden: int = hyper(
-        0, symbol="h", low=0, high=4096, source="released code: h = d; CAPT's re-implementation uses 128; 0 means d"
+        0,
+        symbol="h",
+        low=0,
+        high=4096,
+        search=False,
+        source="released code: h = d; CAPT's re-implementation uses 128; 0 means d",
     )
     adapters: Literal["image", "text", "both", "none"] = hyper(
         "image", symbol="g", choices=("image", "text", "both", "none"), source="section 3.3; others: Figure 3(a)"

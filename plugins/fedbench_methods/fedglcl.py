@@ -73,7 +73,12 @@ class FedGlclParams:
         False, symbol="ReLU", choices=(False, True), source="not the paper's: Table 8 and the code end in a ReLU"
     )
     dim: int = hyper(
-        640, symbol="V", low=2, high=4096, source="section 5.1; for drawn text vectors, an encoder has its own width"
+        640,
+        symbol="V",
+        low=2,
+        high=4096,
+        search=False,
+        source="section 5.1; for drawn text vectors, an encoder has its own width",
     )
     prompt: Literal["template", "bare", "ensemble"] = hyper(
         "template", symbol="prompt", choices=("template", "bare", "ensemble"), source="section 3.2; Table 9"
@@ -83,7 +88,13 @@ class FedGlclParams:
     )
     trainable_text: bool = hyper(False, symbol="FedGLCL-L", choices=(False, True), source="section 5.5, FedGLCL-L")
     text_lr_factor: float = hyper(
-        0.1, symbol="η_T/η", low=1e-3, high=1.0, log=True, source="not in the paper; of FedGLCL-L only"
+        0.1,
+        symbol="η_T/η",
+        low=1e-3,
+        high=1.0,
+        log=True,
+        when={"trainable_text": (True,)},
+        source="not in the paper; of FedGLCL-L only",
     )
 
 

@@ -35,7 +35,13 @@ class PromptFlParams:
     """Hyper-parameters of PromptFL."""
 
     context_length: int = hyper(
-        16, symbol="M", low=1, high=64, source="released code; init=words has 4, the tokens of 'a photo of a'"
+        16,
+        symbol="M",
+        low=1,
+        high=64,
+        search=(1, 16),
+        when={"init": ("random",)},
+        source="released code; init=words has 4, the tokens of 'a photo of a'",
     )
     position: Position = hyper(
         "end", symbol="position", choices=POSITIONS, source="of the class name; released code: end"

@@ -327,7 +327,8 @@ def faked_run(
     monkeypatch.setattr(execution, "code_hash", lambda *_: "code")
     monkeypatch.setattr(execution, "Tracking", tracking)
     monkeypatch.setattr(execution, "load_results", lambda *_: None)
-    monkeypatch.setattr(execution, "leaderboard", lambda *_: None)
+    monkeypatch.setattr(execution, "load_curves", lambda *_: None)
+    monkeypatch.setattr(execution, "leaderboard", lambda *_, **__: None)
     monkeypatch.setattr(execution, "render_terminal", lambda _: "the leaderboard")
     monkeypatch.setattr(execution.engine, "execute", events)
     return made
@@ -466,7 +467,7 @@ def test_a_run_is_stored_ranked_and_not_repeated(fedbench: Command, tmp_path: Pa
     again = fedbench(*arguments)
     assert "1 of 1 runs are in the store already" in again.out
     assert "start " not in again.out
-    table = fedbench("leaderboard", "--suite", "adhoc", "--store", "store", "--format", "markdown")
+    table = fedbench("leaderboard", "--suite", "adhoc", "--store", "store", "--format", "md")
     assert table.code == 0, table.err
     assert "fedavg" in table.out
 

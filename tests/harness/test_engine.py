@@ -97,10 +97,10 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     script.write_text(
         "import multiprocessing, os, time\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
-        "from fedbench.engine import _quiet_worker\n"
+        "from fedbench.engine import quiet_worker\n"
         "if __name__ == '__main__':\n"
         "    context = multiprocessing.get_context('spawn')\n"
-        "    pool = ProcessPoolExecutor(1, mp_context=context, initializer=_quiet_worker)\n"
+        "    pool = ProcessPoolExecutor(1, mp_context=context, initializer=quiet_worker)\n"
         "    print(pool.submit(os.getpid).result(), flush=True)\n"
         "    pool.submit(time.sleep, 60).result()\n"
     )

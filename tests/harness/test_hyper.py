@@ -26,7 +26,7 @@ def test_the_neutral_value_is_allowed_outside_the_search_range():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("mu", "0.001", r"m.mu='0.001' is out of range; allowed: between 0.01 and 1 \(symbol μ, default 0.1, Eq. 1\)"),
+        ("mu", "0.001", r"m.mu='0.001' is out of range; allowed: between 0.01 and 1, or 0.0 \(symbol μ, default 0.1"),
         ("mu", "nan", "m.mu='nan' is out of range"),
         ("mu", "much", "m.mu='much' is not a float"),
         ("steps", "0", "m.steps='0' is out of range; allowed: at least 1"),

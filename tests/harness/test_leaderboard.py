@@ -1,6 +1,9 @@
 """The leaderboard's arithmetic, worked out by hand, what may stand in one table, and what readers see."""
 
 import csv
+import json
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +13,28 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from fedbench import store, tracking
-from fedbench.cli.leaderboard import Format, _command
+from fedbench.cli.app import app
+from fedbench.cli.leaderboard import Asked, Format, _command
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult
-from fedbench.leaderboard import leaderboard, load_results, render_terminal, to_csv, to_markdown, write
-from fedbench.results import _line, scenario_summary
+from fedbench.latex import escape
+from fedbench.leaderboard import (
+    baseline_named,
+    leaderboard,
+    load_results,
+    metric_named,
+    render_terminal,
+    to_csv,
+    to_latex,
+    to_markdown,
+    write,
+)
+from fedbench.results import _line, load_curves, load_federations, scenario_summary
 from fedbench.scenarios.scenario import Scenario
+from fedbench.significance import Test
 from fedbench.spec import RunSpec, Training
 from fedbench.suite import load_suite
 
@@ -205,10 +222,12 @@ def test_markdown_says_under_which_conditions(results: pd.DataFrame) -> None:
     ):
         assert fact in caption
     assert table == [
-        "| method | accuracy | head | tail | Δ fedavg | MB | train s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| fedprox | **65.0 ± 4.0** | 79.0 ± 0.0 | **51.0 ± 1.0** | +2.0 ± 1.0 | 2.00 | 9.0 |",
-        "| fedavg | 63.0 ± 3.6 | **80.0 ± 0.0** | 41.0 ± 1.0 | – | 2.00 | 9.0 |",
+        "| # | method | accuracy | head | tail | Δ fedavg | MB | train s |",
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| 1 | fedprox | **65.0 ± 4.0** | 79.0 ± 0.0 | **51.0 ± 1.0** | +2.0 ± 1.0 | 2.00 | 9.0 |",
+        "| 2 | fedavg | 63.0 ± 3.6 | **80.0 ± 0.0** | 41.0 ± 1.0 | – | 2.00 | 9.0 |",
+        "",
+        "no difference is significant at 0.05: paired t-test over 3 seeds, one row, not corrected",
     ]
 
 
@@ -281,19 +300,27 @@ def test_each_table_is_followed_by_the_settings_of_its_rows(results: pd.DataFram
     write(both, leaderboard(both), tmp_path, "")
     text = (tmp_path / "leaderboard.md").read_text("utf-8")
     tables = [part for part in text.split("\n\n") if part.startswith(("| ", "All rows", "- "))]
-    assert [part[:5] for part in tables] == ["| met", "All r", "- fed"] * 2
+    assert [part[:5] for part in tables] == ["| # |", "All r", "- fed"] * 2
     lists = {tuple(part.strip().splitlines()) for part in tables[2::3]}
-    assert ("- fedprox, seeds 0, 1, 2: `fedprox.mu=0.1`", "- fedavg, seeds 0, 1, 2") in lists
-    assert ("- fedprox, seed 4: `fedprox.mu=0.1`, `lr=0.5`", "- fedavg, seed 4: `lr=0.01`") in lists
+    runs = {name: [f"`{spec(name, seed).run_id}`" for seed in range(3)] for name in ("fedavg", "fedprox")}
+    assert (
+        f"- fedprox, seeds 0, 1, 2: `fedprox.mu=0.1`; runs {' '.join(runs['fedprox'])}",
+        f"- fedavg, seeds 0, 1, 2; runs {' '.join(runs['fedavg'])}",
+    ) in lists
+    assert (
+        f"- fedprox, seed 4: `fedprox.mu=0.1`, `lr=0.5`; run {runs['fedprox'][0]}",
+        f"- fedavg, seed 4: `lr=0.01`; run {runs['fedavg'][0]}",
+    ) in lists
     first = next(part for part in tables if part.startswith("All rows") and "`lr=" in part)
     assert "`backbone=clip:embedded`, `tune=auto`" in first and "`optimizer=sgd`" in first and "`lr=0.01`" in first
 
 
-def test_write_gives_three_files_and_the_command(results: pd.DataFrame, tmp_path: Path) -> None:
+def test_write_gives_four_files_and_the_command(results: pd.DataFrame, tmp_path: Path) -> None:
     write(results, leaderboard(results), tmp_path / "new" / "folder", "fedbench leaderboard --suite longtail")
     folder = tmp_path / "new" / "folder"
-    assert sorted(path.name for path in folder.iterdir()) == ["leaderboard.csv", "leaderboard.md", "results.csv"]
-    assert "Made by `fedbench leaderboard --suite longtail`." in (folder / "leaderboard.md").read_text("utf-8")
+    written = ["leaderboard.csv", "leaderboard.md", "leaderboard.tex", "results.csv"]
+    assert sorted(path.name for path in folder.iterdir()) == written
+    assert "```console\n$ fedbench leaderboard --suite longtail\n```" in (folder / "leaderboard.md").read_text("utf-8")
     assert len(pd.read_csv(folder / "results.csv")) == 6
 
 
@@ -320,12 +347,22 @@ def test_nothing_to_show_says_what_to_run_for_shipped_suites_only(uri: str, tmp_
 @pytest.mark.parametrize(
     ("asked", "shape", "command"),
     [
-        ("longtail", Format.terminal, "fedbench leaderboard --suite longtail"),
-        ("/home/me/my suite.yaml", Format.csv, "fedbench leaderboard --suite 'my suite.yaml' --format csv"),
-        (None, Format.terminal, "fedbench leaderboard"),
+        (Asked(suite="longtail"), Format.table, "fedbench leaderboard --suite longtail"),
+        (
+            Asked(suite="/home/me/my suite.yaml"),
+            Format.csv,
+            "fedbench leaderboard --suite 'my suite.yaml' --format csv",
+        ),
+        (Asked(), Format.table, "fedbench leaderboard"),
+        (
+            Asked(metric="tail", columns=("head", "mid"), baseline="fedavg · convnet", target=60, test="wilcoxon"),
+            Format.table,
+            "fedbench leaderboard --metric tail --column head --column mid --baseline 'fedavg · convnet' --target 60 "
+            "--test wilcoxon",
+        ),
     ],
 )
-def test_the_stored_command_has_no_paths(asked: str | None, shape: Format, command: str) -> None:
+def test_the_stored_command_has_no_paths(asked: Asked, shape: Format, command: str) -> None:
     assert _command(asked, shape) == command
 
 
@@ -346,7 +383,7 @@ def test_the_table_of_a_held_out_domain_fits(results: pd.DataFrame) -> None:
     suite = load_suite("leave-one-domain-out")
     text = shown(leaderboard(full, suite.columns, suite.baseline, suite.headline))
     headings = next(line for line in text.splitlines() if "train s" in line)
-    assert headings.split("  ")[0].strip() == "row"
+    assert headings.split()[:2] == ["#", "method"]
     assert [word for word in ("unseen (selected)", " seen", "domains", "Δ fedavg") if word not in headings] == []
     assert max(len(line) for line in text.splitlines()) <= 110 and "…" not in text
 
@@ -367,3 +404,333 @@ def test_the_table_of_a_held_out_domain_fits(results: pd.DataFrame) -> None:
 def test_a_scenario_is_told_in_a_few_words(scenario: Scenario, words: str) -> None:
     params = {k.removeprefix("scenario."): v for k, v in tracking.flat_params(RunSpec(scenario=scenario)).items()}
     assert scenario_summary({k: v for k, v in params.items() if k in Scenario.model_fields}) == words
+
+
+def table_of(accuracies: dict[str, list[float]], **given: Any) -> list[tuple[RunSpec, float]]:
+    """Runs of several methods on the seeds 0, 1, ..."""
+    return [(spec(name, seed, **given), a) for name, values in accuracies.items() for seed, a in enumerate(values)]
+
+
+def test_differences_are_tested_in_pairs_and_corrected_within_their_table() -> None:
+    # differences 10, 10.1, 9.9: t = 10 / (0.1 / sqrt 3), t^2 = 30000; and 1, 2, 3: t^2 = 12; two degrees of freedom:
+    # p = 1 - sqrt(t^2 / (t^2 + 2))
+    small, large = 1 - (30000 / 30002) ** 0.5, 1 - (12 / 14) ** 0.5
+    first = table_of({"fedavg": [60, 62, 67], "fedprox": [70, 72.1, 76.9], "fedclip": [61, 64, 70]})
+    second = table_of({"fedavg": [60, 62, 67], "fedprox": [61, 64, 70]}, rounds=5)
+    board = leaderboard(made([*second, *first])).set_index(["block", "method"])
+    assert board.loc[(0, "fedprox"), "p_value"] == pytest.approx(small, rel=1e-6)
+    # Holm over the two rows of this table: the smaller p twice, the larger once
+    assert board.loc[(0, "fedprox"), "p_adjusted"] == pytest.approx(2 * small, rel=1e-6)
+    assert board.loc[(0, "fedclip"), "p_adjusted"] == pytest.approx(large)
+    assert board.loc[(1, "fedprox"), "p_adjusted"] == pytest.approx(large)
+    assert board.loc[0, "significance"].to_dict() == {
+        "fedprox": "significant",
+        "fedclip": "not significant",
+        "fedavg": "is the baseline",
+    }
+    assert set(board["test"]) == {"paired t-test"}
+    assert np.isnan(board.loc[(0, "fedavg"), "p_adjusted"])
+
+
+def test_a_row_without_a_p_value_says_why(results: pd.DataFrame) -> None:
+    two = leaderboard(results[results["seed"] < 2]).set_index("method")
+    assert two.loc["fedprox", "significance"] == "needs 3 seeds, has 2"
+    assert leaderboard(results, baseline="moon")["significance"].tolist() == ["no baseline"] * 2
+    wilcoxon = leaderboard(results, test=Test.wilcoxon).set_index("method")
+    assert wilcoxon.loc["fedprox", ["significance", "test"]].tolist() == [
+        "needs 6 seeds, has 3",
+        "Wilcoxon signed-rank test",
+    ]
+    same = leaderboard(made(table_of({"fedavg": [60, 62, 67], "fedprox": [61, 63, 68]}))).set_index("method")
+    assert same.loc["fedprox", "significance"] == "differences are all equal"
+
+
+def test_the_lines_below_a_table_explain_its_statistics(results: pd.DataFrame) -> None:
+    found = made(table_of({"fedavg": [60, 62, 67], "fedprox": [70, 72.1, 76.9], "fedclip": [60, 62, 67]}))
+    text = shown(leaderboard(found))
+    assert "+10.0 ± 0.1 *" in text
+    assert "* p < 0.05, paired t-test over 3 seeds, one row, not corrected" in text
+    assert "significance not tested (fedclip): differences are all equal" in text
+    assert "significance not tested: needs 3 seeds, has 2" in shown(leaderboard(results[results["seed"] < 2]))
+    assert "+10.0 ± 0.1 \\* |" in to_markdown(leaderboard(found))
+
+
+def test_equal_means_share_the_smaller_rank() -> None:
+    means = {"fedavg": [60.0], "fedprox": [70.1], "fedclip": [70.1], "moon": [50.0]}
+    board = leaderboard(made(table_of(means))).set_index("method")
+    assert board["rank"].to_dict() == {"fedprox": 1, "fedclip": 1, "fedavg": 3, "moon": 4}
+    assert board.index[2:].tolist() == ["fedavg", "moon"]
+
+
+def test_tuned_rows_stand_beside_untuned_ones_and_meet_the_tuned_baseline() -> None:
+    spent = {"study": "s", "trials": "20", "seeds": "0 1", "pruner": "median", "objective": "validation_accuracy"}
+    lines = made(
+        [
+            (spec("fedavg", 0), 60.0),
+            (spec("fedavg", 0, lr=0.1, tuned="study of fedavg"), 65.0),
+            (spec("fedprox", 0), 61.0),
+            (spec("fedprox", 0, lr=0.1, mu=1.0, tuned="study of fedprox"), 69.0),
+        ]
+    )
+    lines["tuning"] = [json.dumps(spent if tuned else {}) for tuned in lines["tuned"]]
+    for baseline in ("fedavg", "fedavg · clip:embedded"):
+        board = leaderboard(lines, baseline=baseline).set_index("label")
+        assert board["block"].nunique() == 1
+        assert board["tuned"].to_dict() == {
+            "fedprox (tuned)": True,
+            "fedavg (tuned)": True,
+            "fedprox": False,
+            "fedavg": False,
+        }
+        # 69 - 65 and 61 - 60; the untuned baseline would give 9
+        assert (board.loc["fedprox (tuned)", "delta_mean"], board.loc["fedprox", "delta_mean"]) == (4.0, 1.0)
+        assert "unequal" not in board["caption"].iloc[0]
+    assert "tuned with trials 20, seeds 0 1, pruner median, objective validation_accuracy" in shown(board.reset_index())
+    assert "; tuned: study s, trials 20," in to_markdown(board.reset_index())
+    lines.loc[lines["tuned"] == "study of fedprox", "tuning"] = json.dumps({**spent, "trials": "40"})
+    assert leaderboard(lines)["caption"].iloc[0].endswith("tuned with unequal budgets")
+    alone = leaderboard(lines, baseline="fedavg · clip:embedded (tuned)").set_index("label")
+    assert alone.loc["fedprox", "delta_mean"] == -4.0
+
+
+def curves_of(results: pd.DataFrame, accuracies: dict[tuple[str, int], list[float]]) -> pd.DataFrame:
+    """Curves with an evaluation every second round, by method and seed."""
+    ids = results.set_index(["method", "seed"])["mlflow_id"]
+    return pd.DataFrame(
+        [
+            {"mlflow_id": ids[key], "round": 2 * number, "global_accuracy": accuracy}
+            for key, values in accuracies.items()
+            for number, accuracy in enumerate(values)
+        ]
+    )
+
+
+def test_rounds_to_target_are_the_first_evaluated_ones_at_what_the_baseline_ends_with() -> None:
+    results = made(table_of({"fedavg": [60, 64], "fedprox": [66, 61]}))
+    curves = curves_of(
+        results,
+        {
+            ("fedavg", 0): [10, 50, 60],
+            ("fedavg", 1): [10, 62, 64],
+            # the first time counts, not the last; at the target is enough
+            ("fedprox", 0): [10, 62, 40, 66],
+            ("fedprox", 1): [10, 20, 61],
+        },
+    )
+    board = leaderboard(results, curves=curves).set_index("method")
+    assert set(board["target"]) == {62.0}
+    assert board["target_reached"].to_dict() == {"fedavg": "1/2", "fedprox": "1/2"}
+    assert board["rounds_to_target_mean"].to_dict() == {"fedavg": 2.0, "fedprox": 2.0}
+    assert "target 62.0, the mean global_accuracy that fedavg ends with" in board["caption"].iloc[0]
+    assert "2 (1/2)" in shown(board.reset_index())
+    lower = leaderboard(results, curves=curves, target=61).set_index("method")
+    # fedprox: rounds 2 and 4, mean 3, std sqrt 2
+    assert (lower.loc["fedprox", "rounds_to_target_mean"], lower.loc["fedprox", "target_reached"]) == (3.0, "2/2")
+    assert lower.loc["fedprox", "rounds_to_target_std"] == pytest.approx(2**0.5)
+    assert "target 61 (global_accuracy)" in lower["caption"].iloc[0]
+    never = leaderboard(results, curves=curves, target=99).set_index("method")
+    assert never.loc["fedprox", "target_reached"] == "0/2" and np.isnan(never.loc["fedprox", "rounds_to_target_mean"])
+    assert " never" in shown(never.reset_index())
+    assert "rounds_to_target" not in shown(leaderboard(results))
+
+
+def test_a_headline_without_a_curve_leaves_the_overall_accuracy_to_count_rounds_by() -> None:
+    results = made(table_of({"fedavg": [60], "fedprox": [66]})).assign(**{"final/worst_client_accuracy": [30.0, 20.0]})
+    curves = curves_of(results, {("fedavg", 0): [10, 60], ("fedprox", 0): [10, 66]})
+    board = leaderboard(results, headline="worst_client_accuracy", curves=curves).set_index("method")
+    assert (board["target"].iloc[0], board["target_metric"].iloc[0]) == (60.0, "global_accuracy")
+    tracked = curves.assign(worst_client_accuracy=[0.0, 30.0, 5.0, 20.0])
+    board = leaderboard(results, headline="worst_client_accuracy", curves=tracked).set_index("method")
+    assert (board["target"].iloc[0], board["target_metric"].iloc[0]) == (30.0, "worst_client_accuracy")
+    assert board["target_reached"].to_dict() == {"fedavg": "1/1", "fedprox": "0/1"}
+
+
+def test_every_number_is_traceable_to_its_runs(results: pd.DataFrame) -> None:
+    line = leaderboard(results).set_index("method").loc["fedprox"]
+    assert json.loads(line["runs"]) == {str(seed): spec("fedprox", seed).run_id for seed in range(3)}
+    own = results[results["method"] == "fedprox"].sort_values("seed")
+    assert list(json.loads(line["mlflow_ids"]).values()) == own["mlflow_id"].tolist()
+    told = ["label", "setting", "dataset", "scenario", "backbone", "headline", "tuning"]
+    assert line[told].tolist() == [
+        "fedprox",
+        "",
+        "embedded",
+        "imbalance 100.0, dirichlet(0.5), 40 % participating",
+        "clip:embedded",
+        "global_accuracy",
+        "{}",
+    ]
+
+
+def test_domains_are_in_the_csv_always_and_in_tables_where_asked_for(results: pd.DataFrame) -> None:
+    by_domain = results.assign(**{"final/domain_accuracy/photo": 50.0, "final/domain_accuracy/sketch": 40.0})
+    board = leaderboard(by_domain, ("tail",))
+    assert board["domain_accuracy/photo_mean"].tolist() == [50.0, 50.0]
+    assert board["domain_accuracy/sketch_std"].tolist() == [0.0, 0.0]
+    assert " photo " not in shown(board)
+    assert " photo " in shown(leaderboard(by_domain, ("domain_accuracy",)))
+
+
+def test_a_metric_or_baseline_that_no_run_has_is_refused(results: pd.DataFrame) -> None:
+    assert metric_named(results, "tail") == metric_named(results, "tail_accuracy") == "tail_accuracy"
+    with pytest.raises(FedbenchError, match=r"'tial'; did you mean 'tail'"):
+        metric_named(results, "tial")
+    with pytest.raises(FedbenchError, match="'bytes_up'"):
+        metric_named(results, "bytes_up")
+    assert baseline_named(results, "fedprox · clip:embedded")
+    with pytest.raises(FedbenchError, match="'fedavgg'; did you mean 'fedavg"):
+        baseline_named(results, "fedavgg")
+
+
+def test_a_table_too_wide_names_backbones_by_letters_and_then_takes_a_second_one() -> None:
+    both = table_of({"fedavg": [60, 61], "clip-linear-centralized": [50, 52]}, backbone="convnet?projector=128")
+    results = made([*both, *table_of({"fedavg": [60, 61]})])
+    results["final/head_accuracy"] = results["final/tail_accuracy"] = results["final/global_accuracy"]
+    board = leaderboard(results)
+    full, lettered, split = (shown(board, width) for width in (130, 100, 86))
+    assert "clip-linear-centralized · convnet?projector=128" in full and "on: A" not in full
+    assert "on: A = convnet?projector=128, B = clip:embedded" in lettered and " · convnet" not in lettered
+    assert len(re.findall("clip-linear-centralized ", split)) == 2
+    for text, width in ((full, 130), (lettered, 100), (split, 86)):
+        assert max(len(line) for line in text.splitlines()) <= width and "…" not in text
+
+
+def test_latex_has_an_environment_a_table_and_no_bare_special_characters(results: pd.DataFrame) -> None:
+    odd = results.assign(row=[f"a_b & {{c}} 50 % #1 ^~\\ · {name}" for name in results["method"]], rounds="5")
+    text = to_latex(leaderboard(pd.concat([results, odd], ignore_index=True)))
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 2
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == text.count(r"\toprule") == 2
+    assert r"a\_b \& \{c\} 50 \% \#1 \textasciicircum{}\textasciitilde{}\textbackslash{}" in text
+    assert r"\textbf{65.0 $\pm$ 4.0}" in text and r"$\Delta$ fedavg" in text
+    body = text.partition("\n\n")[2]  # the first line is a comment
+    assert not re.findall(r"(?<!\\)[%#_]", body)
+    for line in body.splitlines():
+        depth = re.sub(r"\\[{}]", "", line)
+        assert depth.count("{") == depth.count("}"), line
+        assert line.count("$") % 2 == 0, line
+    rows = [line for line in body.splitlines() if line.endswith(r" \\")]
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in rows} == {7}
+
+
+def test_latex_sets_a_minus_and_no_hyphen_before_a_number(results: pd.DataFrame) -> None:
+    text = to_latex(leaderboard(results, baseline="fedprox"))
+    assert r"$-$2.0 $\pm$ 1.0" in text and "-2.0" not in text
+
+
+def test_latex_leaves_no_letter_that_its_fonts_lack() -> None:
+    assert escape("clip2fl β=3 ≠ 73 – *") == r"clip2fl $\beta$=3 $\neq$ 73 -- $^{*}$"
+
+
+@pytest.fixture(scope="module")
+def curved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store of one run with three rounds, the middle one not evaluated, and one run without a curve."""
+    uri = store.store_uri(str(tmp_path_factory.mktemp("curved")))
+    listener = tracking.Tracking(uri, "longtail")
+    for one, evaluated in ((spec("fedavg", 0), {0: 10.0, 2: 30.0}), (spec("fedavg", 1), {})):
+        counts = {"classnames": ("cat", "dog"), "class_counts": ((3, 4),), "groups": {"head": (0,)}}
+        info = RunInfo({}, "d" * 64, "", 1, 1, 7, 8, 6, 24, **counts)
+        listener.run_started(one, info)
+        for number in range(3):
+            metrics = {"train_loss": 1.0}
+            if number in evaluated:
+                metrics |= {"global_accuracy": evaluated[number], "head_accuracy": 2 * evaluated[number]}
+            listener.round_finished(one, RoundRecord(number, (), metrics, 100, 50, 0.1))
+        summary = {"global_accuracy": 30.0, "head_accuracy": 60.0, "bytes_up": 300.0, "bytes_down": 150.0}
+        listener.run_finished(one, info, RunResult((), summary, (0, 1), {"w": np.zeros(2)}, 1.0))
+    return uri
+
+
+def test_curves_are_a_line_an_evaluated_round_with_traffic_so_far(curved: str) -> None:
+    results = load_results(curved, "longtail")
+    curves = load_curves(curved, results, "never_measured")
+    assert curves.columns.tolist() == [
+        "mlflow_id",
+        "run_id",
+        "round",
+        "global_accuracy",
+        "head_accuracy",
+        "bytes_total",
+    ]
+    # 100 up and 50 down a round: 150 after round 0, 450 after round 2
+    assert curves[["round", "global_accuracy", "head_accuracy", "bytes_total"]].to_numpy().tolist() == [
+        [0, 10, 20, 150],
+        [2, 30, 60, 450],
+    ]
+    assert set(curves["run_id"]) == {spec("fedavg", 0).run_id}
+    assert load_curves(curved, results.iloc[:0]).empty
+    board = leaderboard(results, curves=curves, target=30)
+    assert board["target_reached"].tolist() == ["1/1"] and board["rounds_to_target_mean"].tolist() == [2.0]
+
+
+def test_federations_are_read_by_run_and_left_out_where_an_older_run_has_none(curved: str) -> None:
+    results = load_results(curved, "longtail")
+    with_it, without = results["mlflow_id"]
+    counts = {"classnames": ["cat", "dog"], "class_counts": [[3, 4]], "groups": {"head": [0]}}
+    assert load_federations(curved, results) == {with_it: counts, without: counts}
+    client = store.open_store(curved, create=False)
+    folder = Path(client.get_run(without).info.artifact_uri.removeprefix("file://"))
+    (folder / "federation.json").unlink()
+    assert load_federations(curved, results) == {with_it: counts}
+    assert load_federations(curved, results.iloc[1:]) == {}
+
+
+def test_what_is_no_run_of_a_spec_is_no_result(uri: str, results: pd.DataFrame) -> None:
+    client = store.open_store(uri, create=False)
+    parent = client.create_run(client.get_experiment_by_name("fedbench/longtail").experiment_id)
+    client.set_terminated(parent.info.run_id, "FINISHED")
+    assert len(load_results(uri, "longtail")) == len(results)
+
+
+def invoke(uri: str, *options: str) -> Any:
+    return CliRunner().invoke(app, ["leaderboard", "--suite", "longtail", "--store", uri, *options])
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        (["--format", "csv"], "block,caption,baseline,rank,row"),
+        (["--format", "md"], "embedded (data dddddddd)"),
+        (["--format", "latex"], "% \\usepackage{booktabs}"),
+        ([], "embedded (data dddddddd)"),
+    ],
+)
+def test_every_format_goes_to_stdout(uri: str, options: list[str], start: str) -> None:
+    done = invoke(uri, *options)
+    assert (done.exit_code, done.stdout[: len(start)]) == (0, start)
+
+
+def test_the_command_line_overrules_the_suite(uri: str) -> None:
+    options = ["--metric", "head", "--column", "tail", "--baseline", "fedprox", "--target", "55", "--test", "wilcoxon"]
+    done = invoke(uri, "--format", "csv", *options)
+    lines = list(csv.DictReader(done.stdout.splitlines()))
+    assert [line["headline"] for line in lines] == ["head_accuracy"] * 2
+    assert [line["baseline"] for line in lines] == ["fedprox"] * 2
+    assert json.loads(lines[0]["shown"]) == ["head_accuracy", "tail_accuracy"]
+    assert (lines[0]["target"], lines[0]["test"]) == ("55.0", "Wilcoxon signed-rank test")
+    wrong = invoke(uri, "--metric", "heda")
+    assert wrong.exit_code == 2 and "did you mean 'head'" in " ".join(wrong.stderr.split())
+
+
+def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def write_page(path: Path, *arguments: Any) -> None:
+        names = ("suite_name", "description", "results", "board", "curves", "federations", "command")
+        given.update(zip(names, arguments, strict=True))
+        path.write_text("<html>", encoding="utf-8")
+
+    monkeypatch.setitem(sys.modules, "fedbench.page", SimpleNamespace(write_page=write_page))
+    done = invoke(uri, "--output", str(tmp_path / "out"), "--metric", "head")
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "index.html",
+        "leaderboard.csv",
+        "leaderboard.md",
+        "leaderboard.tex",
+        "results.csv",
+    ]
+    assert (given["suite_name"], len(given["results"]), len(given["board"])) == ("longtail", 6, 2)
+    assert given["command"] == "fedbench leaderboard --suite longtail --metric head"
+    # a run of before is superseded, the six that count have round 0
+    assert (len(given["curves"]), len(given["federations"])) == (6, 6)
+    assert invoke(uri, "--format", "html").stdout == "<html>"

@@ -1,14 +1,31 @@
 """Published numbers and the suites that replay them: every key finds its number, and every number its run."""
 
+import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
+from fedbench import store, tracking
 from fedbench.assemble import method_names
+from fedbench.cli.app import app
 from fedbench.errors import FedbenchError
 from fedbench.expand import expand
-from fedbench.published import load_published, matching, published_value
+from fedbench.hookspecs import RunInfo, RunResult
+from fedbench.leaderboard import leaderboard, render_terminal, to_markdown
+from fedbench.published import (
+    Published,
+    beside,
+    load_published,
+    matching,
+    published_folder,
+    published_of,
+    published_value,
+    unreadable_columns,
+)
 from fedbench.resolve import Overrides
+from fedbench.results import load_results
 from fedbench.spec import stack_names
 from fedbench.suite import load_suite, suite_names
 
@@ -103,3 +120,135 @@ def test_every_published_accuracy_of_a_registered_method_is_replayed(replay):
     missed = wanted[~wanted.index.isin(joined)]
     columns = ["table", "dataset", "partition_value", "imbalance_factor", "clients", "variant", "method", "metric"]
     assert missed.empty, f"{len(missed)} of {len(wanted)}:\n{missed[columns].to_string()}"
+
+
+SCENARIO = {
+    "imbalance": "exponential", "imbalance_factor": "100", "partition": "creff_equal", "dirichlet_alpha": "0.5",
+    "participation": "0.4",
+}  # fmt: skip
+CLIP2FL = Published(
+    "CLIP2FL", load_published("clip2fl", FOLDER), {"global_accuracy": "accuracy", "tail_accuracy": "accuracy_tail"}
+)
+KEY = {"dataset": "CIFAR-10-LT", "imbalance_factor": "100", "method": "clip2fl", "variant": ""}
+
+
+def runs_of(*keys, **given):
+    """Two seeds of a row that replays the cells with these keys, under the paper's conditions unless ``given``."""
+    line = {"dataset": "cifar10", "backbone": "resnet8", "num_clients": 20, "rounds": "200", "tuned": ""}
+    line |= {"published": json.dumps(keys), "scenario_settings": json.dumps(SCENARIO), **given}
+    return pd.DataFrame([line, line])
+
+
+def test_a_printed_number_stands_beside_ours_with_its_source_and_the_difference():
+    told = beside(CLIP2FL, runs_of(KEY), "global_accuracy", 74.0)
+    # table 1: 73.37, so ours is 0.63 above
+    assert (told["published"], told["published_source"], told["comparable"]) == (73.37, "CLIP2FL table 1", "yes")
+    assert told["published_delta"] == pytest.approx(0.63)
+    assert json.loads(told["published_keys"]) == [KEY]
+    assert (told["differs"], told["published_several"]) == ("", "[]")
+    assert told["published_global_accuracy"] == 73.37 and pd.isna(told["published_tail_accuracy"])
+
+
+def test_what_differs_is_named_and_is_not_comparable():
+    other = runs_of(KEY, dataset="embedded", backbone="convnet", rounds="20")
+    told = beside(CLIP2FL, other, "global_accuracy", 20.0)
+    assert told["comparable"] == "no"
+    assert told["differs"] == (
+        "data (CIFAR-10-LT, here embedded), backbone (ResNet-8, here convnet), rounds (200, here 20)"
+    )
+    assert json.loads(told["differences"])[2] == ["rounds", "200", "20"]
+    assert told["published_delta"] == pytest.approx(20 - 73.37)
+
+
+def test_several_printed_numbers_are_all_listed_and_none_is_compared_with():
+    keys = [{**KEY, "imbalance_factor": factor} for factor in ("100", "50")]
+    told = beside(CLIP2FL, runs_of(*keys, rounds="20"), "global_accuracy", 74.0)
+    assert pd.isna(told["published"]) and pd.isna(told["published_delta"])
+    assert json.loads(told["published_several"]) == [
+        {"source": "CLIP2FL table 1", "value": 73.37},
+        {"source": "CLIP2FL table 1", "value": 75.35},
+    ]
+    assert told["comparable"] == "no"
+    assert told["differs"].endswith("printed number (73.37 in table 1, 75.35 in table 1, here one)")
+
+
+def test_of_several_printed_numbers_the_one_of_the_runs_own_conditions_counts():
+    keys = [{**KEY, "imbalance_factor": factor} for factor in ("100", "50")]
+    told = beside(CLIP2FL, runs_of(*keys), "global_accuracy", 74.0)
+    assert (told["published"], told["comparable"], told["published_several"]) == (73.37, "yes", "[]")
+
+
+def test_one_number_printed_in_several_tables_is_one_number():
+    ablation = {**KEY, "table": "3", "variant": "full (KL + L_pcl)"}
+    told = beside(CLIP2FL, runs_of(ablation, KEY), "global_accuracy", 74.0)
+    assert (told["published"], told["published_source"]) == (73.37, "CLIP2FL tables 1, 3")
+
+
+@pytest.mark.parametrize("keys", [[], [{**KEY, "method": "moon"}]])
+def test_where_nothing_is_printed_nothing_is_said(keys):
+    told = beside(CLIP2FL, runs_of(*keys), "global_accuracy", 74.0)
+    assert pd.isna(told["published"])
+    assert (told["comparable"], told["differs"], told["published_source"]) == ("", "", "")
+    assert beside(CLIP2FL, runs_of(KEY), "worst_client_accuracy", 1.0)["comparable"] == ""
+
+
+def test_a_key_with_a_column_that_the_file_lacks_picks_nothing_and_is_reported():
+    runs = runs_of({**KEY, "imbalance": "100"})
+    assert beside(CLIP2FL, runs, "global_accuracy", 74.0)["comparable"] == ""
+    assert unreadable_columns(CLIP2FL, runs) == ["imbalance"]
+    assert unreadable_columns(CLIP2FL, runs_of(KEY)) == []
+
+
+def test_the_checkouts_numbers_are_found_and_a_missing_file_is_none(tmp_path):
+    assert published_folder(None) == FOLDER
+    assert published_folder(tmp_path) == tmp_path
+    with pytest.raises(FedbenchError, match="is not a folder"):
+        published_folder(tmp_path / "none")
+    suite = load_suite("clip2fl")
+    found = published_of(suite, FOLDER)
+    assert found is not None and (found.paper, len(found.facts)) == ("CLIP2FL", len(CLIP2FL.facts))
+    assert published_of(suite, tmp_path) is None
+    assert published_of(load_suite("longtail"), FOLDER) is None
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory):
+    """A store with one seed of four rows of the embedded CLIP2FL suite; the first of them is in no table of it."""
+    uri = store.store_uri(str(tmp_path_factory.mktemp("store")))
+    listener = tracking.Tracking(uri, "clip2fl")
+    specs = [s for s in expand(load_suite("clip2fl"), Overrides(seeds=(0,))) if s.setting == "IF 100"][:4]
+    info = RunInfo({}, "d" * 64, "", 20, 8, 400, 80, 6, 24)
+    for number, spec in enumerate(specs):
+        listener.run_started(spec, info)
+        summary = {"global_accuracy": 20.0 + number, "bytes_up": 1e6, "bytes_down": 1e6, "train_seconds": 1.0}
+        listener.run_finished(spec, info, RunResult((), summary, (0,), {}, 1.0))
+    return uri
+
+
+def test_tables_show_published_numbers_their_sign_and_the_reason_once(uri):
+    results = load_results(uri, "clip2fl")
+    board = leaderboard(results, published=CLIP2FL)
+    assert board.set_index("label")["comparable"].to_dict() == {
+        "creff": "no",
+        "fedprox": "no",
+        "fedavg": "no",
+        "clip-zs": "",
+    }
+    text = to_markdown(board)
+    # table 1 prints 56.17 for FedAvg: 21 - 56.17
+    assert "| ≠ 56.2 | -35.2 |" in text and "| – | – |" in text
+    why = "data (CIFAR-10-LT, here embedded), backbone (ResNet-8, here convnet?projector=128), rounds (200, here 30)"
+    assert text.count(f"paper: CLIP2FL tables 1, 3; ≠ not comparable, differs in {why}") == 1
+    assert " paper " not in to_markdown(leaderboard(results))
+    assert render_terminal(board) is not None
+
+
+def test_a_missing_file_of_published_numbers_is_one_line_on_stderr(uri, tmp_path):
+    ask = ["leaderboard", "--suite", "clip2fl", "--store", uri]
+    found = CliRunner().invoke(app, ask)
+    assert (found.exit_code, found.stderr) == (0, "") and "≠ 56.2" in found.stdout
+    missing = CliRunner().invoke(app, [*ask, "--published", str(tmp_path)])
+    assert missing.exit_code == 0 and "≠" not in missing.stdout
+    assert missing.stderr.count("\n") == 1 and "there is no clip2fl.csv in" in missing.stderr
+    wrong = CliRunner().invoke(app, [*ask, "--published", str(tmp_path / "none")])
+    assert wrong.exit_code == 2

@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from fedbench import provenance, store, tracking
+from fedbench import artifacts, provenance, store, tracking
+from fedbench.cli.execution import invocation
+from fedbench.cli.options import Request
+from fedbench.cli.ui import ui
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, plugin_manager, relay
+from fedbench.invocation import Invocation
 from fedbench.spec import RunSpec, Training
 from fedbench.tracking import Tracking, finished_run_ids, flat_params, metric_name, store_uri, ui_command
 
@@ -30,7 +35,8 @@ INFO = RunInfo(
     trainable_parameters=6,
     round_bytes=24,
 )
-WEIGHTS = {"head.weight": np.arange(6, dtype=np.float32).reshape(3, 2).T, "steps": np.array(7)}
+WEIGHTS = {"head.weight": np.arange(6, dtype=np.float32).reshape(3, 2).T}
+BUFFERS = {"steps": np.array(7)}
 
 
 def spec(method: str = "fedprox", seed: int = 0, **training: Any) -> RunSpec:
@@ -46,7 +52,10 @@ def record(number: int, accuracy: float) -> RoundRecord:
 
 def result(accuracy: float) -> RunResult:
     summary = {"global_accuracy": accuracy, "bytes_up": 96.0}
-    return RunResult((), summary, predictions=(2, 0, 1), weights=WEIGHTS, seconds=3.25)
+    records = tuple(record(number, accuracy) for number in range(3))
+    server = {"creff": {"head.bias": np.ones(2, dtype=np.float32)}}
+    clients = {3: {"own": {"head.bias": np.full(2, 0.5, dtype=np.float32)}}}
+    return RunResult(records, summary, (2, 0, 1), WEIGHTS, 3.25, BUFFERS, server, clients)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +117,16 @@ def test_a_finished_run_holds_params_tags_metrics_and_artifacts(uri: str, listen
     assert json.loads(tags["fedbench.owners"]) == {"local_loss": "fedclip, fedavg"}
     assert (tags["fedbench.row"], tags["fedbench.num_clients"]) == ("fedprox · clip:embedded", "4")
     assert tags["fedbench.version.numpy"] == np.__version__
+    assert tags["fedbench.kind"] == "run"
+    assert "mlflow.parentRunId" not in tags
+    filters = ("method", "backbone", "seed", "setting", "scale")
+    assert [tags.get(name) for name in filters] == ["fedprox", "clip:embedded", "3", None, None]
+    assert tags["mlflow.note.content"] == (
+        "**fedprox · clip:embedded**, seed 3, on `embedded`. After 2 rounds: accuracy **62.0 %**. "
+        f"Evaluate its model again: `fedbench evaluate {ran.run_id}`"
+    )
+    (read,) = run.inputs.dataset_inputs
+    assert (read.dataset.name, read.dataset.digest) == ("embedded", "d" * 8)
     assert history(uri, run, "global_accuracy") == [(0, 60.0), (1, 61.0), (2, 62.0)]
     assert history(uri, run, "bytes_up") == [(0, 0.0), (1, 48.0), (2, 48.0)]
     assert history(uri, run, "bytes_down_total") == [(0, 0.0), (1, 96.0), (2, 192.0)]
@@ -125,17 +144,44 @@ def test_artifacts_lie_in_the_store_folder_and_give_the_run_back(uri: str, liste
     (found,) = folder.glob(f"*/{run.info.run_id}/artifacts")
     assert sorted(path.name for path in found.iterdir()) == [
         "federation.json",
+        "model",
         "owners.json",
         "predictions.csv",
-        "spec.json",
-        "weights.safetensors",
     ]
-    assert RunSpec.model_validate_json((found / "spec.json").read_text()) == ran
+    assert sorted(path.name for path in (found / "model").iterdir()) == ["spec.json", "state.safetensors"]
+    assert artifacts.read_spec(found, ran.run_id) == ran
     assert (found / "predictions.csv").read_text() == "sample,predicted\n0,2\n1,0\n2,1\n"
-    weights = load_file(found / "weights.safetensors")
+    assert artifacts.read_predictions(found, ran.run_id) == (2, 0, 1)
+    state = artifacts.read_state(found, ran.run_id, "cpu")
+    assert state.round == 2
     # a transposed array is not contiguous: its values, not its memory, must be kept
-    np.testing.assert_array_equal(weights["head.weight"], [[0, 2, 4], [1, 3, 5]])
-    assert weights["steps"] == 7
+    assert state.weights["head.weight"].tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert {name: tensor.item() for name, tensor in state.buffers.items()} == {"steps": 7}
+    assert state.server["creff"]["head.bias"].tolist() == [1.0, 1.0]
+    assert state.clients[3]["own"]["head.bias"].tolist() == [0.5, 0.5]
+    with pytest.raises(FedbenchError, match=f"belongs to run {ran.run_id}, not 0000"):
+        artifacts.read_state(found, "0000", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model/spec.json", None, "run 12ab has no model/spec.json among its artifacts: an earlier version"),
+        (
+            "model/spec.json",
+            '{"speed": 3}',
+            r"is of another version of fedbench \(speed: Extra inputs are not permitted",
+        ),
+        ("predictions.csv", "sample\n0\n", "predictions.csv of run 12ab cannot be read: 'predicted'; repeat it with"),
+    ],
+)
+def test_artifacts_that_cannot_be_read_are_named(tmp_path: Path, file: str, content: str | None, message: str) -> None:
+    (tmp_path / "model").mkdir()
+    if content is not None:
+        (tmp_path / file).write_text(content)
+    read = artifacts.read_spec if file == "model/spec.json" else artifacts.read_predictions
+    with pytest.raises(FedbenchError, match=message):
+        read(tmp_path, "12ab")
 
 
 def test_interleaved_runs_keep_apart(uri: str, listener: Tracking, runs: Any) -> None:
@@ -180,6 +226,144 @@ def test_an_interrupt_kills_only_what_still_runs(listener: Tracking, runs: Any) 
     assert killed.data.metrics["global_accuracy"] == 50.0
 
 
+def asked(runs: int = 2, **given: Any) -> Invocation:
+    return Invocation(command="fedbench run --suite mine.yaml", runs=runs, **given)
+
+
+def parent_of(uri: str, suite: str) -> Any:
+    """The suite's only parent run, checked to be none of its runs."""
+    client = store.open_store(uri, create=False)
+    assert client is not None
+    filed = {run.info.run_id: run for _, run in store.filed(client, suite)}
+    (parent,) = filed.keys() - {run.info.run_id for _, run in store.runs_of(client, suite)}
+    return filed[parent]
+
+
+def test_the_runs_of_a_command_are_filed_under_one_parent(uri: str) -> None:
+    given = {"scale": "paper", "methods": ("fedprox",), "seeds": (0, 1), "overrides": ("rounds=2",), "skipped": 3}
+    listener = Tracking(uri, "nested", asked(plugin_files=(Path(__file__),), **given))
+    client = store.open_store(uri, create=False)
+    assert client is not None
+    # nothing began yet: an empty parent would be left behind by whatever ends the command now
+    assert list(store.filed(client, "nested")) == []
+    play(listener, spec(seed=0))
+    parent = parent_of(uri, "nested")
+    assert parent.info.status == "RUNNING"
+    play(listener, spec(seed=1))
+    parent = parent_of(uri, "nested")
+    assert re.fullmatch(r"nested · paper · 2 runs · \d{4}-\d\d-\d\d \d\d:\d\d", parent.info.run_name)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics == {"runs_finished": 2, "runs_failed": 0}
+    tags = parent.data.tags
+    assert tags["fedbench.kind"] == "invocation"
+    told = {name: tags[f"fedbench.{name}"] for name in ("command", "scale", "methods", "seeds", "overrides", "plugins")}
+    assert told == {
+        "command": "fedbench run --suite mine.yaml",
+        "scale": "paper",
+        "methods": '["fedprox"]',
+        "seeds": "[0, 1]",
+        "overrides": '["rounds=2"]',
+        "plugins": '["test_tracking.py"]',
+    }
+    assert tags["fedbench.code_hash"] == provenance.code_hash([Path(__file__)])
+    assert str(Path(__file__).parent) not in json.dumps(tags)
+    assert tags["mlflow.note.content"] == (
+        "`fedbench run` on the suite **nested**, 2 runs: 2 finished, 0 failed. In the store already: 3 runs.\n\n"
+        "`fedbench run --suite mine.yaml`\n"
+    )
+    children = [run for _, run in store.runs_of(client, "nested")]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert {run.data.tags["seed"] for run in children} == {"0", "1"}
+    done = finished_run_ids(uri, "nested", provenance.code_hash([Path(__file__)]))
+    assert done == {spec(seed=0).run_id, spec(seed=1).run_id}
+
+
+def test_a_parent_has_failed_if_one_of_its_runs_has(uri: str) -> None:
+    listener = Tracking(uri, "one fails", asked(2))
+    listener.run_failed(spec(seed=1), "out of memory")
+    play(listener, spec(seed=0))
+    parent = parent_of(uri, "one fails")
+    assert parent.info.status == "FAILED"
+    assert parent.data.metrics == {"runs_finished": 1, "runs_failed": 1}
+    failure = "- failed: fedprox · clip:embedded, seed 1: out of memory"
+    assert failure in parent.data.tags["mlflow.note.content"].splitlines()
+
+
+def test_an_interrupt_kills_the_parent_and_says_what_was_not_carried_out(uri: str) -> None:
+    listener = Tracking(uri, "interrupted", asked(4))
+    play(listener, spec(seed=0))
+    listener.run_started(spec(seed=1), INFO)
+    listener.interrupt()
+    listener.interrupt()
+    parent = parent_of(uri, "interrupted")
+    assert parent.info.status == "KILLED"
+    assert "4 runs: 1 finished, 0 failed, 3 not carried out." in parent.data.tags["mlflow.note.content"]
+
+
+def test_an_interrupt_after_the_last_run_leaves_the_parent_finished(uri: str) -> None:
+    listener = Tracking(uri, "late interrupt", asked(1))
+    play(listener, spec())
+    listener.interrupt()
+    assert parent_of(uri, "late interrupt").info.status == "FINISHED"
+
+
+def test_a_request_is_recorded_without_folders_of_this_machine(tmp_path: Path) -> None:
+    request = Request(
+        suite=str(tmp_path / "my suite.yaml"),
+        methods=("a+b",),
+        seeds=(1, 2),
+        assignments=("fedprox.mu=0.1",),
+        dataset="cifar10",
+        plugin_files=(tmp_path / "mine.py",),
+        store=str(tmp_path),
+        data_dir=tmp_path,
+        tuned="first study",
+        storage=str(tmp_path / "studies.db"),
+        rerun=True,
+    )
+    recorded = invocation(request, [spec().model_copy(update={"scale": "small"})], 5)
+    assert recorded.command == (
+        "fedbench run --suite 'my suite.yaml' --method a+b --seed 1 --seed 2 --set dataset=cifar10 "
+        "--set fedprox.mu=0.1 --tuned 'first study' --plugin mine.py --rerun"
+    )
+    # the scale is the one that ran, also where the command left it to the suite
+    assert (recorded.runs, recorded.skipped, recorded.scale) == (1, 5, "small")
+    assert str(tmp_path) not in json.dumps(recorded.tags())
+
+
+def test_the_web_interface_is_told_how_to_show_a_suite_and_where_it_ran_last(uri: str) -> None:
+    play(Tracking(uri, "shown"), spec())
+    client = store.open_store(uri, create=False)
+    assert client is not None
+    experiment = client.get_experiment_by_name("fedbench/shown")
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    view = json.loads(experiment.tags["mlflow.sharedViewState.fedbench"])
+    assert {"metrics.`final/global_accuracy`", "tags.`method`"} <= set(view["selectedColumns"])
+    assert set(view["columnWidths"]) == set(view["columnOrder"])
+    path = f"/#/experiments/{experiment.experiment_id}/runs"
+    suite, page = store.latest_page(uri) or ("", "")
+    assert (suite, page.partition("?")[0]) == ("shown", path)
+    assert page.endswith("viewStateShareKey=fedbench")
+
+
+def test_the_web_interface_says_which_page_shows_the_latest_runs(
+    uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(Tracking(uri, "just ran"), spec())
+    monkeypatch.setattr("fedbench.tracking.ui_command", lambda _: [sys.executable, "-c", ""])
+    ui(store=uri, port=5003)
+    _, page = store.latest_page(uri) or ("", "")
+    assert f"the runs of the suite just ran: http://127.0.0.1:5003{page}\n" in capsys.readouterr().out
+
+
+def test_an_experiment_of_an_earlier_version_is_shown_like_a_new_one(uri: str) -> None:
+    client = store.open_store(uri, create=True)
+    assert client is not None
+    client.create_experiment("fedbench/early")
+    Tracking(uri, "early")
+    assert "mlflow.sharedViewState.fedbench" in client.get_experiment_by_name("fedbench/early").tags
+
+
 def test_only_finished_runs_of_the_same_code_are_not_run_again(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     listener = Tracking(uri, "resume's suite")
     play(listener, spec(seed=0))
@@ -214,7 +398,11 @@ class CountingClient:
     def log_batch(self, run: str, **given: list[Any]) -> None:
         self.batches.append({name: len(values) for name, values in given.items()})
 
+    def log_inputs(self, run: str, datasets: list[Any]) -> None: ...
+
     def log_artifacts(self, run: str, folder: str) -> None: ...
+
+    def set_tag(self, run: str, key: str, value: str) -> None: ...
 
     def set_terminated(self, run: str, status: str) -> None: ...
 

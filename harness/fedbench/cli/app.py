@@ -8,12 +8,18 @@ import typer
 from typer.core import TyperGroup
 
 from fedbench import __version__
+from fedbench.cli.compare import compare
 from fedbench.cli.console import complain, say
 from fedbench.cli.describe import describe
+from fedbench.cli.evaluate import evaluate
 from fedbench.cli.leaderboard import leaderboard
 from fedbench.cli.listing import list_known
 from fedbench.cli.pretrain import pretrain
+from fedbench.cli.publish import publish
 from fedbench.cli.run import run
+from fedbench.cli.scenario import scenario
+from fedbench.cli.study import study
+from fedbench.cli.tune import tune
 from fedbench.cli.ui import ui
 from fedbench.errors import FedbenchError
 
@@ -64,6 +70,8 @@ def _options(
 
 
 app.command("run", epilog="Example: fedbench run --suite longtail --seed 0 --set rounds=50")(run)
+app.command("tune", epilog="Example: fedbench tune --suite longtail --method clip2fl --trials 20")(tune)
+app.command("study", epilog="Example: fedbench study longtail --output figures")(study)
 app.command("list", epilog="Example: fedbench list methods")(list_known)
 app.command("describe", epilog="Example: fedbench describe fedprox, or a stack: fedbench describe fedclip+fedprox")(
     describe
@@ -71,7 +79,11 @@ app.command("describe", epilog="Example: fedbench describe fedprox, or a stack: 
 app.command("leaderboard", epilog="Example: fedbench leaderboard --suite longtail --output leaderboards/longtail")(
     leaderboard
 )
+app.command("publish", epilog="Example: fedbench publish --suite longtail --trials 20 --output leaderboards")(publish)
+app.command("evaluate", epilog="Example: fedbench evaluate 3f2a, with the first digits of a run's id")(evaluate)
+app.command("compare", epilog="Example: fedbench compare 3f2a 91c0")(compare)
 app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
+app.add_typer(scenario, name="scenario")
 app.command("pretrain", epilog="Example: fedbench pretrain --output my-clip --smoke")(pretrain)
 
 

@@ -16,12 +16,15 @@ from fedbench import engine
 from fedbench.cli import plan
 from fedbench.cli.console import complain, console, say
 from fedbench.cli.live import LiveProgress
-from fedbench.cli.options import Request
+from fedbench.cli.options import Request, command_line
 from fedbench.cli.progress import PlainProgress, Progress
 from fedbench.hookspecs import plugin_manager, relay
+from fedbench.invocation import Invocation
 from fedbench.leaderboard import leaderboard, load_results, render_terminal
 from fedbench.prepare import Settings
 from fedbench.provenance import code_hash
+from fedbench.published import published_folder, published_of
+from fedbench.results import load_curves
 from fedbench.spec import RunSpec
 from fedbench.suite import Suite
 from fedbench.tracking import Tracking, finished_run_ids, store_uri
@@ -45,7 +48,7 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
     if pending:
         is_live = console().is_terminal and not request.plain
         view = (LiveProgress if is_live else PlainProgress)(console(), suite.name, pending)
-        tracking = Tracking(uri, suite.name, request.plugin_files)
+        tracking = Tracking(uri, suite.name, invocation(request, pending, skipped))
         try:
             failures = _execute(pending, settings, request.workers or engine.default_workers(), tracking, view)
         except KeyboardInterrupt:
@@ -62,11 +65,35 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
         done += view.done
     if done:
         results = load_results(uri, suite.name)
-        board = leaderboard(results, suite.columns, suite.baseline, suite.headline, suite.setting_names)
+        board = leaderboard(
+            results,
+            suite.columns,
+            suite.baseline,
+            suite.headline,
+            suite.setting_names,
+            target=suite.target,
+            curves=load_curves(uri, results, suite.headline),
+            published=published_of(suite, published_folder(None)),
+        )
         console().print(render_terminal(board))
         _show_next_steps(suite, request.store, uri)
     _report(failures, uri)
     return SOME_FAILED if failures else FINE
+
+
+def invocation(request: Request, pending: Sequence[RunSpec], skipped: int) -> Invocation:
+    """The request and the runs carried out now, as recorded: FILEs by their names, and no folder of this machine."""
+    return Invocation(
+        command=command_line("run", request, *(["--rerun"] if request.rerun else [])),
+        runs=len(pending),
+        skipped=skipped,
+        scale=pending[0].scale,
+        settings=request.settings,
+        methods=request.methods,
+        seeds=request.seeds,
+        overrides=request.overrides,
+        plugin_files=request.plugin_files,
+    )
 
 
 def _execute(
@@ -112,7 +139,8 @@ def _leave_while_busy() -> None:
 def _show_next_steps(suite: Suite, store: str | None, uri: str) -> None:
     name, where = shlex.quote(suite.name), f" --store {shlex.quote(store)}" if store else ""
     say(f"store        {uri}")
-    say(f"look inside  fedbench ui{where}")
+    is_server = urlparse(uri).scheme in ("http", "https")
+    say(f"look inside  {uri if is_server else f'fedbench ui{where}'}")
     say(f"as files     fedbench leaderboard --suite {name}{where} --output leaderboards/{name}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,10 @@ import typer
 Store = Annotated[
     str | None,
     typer.Option(metavar="FOLDER|URI", help="Where runs are kept."),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option("--storage", metavar="FILE|URL", help="Database of the studies; by default beside the runs."),
 ]
 Plugins = Annotated[
     list[Path] | None,
@@ -38,6 +43,32 @@ class Request:
     workers: int | None = None
     rerun: bool = False
     plain: bool = False
+    tuned: str = ""
+    storage: str | None = None
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Everything given as ``--set``, or by an option that stands for one."""
+        shorthands = {"dataset": self.dataset, "scenario": self.scenario, "backbone": self.backbone}
+        return (*(f"{key}={value}" for key, value in shorthands.items() if value is not None), *self.assignments)
+
+
+def command_line(verb: str, request: Request, *further: str) -> str:
+    """The command that asks for the same again: FILEs by their names, and no folder of this machine."""
+    is_file = request.suite is not None and request.suite.endswith((".yaml", ".yml"))
+    suite = Path(request.suite).name if request.suite is not None and is_file else request.suite
+    options = {
+        "--suite": [suite] if suite is not None else [],
+        "--scale": [request.scale] if request.scale else [],
+        "--setting": request.settings,
+        "--method": request.methods,
+        "--seed": [str(seed) for seed in request.seeds],
+        "--set": request.overrides,
+        "--tuned": [request.tuned] if request.tuned else [],
+        "--plugin": [path.name for path in request.plugin_files],
+    }
+    words = [word for option, values in options.items() for value in values for word in (option, value)]
+    return shlex.join(["fedbench", verb, *words, *further])
 
 
 def plugin_files(given: list[Path] | None) -> tuple[Path, ...]:

@@ -67,7 +67,27 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
         scale=request.scale,
         settings=request.settings,
     )
-    return suite, expand(suite, overrides)
+    specs = expand(suite, overrides)
+    return suite, _tuned(specs, request) if request.tuned else specs
+
+
+def _tuned(specs: list[RunSpec], request: Request) -> list[RunSpec]:
+    """The runs with the best values of the study asked for; says which rows it does not have, or has under others."""
+    from fedbench.store import store_uri
+    from fedbench.studies import storage_url
+    from fedbench.tuned import best_of, tuned_otherwise, with_best
+
+    best = best_of(storage_url(request.storage, store_uri(request.store)), request.tuned)
+    for row in rows_of(specs):
+        title = row[0].title
+        if title not in best:
+            say(f"{title}: not tuned in {request.tuned!r}, run as the suite has it")
+        elif otherwise := tuned_otherwise(row[0], best[title]):
+            say(f"{title}: was tuned with {', '.join(otherwise)}")
+    budgets = {str({**result.record.budget.as_tags(), "objective": ""}) for result in best.values()}
+    if len(budgets) > 1:
+        say(f"the studies of {request.tuned!r} had unequal budgets; the leaderboard says so too")
+    return with_best(specs, best, [key for key, _ in map(parse_assignment, request.assignments)])
 
 
 def plan(specs: Sequence[RunSpec], settings: Settings) -> list[PlannedRow]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedbench.cli.options import Plugins, Request, Store, plugin_files
+from fedbench.cli.options import Plugins, Request, Storage, Store, plugin_files
 
 
 def run(
@@ -28,6 +28,8 @@ def run(
     setting: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only these settings of the grid; repeat it.")
     ] = None,
+    tuned: Annotated[str, typer.Option(metavar="STUDY", help="With the best values that fedbench tune found.")] = "",
+    storage: Storage = None,
     plugin: Plugins = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs and traffic; train nothing.")] = False,
     rerun: Annotated[bool, typer.Option("--rerun", help="Repeat runs that the store already has.")] = False,
@@ -67,6 +69,8 @@ def run(
         workers=workers,
         rerun=rerun,
         plain=plain,
+        tuned=tuned,
+        storage=storage,
     )
     chosen, specs = plan.requested(request)
     settings = Settings(request.data_dir, request.cache_dir, request.plugin_files)

@@ -25,11 +25,17 @@ def ui(
 
     Curves, parameters and artifacts of everything in the store. Ctrl-C ends it.
     """
+    from fedbench.store import latest_page
     from fedbench.tracking import store_uri, ui_command
 
     uri = store_uri(store)
     command = [*ui_command(uri), "--port", str(port)]
-    say(f"{uri} at http://127.0.0.1:{port}, Ctrl-C ends it")
+    address = f"http://127.0.0.1:{port}"
+    say(f"{uri} at {address}, Ctrl-C ends it")
+    latest = latest_page(uri)
+    if latest is not None:
+        suite, page = latest
+        say(f"the runs of the suite {suite}: {address}{page}")
     # in a process group of its own, Ctrl-C doesn't reach the server half-way through its imports
     server = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     for ending in (signal.SIGTERM, signal.SIGHUP):

@@ -1,0 +1,49 @@
+"""What stands above a table of a leaderboard: data, scenario, budget, seeds and code of its runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+_UNUSUAL = {"weighting": "samples", "augment": "none"}
+"""Budget fields that a caption names only where they differ from this."""
+_SPENT = ("trials", "seeds", "pruner", "objective")
+"""What tuned rows must have spent alike to be compared."""
+
+
+def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] = ()) -> str:
+    """The protocol that all ``runs`` of a table share, and ``remarks`` on how the table was made."""
+    first = runs.iloc[0]
+    rounds, epochs, batch = first["rounds"], first["local_epochs"], first["batch_size"]
+    parts = [
+        *filter(None, [" / ".join(dict.fromkeys(runs["setting"]))]),
+        f"{first['dataset']} (data {str(first['data_hash'])[:8] or 'unknown'})",
+        str(first["scenario"]),
+        f"{runs['num_clients'].max()} clients",
+        f"{_counted(rounds, 'round')} of {_counted(epochs, 'local epoch')}, batch {batch}",
+        *(f"{name} {first[name]}" for name, usual in _UNUSUAL.items() if first[name] != usual),
+        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
+        "commit " + ", ".join(sorted(set(_code(runs)))),
+        *(["several code states"] if runs["code_hash"].nunique() > 1 else []),
+        *(["tuned with unequal budgets"] if _unequal(runs) else []),
+        *remarks,
+    ]
+    return " · ".join(parts)
+
+
+def _unequal(runs: pd.DataFrame) -> bool:
+    tunings = [json.loads(text) for text in runs.loc[runs["tuned"] != "", "tuning"].unique()]
+    return len({tuple(tuning.get(name, "") for name in _SPENT) for tuning in tunings}) > 1
+
+
+def _counted(number: str, noun: str) -> str:
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
+
+
+def _code(runs: pd.DataFrame) -> Iterator[str]:
+    for commit, code in zip(runs["commit"], runs["code_hash"], strict=True):
+        revision, dirty, _ = str(commit).partition("+dirty")
+        # two states of a work tree with changes are told apart by their code
+        yield revision[:7] if revision and not dirty else f"{revision[:7] or 'none'}{dirty} (code {str(code)[:8]})"

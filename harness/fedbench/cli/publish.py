@@ -1,0 +1,91 @@
+"""``fedbench publish``: a suite's leaderboard from nothing, at the suite's own and at tuned values, as files."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbench.cli.console import say
+from fedbench.cli.options import Plugins, Store
+
+_FINE, _SOME_FAILED = 0, 1
+
+
+def publish(
+    suite: Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="A folder of the suite's name is written there.")
+    ] = Path("leaderboards"),
+    trials: Annotated[int, typer.Option(metavar="INT", help="Of tuning, for every row; 0 tunes nothing.", min=0)] = 20,
+    tune_method: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD", help="Tune only these rows; repeat it. By default all.")
+    ] = None,
+    tune_setting: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Tune only in these settings; repeat it. By default all.")
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(metavar="INT", help="In place of the suite's; repeat it.", min=0)
+    ] = None,
+    scale: Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")] = "",
+    plugin: Plugins = None,
+    store: Store = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="INT", help="Runs at the same time; by default one a core.", min=1)
+    ] = None,
+    data_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Data sets and weights.", envvar="FEDBENCH_DATA")
+    ] = Path("data"),
+    cache_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Rendered data and features.", envvar="FEDBENCH_CACHE")
+    ] = Path("~/.cache/fedbench"),
+) -> None:
+    """Run a suite, tune it, run it tuned, and write the leaderboard with page and figures.
+
+    Every step goes on where it was stopped, so the same command finishes what was interrupted.
+    """
+    from fedbench.cli.tuning import unused_seed
+    from fedbench.suite import load_suite
+
+    read = load_suite(suite)
+    study = f"{read.name}-{scale}" if scale else read.name
+    grid = _words({"--suite": [suite], "--scale": [scale] if scale else []})
+    places = _words({"--plugin": plugin or [], "--store": [store] if store else []})
+    machine = _words({"--workers": [workers] if workers else [], "--data-dir": [data_dir], "--cache-dir": [cache_dir]})
+    seeds = _words({"--seed": seed or []})
+    part = _words({"--method": tune_method or [], "--setting": tune_setting or []})
+    folder = output / read.name
+    steps = [["run", *grid, *seeds, *places, *machine]]
+    if trials:
+        # of no run that is shown
+        unused = max([*(seed or ()), unused_seed(read) - 1]) + 1
+        steps += [
+            ["tune", *grid, *part, "--seed", str(unused), "--trials", str(trials), "--study", study, *places, *machine],
+            ["run", *grid, *part, *seeds, "--tuned", study, *places, *machine],
+            ["study", study, "--output", str(folder / "tuning"), *_words({"--store": [store] if store else []})],
+        ]
+    steps.append(
+        ["leaderboard", "--suite", suite, "--output", str(folder), *_words({"--store": [store] if store else []})]
+    )
+    worst = _FINE
+    for words in steps:
+        code = _step(words)
+        worst = max(worst, code)
+        if code not in (_FINE, _SOME_FAILED):
+            break
+    raise typer.Exit(worst)
+
+
+def _step(words: Sequence[str]) -> int:
+    """Carry out one command of fedbench, shown first; its exit code."""
+    from fedbench.cli.app import app
+
+    say(f"$ {shlex.join(['fedbench', *words])}", style="bold")
+    return int(app(words, prog_name="fedbench", standalone_mode=False) or 0)
+
+
+def _words(options: Mapping[str, Sequence[object]]) -> list[str]:
+    return [word for option, values in options.items() for value in values for word in (option, str(value))]

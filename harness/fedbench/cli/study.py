@@ -1,0 +1,51 @@
+"""``fedbench study``: what studies have found, and figures of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbench.cli.console import cell, console, say, table
+from fedbench.cli.options import Storage, Store
+
+
+def study(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A study; by default all are listed.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write trials and figures there.")
+    ] = None,
+    storage: Storage = None,
+    store: Store = None,
+) -> None:
+    """Show what studies found, which hyper-parameters mattered, and where to browse them."""
+    from fedbench.cli.tuning import show_found, told_budget
+    from fedbench.store import store_uri
+    from fedbench.studies import found, open_storage, record_of, storage_url, studies_named
+    from fedbench.study_figures import importances, write
+
+    url = storage_url(storage, store_uri(store))
+    studies = studies_named(open_storage(url, create=False), name)
+    if not studies:
+        say(f"there are no studies in {url} yet; make one with `fedbench tune`.")
+        return
+    results = {record_of(study).title: found(study) for study in studies}
+    show_found([result for result in results.values() if result is not None])
+    for title in (title for title, result in results.items() if result is None):
+        say(f"{title}: no trial is finished yet")
+    if name is not None:
+        made = table("row", "hyper-parameter", "importance", right=("importance",))
+        for study in studies:
+            for position, (key, share) in enumerate(importances(study).items()):
+                made.add_row(*map(cell, ("" if position else record_of(study).title, key, f"{share:.2f}")))
+        if made.row_count:
+            console().print(made)
+            say("importance: share of the objective's variance that the value explains (PED-ANOVA)", style="dim")
+        for told in dict.fromkeys(told_budget(record_of(study).budget) for study in studies):
+            say(f"budget       {record_of(studies[0]).budget.trials} trials each: {told}")
+    if output is not None:
+        for study in studies:
+            write(study, output)
+        say(f"written to {output}")
+    say(f"dashboard    pip install optuna-dashboard && optuna-dashboard {url}")

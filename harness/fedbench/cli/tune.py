@@ -1,0 +1,114 @@
+"""``fedbench tune``: search the hyper-parameters of a suite's rows, with the same budget for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbench.cli.console import say
+from fedbench.cli.options import Plugins, Request, Storage, Store, command_line, plugin_files
+from fedbench.errors import FedbenchError
+
+
+def tune(
+    suite: Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")],
+    method: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD", help="Only these rows; repeat it. By default all.")
+    ] = None,
+    trials: Annotated[int, typer.Option(metavar="INT", help="Trials for every row, its own values first.", min=1)] = 20,
+    objective: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC", help="What is tuned for: tail, worst_domain, bytes ...; repeat it for a front."),
+    ] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(metavar="INT", help="Seeds of every trial; by default one that the suite has not.", min=0),
+    ] = None,
+    param: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="Search only these (lr, fedprox.mu); repeat it.")
+    ] = None,
+    pruner: Annotated[str, typer.Option(metavar="median|halving|none", help="Who ends hopeless trials.")] = "median",
+    validation: Annotated[
+        float, typer.Option(metavar="SHARE", help="Of the training data, to measure on.", min=0.01, max=0.9)
+    ] = 0.2,
+    study: Annotated[str, typer.Option(metavar="NAME", help="Name of the study; by default the suite's.")] = "",
+    storage: Storage = None,
+    assignment: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="As in fedbench run: rounds=5; repeat it."),
+    ] = None,
+    scale: Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")] = "",
+    setting: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only these settings of the grid; repeat it.")
+    ] = None,
+    plugin: Plugins = None,
+    store: Store = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be searched; train nothing.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(metavar="INT", help="Trials at the same time; by default one a core.", min=1)
+    ] = None,
+    data_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Data sets and weights.", envvar="FEDBENCH_DATA")
+    ] = Path("data"),
+    cache_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Rendered data and features.", envvar="FEDBENCH_CACHE")
+    ] = Path("~/.cache/fedbench"),
+) -> None:
+    """Tune the rows of a suite on validation data, with an equal budget for each.
+
+    Searches the learning rate and what each method declares. The test split is never seen. Stopped or killed, the same
+    command goes on; several at once share the work. fedbench run --tuned NAME then runs the best values.
+    """
+    from fedbench.cli import plan, tuning
+    from fedbench.engine import default_workers
+    from fedbench.prepare import Settings
+    from fedbench.store import store_uri
+    from fedbench.studies import Budget, storage_url
+    from fedbench.trials import PRUNERS
+
+    if pruner not in PRUNERS:
+        raise FedbenchError(f"--pruner {pruner!r} is not one of {', '.join(PRUNERS)}.")
+    request = Request(
+        suite=suite,
+        methods=tuple(method or ()),
+        seeds=(0,),
+        assignments=tuple(assignment or ()),
+        plugin_files=plugin_files(plugin),
+        scale=scale,
+        settings=tuple(setting or ()),
+        store=store,
+        data_dir=data_dir.expanduser(),
+        cache_dir=cache_dir.expanduser(),
+    )
+    chosen, specs = plan.requested(request)
+    objectives = tuple(objective or [chosen.objective or chosen.headline])
+    if len(objectives) > 1 and pruner != "none":
+        say("several objectives: no trial is pruned, since none is hopeless by one of them alone", style="dim")
+        pruner = "none"
+    seeds = tuple(sorted(set(seed or [tuning.unused_seed(chosen)])))
+    budget = Budget(trials, seeds, objectives, pruner, validation=validation)
+    settings = Settings(request.data_dir, request.cache_dir, request.plugin_files)
+    uri = store_uri(store)
+    url = storage_url(storage, uri)
+    name = study or chosen.name + (f"-{scale}" if scale else "")
+    asked = {
+        "--trials": [str(trials)],
+        "--objective": objective or [],
+        "--param": param or [],
+        "--pruner": [pruner],
+        "--validation": [f"{validation:g}"],
+        "--study": [name],
+    }
+    words = [word for option, values in asked.items() for value in values for word in (option, value)]
+    command = command_line("tune", replace(request, seeds=seeds), *words)
+    records = tuning.records_of(name, chosen, specs, budget, settings, command, tuple(param or ()))
+    if dry_run:
+        tuning.show_space(records)
+        return
+    code = tuning.carry_out(url, uri, records, settings, workers or default_workers())
+    if code == 0:
+        tuning.show_next_steps(name, request, storage)
+    raise typer.Exit(code)

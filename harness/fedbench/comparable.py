@@ -1,0 +1,186 @@
+"""May a measured number stand beside a printed one? In what a run differs from what a paper says of its number.
+
+Compared are the columns that files of published numbers have: data, backbone, partition, imbalance, clients,
+participation and rounds, each where the paper says it. Not among them, so not compared: local epochs, batch size,
+learning rate, how Dirichlet shares are drawn, which layers are trained. What cannot be decided counts as different.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import parse_qsl
+
+
+@dataclass(frozen=True, order=True)
+class Difference:
+    """One thing in which a run is not what a paper ran: ``rounds (200, here 20)``."""
+
+    aspect: str
+    printed: str
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.aspect} ({self.printed}, here {self.here})"
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Our names of a paper's data set."""
+
+    names: frozenset[str]
+    long_tailed: bool = False
+    """Thinned by us to an exponential long tail; a list of files brings its own tail."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the name that belong to what the paper ran."""
+
+
+@dataclass(frozen=True)
+class _Backbone:
+    """Our names of a paper's backbone, pretrained as ``checkpoint`` says."""
+
+    names: frozenset[str]
+    checkpoint: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Values that change the network: it is the paper's with these only."""
+
+
+_CIFAR10 = frozenset({"cifar10", "hf:uoft-cs/cifar10", "hf:cifar10"})
+_CIFAR100 = frozenset({"cifar100", "hf:uoft-cs/cifar100", "hf:cifar100"})
+_FASHION = frozenset({"fashion-mnist", "hf:zalando-datasets/fashion_mnist", "hf:fashion_mnist"})
+# ProstateMRI has no loader; FedGLCL's DomainNet is ten classes of it, which the folder's name does not tell
+_DATA = {
+    "CIFAR-10": _Data(_CIFAR10),
+    "CIFAR-10-LT": _Data(_CIFAR10, long_tailed=True),
+    "CIFAR-100": _Data(_CIFAR100),
+    "CIFAR-100-LT": _Data(_CIFAR100, long_tailed=True),
+    "Fashion-MNIST": _Data(_FASHION),
+    "Fashion-MNIST-LT": _Data(_FASHION, long_tailed=True),
+    "ImageNet-LT": _Data(frozenset({"listfile:ImageNet-LT"})),
+    "CINIC-10": _Data(frozenset({"imagefolder:CINIC-10"})),
+    "Tiny-ImageNet": _Data(frozenset({"imagefolder:tiny-imagenet-200"})),
+    "PACS": _Data(frozenset({"imagefolder:PACS"})),
+    "VLCS": _Data(frozenset({"imagefolder:VLCS"})),
+    "Office-Home": _Data(frozenset({"imagefolder:OfficeHome", "imagefolder:Office-Home"})),
+    "Office-Caltech-10": _Data(frozenset({"imagefolder:office_caltech_10"}), options={"size": "256"}),
+}
+_SAME_DATA_OPTIONS = frozenset({"download", "layout", "classnames", "names", "image", "label", "domain", "root"})
+"""Say where things are and what they are called, not which images there are."""
+_KNOWN = frozenset({"embedded"}).union(*(data.names for data in _DATA.values()))
+
+_BACKBONES = {
+    "ResNet-8": _Backbone(frozenset({"resnet8"}), options={"width": "4"}),
+    "ResNet-50": _Backbone(frozenset({"resnet50"})),
+    "AlexNet": _Backbone(frozenset({"alexnet"})),
+    "VGG-11": _Backbone(frozenset({"vgg11"})),
+    "CLIP ViT-B/16": _Backbone(frozenset({"clip:ViT-B-16", "clip:ViT-B-16-quickgelu"}), "openai"),
+    "CLIP ViT-B/32": _Backbone(frozenset({"clip:ViT-B-32", "clip:ViT-B-32-quickgelu"}), "openai"),
+    "CLIP RN50": _Backbone(frozenset({"clip:RN50", "clip:RN50-quickgelu"}), "openai"),
+}
+_SAME_BACKBONE_OPTIONS = frozenset({"projector", "projector_layers", "dense", "stem"})
+"""Heads and stems that papers describe apart from the backbone's name."""
+
+_PARTITIONS = {
+    "dirichlet": (frozenset({"dirichlet", "creff_equal"}), "dirichlet_alpha"),
+    "shards": (frozenset({"shards"}), "shards_per_client"),
+    "classes_per_client": (frozenset({"classes_per_client"}), "classes_per_client"),
+    "domain": (frozenset({"domain"}), ""),
+    "iid": (frozenset({"iid"}), ""),
+}
+"""The paper's partition -> ours, and our field of its value."""
+
+
+def differences(fact: Mapping[str, str], run: Mapping[str, Any], metric: str = "") -> list[Difference]:
+    """In what ``run``, a line of results, differs from the printed ``fact``; none: they may be compared.
+
+    ``metric`` is ours: of data with domains, papers print the mean over the domains, which the accuracy over all
+    samples is not.
+    """
+    scenario = {name: str(value) for name, value in json.loads(run["scenario_settings"]).items()}
+    found = [*_data(fact["dataset"], str(run["dataset"])), *_backbone(fact["backbone"], str(run["backbone"]))]
+    found += _imbalance(fact, scenario)
+    found += _partition(fact, scenario)
+    found += _number("clients", fact["clients"], str(run["num_clients"]))
+    found += _number("participation", fact["participation"], scenario.get("participation", ""))
+    found += _number("rounds", fact["rounds"], str(run["rounds"]))
+    if fact["group"] == "avg" and metric == "global_accuracy":
+        found.append(Difference("metric", "mean over domains", "over all samples"))
+    if run["tuned"]:
+        found.append(Difference("hyper-parameters", "the paper's", "tuned"))
+    return found
+
+
+def _data(printed: str, ours: str) -> Iterator[Difference]:
+    name, options = _named(ours)
+    scheme, _, place = name.partition(":")
+    if scheme in ("imagefolder", "listfile"):
+        # the folder's own name, wherever it lies
+        name = f"{scheme}:{PurePosixPath(place).name.removesuffix('.tar')}"
+    data = _DATA.get(printed)
+    changed = {key: value for key, value in options.items() if key not in _SAME_DATA_OPTIONS}
+    if data is not None and name in data.names and changed == dict(data.options):
+        return
+    decided = data is not None and name in _KNOWN
+    yield Difference("data", printed, ours if decided else f"{ours}, unknown")
+
+
+def _backbone(printed: str, ours: str) -> Iterator[Difference]:
+    if not printed:
+        return
+    name, options = _named(ours)
+    name, _, checkpoint = name.partition("@")
+    backbone = _BACKBONES.get(printed)
+    if backbone is None:
+        yield Difference("backbone", printed, f"{ours}, unknown")
+        return
+    changed = {key: value for key, value in options.items() if key not in _SAME_BACKBONE_OPTIONS}
+    alike = name in backbone.names
+    if alike and checkpoint == backbone.checkpoint and changed.items() <= backbone.options.items():
+        return
+    # papers don't say what they do with images that a network is not made for, nor is a file's content in its name
+    undecided = alike and ("resize" in changed or "/" in checkpoint or "." in checkpoint)
+    yield Difference("backbone", printed, f"{ours}, unknown" if undecided else ours)
+
+
+def _imbalance(fact: Mapping[str, str], scenario: Mapping[str, str]) -> Iterator[Difference]:
+    data = _DATA.get(fact["dataset"])
+    thinned = scenario.get("imbalance") == "exponential"
+    here = f"{float(scenario['imbalance_factor']):g}" if thinned else "none"
+    if fact["imbalance_factor"]:
+        yield from _number("imbalance", fact["imbalance_factor"], here)
+    elif data is not None and data.long_tailed != thinned:
+        yield Difference("imbalance", "exponential" if data.long_tailed else "none", here)
+
+
+def _partition(fact: Mapping[str, str], scenario: Mapping[str, str]) -> Iterator[Difference]:
+    printed, value = fact["partition"], fact["partition_value"]
+    if not printed:
+        return
+    ours = scenario.get("partition", "")
+    names, _ = _PARTITIONS.get(printed, (frozenset[str](), ""))
+    _, field_of_ours = next((known for known in _PARTITIONS.values() if ours in known[0]), (None, ""))
+    ours_value = scenario.get(field_of_ours, "")
+    if ours in names and (not value or _equal(value, ours_value)):
+        return
+    yield Difference("partition", f"{printed} {value}".strip(), f"{ours} {ours_value}".strip())
+
+
+def _number(aspect: str, printed: str, ours: str) -> Iterator[Difference]:
+    if printed and not _equal(printed, ours):
+        yield Difference(aspect, printed, ours or "unknown")
+
+
+def _equal(one: str, other: str) -> bool:
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _named(text: str) -> tuple[str, dict[str, str]]:
+    """A data set's or backbone's name and its options."""
+    name, _, options = text.partition("?")
+    return name, dict(parse_qsl(options, keep_blank_values=True))

@@ -1,0 +1,74 @@
+"""A leaderboard as LaTeX: one ``table`` environment a table of the board, for a document that loads ``booktabs``."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+
+from fedbench.tables import Column, Shown, tables
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    **{character: f"\\{character}" for character in "&%$#_"},
+    "±": r"$\pm$",
+    "≠": r"$\neq$",
+    "≥": r"$\geq$",
+    "–": "--",
+    "·": r"$\cdot$",
+    "*": r"$^{*}$",
+}
+_GREEK = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "η": "eta", "θ": "theta", "λ": "lambda",
+    "μ": "mu", "ρ": "rho", "σ": "sigma", "τ": "tau", "Δ": "Delta",
+}  # fmt: skip
+_ESCAPES = _SPECIAL | {letter: f"$\\{name}$" for letter, name in _GREEK.items()}
+_MINUS = re.compile(r"^-(?=\d)")
+_ESCAPED = re.compile("|".join(re.escape(character) for character in _ESCAPES))
+
+
+def to_latex(board: pd.DataFrame) -> str:
+    """Every table of the board under its caption and above what its marks mean."""
+    head = "% \\usepackage{booktabs}\n\n"
+    return head + "\n".join(_environment(shown) for shown in tables(board))
+
+
+def escape(text: str) -> str:
+    """``text`` as LaTeX prints it; letters and signs beyond ASCII that pdfLaTeX lacks are set in mathematics."""
+    return _ESCAPED.sub(lambda found: _ESCAPES[found.group()], text)
+
+
+def _environment(shown: Shown) -> str:
+    columns = [shown.rank, *shown.names, *shown.scores, *shown.further]
+    alignment = "".join("l" if column in shown.names else "r" for column in columns)
+    lines = [" & ".join(_cell(column, number) for column in columns) for number in range(len(shown.rows))]
+    notes = [rf"\par\smallskip{{\footnotesize {escape(note)}\par}}" for note in shown.notes]
+    return "\n".join(
+        [
+            r"\begin{table}[htbp]",
+            r"\centering\small",
+            rf"\caption{{{escape(shown.caption)}}}",
+            rf"\begin{{tabular}}{{{alignment}}}",
+            r"\toprule",
+            " & ".join(escape(column.heading) for column in columns) + r" \\",
+            r"\midrule",
+            *(rf"{line} \\" for line in lines),
+            r"\bottomrule",
+            r"\end{tabular}",
+            *notes,
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _cell(column: Column, line: int) -> str:
+    cell = _MINUS.sub("$-$", escape(column.cells[line]))
+    bold = rf"\textbf{{{cell}}}" if column.is_best(line) else cell
+    return bold + escape(column.sign(line))

@@ -1,0 +1,193 @@
+"""A partition in numbers: how many samples of which class every client holds, and how skewed that is.
+
+The measures read a count matrix, (clients, classes) int64, and nothing else. Every client must hold a sample.
+
+    effective classes  exp(-sum_c p_c ln p_c)          p: the client's class shares; 1 for one class, C for equal shares
+    divergence         JS(p, g) = KL(p | m) / 2 + KL(g | m) / 2,   m = (p + g) / 2, logarithms to base 2
+
+g is the class distribution of all clients together. The divergence is 0 for a client like the whole and below 1 for
+every other, since g holds what the client holds: two clients of equal size without a common class have 0.311 each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.spatial.distance import jensenshannon
+from scipy.special import entr
+
+from fedbench.errors import FedbenchError
+from fedbench.scenarios.rounding import IntArray
+from fedbench.types import ClientShard, Federation
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ClientPicture:
+    """What one client holds."""
+
+    id: int
+    counts: tuple[int, ...]
+    """Training samples by class."""
+    effective_classes: float
+    divergence: float
+    """Jensen-Shannon, base 2, from the class distribution of all clients together."""
+    domains: tuple[str, ...] = ()
+    """Of its training samples, in the data set's order; empty for data without domains."""
+    test_samples: int | None = None
+    """None where clients share one test split."""
+    validation_samples: int | None = None
+
+    @property
+    def samples(self) -> int:
+        """Training samples."""
+        return sum(self.counts)
+
+    @property
+    def classes_held(self) -> int:
+        """Classes of which the client holds a sample."""
+        return sum(count > 0 for count in self.counts)
+
+    @property
+    def largest_share(self) -> float:
+        """Share of the client's most frequent class, in 0..1."""
+        return max(self.counts) / self.samples
+
+
+@dataclass(frozen=True)
+class PartitionPicture:
+    """What all clients hold, and what they are measured on."""
+
+    clients: tuple[ClientPicture, ...]
+    classnames: tuple[str, ...]
+    test_samples: int
+    domain_names: tuple[str, ...] = ()
+    held_out_domain: str | None = None
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Class indices by reporting group; empty where the scenario has none."""
+    validation_samples: int | None = None
+    """None where the scenario has no validation split."""
+    labels_visible: bool = True
+
+    @property
+    def counts(self) -> IntArray:
+        """Training samples, (clients, classes) int64."""
+        return np.array([client.counts for client in self.clients], dtype=np.int64)
+
+    @property
+    def class_counts(self) -> tuple[int, ...]:
+        """Training samples by class over all clients."""
+        return tuple(self.counts.sum(axis=0).tolist())
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Training samples by client."""
+        return tuple(client.samples for client in self.clients)
+
+    @property
+    def samples(self) -> int:
+        """Training samples of all clients."""
+        return sum(self.sizes)
+
+    @property
+    def imbalance_factor(self) -> float:
+        """Largest over smallest class count, see ``imbalance_factor``."""
+        return imbalance_factor(self.counts)
+
+    @property
+    def mean_divergence(self) -> float:
+        """Of the clients, each weighted by its samples."""
+        return float(np.average([client.divergence for client in self.clients], weights=self.sizes))
+
+    @property
+    def by_divergence(self) -> tuple[ClientPicture, ...]:
+        """The clients from the most to the least skewed; equals in the order of their ids."""
+        return tuple(sorted(self.clients, key=lambda client: -client.divergence))
+
+
+def picture_of(federation: Federation) -> PartitionPicture:
+    """The picture of a federation's clients. FedbenchError where a client holds no sample."""
+    counts = np.stack([federation.class_counts(position).numpy() for position in range(len(federation.clients))])
+    effective, divergence = effective_classes(counts), divergences(counts)
+    held_out = federation.held_out_domain
+    return PartitionPicture(
+        clients=tuple(
+            ClientPicture(
+                id=shard.id,
+                counts=tuple(counts[position].tolist()),
+                effective_classes=float(effective[position]),
+                divergence=float(divergence[position]),
+                domains=_domains(federation, shard),
+                test_samples=None if shard.test_indices is None else len(shard.test_indices),
+                validation_samples=None if shard.validation_indices is None else len(shard.validation_indices),
+            )
+            for position, shard in enumerate(federation.clients)
+        ),
+        classnames=federation.classnames,
+        test_samples=len(federation.test),
+        domain_names=federation.domain_names,
+        held_out_domain=None if held_out is None else federation.domain_names[held_out],
+        groups=federation.groups,
+        validation_samples=None if federation.validation is None else len(federation.validation),
+        labels_visible=federation.labels_visible,
+    )
+
+
+def effective_classes(counts: IntArray) -> Floats:
+    """exp of the entropy of every client's class shares, (clients,), in 1..C."""
+    effective: Floats = np.exp(entr(_shares(counts)).sum(axis=1))
+    return effective
+
+
+def divergences(counts: IntArray) -> Floats:
+    """Jensen-Shannon divergence (base 2) of every client's class shares from those of all clients, (clients,)."""
+    shares = _shares(counts)
+    together = np.broadcast_to(_shares(counts.sum(axis=0, keepdims=True)), shares.shape)
+    # scipy gives the distance, which is the root of the divergence
+    divergence: Floats = np.square(jensenshannon(shares, together, base=2, axis=1))
+    return divergence
+
+
+def imbalance_factor(counts: IntArray) -> float:
+    """Largest over smallest class count of all clients together; infinite where nobody holds a class."""
+    totals = counts.sum(axis=0)
+    return float(totals.max() / totals.min()) if totals.min() else math.inf
+
+
+def binned(counts: IntArray, bins: int) -> IntArray:
+    """``counts`` (..., classes) summed over neighbouring classes into at most ``bins`` bins of one width.
+
+    The last bin may be narrower; with as many bins as classes the counts come back as they are.
+    """
+    width = class_bin(counts.shape[-1], bins)
+    sums: IntArray = np.add.reduceat(counts, np.arange(0, counts.shape[-1], width), axis=-1)
+    return sums
+
+
+def class_bin(classes: int, bins: int) -> int:
+    """Neighbouring classes that share a bin where ``classes`` go into at most ``bins``."""
+    return -(-classes // bins)
+
+
+def _shares(counts: IntArray) -> Floats:
+    sizes = counts.sum(axis=1, keepdims=True)
+    if not sizes.all():
+        raise FedbenchError(
+            f"client {int(sizes.argmin())} holds no sample, so it has no class shares to picture; "
+            "every client needs a sample, lower the number of clients."
+        )
+    shares: Floats = counts / sizes
+    return shares
+
+
+def _domains(federation: Federation, shard: ClientShard) -> tuple[str, ...]:
+    if federation.train.domains is None or not federation.domain_names:
+        return ()
+    present = torch.unique(federation.train.domains[shard.indices])
+    return tuple(federation.domain_names[domain] for domain in present.tolist())

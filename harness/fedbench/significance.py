@@ -1,0 +1,94 @@
+"""Is a difference between two rows more than the luck of their seeds? Paired tests, corrected for how many are made."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+ALPHA = 0.05
+"""Level of a two-sided test, after correction."""
+BASELINE, NO_BASELINE, EQUAL = "is the baseline", "no baseline", "differences are all equal"
+SIGNIFICANT, NOT_SIGNIFICANT = "significant", "not significant"
+_DIGITS = 9
+"""Differences of percentages that agree to so many digits are equal; what is left beyond is floating-point noise."""
+_MOST_WITH_TIES = 16
+"""Of so many tied differences all 2^n signs are still tried in no time."""
+
+
+class Test(enum.Enum):
+    """A paired two-sided test."""
+
+    __test__ = False  # pytest would take it for a class of tests
+
+    t = "t"
+    wilcoxon = "wilcoxon"
+
+    @property
+    def title(self) -> str:
+        """What tables call it."""
+        return "paired t-test" if self is Test.t else "Wilcoxon signed-rank test"
+
+    @property
+    def needed(self) -> int:
+        """Pairs from which on it is made: with five, Wilcoxon's smallest p is 2/32, above 0.05 whatever the data."""
+        return 3 if self is Test.t else 6
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A test's p-value, or why there is none: NaN and the ``reason``."""
+
+    p_value: float
+    reason: str = ""
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float], test: Test = Test.t) -> Outcome:
+    """The two-sided p-value of paired numbers, (n,) each in the same order; with a reason where none can be told.
+
+    Wilcoxon's test leaves out pairs without a difference and is exact, also with ties.
+    """
+    differences = np.round(np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float), _DIGITS)
+    if len(differences) < test.needed:
+        return Outcome(float("nan"), f"needs {test.needed} seeds, has {len(differences)}")
+    if np.ptp(differences) == 0:
+        return Outcome(float("nan"), EQUAL)
+    if test is Test.t:
+        return Outcome(float(stats.ttest_rel(ours, theirs).pvalue))
+    return _wilcoxon(differences[differences != 0])
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values corrected by Holm's step-down procedure: the i-th smallest of m times m - i + 1, at most 1.
+
+    None is below a smaller one's. All must be numbers.
+    """
+    given = np.asarray(p_values, dtype=float)
+    order = np.argsort(given, kind="stable")
+    stepped = np.maximum.accumulate(given[order] * np.arange(len(given), 0, -1))
+    corrected = np.empty_like(given)
+    corrected[order] = np.minimum(stepped, 1.0)
+    return [float(p) for p in corrected]
+
+
+def verdict(p_adjusted: float) -> str:
+    """Significant or not, in the words of tables."""
+    return SIGNIFICANT if p_adjusted < ALPHA else NOT_SIGNIFICANT
+
+
+def _wilcoxon(differences: NDArray[np.float64]) -> Outcome:
+    """``differences`` has no zeros."""
+    count = len(differences)
+    if count < Test.wilcoxon.needed:
+        return Outcome(float("nan"), f"needs {Test.wilcoxon.needed} seeds that differ, has {count}")
+    if len(np.unique(np.abs(differences))) == count:
+        return Outcome(float(stats.wilcoxon(differences, method="exact").pvalue))
+    if count > _MOST_WITH_TIES:
+        return Outcome(float("nan"), f"ties among more than {_MOST_WITH_TIES} differences")
+    # the table of exact p-values knows no ties; trying all signs does
+    every_sign = stats.PermutationMethod(n_resamples=2**count)
+    return Outcome(float(stats.wilcoxon(differences, method=every_sign).pvalue))

@@ -1,0 +1,323 @@
+"""Optuna studies: where they are kept, what is written down with them, and what they found.
+
+One study a row and setting of a suite; those of one tuning belong together under a name and have the same budget. They
+live in a database (SQLite beside the runs, or any that Optuna reaches), so that they outlive a crash and several
+processes can share them, and open in optuna-dashboard as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.exceptions import ExperimentalWarning, OptunaError
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from fedbench.errors import FedbenchError, unknown_name
+from fedbench.metrics import summarise
+
+warnings.filterwarnings("ignore", category=ExperimentalWarning)
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+FILE = "studies.db"
+_RECORD = "fedbench"
+"""User attribute that holds a study's `Record`."""
+HEARTBEAT, GRACE = 2, 10
+"""Seconds between a running trial's signs of life, and without one after which others take the trial over."""
+COUNTED = (TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE, TrialState.PRUNED)
+_COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
+
+
+class UnknownObjective(FedbenchError):
+    """A metric to tune for that runs don't have."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric of the validation split, or a cost."""
+
+    metric: str
+
+    @property
+    def direction(self) -> Literal["minimize", "maximize"]:
+        """``minimize`` for costs, ``maximize`` for the rest."""
+        return "minimize" if self.is_cost else "maximize"
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether it is bytes or seconds, of which less is better."""
+        return self.metric in _COSTS
+
+    def of(self, summary: Mapping[str, float]) -> float:
+        """Its value in the summary of a run."""
+        if self.metric == "bytes":
+            return summary["bytes_up"] + summary["bytes_down"]
+        if self.metric in ("seconds", "train_seconds"):
+            return summary["train_seconds"]
+        name = self.name_in(summary)
+        assert name is not None  # `check` comes first
+        return summary[name]
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Raise UnknownObjective unless a run whose round 0 gave ``metrics`` will have the metric in its summary."""
+        summary = summarise({0: metrics})
+        if not self.is_cost and self.name_in(summary) is None:
+            known = sorted({name for name in summary if "/" not in name} | set(_COSTS))
+            raise UnknownObjective(str(unknown_name("objective", self.metric, known, "Measured on validation data.")))
+
+    def name_in(self, metrics: Mapping[str, float]) -> str | None:
+        """What the metric is called there: ``tail`` is short for ``tail_accuracy``; None where it is absent."""
+        return next((name for name in (self.metric, f"{self.metric}_accuracy") if name in metrics), None)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every study of a tuning may spend, and how: the same for all methods."""
+
+    trials: int
+    seeds: tuple[int, ...]
+    objectives: tuple[str, ...]
+    pruner: str
+    sampler: str = "tpe"
+    sampler_seed: int = 0
+    validation: float = 0.2
+    """Share of the training data that is scored."""
+
+    def as_tags(self) -> dict[str, str]:
+        """For the records of runs with the best parameters."""
+        return {
+            "trials": str(self.trials),
+            "seeds": " ".join(map(str, self.seeds)),
+            "objective": " ".join(self.objectives),
+            "pruner": self.pruner,
+            "sampler": self.sampler,
+            "validation": f"{self.validation:g}",
+        }
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is written down with a study."""
+
+    name: str
+    """Of the tuning, which may hold several studies."""
+    suite: str
+    scale: str
+    setting: str
+    row: str
+    title: str
+    spec: dict[str, Any]
+    """The row as the suite has it: what the first trial runs, but for the validation split."""
+    space: tuple[dict[str, Any], ...]
+    budget: Budget
+    code_hash: str
+    data_hash: str
+    weights_hash: str
+    commit: str
+    command: str = ""
+    """What makes the study again."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def study_name(self) -> str:
+        """What Optuna calls the study."""
+        return f"{self.name} · {self.title}"
+
+    def dumped(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def record_of(study: optuna.Study) -> Record:
+    """What was written down when ``study`` was made."""
+    content: dict[str, Any] = json.loads(study.user_attrs[_RECORD])
+    spent: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content["budget"].items()}
+    content |= {"budget": Budget(**spent), "space": tuple(content["space"])}
+    return Record(**content)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a study has found so far."""
+
+    record: Record
+    values: dict[str, Any]
+    """The best trial's, by key; with several objectives, of the trial on the Pareto front with the best first one."""
+    trial: int
+    best: tuple[float, ...]
+    """Of the best trial, by objective."""
+    defaults: tuple[float, ...] | None
+    """Of the suite's own values; None where that trial did not get to its end."""
+    states: dict[str, int]
+    """How many trials are complete, pruned, running or waiting."""
+
+    @property
+    def improved(self) -> bool | None:
+        """Whether the first objective is better than with the suite's values; None where those got to no end."""
+        if self.defaults is None:
+            return None
+        objective = Objective(self.record.budget.objectives[0])
+        return self.best[0] < self.defaults[0] if objective.is_cost else self.best[0] > self.defaults[0]
+
+
+def storage_url(storage: str | None, store: str) -> str:
+    """The database of ``--storage``: a SQLAlchemy URL, or a file; by default ``studies.db`` beside the runs.
+
+    ``store`` is the tracking URI. Raises FedbenchError where runs are on a server and no storage is named.
+    """
+    if storage is None:
+        if not store.startswith("sqlite:///"):
+            raise FedbenchError(
+                f"the runs' store {store} is no folder that studies could be kept in; name a database for them with "
+                "--storage, for instance --storage studies.db or --storage postgresql://user@host/studies."
+            )
+        return f"sqlite:///{Path(store.removeprefix('sqlite:///')).with_name(FILE).as_posix()}"
+    return storage if "://" in storage else f"sqlite:///{Path(storage).expanduser().absolute().as_posix()}"
+
+
+def open_storage(
+    url: str, *, create: bool, abandoned: Callable[[optuna.Study, FrozenTrial], None] | None = None
+) -> RDBStorage:
+    """The database at ``url``; ``abandoned`` hears of trials whose process died, which are queued once more.
+
+    Raises FedbenchError where it is missing and not to be created, or cannot be used.
+    """
+    again = RetryHeartbeatStaleTrialCallback()
+
+    def take_over(study: optuna.Study, trial: FrozenTrial) -> None:
+        again(study, trial)
+        if abandoned is not None:
+            abandoned(study, trial)
+
+    file = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+    try:
+        if file is not None and not file.exists():
+            if not create:
+                raise FedbenchError(
+                    f"there are no studies at {file}; make one with `fedbench tune`, or give --storage."
+                )
+            _create(file)
+        # a second process that writes makes SQLite wait for its turn
+        waiting = {"connect_args": {"timeout": 60}} if file is not None else {}
+        return RDBStorage(
+            url,
+            waiting,
+            heartbeat_interval=HEARTBEAT,
+            grace_period=GRACE,
+            heartbeat_stale_trial_callback=take_over,
+        )
+    except (OptunaError, SQLAlchemyError, ImportError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise FedbenchError(
+            f"the studies' database {url!r} cannot be used: {reason} Choose another --storage."
+        ) from error
+
+
+def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any]) -> optuna.Study:
+    """The study of ``record``, made if it is new, with ``defaults`` as its first trial; more trials extend an old one.
+
+    Raises FedbenchError where a study of that name was made under other conditions.
+    """
+    directions = [Objective(metric).direction for metric in record.budget.objectives]
+    study = optuna.create_study(
+        storage=storage, study_name=record.study_name, directions=directions, load_if_exists=True
+    )
+    if _RECORD in study.user_attrs:
+        old = record_of(study)
+        _refuse_other_conditions(old, record)
+        if old.budget.trials >= record.budget.trials:
+            record = old
+    study.set_user_attr(_RECORD, record.dumped())
+    if not study.get_trials(deepcopy=False):
+        study.enqueue_trial(dict(defaults), user_attrs={"defaults": True})
+    return study
+
+
+def counted(study: optuna.Study, before: int | None = None) -> list[FrozenTrial]:
+    """The trials that use up the budget, those with a number under ``before`` only: all but failed ones.
+
+    A trial fails when its process dies, which queues it once more, or when the budget turns out to be spent.
+    """
+    trials = study.get_trials(deepcopy=False, states=COUNTED)
+    return [trial for trial in trials if before is None or trial.number < before]
+
+
+def found(study: optuna.Study) -> Found | None:
+    """What ``study`` has found; None as long as no trial has got to its end."""
+    record = record_of(study)
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if not complete:
+        return None
+    first = Objective(record.budget.objectives[0])
+    # of equals the first: the suite's own values, if they are as good as any
+    best = min(study.best_trials, key=lambda t: (t.values[0] if first.is_cost else -t.values[0], t.number))
+    defaults = [trial for trial in complete if trial.user_attrs.get("defaults")]
+    states = {state.name.lower(): len(study.get_trials(deepcopy=False, states=(state,))) for state in COUNTED}
+    return Found(
+        record,
+        dict(best.params),
+        best.number,
+        tuple(best.values),
+        tuple(defaults[0].values) if defaults else None,
+        {state: number for state, number in states.items() if number},
+    )
+
+
+def studies_named(storage: RDBStorage, name: str | None = None) -> list[optuna.Study]:
+    """The studies of the tuning ``name`` (None: all), by row. FedbenchError with the nearest for an unknown name."""
+    summaries = optuna.get_all_study_summaries(storage, include_best_trial=False)
+    ours = {s.study_name: json.loads(s.user_attrs[_RECORD])["name"] for s in summaries if _RECORD in s.user_attrs}
+    if name is not None and name not in ours.values():
+        raise unknown_name("study", name, sorted(set(ours.values())), "Make it with `fedbench tune --study NAME`.")
+    chosen = [study for study, own in ours.items() if name in (None, own)]
+    return [optuna.load_study(study_name=study, storage=storage) for study in chosen]
+
+
+def flat_settings(content: Mapping[str, object], head: str = "") -> dict[str, object]:
+    """Settings by key as in --set: training and scenario by their own names, a method's under the method's."""
+    flat: dict[str, object] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, "" if key in ("params", "training", "scenario") else f"{key}.")
+        else:
+            flat[f"{head}{key}"] = value
+    return flat
+
+
+def _refuse_other_conditions(old: Record, new: Record) -> None:
+    hashes = ("code_hash", "data_hash", "weights_hash")
+    told = [(name, getattr(old, name)[:8], getattr(new, name)[:8]) for name in hashes]
+    told.append(("space", json.dumps(list(old.space)), json.dumps(list(new.space))))
+    told += [
+        (name, str(v), str(getattr(new.budget, name))) for name, v in asdict(old.budget).items() if name != "trials"
+    ]
+    asked = flat_settings(new.spec)
+    told += [(key, str(value), str(asked.get(key))) for key, value in flat_settings(old.spec).items()]
+    for name, before, now in told:
+        if before != now:
+            raise FedbenchError(
+                f"the study {old.study_name!r} was made with another {name} ({before[:80]}, now {now[:80]}); trials "
+                "under different conditions don't compare: start a new study with --study NAME."
+            )
+
+
+def _create(file: Path) -> None:
+    """A new SQLite database, complete or not there at all, whichever process is first."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+    unfinished.unlink(missing_ok=True)
+    try:
+        RDBStorage(f"sqlite:///{unfinished.as_posix()}").engine.dispose()
+        os.link(unfinished, file)
+    except FileExistsError:
+        pass
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,262 @@
+"""A leaderboard's tables as text, whatever they are then written in: columns of cells, and the lines below them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from fedbench.published import in_order
+from fedbench.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
+
+NONE = "–"
+SIGN = "*"
+"""Stands after a significant difference."""
+_MEGA = 1e6
+_SHORT = {
+    "global": "accuracy",
+    "domain_mean": "domains",
+    "unseen_domain": "unseen",
+    "seen_domain": "seen",
+    "selected_unseen_domain": "unseen (selected)",
+    "selected_seen_domain": "seen (selected)",
+    "selected_domain_mean": "domains (selected)",
+    "finetuned_mean_client": "fine-tuned",
+    "worst_client": "worst",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: ``best`` are its bold cells, ``signs`` what stands after them."""
+
+    heading: str
+    cells: list[str]
+    best: list[bool] = field(default_factory=list)
+    signs: list[str] = field(default_factory=list)
+
+    def is_best(self, line: int) -> bool:
+        """Whether the cell is set bold."""
+        return bool(self.best) and self.best[line]
+
+    def sign(self, line: int) -> str:
+        """What stands after the cell; "" for most."""
+        return self.signs[line] if self.signs else ""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A row as the list below a table has it."""
+
+    name: str
+    seeds: str
+    settings: dict[str, str]
+    """Those of its own."""
+    runs: list[str]
+    """Run ids, in the order of the seeds."""
+    tuning: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One table. ``names`` are the rows' columns in full, ``short`` the same with letters for backbones."""
+
+    caption: str
+    rank: Column
+    names: list[Column]
+    short: list[Column]
+    letters: str
+    """The line that says what the letters stand for; empty where one backbone is all rows'."""
+    scores: list[Column]
+    further: list[Column]
+    """Published numbers, costs, rounds to the target: what may stand in a second table where one is too wide."""
+    notes: list[str]
+    common: dict[str, str]
+    """Settings of all rows."""
+    rows: list[Described]
+
+
+def tables(board: pd.DataFrame) -> Iterator[Shown]:
+    """The tables of a board, in its order."""
+    if board.empty:
+        return
+    for _, block in board.groupby("block"):
+        yield _shown(block)
+
+
+def _shown(block: pd.DataFrame) -> Shown:
+    backbones = list(dict.fromkeys(block["backbone"]))
+    shared = backbones[0] if len(backbones) == 1 else ""
+    labels = [str(label) for label in block["label"]]
+    names = [Column("method" if shared else "row", labels if shared else [str(row) for row in block["row"]])]
+    letters = dict(zip(backbones, map(_letter, range(len(backbones))), strict=True))
+    legend = ", ".join(f"{letter} = {backbone}" for backbone, letter in letters.items())
+    seeds = int(block["seeds"].iloc[0])
+    caption = f"{block['caption'].iloc[0]}" + (f" · {shared}" if shared else "")
+    told = f"{seeds} seeds, mean ± sample std" if seeds > 1 else "1 seed"
+    common, rows = _described(block, names[0].cells)
+    return Shown(
+        caption=f"{caption} · {told}; MB up and down",
+        rank=Column("#", [str(rank) for rank in block["rank"]]),
+        names=names,
+        short=names if shared else [Column("method", labels), Column("on", [letters[b] for b in block["backbone"]])],
+        letters="" if shared else f"on: {legend}",
+        scores=[*_scores(block), *_difference(block)],
+        further=[*_published(block), *_costs(block)],
+        notes=[*_significance(block), *_differs(block), *_tuned(block, labels), *_to_target(block)],
+        common=common,
+        rows=rows,
+    )
+
+
+def _scores(block: pd.DataFrame) -> Iterator[Column]:
+    for metric in json.loads(block["shown"].iloc[0]):
+        means = block[f"{metric}_mean"]
+        if means.notna().any():
+            # all that look best at the shown precision
+            rounded = means.round(1)
+            best = (rounded == rounded.max()).tolist() if len(block) > 1 else []
+            yield Column(_heading(metric), [_spread(*pair) for pair in _pairs(block, metric)], best)
+
+
+def _difference(block: pd.DataFrame) -> Iterator[Column]:
+    if (block["delta_seeds"] > 0).any():
+        cells = [_spread(*pair, sign="+") for pair in _pairs(block, "delta")]
+        signs = [SIGN if said == SIGNIFICANT else "" for said in block["significance"]]
+        yield Column(f"Δ {block['baseline'].iloc[0].partition(' · ')[0]}", cells, signs=signs)
+
+
+def _published(block: pd.DataFrame) -> Iterator[Column]:
+    if "published" not in block or not (block["comparable"] != "").any():
+        return
+    cells = []
+    for value, several, comparable in zip(
+        block["published"], block["published_several"], block["comparable"], strict=True
+    ):
+        number = f"{value:.1f}" if pd.notna(value) else "several" if json.loads(several) else NONE
+        cells.append(f"≠ {number}" if comparable == "no" else number)
+    yield Column("paper", cells)
+    if block["published_delta"].notna().any():
+        yield Column("Δ paper", [_spread(delta, float("nan"), sign="+") for delta in block["published_delta"]])
+
+
+def _costs(block: pd.DataFrame) -> Iterator[Column]:
+    yield Column("MB", [_megabytes(n) for n in block["bytes_up_mean"] + block["bytes_down_mean"]])
+    yield Column("train s", [NONE if pd.isna(s) else f"{s:.1f}" for s in block["train_seconds_mean"]])
+    if (block["target_reached"] != "").any():
+        means = zip(block["rounds_to_target_mean"], block["target_reached"], strict=True)
+        yield Column("rounds", [_rounds(mean, reached) for mean, reached in means])
+
+
+def _rounds(mean: float, reached: str) -> str:
+    """``12``, ``8.5 (2/3)`` where a seed never reaches the target, ``never`` where none does."""
+    if not reached:
+        return NONE
+    if pd.isna(mean):
+        return "never"
+    some, _, all_seeds = reached.partition("/")
+    return f"{mean:.1f}".removesuffix(".0") + ("" if some == all_seeds else f" ({reached})")
+
+
+def _significance(block: pd.DataFrame) -> Iterator[str]:
+    """What the sign after a difference means; why there is none."""
+    asked = block[~block["significance"].isin([BASELINE, NO_BASELINE])]
+    if asked.empty:
+        return
+    tested = asked[asked["p_value"].notna()]
+    without = asked[asked["p_value"].isna()]
+    if len(tested):
+        counts = sorted(set(tested["delta_seeds"]))
+        pairs = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+        holm = f"Holm over {len(tested)} rows" if len(tested) > 1 else "one row, not corrected"
+        test = f"{tested['test'].iloc[0]} over {pairs}, {holm}"
+        any_found = (tested["significance"] == SIGNIFICANT).any()
+        yield f"{SIGN} p < {ALPHA}, {test}" if any_found else f"no difference is significant at {ALPHA}: {test}"
+    for reason, rows in without.groupby("significance", sort=False):
+        which = f" ({', '.join(dict.fromkeys(rows['label']))})" if len(tested) or len(without) > len(rows) else ""
+        yield f"significance not tested{which}: {reason}"
+
+
+def _differs(block: pd.DataFrame) -> Iterator[str]:
+    """Where the printed numbers stand, and once for the table in what its runs differ from theirs."""
+    if "published" not in block or not (block["comparable"] != "").any():
+        return
+    papers: dict[str, set[str]] = {}
+    for source in block["published_source"]:
+        paper, _, listed = source.partition(" table")
+        papers.setdefault(paper, set()).update(listed.removeprefix("s").strip().split(", "))
+    sources = [
+        f"{paper} table{'s' if len(listed) > 1 else ''} {', '.join(in_order(listed))}"
+        for paper, listed in papers.items()
+        if paper
+    ]
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for printed, here, aspect in (
+        (printed, here, aspect) for text in block["differences"] for aspect, printed, here in json.loads(text)
+    ):
+        sides = found.setdefault(aspect, ({}, {}))
+        sides[0][printed] = sides[1][here] = None
+    told = ", ".join(
+        f"{name} ({' / '.join(theirs)}, here {' / '.join(ours)})" for name, (theirs, ours) in found.items()
+    )
+    yield f"paper: {', '.join(sources)}" + (f"; ≠ not comparable, differs in {told}" if told else "")
+
+
+def _tuned(block: pd.DataFrame, labels: list[str]) -> Iterator[str]:
+    """What tuning spent, a line for every budget."""
+    budgets: dict[str, list[str]] = {}
+    for label, tuned, text in zip(labels, block["tuned"], block["tuning"], strict=True):
+        if tuned:
+            budget = {key: value for key, value in json.loads(text).items() if key not in ("study", "trial")}
+            budgets.setdefault(", ".join(f"{key} {value}" for key, value in budget.items()), []).append(label)
+    for spent, rows in budgets.items():
+        yield f"tuned with {spent or 'a budget that is not recorded'}: {', '.join(rows)}"
+
+
+def _to_target(block: pd.DataFrame) -> Iterator[str]:
+    if (block["target_reached"] != "").any():
+        yield "rounds: first evaluated round at the target, mean over the seeds that reach it"
+
+
+def _described(block: pd.DataFrame, names: list[str]) -> tuple[dict[str, str], list[Described]]:
+    """Settings that all rows share, and each row with what is its own."""
+    settings = [dict(json.loads(text)) for text in block["settings"]]
+    # a dot: a method's parameter, the row's own even where the table has no other row
+    common = {k: v for k, v in settings[0].items() if "." not in k and all(o.get(k) == v for o in settings)}
+    rows = []
+    for position, line in enumerate(block.to_dict("records")):
+        own = {key: value for key, value in settings[position].items() if key not in common}
+        seeds = f"seed{'s' if line['seeds'] > 1 else ''} {line['seed_list']}"
+        tuning = dict(json.loads(line["tuning"])) if line["tuned"] else {}
+        runs = list(json.loads(line["runs"]).values())
+        rows.append(Described(names[position], seeds, own, runs, tuning))
+    return common, rows
+
+
+def _letter(number: int) -> str:
+    return chr(ord("A") + number) if number < 26 else str(number + 1)
+
+
+def _pairs(block: pd.DataFrame, name: str) -> Iterator[tuple[float, float]]:
+    return zip(block[f"{name}_mean"].tolist(), block[f"{name}_std"].tolist(), strict=True)
+
+
+def _spread(mean: float, std: float, sign: str = "") -> str:
+    if pd.isna(mean):
+        return NONE
+    # z: a difference that rounds to nothing is not negative
+    return f"{mean:{sign}z.1f}" + ("" if pd.isna(std) else f" ± {std:.1f}")
+
+
+def _heading(metric: str) -> str:
+    stem = metric.rpartition("/")[2].removesuffix("_accuracy")
+    return _SHORT.get(stem, stem.replace("_", " "))
+
+
+def _megabytes(count: float) -> str:
+    if pd.isna(count):
+        return NONE
+    size = count / _MEGA
+    return f"{size:,.0f}" if size >= 100 else f"{size:.1f}" if size >= 10 else f"{size:.2f}"

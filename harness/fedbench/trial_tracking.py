@@ -1,0 +1,129 @@
+"""Trials in MLflow: one experiment a suite's tuning, one run a study, one child run a trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from fedbench.errors import FedbenchError
+from fedbench.recording import NOTE, begin_run, end_run, log_metrics, log_params, metrics_at, set_tags
+from fedbench.store import TUNING, experiment_of, open_store
+from fedbench.studies import Objective, Record, record_of
+
+# isort: split
+
+_RUN = "mlflow_run"
+"""User attribute of a trial: the id of its MLflow run."""
+_STUDY = "fedbench.study"
+_VALIDATION = "validation/"
+"""Prefix of everything measured in a trial, so that nobody takes it for a test result."""
+
+
+class TrialTracking:
+    """Writes the trials of a suite's studies to the store at ``uri``."""
+
+    def __init__(self, uri: str, suite: str) -> None:
+        client = open_store(uri, create=True)
+        if client is None:
+            raise FedbenchError(f"the store {uri!r} cannot be created.")
+        self._client = client
+        self._experiment = experiment_of(client, uri, suite, TUNING)
+        self._parents: dict[str, str] = {}
+
+    def began(self, trial: optuna.Trial, values: Mapping[str, Any]) -> None:
+        """A child run with the trial's values."""
+        record = record_of(trial.study)
+        parent = self._parent(record)
+        tags = {"fedbench.kind": "trial", _STUDY: record.study_name, "fedbench.trial": str(trial.number)}
+        name = f"trial {trial.number}" + (" · defaults" if trial.user_attrs.get("defaults") else "")
+        run = begin_run(self._client, self._experiment, name, tags, parent)
+        trial.set_user_attr(_RUN, run)
+        log_params(self._client, run, {key: str(value) for key, value in values.items()})
+
+    def measured(self, trial: optuna.Trial, by_round: Mapping[int, Mapping[str, float]]) -> None:
+        """The trial's metrics by round, means over seeds, all of them on validation data."""
+        metrics = [
+            metric
+            for number, means in by_round.items()
+            for metric in metrics_at({_VALIDATION + name: value for name, value in means.items()}, number)
+        ]
+        log_metrics(self._client, trial.user_attrs[_RUN], metrics)
+
+    def ended(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """The child run ends: its objectives, and whether it was pruned; the study's run tells the best so far."""
+        run = trial.user_attrs.get(_RUN)
+        if run is None:
+            return
+        record = record_of(study)
+        outcome = {
+            "fedbench.state": trial.state.name.lower(),
+            "fedbench.reason": str(trial.user_attrs.get("reason", "")),
+        }
+        set_tags(self._client, run, outcome)
+        costs: dict[str, float] = {
+            name: float(trial.user_attrs[name]) for name in ("seconds", "bytes") if name in trial.user_attrs
+        }
+        values = trial.values if trial.state is TrialState.COMPLETE else ()
+        named: dict[str, float] = {
+            f"objective/{m}": v for m, v in zip(record.budget.objectives, values or (), strict=False)
+        }
+        log_metrics(self._client, run, metrics_at({**named, **costs}, trial.last_step or 0))
+        end_run(self._client, run, "FINISHED" if trial.state is not TrialState.FAIL else "KILLED")
+        self._tell_best(study, record)
+
+    def abandoned(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """The run of a trial whose process died is KILLED; the trial is tried again under another."""
+        run = trial.user_attrs.get(_RUN)
+        if run is not None:
+            end_run(self._client, run, "KILLED")
+
+    def _tell_best(self, study: optuna.Study, record: Record) -> None:
+        first = Objective(record.budget.objectives[0])
+        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if not complete:
+            return
+        best = min(complete, key=lambda t: t.values[0] if first.is_cost else -t.values[0])
+        parent = self._parent(record)
+        log_metrics(self._client, parent, metrics_at({f"best/{first.metric}": best.values[0]}, len(complete)))
+        lines = [f"**{key}** {value}" for key, value in best.params.items()]
+        told = f"{record.study_name}: best so far trial {best.number} with {first.metric} {best.values[0]:.2f}"
+        set_tags(self._client, parent, {NOTE: "\n\n".join([told + ", on validation data.", *lines])})
+
+    def finished(self, study: optuna.Study) -> None:
+        """The study's own run ends."""
+        end_run(self._client, self._parent(record_of(study)), "FINISHED")
+
+    def _parent(self, record: Record) -> str:
+        """The id of the study's run; of several that processes made at the same moment, the oldest."""
+        known = self._parents.get(record.study_name)
+        if known is not None:
+            return known
+        if not self._of_study(record):
+            tags = {
+                "fedbench.kind": "study",
+                _STUDY: record.study_name,
+                "fedbench.suite": record.suite,
+                "fedbench.setting": record.setting,
+                "fedbench.scale": record.scale,
+                "fedbench.row": record.row,
+                "fedbench.commit": record.commit,
+                "fedbench.code_hash": record.code_hash,
+                "fedbench.space": json.dumps(record.space, ensure_ascii=False),
+                **{f"fedbench.budget.{name}": value for name, value in record.budget.as_tags().items()},
+            }
+            made = begin_run(self._client, self._experiment, record.study_name, tags)
+            oldest = self._of_study(record)[0]
+            if oldest != made:
+                self._client.delete_run(made)
+        self._parents[record.study_name] = self._of_study(record)[0]
+        return self._parents[record.study_name]
+
+    def _of_study(self, record: Record) -> list[str]:
+        quoted = record.study_name.replace("'", "\\'")
+        condition = f"tags.`{_STUDY}` = '{quoted}' and tags.`fedbench.kind` = 'study'"
+        runs = self._client.search_runs([self._experiment], condition, order_by=["attributes.start_time ASC"])
+        return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]

@@ -1,0 +1,177 @@
+"""One trial of a study: a row with other hyper-parameters, all seeds side by side, scored on validation data only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.exceptions import TrialPruned
+from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import TPESampler
+from optuna.trial import TrialState
+
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import RoundRecord, RunResult, hookimpl
+from fedbench.prepare import Settings
+from fedbench.randomness import numpy_generator
+from fedbench.runs import run_rounds
+from fedbench.space import Dimension, draw, with_values
+from fedbench.spec import RunSpec
+from fedbench.studies import Budget, Objective, UnknownObjective, counted
+
+PRUNERS = ("median", "halving", "none")
+_STARTUP = 5
+"""Trials before the sampler models and the pruner prunes."""
+
+
+class Surplus(Exception):
+    """The budget was spent, or the same values were being tried, when this trial was about to begin."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A row of a suite under tuning."""
+
+    spec: RunSpec
+    """As the suite has it."""
+    space: tuple[Dimension, ...]
+    study_name: str
+
+
+class Reports:
+    """A listener of all the trial's runs: tells the study each round's mean over seeds, and ends pruned trials.
+
+    Also keeps those means by round, for whoever records the trial.
+    """
+
+    def __init__(self, trial: optuna.Trial, budget: Budget) -> None:
+        self._trial = trial
+        self._objectives = [Objective(metric) for metric in budget.objectives]
+        self._seeds = len(budget.seeds)
+        self._waiting: dict[int, list[Mapping[str, float]]] = {}
+        self.by_round: dict[int, dict[str, float]] = {}
+
+    @hookimpl
+    def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
+        """Report once every seed has got here. Raises TrialPruned where the study gives the trial up."""
+        if record.round == 0:
+            for objective in self._objectives:
+                objective.check(record.metrics)
+        if "global_accuracy" not in record.metrics:
+            return
+        waiting = self._waiting.setdefault(record.round, [])
+        waiting.append(record.metrics)
+        if len(waiting) < self._seeds:
+            return
+        shared = set(waiting[0]).intersection(*waiting[1:])
+        means = {name: sum(m[name] for m in waiting) / len(waiting) for name in sorted(shared)}
+        self.by_round[record.round] = means
+        name = self._objectives[0].name_in(means)
+        if len(self._objectives) > 1 or name is None or record.round == 0:
+            return
+        self._trial.report(means[name], record.round)
+        if self._trial.should_prune() and record.round < spec.training.rounds:
+            raise TrialPruned(f"pruned at round {record.round}")
+
+
+def claim(trial: optuna.Trial, row: Tuned, budget: Budget) -> dict[str, Any]:
+    """The trial's values by key. Raises Surplus for a trial that has no place in the budget."""
+    study = trial.study
+    if len(counted(study, before=trial.number)) >= budget.trials:
+        raise Surplus(f"the budget of {budget.trials} trials was spent")
+    # a sampler of the trial's own: what it draws depends on the earlier trials and its number, on no process's past
+    study.sampler = sampler(budget, trial.number)
+    return draw(trial, row.space, row.spec)
+
+
+def outcome_of_twin(trial: optuna.Trial) -> tuple[float, ...] | None:
+    """The outcome of an earlier trial with the same values, instead of the same runs once more; None without one.
+
+    Raises TrialPruned where that one was pruned, Surplus while it runs.
+    """
+    twin = next((t for t in counted(trial.study, before=trial.number) if t.params == trial.params), None)
+    if twin is None:
+        return None
+    if twin.state in (TrialState.RUNNING, TrialState.WAITING):
+        raise Surplus(f"trial {twin.number} tries the same values")
+    trial.set_user_attr("same_as", twin.number)
+    if twin.state is TrialState.COMPLETE:
+        return tuple(twin.values)
+    for step, value in twin.intermediate_values.items():
+        trial.report(value, step)
+    raise TrialPruned(f"as trial {twin.number}")
+
+
+def score(
+    trial: optuna.Trial, specs: Sequence[RunSpec], budget: Budget, settings: Settings, reports: Reports
+) -> tuple[float, ...]:
+    """The values of the objectives, means over ``specs``, one run a seed.
+
+    Raises TrialPruned for a trial given up, or one whose parameters don't work (training diverged): it counts.
+    UnknownObjective for an objective that runs don't have.
+    """
+    started = time.perf_counter()
+    trial.set_user_attr("process", f"{platform.node()}:{os.getpid()}")
+    trial.set_user_attr("run_ids", {str(spec.seed): spec.run_id for spec in specs})
+    try:
+        results = side_by_side([run_rounds(spec, settings, [reports]) for spec in specs])
+    except UnknownObjective:
+        raise
+    except FedbenchError as error:
+        trial.set_user_attr("reason", str(error))
+        raise TrialPruned(str(error)) from error
+    except TrialPruned as pruned:
+        trial.set_user_attr("reason", str(pruned))
+        raise
+    finally:
+        trial.set_user_attr("seconds", round(time.perf_counter() - started, 1))
+    by_seed = [tuple(Objective(metric).of(result.summary) for metric in budget.objectives) for result in results]
+    trial.set_user_attr("by_seed", {str(spec.seed): v for spec, v in zip(specs, by_seed, strict=True)})
+    trial.set_user_attr("bytes", sum(r.summary["bytes_up"] + r.summary["bytes_down"] for r in results) / len(results))
+    return tuple(sum(column) / len(by_seed) for column in zip(*by_seed, strict=True))
+
+
+def trial_specs(spec: RunSpec, values: Mapping[str, Any], budget: Budget) -> list[RunSpec]:
+    """The runs of a trial, one a seed; a share of the training data takes the place of their test split.
+
+    Client fine-tuning after the last round is left out; it changes no metric that could be tuned for.
+    """
+    scenario = spec.scenario.model_copy(update={"validation": budget.validation})
+    training = spec.training.model_copy(update={"finetune_epochs": 0})
+    changed = with_values(spec.model_copy(update={"scenario": scenario, "training": training, "published": ()}), values)
+    return [changed.model_copy(update={"seed": seed}) for seed in budget.seeds]
+
+
+def side_by_side(streams: Sequence[Generator[RoundRecord, None, RunResult]]) -> list[RunResult]:
+    """Run all streams, a round of each in turn; their results."""
+    results: dict[int, RunResult] = {}
+    while len(results) < len(streams):
+        for position, stream in enumerate(streams):
+            if position not in results:
+                try:
+                    next(stream)
+                except StopIteration as end:
+                    results[position] = end.value
+    return [results[position] for position in range(len(streams))]
+
+
+def sampler(budget: Budget, number: int) -> TPESampler:
+    """Tree-structured Parzen estimator for trial ``number``: random for the first few, then modelled on the earlier."""
+    seed = int(numpy_generator(budget.sampler_seed, "tuning", number).integers(2**32))
+    # trials still running count as bad, so that parallel ones don't all try the same
+    return TPESampler(n_startup_trials=_STARTUP, constant_liar=True, seed=seed)
+
+
+def pruner(name: str, rounds: int) -> BasePruner:
+    """The pruner called ``name``, for runs of so many rounds: none prunes before a fifth of them."""
+    warmup = max(1, rounds // 5)
+    if name == "median":
+        return MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=warmup)
+    if name == "halving":
+        return SuccessiveHalvingPruner(min_resource=warmup, reduction_factor=2)
+    return NopPruner()

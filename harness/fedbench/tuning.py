@@ -1,0 +1,195 @@
+"""Tuning: workers take trials from the rows' studies until each has spent its budget.
+
+Any number of processes may work on the same studies, also from several commands; the studies' database is all they
+share. A worker that dies leaves a trial without signs of life, which another takes over.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from queue import Empty
+from typing import Any
+
+import optuna
+from optuna.storages import fail_stale_trials
+from optuna.trial import FrozenTrial, TrialState
+
+from fedbench.engine import quiet_worker
+from fedbench.errors import FedbenchError
+from fedbench.prepare import Settings
+from fedbench.studies import Budget, counted, open_storage, record_of
+from fedbench.trial_tracking import TrialTracking
+from fedbench.trials import Reports, Surplus, Tuned, claim, outcome_of_twin, pruner, score, trial_specs
+
+_POLL = 1.0
+"""Seconds between looks at trials that others run."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker needs."""
+
+    url: str
+    """Of the studies' database."""
+    rows: tuple[Tuned, ...]
+    settings: Settings
+    suite: str
+    store: str
+    """MLflow tracking URI."""
+
+
+@dataclass(frozen=True)
+class TrialBegan:
+    """A worker runs a trial."""
+
+    row: Tuned
+    number: int
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrialEnded:
+    """A trial is over."""
+
+    row: Tuned
+    number: int
+    values: tuple[float, ...]
+    """Of the objectives; empty for a trial that was pruned, for the ``reason`` given."""
+    reason: str
+    ended: int
+    """Trials of the study that are over, of ``budget``."""
+    budget: int
+
+
+@dataclass(frozen=True)
+class WorkerFailed:
+    """A worker met an error that is no trial's outcome. ``details`` is the traceback, empty for bad input."""
+
+    reason: str
+    details: str = ""
+
+
+Event = TrialBegan | TrialEnded | WorkerFailed
+
+
+def tune(job: Job, workers: int) -> Generator[Event, None, None]:
+    """The events of ``workers`` processes until every study has spent its budget. Closing it ends the processes.
+
+    One worker still is a process of its own, so that Ctrl-C never stops a trial half-way through a record.
+    """
+    context = multiprocessing.get_context("spawn")
+    events: Any = context.Queue()
+    processes = [context.Process(target=_work_remotely, args=(job, events), daemon=True) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    try:
+        while any(process.is_alive() for process in processes):
+            yield from _drain(events, _POLL)
+        yield from _drain(events, 0.1)
+        died = [process for process in processes if process.exitcode]
+        if len(died) == len(processes):
+            yield WorkerFailed(
+                f"its worker processes died (exit codes {', '.join(str(p.exitcode) for p in died)}); out of memory? "
+                "The same command goes on where they stopped; try --workers 1."
+            )
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def work(job: Job, emit: Callable[[Event], None]) -> None:
+    """One worker: take a trial of the study with the fewest, until all budgets are spent and nobody runs a trial."""
+    tracking = TrialTracking(job.store, job.suite)
+    storage = open_storage(job.url, create=False, abandoned=tracking.abandoned)
+    studies = [optuna.load_study(study_name=row.study_name, storage=storage) for row in job.rows]
+    shares = [_Share(row, study, record_of(study).budget) for row, study in zip(job.rows, studies, strict=True)]
+    for share in shares:
+        share.study.pruner = pruner(share.budget.pruner, share.row.spec.training.rounds)
+    while True:
+        for share in shares:
+            fail_stale_trials(share.study)
+        unfinished = [share for share in shares if share.is_open()]
+        if unfinished:
+            _one_trial(min(unfinished, key=_Share.spent), job.settings, tracking, emit)
+        elif any(share.has(TrialState.RUNNING) for share in shares):
+            time.sleep(_POLL)  # another process has them, or had them and died
+        else:
+            return
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A row, its study and what that may spend."""
+
+    row: Tuned
+    study: optuna.Study
+    budget: Budget
+
+    def spent(self) -> int:
+        return len(counted(self.study))
+
+    def has(self, state: TrialState) -> bool:
+        return bool(self.study.get_trials(deepcopy=False, states=(state,)))
+
+    def is_open(self) -> bool:
+        """Whether there is a trial to be run."""
+        return self.spent() < self.budget.trials or self.has(TrialState.WAITING)
+
+
+def _one_trial(share: _Share, settings: Settings, tracking: TrialTracking, emit: Callable[[Event], None]) -> None:
+    row, budget = share.row, share.budget
+
+    def objective(trial: optuna.Trial) -> Sequence[float]:
+        values = claim(trial, row, budget)
+        known = outcome_of_twin(trial)
+        if known is not None:
+            return known
+        emit(TrialBegan(row, trial.number, values))
+        tracking.began(trial, values)
+        reports = Reports(trial, budget)
+        try:
+            return score(trial, trial_specs(row.spec, values, budget), budget, settings, reports)
+        finally:
+            tracking.measured(trial, reports.by_round)
+
+    def over(study: optuna.Study, trial: FrozenTrial) -> None:
+        if trial.state is TrialState.FAIL:
+            time.sleep(_POLL / 4)  # surplus: whoever has the values, or the budget, is about to say so
+            return
+        tracking.ended(study, trial)
+        ended = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
+        values = tuple(trial.values) if trial.state is TrialState.COMPLETE else ()
+        emit(TrialEnded(row, trial.number, values, str(trial.user_attrs.get("reason", "")), ended, budget.trials))
+
+    try:
+        # `optimize` sends the signs of life, and takes over what dead processes ran
+        share.study.optimize(objective, n_trials=1, callbacks=[over], catch=(Surplus,))
+    except ValueError as error:
+        # held up beyond the grace period (a suspended machine): the trial is somebody else's now
+        if "Cannot tell a" not in str(error):
+            raise
+
+
+def _work_remotely(job: Job, events: Any) -> None:
+    quiet_worker()
+    try:
+        work(job, events.put)
+    except FedbenchError as error:
+        events.put(WorkerFailed(str(error)))
+    except Exception as error:
+        events.put(WorkerFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+
+
+def _drain(events: Any, timeout: float) -> Iterator[Event]:
+    while True:
+        try:
+            yield events.get(timeout=timeout)
+        except Empty:
+            return
+        timeout = 0.01

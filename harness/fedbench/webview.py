@@ -1,0 +1,32 @@
+"""How MLflow's web interface shows a suite: the columns of its table of runs, and the address that opens it."""
+
+from __future__ import annotations
+
+import json
+
+_METRICS = ("global", "balanced", "head", "mid", "tail", "many", "medium", "few", "domain_mean", "worst_client")
+_TAGS = ("method", "backbone", "setting", "scale", "seed")
+_KEY = "fedbench"
+KIND_TAG = "mlflow.experimentKind"
+VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
+"""Where MLflow keeps a view that was shared under the key; MLflow shows its own columns where it can't read one."""
+
+
+def experiment_tags() -> dict[str, str]:
+    """Tags of an experiment: it trains models (MLflow would show it as one of language models), and its view."""
+    return {KIND_TAG: "custom_model_development", VIEW_TAG: json.dumps(_view())}
+
+
+def page(experiment: str) -> str:
+    """The part of the address, after the server's, that shows the experiment's runs with the view."""
+    return f"/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={_KEY}"
+
+
+def _view() -> dict[str, object]:
+    """Whole run names, then final accuracies, then what to filter by; MLflow leaves out columns that no run has."""
+    metrics = [f"metrics.`final/{name}_accuracy`" for name in _METRICS]
+    tags = [f"tags.`{name}`" for name in _TAGS]
+    widths = {"attributes.`Run Name`": 380, "runDateAndNestInfo": 140, "duration": 90}
+    widths |= dict.fromkeys(metrics, 175) | dict.fromkeys(tags, 130)
+    # MLflow reads widths by way of the order
+    return {"selectedColumns": [*metrics, *tags], "columnOrder": list(widths), "columnWidths": widths}

@@ -1,0 +1,336 @@
+"""What the leaderboard's web page holds: the frame's values in full, escaped names, nothing from the network."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbench.errors import FedbenchError
+from fedbench.page import write_page
+from fedbench.page.charts import pareto
+from fedbench.page.data import page_of
+from fedbench.page.heatmap import heat_map
+from fedbench.page.svg import linear, logarithmic
+
+NASTY = """<script>alert("x")</script> & 'co'"""
+VOID = {"meta", "link", "br", "input", "img", "hr"}
+
+
+class Reader(HTMLParser):
+    """Cells, addresses, ids and texts of a page; fails where tags don't match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells: list[dict[str, str | None]] = []
+        self.addresses: list[str] = []
+        self.ids: list[str] = []
+        self.texts: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.addresses += [str(value) for name, value in attrs if name in ("src", "href", "action")]
+        self.ids += [str(given["id"])] if "id" in given else []
+        self.scripts += tag == "script"
+        if tag in ("td", "th") and "data-value" in given:
+            self.cells.append(given)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "script" not in self.open and "style" not in self.open:
+            self.texts.append(data)
+
+
+def line(name: str, block: int = 0, mean: float = 60.25, **more: Any) -> dict[str, Any]:
+    """A board's line as an older version wrote it, with the seeds 0 and 1."""
+    return {
+        "block": block,
+        "caption": "toy data · 4 clients",
+        "baseline": "fedavg",
+        "row": f"{name} · clip:embedded",
+        "seeds": 2,
+        "seed_list": "0, 1",
+        "global_accuracy_mean": mean,
+        "global_accuracy_std": 1 / 3,
+        "bytes_up_mean": 1.5e6,
+        "bytes_down_mean": 0.5e6,
+        "settings": json.dumps({"backbone": "clip:embedded", "lr": "0.01", f"{name}.mu": "0.1"}),
+        **more,
+    }
+
+
+def full(name: str, block: int = 0, mean: float = 60.25, **more: Any) -> dict[str, Any]:
+    """A line with all the columns."""
+    newer = {
+        "label": name,
+        "method": name,
+        "backbone": "clip:embedded",
+        "setting": "",
+        "dataset": "embedded",
+        "scenario": "iid",
+        "tuned": False,
+        "headline": "global_accuracy",
+        "rank": 1,
+        **{
+            f"{group}_accuracy_{part}": value
+            for group in ("head", "mid", "tail")
+            for part, value in (("mean", 100 / 3), ("std", 0.1))
+        },
+        "domain_accuracy/photo_mean": 70.0,
+        "domain_accuracy/sketch_mean": 50.0,
+        "shown": json.dumps(["global_accuracy", "head_accuracy"]),
+        "delta_mean": 1.23456789,
+        "delta_std": 0.5,
+        "delta_seeds": 2,
+        "p_value": 0.0123,
+        "p_adjusted": 0.0246,
+        "significance": "significant",
+        "test": "paired t-test",
+        "rounds_to_target_mean": 2.5,
+        "rounds_to_target_std": 0.7071,
+        "target": 55.0,
+        "target_reached": "2/2",
+        "published": 80.1,
+        "published_delta": -19.85,
+        "published_source": "Paper table 2",
+        "comparable": "no",
+        "differs": "rounds (200, here 4)",
+        "differences": json.dumps([["rounds", "200", "4"]]),
+        "train_seconds_mean": 3.25,
+        "seconds_mean": 4.5,
+        "tuning": "{}",
+        "runs": json.dumps({"0": f"run-{name}-0", "1": f"run-{name}-1"}),
+        "mlflow_ids": json.dumps({"0": f"{name}{block}0", "1": f"{name}{block}1"}),
+    }
+    return {**line(name, block, mean), **newer, **more}
+
+
+def curves_of(*ids: str) -> pd.DataFrame:
+    """Three evaluated rounds a run: accuracy 20, 40, 60 and a little, a MB a round."""
+    points = [(one, n, 20.0 * (n + 1) + i, 1e6 * n) for i, one in enumerate(ids) for n in range(3)]
+    return pd.DataFrame(points, columns=["mlflow_id", "round", "global_accuracy", "bytes_total"])
+
+
+RESULTS = pd.DataFrame(
+    {
+        "row": ["fedavg · clip:embedded"] * 2,
+        "setting": "",
+        "seed": [0, 1],
+        "run_id": ["r0", "r1"],
+        "mlflow_id": ["fedavg00", "fedavg01"],
+        "commit": "c" * 40,
+        "code_hash": "d" * 64,
+        "data_hash": "e" * 64,
+        "weights_hash": "",
+        "started": pd.to_datetime(["2025-01-02", "2025-01-03"], utc=True),
+    }
+)
+FEDERATION = {"classnames": ["cat", NASTY], "class_counts": [[5, 0], [1, 7]], "groups": {}}
+
+
+def written(folder: Path, board: pd.DataFrame, curves: pd.DataFrame | None = None, **given: Any) -> tuple[str, Reader]:
+    """The page of a board, and what stands in it."""
+    file = folder / "page.html"
+    arguments: dict[str, Any] = {"suite_name": "toy", "description": "Toys", "federations": {}, "command": "fedbench x"}
+    curves = pd.DataFrame(columns=["mlflow_id", "run_id", "round"]) if curves is None else curves
+    write_page(file, results=RESULTS, board=board, curves=curves, **{**arguments, **given})
+    html = file.read_text(encoding="utf-8")
+    reader = Reader()
+    reader.feed(html)
+    assert reader.open == []
+    return html, reader
+
+
+def shown(reader: Reader) -> str:
+    return " ".join(" ".join(reader.texts).split())
+
+
+@pytest.fixture
+def board() -> pd.DataFrame:
+    return pd.DataFrame(
+        [full("fedprox", mean=61.1), full("fedavg", mean=np.nextafter(60.0, 61), rank=2, delta_mean=np.nan)]
+    )
+
+
+def test_the_values_are_the_frame_s_to_the_last_digit(tmp_path: Path, board: pd.DataFrame) -> None:
+    _, reader = written(tmp_path, board)
+    values = [cell["data-value"] for cell in reader.cells]
+    wanted = []
+    for one in board.to_dict("records"):
+        numbers = [one["rank"], one["global_accuracy_mean"], one["head_accuracy_mean"], one["delta_mean"]]
+        numbers += [one["rounds_to_target_mean"], 80.1, -19.85, 2e6, 3.25]
+        wanted += [one["label"], *("" if np.isnan(number) else repr(float(number)) for number in numbers)]
+    assert values == wanted
+    assert [cell["data-std"] for cell in reader.cells if "data-std" in cell][0] == repr(1 / 3)
+
+
+def test_what_is_not_a_number_is_a_dash(tmp_path: Path) -> None:
+    base = full("fedavg", delta_mean=np.nan, significance="is the baseline", p_value=np.nan, p_adjusted=np.nan)
+    html, reader = written(tmp_path, pd.DataFrame([base, full("fedprox")]))
+    assert '<td class="number" data-value="" title="is the baseline">–</td>' in html
+    assert not re.search(r"\bnan\b", shown(reader).lower())
+
+
+def test_the_legend_explains_marks_and_why_there_is_none(tmp_path: Path) -> None:
+    untested = {"p_value": np.nan, "p_adjusted": np.nan}
+    board = [full("a"), full("b", significance="not significant"), full("c", significance="needs 3 seeds", **untested)]
+    html, reader = written(tmp_path, pd.DataFrame([*board, full("fedavg", significance="is the baseline", **untested)]))
+    assert "* significant, n.s. not significant (paired t-test, p adjusted by Holm" in shown(reader)
+    assert "Δ without a mark was not tested (needs 3 seeds)." in shown(reader)
+    assert re.findall(r'<span class="mark">([^<]+)', html) == ["*", "n.s."]
+    assert 'title="significant, paired t-test over 2 seeds, p = 0.012, adjusted p = 0.025"' in html
+
+
+def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
+    hostile = full(NASTY, backbone=NASTY, setting=NASTY, caption=NASTY, differs=NASTY, significance=NASTY, test=NASTY)
+    board = pd.DataFrame([hostile, full("fedavg", backbone="other", setting="other")])
+    html, reader = written(
+        tmp_path,
+        board,
+        curves_of("fedavg00", "fedavg01"),
+        suite_name=NASTY,
+        description=NASTY,
+        command=NASTY,
+        federations={"fedavg00": FEDERATION},
+    )
+    assert reader.scripts == 1
+    assert html.count("<script>") == 1
+    assert shown(reader).count(NASTY) > 8
+
+
+def test_the_page_needs_no_network(tmp_path: Path, board: pd.DataFrame) -> None:
+    ids = ["fedavg00", "fedavg01", "fedprox00", "fedprox01"]
+    html, reader = written(tmp_path, board, curves_of(*ids), federations={"fedavg00": FEDERATION})
+    assert [a for a in reader.addresses if not a.startswith(("#", "data:"))] == []
+    assert "http:" not in html and "https:" not in html and "url(#" in html and "url(http" not in html
+    assert "default-src 'none'" in html
+    assert len(reader.ids) == len(set(reader.ids))
+    assert {a[1:] for a in reader.addresses if a.startswith("#")} <= set(reader.ids)
+
+
+def test_a_page_of_an_older_board_leaves_out_what_the_board_lacks(tmp_path: Path) -> None:
+    html, reader = written(tmp_path, pd.DataFrame([line("fedavg"), line("fedprox")]))
+    keys = re.findall(r'data-key="([^"]+)"', html)
+    assert keys == ["row", "global_accuracy", "bytes"]
+    assert "By round" not in html and "Clients and classes" not in html and "Published" not in html
+    assert "60.2 ± 0.3" in shown(reader)
+
+
+def test_charts_appear_with_their_data(tmp_path: Path, board: pd.DataFrame) -> None:
+    def headings(**given: Any) -> list[str]:
+        html, _ = written(tmp_path, board, **given)
+        return re.findall(r"<figure[^>]*><h3>([^<]+)", html)
+
+    plain = ["Against what is sent", "Head, mid and tail classes", "By domain"]
+    assert headings() == plain
+    assert headings(curves=curves_of("fedavg00", "fedavg01")) == ["By round", *plain]
+    assert headings(federations={"fedprox01": FEDERATION}) == [*plain, "Clients and classes"]
+    _, reader = written(tmp_path, board, federations={"fedprox01": FEDERATION})
+    assert "seed 1" in shown(reader)
+
+
+def test_a_curve_is_the_mean_over_the_rounds_all_seeds_have(board: pd.DataFrame) -> None:
+    from fedbench.page.data import _rounds
+
+    curves = curves_of("a", "b")
+    table = _rounds(curves[~((curves["mlflow_id"] == "b") & (curves["round"] == 1))], ["a", "b"], "global_accuracy")
+    assert list(table.index) == [0, 2]
+    assert list(table["mean"]) == [20.5, 60.5]
+    assert table["std"].iloc[0] == pytest.approx(0.5**0.5)
+    assert list(table["bytes"]) == [0.0, 2e6]
+
+
+def test_every_table_has_a_section_and_the_overview_compares_them(tmp_path: Path) -> None:
+    board = pd.DataFrame([full(row, n, 60.0 + n, setting=f"c={n}") for n in range(3) for row in ("fedavg", "moon")])
+    board = board.drop(5)  # moon misses the last setting
+    html, reader = written(tmp_path, board)
+    assert [i for i in reader.ids if re.fullmatch(r"table-\d", i)] == ["table-1", "table-2", "table-3"]
+    assert html.count("<style>") == html.count("<script>") == 1
+    overview = html.split('id="overview"')[1].split("</section>")[0]
+    values = re.findall(r'data-value="([^"]*)"', overview)
+    assert values == ["fedavg", "60.0", "61.0", "62.0", "moon", "60.0", "61.0", ""]
+    assert "<option>c=2</option>" in html
+
+
+def test_the_best_at_the_shown_precision_is_bold(tmp_path: Path) -> None:
+    board = pd.DataFrame([full("a", mean=70.04), full("b", mean=69.96), full("c", mean=69.94)])
+    html, _ = written(tmp_path, board)
+    assert re.findall(r'data-value="(\S+)" data-std="0.3+"><b>', html) == ["70.04", "69.96"]
+
+
+def test_comparable_and_not_comparable_are_told_apart(tmp_path: Path) -> None:
+    board = pd.DataFrame([full("a"), full("b", comparable="yes", differs="", differences="[]")])
+    text = shown(written(tmp_path, board)[1])
+    assert "80.1 not comparable: rounds" in text and "80.1 comparable" in text
+    assert "not comparable: rounds (200, here 4)" in text
+
+
+def test_rows_of_one_name_on_two_backbones_are_told_apart(tmp_path: Path) -> None:
+    board = pd.DataFrame([full("fedavg"), full("fedavg", row="fedavg · convnet", backbone="convnet")])
+    _, reader = written(tmp_path, board)
+    names = [cell["data-value"] for cell in reader.cells if cell.get("scope") == "row"]
+    assert names == ["fedavg · clip:embedded", "fedavg · convnet"]
+
+
+def test_only_the_first_twelve_rows_are_drawn_at_first(tmp_path: Path) -> None:
+    board = pd.DataFrame([full(f"m{n}", row=f"m{n}", rank=n + 1, mean=80.0 - n) for n in range(14)])
+    html, _ = written(tmp_path, board)
+    assert html.count('<li data-series="') == 14
+    assert re.findall(r'<li data-series="(\d+)" class="off"', html) == ["12", "13"]
+
+
+def test_an_empty_board_says_so(tmp_path: Path) -> None:
+    _, reader = written(tmp_path, pd.DataFrame([full("a")]).iloc[:0])
+    assert "No finished runs." in shown(reader)
+
+
+def test_a_page_that_cannot_be_written_is_one_message(tmp_path: Path, board: pd.DataFrame) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FedbenchError, match="can't write the leaderboard page"):
+        written(tmp_path / "file", board)
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_header_counts_what_was_compared(board: pd.DataFrame) -> None:
+    page = page_of("toy", "", RESULTS, board, pd.DataFrame(), {}, "")
+    facts = dict(page.facts)
+    assert facts["methods"] == "2" and facts["runs"] == "2" and facts["seeds"] == "0, 1"
+    assert facts["run on"] == "2025-01-02 to 2025-01-03" and facts["commit"] == "ccccccc"
+
+
+def test_the_pareto_front_is_what_none_beats_in_both() -> None:
+    # (MB, accuracy): the third costs more and is worse than the second, the fourth ties in cost and is worse
+    assert pareto([(0.0, 50.0), (2.0, 70.0), (3.0, 60.0), (2.0, 65.0), (9.0, 71.0)]) == [0, 1, 4]
+
+
+def test_scales_end_on_round_numbers() -> None:
+    scale = linear([12.0, 68.0], 300.0, 0.0)
+    assert (scale.low, scale.high, scale(scale.low), scale(scale.high)) == (10.0, 70.0, 300.0, 0.0)
+    log = logarithmic([1.0, 1000.0], 0.0, 100.0)
+    assert log.ticks == (1.0, 10.0, 100.0, 1000.0)
+    assert log(10.0) - log(1.0) == pytest.approx(log(100.0) - log(10.0))
+
+
+def test_a_heat_map_names_its_clients_and_stays_small_when_there_are_many() -> None:
+    small = heat_map([[5, 0], [1, 7]], ["cat", "dog"], "k")
+    assert small is not None and "2 clients, 2 classes, 13 training samples" in small.summary
+    numbers = str(small.picture).split('class="counts"')[1].split("</g>")[0]
+    assert re.findall(r">(\d+)</text>", numbers) == ["5", "1", "7"]
+    large = heat_map(np.eye(200, dtype=int).tolist(), [f"class {n}" for n in range(200)], "k")
+    assert large is not None and len(large.picture) < 40_000 and large.width > 1500
+    assert heat_map([[0, 0]], ["cat", "dog"], "k") is None

@@ -1,0 +1,142 @@
+"""`fedbench tune`, `fedbench study` and `fedbench run --tuned` as a user meets them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedbench.cli.app import main
+from fedbench.results import load_results
+from fedbench.store import store_uri
+
+SUITE = """
+name: toy
+dataset: "embedded?train=240&test=80"
+scenario: {imbalance: exponential, imbalance_factor: 4, partition: iid, clients: 2, participation: 1.0}
+training: {rounds: 2, local_epochs: 1, batch_size: 32, lr: 0.01}
+seeds: [0, 1]
+rows:
+  - method: clip-zs
+  - method: fedavg
+  - method: fedprox
+"""
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a suite, a store that has a study of two trials a row, and the caches."""
+    made = tmp_path_factory.mktemp("tune")
+    (made / "toy.yaml").write_text(SUITE, encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def fedbench(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`fedbench ARGUMENTS` in that folder: exit code, stdout, stderr."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("FEDBENCH_CACHE", str(folder / "cache"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code if isinstance(ended.value.code, int) else 0, captured.out, captured.err
+
+    return call
+
+
+def test_a_dry_run_shows_what_would_be_searched_and_stores_nothing(fedbench: Command, folder: Path) -> None:
+    code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--dry-run")
+    assert code == 0
+    assert "clip-zs · clip:embedded: nothing to tune" in out
+    assert "2 studies of 20 trials each: global_accuracy on 20 % of the training data, seed 2" in out
+    assert "fedprox.mu" in out
+    assert not (folder / "fedbench-store").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--pruner", "hope"), "--pruner 'hope' is not one of median, halving, none"),
+        (("--param", "fedprox.nu"), "unknown hyper-parameter that these rows can tune 'fedprox.nu'"),
+        (("--method", "clip-zs"), "none of these rows has anything to tune"),
+        (("--method", "fedprx"), "fedprx"),
+        (("--set", "rouns=3"), "rouns"),
+        (("--store", "http://127.0.0.1:9"), "--storage"),
+    ],
+)
+def test_bad_input_is_told_and_nothing_is_stored(
+    fedbench: Command, folder: Path, given: tuple[str, str], message: str
+) -> None:
+    code, _, err = fedbench("tune", "--suite", "toy.yaml", *given)
+    assert code == 2
+    assert message in err
+    assert not (folder / "fedbench-store").exists()
+
+
+def test_an_unknown_objective_ends_with_the_known_ones(fedbench: Command) -> None:
+    code, out, err = fedbench("tune", "--suite", "toy.yaml", "--objective", "worst_domian", "--trials", "1",
+                              "--workers", "1", "--method", "fedavg", "--store", "other")  # fmt: skip
+    assert code == 2
+    assert "worst_domian" in err
+    assert "worst_domain_accuracy" in err
+    assert "run it" not in out
+
+
+def test_tune_then_run_then_read(fedbench: Command, folder: Path) -> None:
+    code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--trials", "4", "--workers", "1")
+    assert code == 0, out
+    assert out.count("(4/4)") == 2
+    assert "run it       fedbench run --suite toy.yaml --tuned toy" in out
+    told = "improved" if "no trial was better" not in out else "not improved"
+
+    code, out, _ = fedbench("study", "toy", "--output", "figures")
+    assert code == 0
+    assert ("no trial was better" in out) == (told == "not improved")
+    assert "4 trials each" in out
+    for row in ("fedavg-clip-embedded", "fedprox-clip-embedded"):
+        assert {path.name for path in (folder / "figures" / row).iterdir()} >= {"trials.csv", "slices.png"}
+        assert len(pd.read_csv(folder / "figures" / row / "trials.csv")) == 4
+
+    code, out, _ = fedbench("run", "--suite", "toy.yaml", "--seed", "0", "--workers", "1")
+    assert code == 0
+    code, out, _ = fedbench("run", "--suite", "toy.yaml", "--seed", "0", "--workers", "1", "--tuned", "toy")
+    assert code == 0
+    assert "clip-zs · clip:embedded: not tuned in 'toy', run as the suite has it" in out
+    results = load_results(store_uri("fedbench-store"), "toy")
+    assert sorted(results["row"]) == [
+        "clip-zs · clip:embedded",
+        "fedavg · clip:embedded",
+        "fedavg · clip:embedded (tuned)",
+        "fedprox · clip:embedded",
+        "fedprox · clip:embedded (tuned)",
+    ]
+    assert set(results.loc[results["row"].str.endswith("(tuned)"), "tuned"]) == {"toy"}
+
+
+def test_a_longer_run_with_tuned_values_says_how_they_were_tuned(fedbench: Command) -> None:
+    code, out, _ = fedbench("run", "--suite", "toy.yaml", "--tuned", "toy", "--set", "rounds=5", "--dry-run")
+    assert code == 0
+    assert "fedavg · clip:embedded: was tuned with rounds=2" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--tuned", "tuy"), "unknown study 'tuy'"),
+        (("--tuned", "toy", "--set", "lr=0.1"), "--set lr: the study 'toy' has tuned it"),
+        (("--tuned", "toy", "--method", "clip-zs"), "none of these rows was tuned"),
+        (("--tuned", "toy", "--storage", "missing.db"), "there are no studies"),
+    ],
+)
+def test_tuned_values_that_cannot_be_had_are_an_error(fedbench: Command, given: tuple[str, ...], message: str) -> None:
+    code, _, err = fedbench("run", "--suite", "toy.yaml", *given)
+    assert code == 2
+    assert message in err

@@ -1,0 +1,435 @@
+"""Tuning: what a trial measures and never sees; a budget survives crashes and is shared without doubles."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+from PIL import Image
+
+from fedbench.errors import FedbenchError
+from fedbench.expand import expand
+from fedbench.prepare import Settings
+from fedbench.resolve import Overrides
+from fedbench.runs import run_spec
+from fedbench.space import defaults_of, space_of
+from fedbench.spec import RunSpec
+from fedbench.store import open_store, store_uri
+from fedbench.studies import (
+    Budget,
+    Found,
+    Objective,
+    Record,
+    UnknownObjective,
+    counted,
+    found,
+    open_storage,
+    open_study,
+    record_of,
+    storage_url,
+    studies_named,
+)
+from fedbench.suite import parse_suite
+from fedbench.trials import Tuned, trial_specs
+from fedbench.tuned import best_of, tuned_otherwise, with_best
+from fedbench.tuning import Job, work
+
+SUITE = """
+name: toy
+dataset: imagefolder:toy
+scenario: {imbalance: none, partition: iid, clients: 3, participation: 1.0}
+backbone: clip:embedded
+training: {rounds: 3, local_epochs: 1, batch_size: 16, lr: 0.01}
+rows:
+  - method: fedavg
+  - method: fedprox
+"""
+CLASSES = ("bird", "boat", "car", "tree")
+
+
+def write_images(folder: Path, *, poisoned: bool = False) -> None:
+    """128 training and 40 test images of 32 pixels; poisoned: noise under wrong labels in the test split."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 32), ("test", 10)):
+        for label, name in enumerate(CLASSES):
+            wrong = poisoned and split == "test"
+            target = folder / "toy" / split / (CLASSES[(label + 1) % 4] if wrong else name)
+            target.mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                shade = 40 + 50 * label + rng.integers(0, 60, size=(32, 32, 3))
+                noise = np.random.default_rng(number).integers(0, 255, size=(32, 32, 3))
+                Image.fromarray((noise if wrong else shade).astype(np.uint8)).save(target / f"{number}.png")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_images(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(data, tmp_path_factory.mktemp("cache"))
+
+
+def rows() -> list[RunSpec]:
+    return expand(parse_suite(SUITE, "toy.yaml"), Overrides())
+
+
+def budget(trials: int = 6, **given: Any) -> Budget:
+    return Budget(**{"trials": trials, "seeds": (5,), "objectives": ("global_accuracy",), "pruner": "none", **given})
+
+
+def recorded(row: RunSpec, spent: Budget, name: str = "toy", **given: Any) -> tuple[Tuned, Record]:
+    space = space_of(row)
+    record = Record(
+        **{
+            **{"name": name, "suite": "toy", "scale": "", "setting": "", "row": row.row, "title": row.title},
+            **{"spec": row.model_dump(mode="json"), "space": tuple(d.as_json() for d in space), "budget": spent},
+            **{"code_hash": "c", "data_hash": "d", "weights_hash": "w", "commit": ""},
+            **given,
+        }
+    )
+    return Tuned(row, space, record.study_name), record
+
+
+def tuned(
+    folder: Path, settings: Settings, spent: Budget, specs: Sequence[RunSpec] | None = None
+) -> list[optuna.Study]:
+    """The studies of the rows, after one worker in this process has spent their budgets."""
+    uri = store_uri(str(folder))
+    url = storage_url(None, uri)
+    chosen = [recorded(spec, spent) for spec in specs or rows()[1:]]
+    storage = open_storage(url, create=True)
+    opened = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in chosen]
+    work(Job(url, tuple(row for row, _ in chosen), settings, "toy", uri), lambda event: None)
+    return opened
+
+
+def outcome(study: optuna.Study) -> list[tuple[Any, ...]]:
+    return [(t.number, t.state, t.params, t.values, t.intermediate_values) for t in study.trials]
+
+
+# --- what a trial measures
+
+
+def test_a_trials_value_is_the_mean_over_seeds_of_the_metric_on_validation_data(
+    tmp_path: Path, settings: Settings
+) -> None:
+    (study,) = tuned(tmp_path, settings, budget(1, seeds=(5, 9)))
+    (trial,) = study.trials
+    spec = rows()[1]
+    by_hand = []
+    for seed in (5, 9):
+        scenario = spec.scenario.model_copy(update={"validation": 0.2})
+        by_hand.append(run_spec(spec.model_copy(update={"scenario": scenario, "seed": seed}), settings).summary)
+    assert trial.values == [pytest.approx(sum(s["global_accuracy"] for s in by_hand) / 2)]
+    assert trial.params == {"lr": 0.01, "fedprox.mu": 0.01}
+    assert trial.user_attrs["by_seed"] == {"5": [by_hand[0]["global_accuracy"]], "9": [by_hand[1]["global_accuracy"]]}
+    assert sorted(trial.intermediate_values) == [1, 2, 3]
+    assert trial.intermediate_values[3] == trial.value
+
+
+def test_poisoned_test_images_and_labels_change_nothing_in_the_study(tmp_path: Path, settings: Settings) -> None:
+    write_images(tmp_path / "poisoned", poisoned=True)
+    poisoned = Settings(tmp_path / "poisoned", tmp_path / "cache")
+    pruned = budget(7, pruner="median")
+    (honest,) = tuned(tmp_path / "a", settings, pruned)
+    (other,) = tuned(tmp_path / "b", poisoned, pruned)
+    assert outcome(honest) == outcome(other)
+    # and the poison is strong: on the test split the same run scores worse by far
+    scores = [run_spec(rows()[1], given).summary["global_accuracy"] for given in (settings, poisoned)]
+    assert scores[0] - scores[1] > 20
+
+
+def test_one_worker_gives_the_same_study_again(tmp_path: Path, settings: Settings) -> None:
+    assert outcome(*tuned(tmp_path / "a", settings, budget(7))) == outcome(*tuned(tmp_path / "b", settings, budget(7)))
+
+
+def test_hopeless_trials_are_pruned_and_count(tmp_path: Path, settings: Settings) -> None:
+    (study,) = tuned(tmp_path, settings, budget(14, pruner="halving"))
+    states = [trial.state for trial in study.trials]
+    assert len(states) == 14
+    assert set(states) == {TrialState.COMPLETE, TrialState.PRUNED}
+    pruned = [trial for trial in study.trials if trial.state is TrialState.PRUNED]
+    assert all("pruned at round" in trial.user_attrs["reason"] for trial in pruned)
+    assert all(trial.last_step is not None and trial.last_step < 3 for trial in pruned)
+
+
+def test_a_trial_that_diverges_counts_as_pruned_with_the_reason(tmp_path: Path, settings: Settings) -> None:
+    wild = rows()[0].model_copy(update={"training": rows()[0].training.model_copy(update={"lr": 100.0, "rounds": 6})})
+    wild = wild.model_copy(update={"backbone": "convnet"})
+    (study,) = tuned(tmp_path, settings, budget(1), [wild])
+    (trial,) = study.trials
+    assert trial.state is TrialState.PRUNED
+    assert "diverged" in trial.user_attrs["reason"]
+    assert found(study) is None
+
+
+def test_several_objectives_give_a_front_and_the_first_decides_the_best(tmp_path: Path, settings: Settings) -> None:
+    spent = budget(4, objectives=("worst_client", "bytes"))
+    (study,) = tuned(tmp_path, settings, spent, [rows()[0]])
+    assert [d.name for d in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    result = found(study)
+    assert result is not None
+    assert result.best[0] == max(trial.values[0] for trial in study.trials)
+    sent = run_spec(trial_specs(rows()[0], {}, spent)[0], settings).summary
+    assert {trial.values[1] for trial in study.trials} == {sent["bytes_up"] + sent["bytes_down"]}
+
+
+def test_every_row_gets_the_same_budget(tmp_path: Path, settings: Settings) -> None:
+    opened = tuned(tmp_path, settings, budget(3), rows())
+    assert [len(counted(study)) for study in opened] == [3, 3]
+    assert len({str(record_of(study).budget) for study in opened}) == 1
+    assert [trial.params["lr"] for study in opened for trial in study.trials][::3] == [0.01, 0.01]
+
+
+def test_an_unknown_objective_stops_before_anything_is_trained(tmp_path: Path, settings: Settings) -> None:
+    with pytest.raises(UnknownObjective, match=r"'tail'.*global_accuracy"):
+        tuned(tmp_path, settings, budget(2, objectives=("tail",)))
+
+
+def test_trials_are_child_runs_of_their_study_in_an_experiment_that_no_leaderboard_reads(
+    tmp_path: Path, settings: Settings
+) -> None:
+    (study,) = tuned(tmp_path, settings, budget(2))
+    client = open_store(store_uri(str(tmp_path)), create=False)
+    assert client is not None
+    assert [e.name for e in client.search_experiments() if "fedbench" in e.name] == ["fedbench-tuning/toy"]
+    runs = client.search_runs([client.get_experiment_by_name("fedbench-tuning/toy").experiment_id])
+    parents = [run for run in runs if run.data.tags["fedbench.kind"] == "study"]
+    trials = [run for run in runs if run.data.tags["fedbench.kind"] == "trial"]
+    assert [run.info.run_name for run in parents] == ["toy · fedprox · clip:embedded"]
+    assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parents[0].info.run_id}
+    assert sorted(run.info.run_name for run in trials) == ["trial 0 · defaults", "trial 1"]
+    first = next(run for run in trials if run.info.run_name == "trial 0 · defaults")
+    assert first.data.params == {"lr": "0.01", "fedprox.mu": "0.01"}
+    assert first.data.metrics["objective/global_accuracy"] == study.trials[0].value
+    assert first.data.metrics["validation/global_accuracy"] == study.trials[0].value
+    assert not any(name.startswith("final/") for name in first.data.metrics)
+    assert parents[0].data.metrics["best/global_accuracy"] == max(trial.value for trial in study.trials)
+
+
+# --- budgets under crashes and company
+
+
+def add(
+    study: optuna.Study, number: int, values: dict[str, float], state: TrialState, value: float = 0.0
+) -> FrozenTrial:
+    distributions = {key: optuna.distributions.FloatDistribution(0.0, 10.0) for key in values}
+    trial = optuna.trial.create_trial(
+        state=state, params=values, distributions=distributions, value=value if state is TrialState.COMPLETE else None
+    )
+    study.add_trial(trial)
+    assert study.trials[-1].number == number
+    return study.trials[-1]
+
+
+def test_the_same_values_are_not_run_twice(tmp_path: Path, settings: Settings) -> None:
+    (study,) = tuned(tmp_path, settings, budget(1))
+    study.enqueue_trial(study.trials[0].params)
+    (again,) = tuned(tmp_path, settings, budget(2))
+    assert again.trials[1].user_attrs["same_as"] == 0
+    assert again.trials[1].value == again.trials[0].value
+    assert "process" not in again.trials[1].user_attrs
+
+
+def test_a_failed_trial_gives_its_place_back(tmp_path: Path, settings: Settings) -> None:
+    (study,) = tuned(tmp_path, settings, budget(2))
+    add(study, 2, {}, TrialState.FAIL)
+    (again,) = tuned(tmp_path, settings, budget(3))
+    assert [trial.state.name for trial in again.trials] == ["COMPLETE", "COMPLETE", "FAIL", "COMPLETE"]
+
+
+def test_more_trials_extend_a_study_and_fewer_leave_it(tmp_path: Path, settings: Settings) -> None:
+    tuned(tmp_path, settings, budget(2))
+    (longer,) = tuned(tmp_path, settings, budget(4))
+    assert (len(longer.trials), record_of(longer).budget.trials) == (4, 4)
+    (same,) = tuned(tmp_path, settings, budget(1))
+    assert (len(same.trials), record_of(same).budget.trials) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"budget": budget(seeds=(6,))}, r"another seeds \(\(5,\), now \(6,\)\)"),
+        ({"budget": budget(pruner="median")}, "another pruner"),
+        ({"budget": budget(validation=0.3)}, "another validation"),
+        ({"code_hash": "e"}, "another code_hash"),
+        ({"data_hash": "e"}, "another data_hash"),
+        ({"space": ()}, "another space"),
+        ({"spec": {**rows()[1].model_dump(mode="json"), "backbone": "convnet"}}, "another backbone"),
+    ],
+)
+def test_trials_under_other_conditions_need_another_study(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    storage = open_storage(storage_url(None, store_uri(str(tmp_path))), create=True)
+    open_study(storage, recorded(rows()[1], budget())[1], {})
+    with pytest.raises(FedbenchError, match=message):
+        open_study(storage, recorded(rows()[1], budget(), **given)[1], {})
+
+
+def command(folder: Path, data: Path, *arguments: str) -> list[str]:
+    (folder / "toy.yaml").write_text(SUITE, encoding="utf-8")
+    suite = ["--suite", str(folder / "toy.yaml"), "--store", str(folder / "store"), "--data-dir", str(data)]
+    return [
+        sys.executable,
+        "-c",
+        "from fedbench.cli.app import main; main()",
+        *arguments,
+        *suite,
+        "--cache-dir",
+        str(folder / "cache"),
+    ]
+
+
+def finished(folder: Path) -> list[FrozenTrial]:
+    (study,) = studies_named(open_storage(f"sqlite:///{folder / 'store' / 'studies.db'}", create=False), "toy")
+    return [trial for trial in study.trials if trial.state is not TrialState.FAIL]
+
+
+def test_a_study_survives_kill_9_and_two_processes_share_the_rest(tmp_path: Path, data: Path) -> None:
+    asked = command(
+        tmp_path, data, "tune", "--method", "fedprox", "--trials", "9", "--workers", "1", "--set", "rounds=25"
+    )
+    first = subprocess.Popen(asked, start_new_session=True, stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    for line in first.stdout:
+        if "trial 2" in line and line.startswith("start"):
+            break
+    time.sleep(0.2)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    before = finished(tmp_path)
+    assert TrialState.RUNNING in {trial.state for trial in before}
+    both = [subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ends = [process.communicate(timeout=300) for process in both]
+    assert [process.returncode for process in both] == [0, 0], ends
+    trials = finished(tmp_path)
+    assert len(trials) == 9
+    assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    # what was finished is still there, the cut-off trial was tried again with its values, and no values came twice
+    kept = {trial.number: trial.params for trial in trials}
+    assert all(kept[t.number] == t.params for t in before if t.state is TrialState.COMPLETE)
+    cut_off = next(trial for trial in before if trial.state is TrialState.RUNNING)
+    assert cut_off.number not in kept
+    assert any(cut_off.params.items() <= params.items() for params in kept.values())
+    assert len({json.dumps(trial.params, sort_keys=True) for trial in trials}) == 9
+    assert len({trial.user_attrs["process"] for trial in trials}) == 3
+    assert all("9/9" in out or "complete" in out for out, _ in ends)
+
+
+# --- what was found, and runs with it
+
+
+def with_trials(folder: Path, values: Sequence[tuple[float, float, TrialState]], **given: Any) -> optuna.Study:
+    """A study of fedprox with handmade trials: μ, objective, state; the first has the row's own values."""
+    storage = open_storage(storage_url(None, store_uri(str(folder))), create=True)
+    row, record = recorded(rows()[1], budget(len(values), **given))
+    study = open_study(storage, record, defaults_of(row.spec, row.space))
+    study.ask()
+    for number, (mu, value, state) in enumerate(values):
+        if number:
+            add(study, number, {"fedprox.mu": mu}, state, value)
+        else:
+            study.tell(0, value if state is TrialState.COMPLETE else None, state)
+    return study
+
+
+@pytest.mark.parametrize(
+    ("trials", "best", "trial", "improved"),
+    [
+        ([(0.01, 60.0, TrialState.COMPLETE), (0.5, 61.0, TrialState.COMPLETE)], 61.0, 1, True),
+        ([(0.01, 60.0, TrialState.COMPLETE), (0.5, 59.0, TrialState.COMPLETE)], 60.0, 0, False),
+        ([(0.01, 60.0, TrialState.COMPLETE), (0.5, 60.0, TrialState.COMPLETE)], 60.0, 0, False),
+        ([(0.01, 0.0, TrialState.PRUNED), (0.5, 59.0, TrialState.COMPLETE)], 59.0, 1, None),
+    ],
+)
+def test_it_says_whether_the_best_beats_the_suites_own_values(
+    tmp_path: Path, trials: list[tuple[float, float, TrialState]], best: float, trial: int, improved: bool | None
+) -> None:
+    result = found(with_trials(tmp_path, trials))
+    assert result is not None
+    assert (result.best, result.trial, result.improved) == ((best,), trial, improved)
+
+
+def test_of_a_cost_less_is_better(tmp_path: Path) -> None:
+    trials = [(0.01, 60.0, TrialState.COMPLETE), (0.5, 59.0, TrialState.COMPLETE)]
+    result = found(with_trials(tmp_path, trials, objectives=("seconds",)))
+    assert result is not None
+    assert (result.best, result.improved) == ((59.0,), True)
+
+
+def test_runs_take_the_best_values_and_say_what_they_cost(tmp_path: Path) -> None:
+    with_trials(tmp_path, [(0.01, 60.0, TrialState.COMPLETE), (0.5, 61.0, TrialState.COMPLETE)])
+    best = best_of(storage_url(None, store_uri(str(tmp_path))), "toy")
+    untouched, changed = with_best(rows(), best)
+    assert untouched == rows()[0]
+    assert changed.params["fedprox"]["mu"] == 0.5
+    assert changed.row == "fedprox · clip:embedded (tuned)"
+    assert changed.tuning["trial"] == "1"
+    assert changed.tuning["trials"] == "2"
+    assert changed.run_id not in {spec.run_id for spec in rows()}
+    # equal values by tuning still are a row of their own
+    same = best["fedprox · clip:embedded"]
+    unmoved = Found(same.record, {"fedprox.mu": 0.01}, 0, same.best, same.defaults, same.states)
+    assert with_best(rows()[1:], {"fedprox · clip:embedded": unmoved})[0].run_id != rows()[1].run_id
+
+
+def test_a_setting_of_the_command_line_does_not_silently_beat_what_was_tuned(tmp_path: Path) -> None:
+    with_trials(tmp_path, [(0.01, 60.0, TrialState.COMPLETE), (0.5, 61.0, TrialState.COMPLETE)])
+    best = best_of(storage_url(None, store_uri(str(tmp_path))), "toy")
+    with pytest.raises(FedbenchError, match="--set fedprox.mu: the study 'toy' has tuned it"):
+        with_best(rows(), best, ["rounds", "fedprox.mu"])
+    with pytest.raises(FedbenchError, match="none of these rows was tuned; the study has 'fedprox"):
+        with_best(rows()[:1], best)
+
+
+def test_it_tells_under_which_other_settings_a_row_was_tuned(tmp_path: Path) -> None:
+    with_trials(tmp_path, [(0.01, 60.0, TrialState.COMPLETE), (0.5, 61.0, TrialState.COMPLETE)])
+    best = best_of(storage_url(None, store_uri(str(tmp_path))), "toy")["fedprox · clip:embedded"]
+    spec = rows()[1].model_copy(update={"seed": 3})
+    assert tuned_otherwise(spec, best) == []
+    longer = spec.model_copy(update={"training": spec.training.model_copy(update={"rounds": 50, "lr": 0.3})})
+    assert tuned_otherwise(longer, best) == ["rounds=3"]  # the learning rate was searched
+
+
+def test_names_and_places_that_are_not_there_are_told(tmp_path: Path) -> None:
+    url = storage_url(None, store_uri(str(tmp_path)))
+    with pytest.raises(FedbenchError, match="there are no studies"):
+        best_of(url, "toy")
+    with_trials(tmp_path, [(0.01, 0.0, TrialState.PRUNED)])
+    with pytest.raises(FedbenchError, match="'toi'.*toy"):
+        best_of(url, "toi")
+    with pytest.raises(FedbenchError, match="no finished trial"):
+        best_of(url, "toy")
+    with pytest.raises(FedbenchError, match="--storage"):
+        storage_url(None, "http://127.0.0.1:5000")
+    assert storage_url("postgresql://x/y", "http://a") == "postgresql://x/y"
+    with pytest.raises(FedbenchError, match="cannot be used"):
+        open_storage("nonsense://x", create=True)
+
+
+def test_objectives_are_metrics_by_name_or_costs() -> None:
+    tail, sent = Objective("tail"), Objective("bytes")
+    summary = {"tail_accuracy": 3.0, "bytes_up": 2.0, "bytes_down": 5.0, "train_seconds": 9.0}
+    assert (tail.of(summary), tail.direction) == (3.0, "maximize")
+    assert (sent.of(summary), sent.direction) == (7.0, "minimize")
+    assert Objective("seconds").of(summary) == 9.0
+    metrics = {"global_accuracy": 1.0, "tail_accuracy": 3.0}
+    tail.check(metrics)
+    sent.check(metrics)
+    Objective("last10").check(metrics)  # of the summary, not of a round
+    with pytest.raises(UnknownObjective, match="tial.*tail_accuracy"):
+        Objective("tial_accuracy").check(metrics)
