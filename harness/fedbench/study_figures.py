@@ -18,7 +18,7 @@ from optuna.visualization import matplotlib as drawing
 from fedbench.files import replacing
 from fedbench.studies import Objective, Record, record_of
 
-_FEWEST = 4
+_FEWEST = 8
 """Complete trials below which an importance would say nothing."""
 
 

@@ -161,7 +161,7 @@ def _show(event: TrialBegan | TrialEnded, budget: Budget) -> None:
     else:
         line = Text.assemble(
             ("pruned", "yellow"),
-            f"  {event.row.spec.title}  trial {event.number}  {event.reason}",
+            f"  {event.row.spec.title}  trial {event.number}  {event.reason.partition(':')[0][:80]}",
             f"  ({event.ended}/{event.budget})",
         )
     console().print(line, soft_wrap=True)
@@ -204,7 +204,9 @@ def show_found(results: Sequence[Found]) -> None:
                 ),
             )
         )
+    say("")
     console().print(made)
+    say("")
     for result in results:
         if result.improved is False:
             say(f"{result.record.title}: no trial was better than the suite's own values, which stay.")
