@@ -101,7 +101,9 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
         folder = re.sub(r"[^\w.\-]", "_", name.removeprefix(EXPERIMENT))
         location = None if database is None else (database.parent / "artifacts" / folder).as_uri()
         try:
-            return str(client.create_experiment(name, artifact_location=location, tags=experiment_tags()))
+            return str(
+                client.create_experiment(name, artifact_location=location, tags=experiment_tags(prefix == TUNING))
+            )
         except MlflowException:
             # another process was faster
             found = client.get_experiment_by_name(name)
@@ -114,7 +116,7 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
         )
     if VIEW_TAG not in found.tags:
         # it was made by a version that did not tell MLflow how to show it
-        for key, value in experiment_tags().items():
+        for key, value in experiment_tags(prefix == TUNING).items():
             client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 

@@ -235,6 +235,7 @@ def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any])
         _refuse_other_conditions(old, record)
         if old.budget.trials >= record.budget.trials:
             record = old
+    study.set_metric_names(list(record.budget.objectives))
     study.set_user_attr(_RECORD, record.dumped())
     if not study.get_trials(deepcopy=False):
         study.enqueue_trial(dict(defaults), user_attrs={"defaults": True})

@@ -10,7 +10,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.errors import FedbenchError
-from fedbench.recording import NOTE, begin_run, end_run, log_metrics, log_params, metrics_at, set_tags
+from fedbench.recording import COMMIT, NOTE, SOURCE, begin_run, end_run, log_metrics, log_params, metrics_at, set_tags
 from fedbench.store import TUNING, experiment_of, open_store
 from fedbench.studies import Objective, Record, record_of
 
@@ -38,7 +38,7 @@ class TrialTracking:
         """A child run with the trial's values."""
         record = record_of(trial.study)
         parent = self._parent(record)
-        tags = {"fedbench.kind": "trial", _STUDY: record.study_name, "fedbench.trial": str(trial.number)}
+        tags = {"fedbench.kind": "trial", "fedbench.trial": str(trial.number), **_tags_of(record)}
         name = f"trial {trial.number}" + (" · defaults" if trial.user_attrs.get("defaults") else "")
         run = begin_run(self._client, self._experiment, name, tags, parent)
         trial.set_user_attr(_RUN, run)
@@ -105,12 +105,9 @@ class TrialTracking:
         if not self._of_study(record):
             tags = {
                 "fedbench.kind": "study",
-                _STUDY: record.study_name,
+                **_tags_of(record),
                 "fedbench.suite": record.suite,
-                "fedbench.setting": record.setting,
-                "fedbench.scale": record.scale,
                 "fedbench.row": record.row,
-                "fedbench.commit": record.commit,
                 "fedbench.code_hash": record.code_hash,
                 "fedbench.space": json.dumps(record.space, ensure_ascii=False),
                 **{f"fedbench.budget.{name}": value for name, value in record.budget.as_tags().items()},
@@ -127,3 +124,10 @@ class TrialTracking:
         condition = f"tags.`{_STUDY}` = '{quoted}' and tags.`fedbench.kind` = 'study'"
         runs = self._client.search_runs([self._experiment], condition, order_by=["attributes.start_time ASC"])
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
+
+
+def _tags_of(record: Record) -> dict[str, str]:
+    """What MLflow shows of where a run comes from, and what to filter studies and trials by."""
+    plain = {"method": str(record.spec["method"]), "backbone": str(record.spec["backbone"]), "setting": record.setting}
+    named = {**plain, "scale": record.scale, _STUDY: record.study_name, SOURCE: "fedbench", COMMIT: record.commit}
+    return {key: value for key, value in named.items() if value}

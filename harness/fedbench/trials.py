@@ -168,10 +168,13 @@ def sampler(budget: Budget, number: int) -> TPESampler:
 
 
 def pruner(name: str, rounds: int) -> BasePruner:
-    """The pruner called ``name``, for runs of so many rounds: none prunes before a fifth of them."""
-    warmup = max(1, rounds // 5)
+    """The pruner called ``name``, for runs of so many rounds.
+
+    ``median`` ends a trial below the median of the earlier ones, in the second half of its rounds: in the first,
+    networks trained from scratch are all near chance. ``halving`` keeps the better half at a quarter, and at half.
+    """
     if name == "median":
-        return MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=warmup)
+        return MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=rounds // 2)
     if name == "halving":
-        return SuccessiveHalvingPruner(min_resource=warmup, reduction_factor=2)
+        return SuccessiveHalvingPruner(min_resource=max(1, rounds // 4), reduction_factor=2)
     return NopPruner()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 _METRICS = ("global", "balanced", "head", "mid", "tail", "many", "medium", "few", "domain_mean", "worst_client")
+_OBJECTIVES = ("global_accuracy", "tail", "worst_client", "worst_domain", "domain_mean_accuracy", "bytes")
 _TAGS = ("method", "backbone", "setting", "scale", "seed")
 _KEY = "fedbench"
 KIND_TAG = "mlflow.experimentKind"
@@ -12,9 +13,13 @@ VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
 """Where MLflow keeps a view that was shared under the key; MLflow shows its own columns where it can't read one."""
 
 
-def experiment_tags() -> dict[str, str]:
+def experiment_tags(tuning: bool = False) -> dict[str, str]:
     """Tags of an experiment: it trains models (MLflow would show it as one of language models), and its view."""
-    return {KIND_TAG: "custom_model_development", VIEW_TAG: json.dumps(_view())}
+    metrics = (
+        [f"objective/{name}" for name in _OBJECTIVES] if tuning else [f"final/{name}_accuracy" for name in _METRICS]
+    )
+    columns = [f"metrics.`{name}`" for name in metrics] + (["params.`lr`"] if tuning else [])
+    return {KIND_TAG: "custom_model_development", VIEW_TAG: json.dumps(_view(columns))}
 
 
 def page(experiment: str) -> str:
@@ -22,11 +27,10 @@ def page(experiment: str) -> str:
     return f"/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={_KEY}"
 
 
-def _view() -> dict[str, object]:
-    """Whole run names, then final accuracies, then what to filter by; MLflow leaves out columns that no run has."""
-    metrics = [f"metrics.`final/{name}_accuracy`" for name in _METRICS]
+def _view(columns: list[str]) -> dict[str, object]:
+    """Whole run names, then ``columns``, then what to filter by; MLflow leaves out columns that no run has."""
     tags = [f"tags.`{name}`" for name in _TAGS]
     widths = {"attributes.`Run Name`": 380, "runDateAndNestInfo": 140, "duration": 90}
-    widths |= dict.fromkeys(metrics, 175) | dict.fromkeys(tags, 130)
+    widths |= dict.fromkeys(columns, 175) | dict.fromkeys(tags, 130)
     # MLflow reads widths by way of the order
-    return {"selectedColumns": [*metrics, *tags], "columnOrder": list(widths), "columnWidths": widths}
+    return {"selectedColumns": [*columns, *tags], "columnOrder": list(widths), "columnWidths": widths}
