@@ -10,6 +10,13 @@ class FedbenchError(Exception):
     """Bad input or a missing resource. The command line prints it on one line and exits with code 2."""
 
 
+class Unworkable(FedbenchError):
+    """Values of hyper-parameters with which a run cannot go on: training diverged, a context does not fit.
+
+    For tuning it is the outcome of a trial; any other error is nobody's hyper-parameter and stops it.
+    """
+
+
 def unknown_name(kind: str, asked: str, known: Iterable[str], hint: str = "") -> FedbenchError:
     """The error for a name nobody registered: the nearest valid names first, then all of them.
 

@@ -35,6 +35,9 @@ class Hyper:
     when: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     """Other hyper-parameters of the method, with their values under which this one has an effect."""
 
+    needs: str = ""
+    """Another hyper-parameter of the method without which, at its neutral or off value, this one has no effect."""
+
     @property
     def searched(self) -> tuple[float, float] | tuple[Any, ...] | None:
         """The range, or the choices, that tuning searches; None where it leaves the hyper-parameter alone."""
@@ -60,9 +63,13 @@ class Hyper:
 
     def admits(self, value: Any) -> bool:
         """Whether ``value`` is allowed; the neutral value and the one that is ``off`` are, also outside the range."""
-        if any(special is not None and value == special for special in (self.neutral, self.off)):
+        if not self.is_on(value):
             return True
         return self.in_range(value)
+
+    def is_on(self, value: Any) -> bool:
+        """Whether ``value`` is neither neutral nor off."""
+        return not any(special is not None and value == special for special in (self.neutral, self.off))
 
     def in_range(self, value: Any) -> bool:
         """Whether ``value`` lies in the range, or is one of the choices."""
@@ -86,21 +93,25 @@ def hyper(
     off: T | None = None,
     search: tuple[float, float] | bool | None = None,
     when: Mapping[str, tuple[Any, ...]] | None = None,
+    needs: str = "",
 ) -> T:
     """A field of a method's frozen ``Params`` dataclass.
 
     ``symbol`` as the paper writes it, ``source`` where default and range come from, ``low`` / ``high`` / ``log`` or
     ``choices`` the range, ``neutral`` the value that turns the method into FedAvg, ``off`` one outside the range that
     switches its term off. Optuna searches the range of a number, or the part of it that ``search`` gives, ``when``
-    other hyper-parameters have the values named; choices (variants, ablations) only with ``search=True``.
+    other hyper-parameters have the values named and the one it ``needs`` is not off; choices (variants, ablations) only
+    with ``search=True``.
     A default outside its own range, or a search outside it, raises ValueError at import.
     """
     given = None if choices is None else tuple(choices)
-    declared = Hyper(symbol, source, low, high, log, given, neutral, off, search, dict(when or {}))
+    declared = Hyper(symbol, source, low, high, log, given, neutral, off, search, dict(when or {}), needs)
     if not declared.admits(default):
         raise ValueError(f"default {default!r} of {symbol} is not {declared.allowed()}")
-    if isinstance(search, tuple) and not all(declared.admits(bound) for bound in search):
+    if isinstance(search, tuple) and (given is not None or not all(map(declared.in_range, search))):
         raise ValueError(f"search {search!r} of {symbol} is not {declared.allowed()}")
+    if isinstance(search, tuple) and search[0] >= search[1]:
+        raise ValueError(f"search {search!r} of {symbol} must go from low to high")
     if declared.searched is not None and given is None and log and declared.searched[0] <= 0:
         raise ValueError(f"the log range of {symbol} must lie above 0; a value of 0 is declared as off or neutral")
     return dataclasses.field(default=default, metadata={"hyper": declared})
@@ -125,6 +136,13 @@ def declared(params: type) -> dict[str, Declared]:
     if plain:
         raise FedbenchError(f"{params.__name__}.{plain[0]} must be declared with fedbench.hyper.hyper(...).")
     types = typing.get_type_hints(params)
+    named = {
+        name for f in dataclasses.fields(params) for name in (*f.metadata["hyper"].when, f.metadata["hyper"].needs)
+    }
+    for name in named - {"", *types}:
+        raise FedbenchError(
+            f"{params.__name__}: {name!r}, which another hyper-parameter depends on, is none of its own."
+        )
     return {
         f.name: Declared(f.name, types[f.name], f.default, cast(Hyper, f.metadata["hyper"]))
         for f in dataclasses.fields(params)

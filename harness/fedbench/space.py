@@ -59,7 +59,9 @@ def space_of(spec: RunSpec, plugin_files: Sequence[Path] = ()) -> tuple[Dimensio
     for method in spec.stack:
         parameters = declared(find_method(method, plugin_files).Params)
         values = spec.params.get(method, {})
-        found = [_of_method(method, parameter, values[name]) for name, parameter in parameters.items()]
+        on = {"", *(name for name, parameter in parameters.items() if parameter.hyper.is_on(values[name]))}
+        own = {name: parameter for name, parameter in parameters.items() if parameter.hyper.needs in on}
+        found = [_of_method(method, parameter, values[name]) for name, parameter in own.items()]
         dimensions += [dimension for dimension in found if dimension is not None]
     current, searched = values_of(spec), {dimension.key for dimension in dimensions}
     # one that depends on what is neither searched nor set as it needs never has an effect
@@ -121,14 +123,12 @@ def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
 def _of_method(method: str, parameter: Declared, value: Any) -> Dimension | None:
     known = parameter.hyper
     searched = known.searched
-    if searched is None:
+    if searched is None or not known.in_range(value):
         return None
     key = f"{method}.{parameter.name}"
     when = {f"{method}.{name}": tuple(values) for name, values in known.when.items()}
     if known.choices is not None:
         return Dimension(key, known.symbol, choices=tuple(searched), when=when)
-    if not known.in_range(value):
-        return None
     low, high = searched
     return _ranged(key, known.symbol, value, low, high, log=known.log, whole=parameter.type is int, when=when)
 

@@ -19,13 +19,14 @@ import optuna
 from optuna.exceptions import ExperimentalWarning, OptunaError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import event, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.metrics import summarise
 
 warnings.filterwarnings("ignore", category=ExperimentalWarning)
-optuna.logging.set_verbosity(optuna.logging.WARNING)
+optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 FILE = "studies.db"
 _RECORD = "fedbench"
@@ -33,6 +34,8 @@ _RECORD = "fedbench"
 HEARTBEAT, GRACE = 2, 10
 """Seconds between a running trial's signs of life, and without one after which others take the trial over."""
 COUNTED = (TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE, TrialState.PRUNED)
+_RETRIES = 3
+"""How often a trial whose process died is tried again: one that needs more memory than there is must come to an end."""
 _COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
 
 
@@ -158,6 +161,13 @@ class Found:
     """Of the suite's own values; None where that trial did not get to its end."""
     states: dict[str, int]
     """How many trials are complete, pruned, running or waiting."""
+    front: tuple[tuple[int, tuple[float, ...], dict[str, Any]], ...] = ()
+    """Number, objectives and values of the trials that none beats in all objectives, best first objective first."""
+
+    @property
+    def spent(self) -> int:
+        """Trials that are over, of the record's budget."""
+        return self.states.get("complete", 0) + self.states.get("pruned", 0)
 
     @property
     def improved(self) -> bool | None:
@@ -190,7 +200,7 @@ def open_storage(
 
     Raises FedbenchError where it is missing and not to be created, or cannot be used.
     """
-    again = RetryHeartbeatStaleTrialCallback()
+    again = RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES)
 
     def take_over(study: optuna.Study, trial: FrozenTrial) -> None:
         again(study, trial)
@@ -207,7 +217,7 @@ def open_storage(
             _create(file)
         # a second process that writes makes SQLite wait for its turn
         waiting = {"connect_args": {"timeout": 60}} if file is not None else {}
-        return RDBStorage(
+        storage = RDBStorage(
             url,
             waiting,
             heartbeat_interval=HEARTBEAT,
@@ -215,29 +225,58 @@ def open_storage(
             heartbeat_stale_trial_callback=take_over,
         )
     except (OptunaError, SQLAlchemyError, ImportError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:300].replace(url, shown(url))
         raise FedbenchError(
-            f"the studies' database {url!r} cannot be used: {reason} Choose another --storage."
+            f"the studies' database {shown(url)!r} cannot be used: {reason} Choose another --storage."
         ) from error
+    if file is not None:
+        _one_writer_at_a_time(storage)
+    return storage
+
+
+def shown(url: str) -> str:
+    """``url`` without a password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return url
+
+
+def _one_writer_at_a_time(storage: RDBStorage) -> None:
+    """Make every transaction take SQLite's write lock when it begins.
+
+    Python's driver would begin one at the first write only: two processes could both read that a trial waits, and both
+    take it.
+    """
+
+    def begin_by_hand(connection: Any, _: object) -> None:
+        connection.isolation_level = None
+
+    storage.engine.dispose()  # connections from before the listeners
+    event.listen(storage.engine, "connect", begin_by_hand)
+    event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
 
 def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any]) -> optuna.Study:
     """The study of ``record``, made if it is new, with ``defaults`` as its first trial; more trials extend an old one.
 
-    Raises FedbenchError where a study of that name was made under other conditions.
+    Raises FedbenchError where a study of that name was made under other conditions, or a row's of the same tuning with
+    another budget.
     """
     directions = [Objective(metric).direction for metric in record.budget.objectives]
     study = optuna.create_study(
         storage=storage, study_name=record.study_name, directions=directions, load_if_exists=True
     )
-    if _RECORD in study.user_attrs:
+    if _RECORD in study.user_attrs and counted(study):
         old = record_of(study)
         _refuse_other_conditions(old, record)
         if old.budget.trials >= record.budget.trials:
             record = old
+    for sibling in studies_named(storage):
+        _refuse_other_budget(record_of(sibling), record)
     study.set_metric_names(list(record.budget.objectives))
     study.set_user_attr(_RECORD, record.dumped())
-    if not study.get_trials(deepcopy=False):
+    if not any(trial.user_attrs.get("defaults") for trial in counted(study)):
         study.enqueue_trial(dict(defaults), user_attrs={"defaults": True})
     return study
 
@@ -259,7 +298,8 @@ def found(study: optuna.Study) -> Found | None:
         return None
     first = Objective(record.budget.objectives[0])
     # of equals the first: the suite's own values, if they are as good as any
-    best = min(study.best_trials, key=lambda t: (t.values[0] if first.is_cost else -t.values[0], t.number))
+    front = sorted(study.best_trials, key=lambda t: (t.values[0] if first.is_cost else -t.values[0], t.number))
+    best = front[0]
     defaults = [trial for trial in complete if trial.user_attrs.get("defaults")]
     states = {state.name.lower(): len(study.get_trials(deepcopy=False, states=(state,))) for state in COUNTED}
     return Found(
@@ -269,6 +309,7 @@ def found(study: optuna.Study) -> Found | None:
         tuple(best.values),
         tuple(defaults[0].values) if defaults else None,
         {state: number for state, number in states.items() if number},
+        tuple((trial.number, tuple(trial.values), dict(trial.params)) for trial in front),
     )
 
 
@@ -291,6 +332,19 @@ def flat_settings(content: Mapping[str, object], head: str = "") -> dict[str, ob
         else:
             flat[f"{head}{key}"] = value
     return flat
+
+
+def _refuse_other_budget(old: Record, new: Record) -> None:
+    """Rows of one tuning differ in the number of trials at most, and where they do, tables say so."""
+    if old.name != new.name:
+        return
+    for name, before in asdict(old.budget).items():
+        now = getattr(new.budget, name)
+        if name != "trials" and before != now:
+            raise FedbenchError(
+                f"in the study {old.name!r} {old.title!r} was tuned with another {name} ({before}, now {now}); methods "
+                "are compared under an equal budget: start a new study with --study NAME."
+            )
 
 
 def _refuse_other_conditions(old: Record, new: Record) -> None:

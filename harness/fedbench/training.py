@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedbench.errors import FedbenchError
+from fedbench.errors import Unworkable
 from fedbench.hookspecs import ClientTask, LocalStep
 from fedbench.spec import Training
 from fedbench.types import Batch, LabelledBatch, Tensors, UnlabelledBatch, Update
@@ -31,7 +31,7 @@ def batch_table(num_examples: int, epochs: int, batch_size: int, generator: torc
 def local_sgd(task: ClientTask) -> Update:
     """Epochs of minibatch steps on `local_loss` + `loss_terms` from the received weights (McMahan et al. 2017, Alg. 1).
 
-    The optimiser is built anew at every participation. Raises FedbenchError when the loss is no longer finite.
+    The optimiser is built anew at every participation. Raises Unworkable when the loss is no longer finite.
     """
     weights = {name: value.detach().clone().requires_grad_() for name, value in task.received.items()}
     buffers = {name: value.clone() for name, value in task.buffers.items()}
@@ -53,7 +53,7 @@ def local_sgd(task: ClientTask) -> Update:
             losses.append(loss.detach())
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
     if not torch.isfinite(torch.tensor(mean_loss)):
-        raise FedbenchError(
+        raise Unworkable(
             f"training diverged: the loss of client {task.client} in round {task.round} is {mean_loss}; "
             f"lower the learning rate (lr={task.training.lr:g}, momentum={task.training.momentum:g})."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from fedbench.studies import Objective, Record, record_of
 _RUN = "mlflow_run"
 """User attribute of a trial: the id of its MLflow run."""
 _STUDY = "fedbench.study"
+_NAME_HASH = "fedbench.study_hash"
 _VALIDATION = "validation/"
 """Prefix of everything measured in a trial, so that nobody takes it for a test result."""
 
@@ -120,14 +122,25 @@ class TrialTracking:
         return self._parents[record.study_name]
 
     def _of_study(self, record: Record) -> list[str]:
-        quoted = record.study_name.replace("'", "\\'")
-        condition = f"tags.`{_STUDY}` = '{quoted}' and tags.`fedbench.kind` = 'study'"
+        # a row's name may hold quotes, which MLflow's filters cannot
+        condition = f"tags.`{_NAME_HASH}` = '{_hash(record)}' and tags.`fedbench.kind` = 'study'"
         runs = self._client.search_runs([self._experiment], condition, order_by=["attributes.start_time ASC"])
         return [run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))]
+
+
+def _hash(record: Record) -> str:
+    return hashlib.sha256(record.study_name.encode()).hexdigest()[:16]
 
 
 def _tags_of(record: Record) -> dict[str, str]:
     """What MLflow shows of where a run comes from, and what to filter studies and trials by."""
     plain = {"method": str(record.spec["method"]), "backbone": str(record.spec["backbone"]), "setting": record.setting}
-    named = {**plain, "scale": record.scale, _STUDY: record.study_name, SOURCE: "fedbench", COMMIT: record.commit}
+    named = {
+        **plain,
+        "scale": record.scale,
+        _STUDY: record.study_name,
+        _NAME_HASH: _hash(record),
+        SOURCE: "fedbench",
+        COMMIT: record.commit,
+    }
     return {key: value for key, value in named.items() if value}

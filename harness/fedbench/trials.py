@@ -15,14 +15,14 @@ from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvin
 from optuna.samplers import TPESampler
 from optuna.trial import TrialState
 
-from fedbench.errors import FedbenchError
+from fedbench.errors import Unworkable
 from fedbench.hookspecs import RoundRecord, RunResult, hookimpl
 from fedbench.prepare import Settings
 from fedbench.randomness import numpy_generator
 from fedbench.runs import run_rounds
 from fedbench.space import Dimension, draw, with_values
 from fedbench.spec import RunSpec
-from fedbench.studies import Budget, Objective, UnknownObjective, counted
+from fedbench.studies import Budget, Objective, counted
 
 PRUNERS = ("median", "halving", "none")
 _STARTUP = 5
@@ -92,19 +92,27 @@ def claim(trial: optuna.Trial, row: Tuned, budget: Budget) -> dict[str, Any]:
 def outcome_of_twin(trial: optuna.Trial) -> tuple[float, ...] | None:
     """The outcome of an earlier trial with the same values, instead of the same runs once more; None without one.
 
-    Raises TrialPruned where that one was pruned, Surplus while it runs.
+    Raises TrialPruned where that one was pruned, Surplus while it runs, and for a trial that was queued (the suite's
+    own values, a retry): queued twice, it must not use up another place.
     """
     twin = next((t for t in counted(trial.study, before=trial.number) if t.params == trial.params), None)
     if twin is None:
         return None
-    if twin.state in (TrialState.RUNNING, TrialState.WAITING):
+    if twin.state in (TrialState.RUNNING, TrialState.WAITING) or _is_queued(trial):
         raise Surplus(f"trial {twin.number} tries the same values")
     trial.set_user_attr("same_as", twin.number)
     if twin.state is TrialState.COMPLETE:
         return tuple(twin.values)
     for step, value in twin.intermediate_values.items():
         trial.report(value, step)
+    trial.set_user_attr("reason", f"as trial {twin.number}")
     raise TrialPruned(f"as trial {twin.number}")
+
+
+def _is_queued(trial: optuna.Trial) -> bool:
+    # optuna keeps the values of a queued trial under the first key, those of a retry under its own
+    (own,) = (t for t in trial.study.get_trials(deepcopy=False) if t.number == trial.number)
+    return bool({"fixed_params", "failed_trial"} & set(own.system_attrs))
 
 
 def score(
@@ -112,17 +120,15 @@ def score(
 ) -> tuple[float, ...]:
     """The values of the objectives, means over ``specs``, one run a seed.
 
-    Raises TrialPruned for a trial given up, or one whose parameters don't work (training diverged): it counts.
-    UnknownObjective for an objective that runs don't have.
+    Raises TrialPruned for a trial given up, or one whose parameters don't work (training diverged): it counts. Any
+    other error, such as an UnknownObjective, is none of the parameters' and passes.
     """
     started = time.perf_counter()
     trial.set_user_attr("process", f"{platform.node()}:{os.getpid()}")
     trial.set_user_attr("run_ids", {str(spec.seed): spec.run_id for spec in specs})
     try:
         results = side_by_side([run_rounds(spec, settings, [reports]) for spec in specs])
-    except UnknownObjective:
-        raise
-    except FedbenchError as error:
+    except Unworkable as error:
         trial.set_user_attr("reason", str(error))
         raise TrialPruned(str(error)) from error
     except TrialPruned as pruned:

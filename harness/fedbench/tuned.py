@@ -45,6 +45,7 @@ def with_best(specs: Sequence[RunSpec], best: Mapping[str, Found], fixed: Sequen
             "study": record.name,
             "trial": str(result.trial),
             **record.budget.as_tags(),
+            "trials": str(result.spent),
             "command": record.command,
         }
         changed = with_values(spec, result.values)

@@ -11,19 +11,21 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
 from queue import Empty
 from typing import Any
 
 import optuna
-from optuna.storages import fail_stale_trials
+from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.engine import quiet_worker
 from fedbench.errors import FedbenchError
 from fedbench.prepare import Settings
-from fedbench.studies import Budget, counted, open_storage, record_of
+from fedbench.studies import GRACE, Budget, counted, open_storage, record_of
 from fedbench.trial_tracking import TrialTracking
-from fedbench.trials import Reports, Surplus, Tuned, claim, outcome_of_twin, pruner, score, trial_specs
+from fedbench.trials import Reports, Surplus, Tuned, claim, outcome_of_twin, pruner, sampler, score, trial_specs
 
 _POLL = 1.0
 """Seconds between looks at trials that others run."""
@@ -107,16 +109,18 @@ def work(job: Job, emit: Callable[[Event], None]) -> None:
     """One worker: take a trial of the study with the fewest, until all budgets are spent and nobody runs a trial."""
     tracking = TrialTracking(job.store, job.suite)
     storage = open_storage(job.url, create=False, abandoned=tracking.abandoned)
-    studies = [optuna.load_study(study_name=row.study_name, storage=storage) for row in job.rows]
-    shares = [_Share(row, study, record_of(study).budget) for row, study in zip(job.rows, studies, strict=True)]
+    shares = [_Share(row, optuna.load_study(study_name=row.study_name, storage=storage)) for row in job.rows]
     for share in shares:
+        share.study.sampler = sampler(share.budget, 0)
         share.study.pruner = pruner(share.budget.pruner, share.row.spec.training.rounds)
+    seen: set[int] = set()
     while True:
         for share in shares:
+            _expect_signs_of_life(share.study, storage, seen)
             fail_stale_trials(share.study)
         unfinished = [share for share in shares if share.is_open()]
         if unfinished:
-            _one_trial(min(unfinished, key=_Share.spent), job.settings, tracking, emit)
+            _one_trial(min(unfinished, key=_Share.taken), job.settings, tracking, emit)
         elif any(share.has(TrialState.RUNNING) for share in shares):
             time.sleep(_POLL)  # another process has them, or had them and died
         else:
@@ -129,10 +133,16 @@ class _Share:
 
     row: Tuned
     study: optuna.Study
-    budget: Budget
+
+    @cached_property
+    def budget(self) -> Budget:
+        return record_of(self.study).budget
 
     def spent(self) -> int:
         return len(counted(self.study))
+
+    def taken(self) -> int:
+        return sum(trial.state is not TrialState.WAITING for trial in counted(self.study))
 
     def has(self, state: TrialState) -> bool:
         return bool(self.study.get_trials(deepcopy=False, states=(state,)))
@@ -142,16 +152,28 @@ class _Share:
         return self.spent() < self.budget.trials or self.has(TrialState.WAITING)
 
 
+def _expect_signs_of_life(study: optuna.Study, storage: RDBStorage, seen: set[int]) -> None:
+    """Give each running trial one sign of life when it is first seen here.
+
+    Optuna never gives up a trial without any, and a process may die between taking a trial and its first sign.
+    """
+    longest = datetime.now() - timedelta(seconds=GRACE)
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if trial._trial_id not in seen and trial.datetime_start is not None and trial.datetime_start < longest:
+            seen.add(trial._trial_id)
+            storage.record_heartbeat(trial._trial_id)
+
+
 def _one_trial(share: _Share, settings: Settings, tracking: TrialTracking, emit: Callable[[Event], None]) -> None:
     row, budget = share.row, share.budget
 
     def objective(trial: optuna.Trial) -> Sequence[float]:
         values = claim(trial, row, budget)
         known = outcome_of_twin(trial)
-        if known is not None:
-            return known
         emit(TrialBegan(row, trial.number, values))
         tracking.began(trial, values)
+        if known is not None:
+            return known
         reports = Reports(trial, budget)
         try:
             return score(trial, trial_specs(row.spec, values, budget), budget, settings, reports)

@@ -55,14 +55,15 @@ from fedbench.types import Broadcast, LabelledBatch, Model, Tensors
 ARMS = tuple(product((1, 2, 3), (1, 2, 5)))
 BLOCKS = {"general": ("prompt.general",), "class": ("prompt.class",), "both": ("prompt.general", "prompt.class")}
 DRAWN, GROUPED = {"init": ("random",)}, {"clustering": (True,)}
+GENERAL, OF_CLASS = {**DRAWN, "prompts": ("both", "general")}, {**DRAWN, "prompts": ("both", "class")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptParams:
     """Hyper-parameters of CAPT."""
 
-    context_length: int = hyper(4, symbol="M", low=1, high=32, search=(1, 16), when=DRAWN, source="appendix B")
-    class_length: int = hyper(4, symbol="m", low=1, high=32, search=(1, 16), source="reconstruction: as M")
+    context_length: int = hyper(4, symbol="M", low=1, high=32, search=(1, 8), when=GENERAL, source="appendix B")
+    class_length: int = hyper(4, symbol="m", low=1, high=32, search=(1, 8), when=OF_CLASS, source="reconst.: as M")
     init: Init = hyper("random", symbol="P⁰", choices=INITS, source="section 3.1 names both")
     balance: float = hyper(1.0, symbol="λ", low=0.01, high=10.0, log=True, off=0.0, source="Eq. 4; section 4.1: 1")
     loss_on: str = hyper("integrated", symbol="t in L_c", choices=("parts", "integrated"), source="reconstruction")

@@ -68,7 +68,9 @@ class CLIP2FLParams(FeatureParams):
         0.0, symbol="lr_feature", low=0.0, high=100.0, search=False, source="0: 1 for the paper's D, 0.1 official"
     )
     beta: float = hyper(1.0, symbol="β", low=0.1, high=10.0, log=True, neutral=0.0, source="released code 1; paper 3")
-    temperature: float = hyper(3.0, symbol="T", low=1.0, high=10.0, log=True, source="released code; not in the paper")
+    temperature: float = hyper(
+        3.0, symbol="T", low=1.0, high=10.0, log=True, needs="beta", source="released code; not in the paper"
+    )
     eta: float = hyper(
         1e-3,
         symbol="η",
@@ -79,7 +81,7 @@ class CLIP2FLParams(FeatureParams):
         search=(1e-5, 1.0),
         source="released code; paper 1e-5 to 1e-3 alike",
     )
-    tau: float = hyper(0.1, symbol="τ", low=0.05, high=1.0, source="released code; not in the paper")
+    tau: float = hyper(0.1, symbol="τ", low=0.05, high=1.0, needs="eta", source="released code; not in the paper")
     variant: Literal["paper", "official"] = hyper(
         "paper", symbol="variant", choices=("paper", "official"), source="paper, or released code where they disagree"
     )

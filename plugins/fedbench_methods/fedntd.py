@@ -38,7 +38,13 @@ class FedNtdParams:
         1.0, symbol="β", low=0.1, high=10.0, log=True, neutral=0.0, source="released configuration and class default"
     )
     tau: float = hyper(
-        1.0, symbol="τ", low=0.5, high=10.0, log=True, source="released configuration; its class defaults to 3"
+        1.0,
+        symbol="τ",
+        low=0.5,
+        high=10.0,
+        log=True,
+        needs="beta",
+        source="released configuration; its class defaults to 3",
     )
 
 

@@ -51,12 +51,21 @@ class FstCbdgParams:
     """Hyper-parameters of FST-CBDG."""
 
     beta: float = hyper(0.9, symbol="β", low=0.0, high=0.99, source="Eq. 4, section 4.1")
-    gamma: float = hyper(0.0, symbol="γ", low=0.0, high=1.0, source="section 4.1; the text after Eq. 7 has γ > 0")
+    gamma: float = hyper(
+        0.0, symbol="γ", low=0.0, high=1.0, needs="text_weight", source="section 4.1; the text after Eq. 7 has γ > 0"
+    )
     text_weight: float = hyper(
         1.0, symbol="λ", low=0.01, high=10.0, log=True, off=0.0, source="Eq. 8, section 4.1; 0: only L_iST"
     )
     sigma: float = hyper(
-        0.01, symbol="σ", low=1e-4, high=0.1, log=True, off=0.0, source="Eq. 5; the paper gives no value"
+        0.01,
+        symbol="σ",
+        low=1e-4,
+        high=0.1,
+        log=True,
+        off=0.0,
+        needs="text_weight",
+        source="Eq. 5; the paper gives no value",
     )
     reduction: Literal["sum", "mean"] = hyper("sum", symbol="Σ", choices=("sum", "mean"), source="Eq. 6 is a sum")
     scale: float = hyper(1.0, symbol="s", low=1.0, high=100.0, log=True, source="Eqs. 1 and 2 have none; CLIP's is 100")

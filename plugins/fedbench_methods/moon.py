@@ -43,7 +43,7 @@ class MoonParams:
     mu: float = hyper(
         1.0, symbol="μ", low=1e-3, high=10.0, log=True, neutral=0.0, source="Eq. 4; released code, it tries .001 to 10"
     )
-    temperature: float = hyper(0.5, symbol="τ", low=0.1, high=1.0, log=True, source="Eq. 3; released code")
+    temperature: float = hyper(0.5, symbol="τ", low=0.1, high=1.0, log=True, needs="mu", source="Eq. 3; released code")
 
 
 def model_contrast(now: Tensor, received: Tensor, previous: Tensor, temperature: float) -> Tensor:

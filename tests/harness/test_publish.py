@@ -61,3 +61,17 @@ def test_one_command_runs_tunes_and_writes_and_again_repeats_nothing(
     assert ended.value.code == 0, out
     assert "4 of 4 runs are in the store already" in out
     assert "start " not in out
+
+
+def test_a_suite_with_nothing_to_tune_still_gets_its_leaderboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "toy.yaml").write_text(SUITE.replace("  - method: fedavg\n", ""), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["fedbench", "publish", "--suite", "toy.yaml", "--cache-dir", "cache"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "none of these rows has anything to tune" in capsys.readouterr().err
+    assert (tmp_path / "leaderboards" / "toy" / "index.html").is_file()

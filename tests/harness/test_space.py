@@ -1,11 +1,13 @@
 """What tuning searches, and how drawn values become a run."""
 
+from dataclasses import dataclass
+
 import optuna
 import pytest
 
 from fedbench.errors import FedbenchError
 from fedbench.expand import expand
-from fedbench.hyper import hyper
+from fedbench.hyper import declared, hyper
 from fedbench.resolve import Overrides
 from fedbench.space import Dimension, defaults_of, draw, restricted, space_of, values_of, with_values
 from fedbench.spec import RunSpec
@@ -59,6 +61,26 @@ def test_a_hyper_parameter_is_searched_only_where_it_has_an_effect() -> None:
     trained = spec("fedglcl", **{"backbone": "convnet", "fedglcl.trainable_text": True})
     assert "fedglcl.text_lr_factor" in by_key(trained)
     assert "promptfl.context_length" not in by_key(spec("promptfl", **{"promptfl.init": "words"}))
+
+
+def test_what_belongs_to_a_term_that_is_off_is_not_searched() -> None:
+    without_text = by_key(spec("fst-cbdg", **{"fst-cbdg.text_weight": 0}))
+    assert not {"fst-cbdg.sigma", "fst-cbdg.gamma"} & set(without_text)
+    assert {"fst-cbdg.sigma", "fst-cbdg.gamma"} < set(by_key(spec("fst-cbdg")))
+    assert "fedntd.tau" not in by_key(spec("fedntd", **{"fedntd.beta": 0}))
+    assert "clip2fl.tau" not in by_key(spec("clip2fl", **{"backbone": "convnet", "clip2fl.eta": 0}))
+    general = by_key(spec("capt", **{"capt.prompts": "general"}))
+    assert "capt.context_length" in general
+    assert "capt.class_length" not in general
+
+
+def test_a_dependency_on_a_name_that_is_not_there_is_an_error() -> None:
+    @dataclass(frozen=True)
+    class Params:
+        mu: float = hyper(0.5, symbol="μ", low=0.1, high=1.0, source="Eq. 1", needs="nu")
+
+    with pytest.raises(FedbenchError, match="'nu'.*none of its own"):
+        declared(Params)
 
 
 def test_a_stack_is_searched_over_all_its_methods() -> None:
@@ -119,6 +141,8 @@ def test_draws_keep_to_range_scale_and_whole_numbers() -> None:
     [
         ({"default": 0.5, "low": 0.1, "high": 1.0, "search": (0.05, 1.0)}, "search .* is not between 0.1 and 1"),
         ({"default": 1.0, "low": 0.0, "high": 1.0, "log": True}, "must lie above 0"),
+        ({"default": 0.5, "low": 0.1, "high": 1.0, "search": (0.9, 0.2)}, "from low to high"),
+        ({"default": "a", "choices": ("a", "b"), "search": (0, 1)}, "search"),
     ],
 )
 def test_a_wrong_declaration_fails_at_import(given: dict[str, object], message: str) -> None:

@@ -69,25 +69,22 @@ def test_a_dry_run_shows_what_would_be_searched_and_stores_nothing(fedbench: Com
         (("--method", "clip-zs"), "none of these rows has anything to tune"),
         (("--method", "fedprx"), "fedprx"),
         (("--set", "rouns=3"), "rouns"),
+        (("--set", "scenario.validation=0.5"), "--set scenario.validation has no effect on trials"),
+        (("--set", "rounds=0"), "no rounds to tune"),
+        (("--objective", "worst_domian"), "worst_domain_accuracy"),
+        (("--objective", "worst_domian", "--dry-run"), "worst_domain_accuracy"),
+        (("--objective", "tail", "--objective", "tail_accuracy"), "stand once"),
+        (("--seed", "2", "--set", "clients=500"), "client"),
         (("--store", "http://127.0.0.1:9"), "--storage"),
     ],
 )
 def test_bad_input_is_told_and_nothing_is_stored(
-    fedbench: Command, folder: Path, given: tuple[str, str], message: str
+    fedbench: Command, folder: Path, given: tuple[str, ...], message: str
 ) -> None:
     code, _, err = fedbench("tune", "--suite", "toy.yaml", *given)
     assert code == 2
     assert message in err
     assert not (folder / "fedbench-store").exists()
-
-
-def test_an_unknown_objective_ends_with_the_known_ones(fedbench: Command) -> None:
-    code, out, err = fedbench("tune", "--suite", "toy.yaml", "--objective", "worst_domian", "--trials", "1",
-                              "--workers", "1", "--method", "fedavg", "--store", "other")  # fmt: skip
-    assert code == 2
-    assert "worst_domian" in err
-    assert "worst_domain_accuracy" in err
-    assert "run it" not in out
 
 
 def test_tune_then_run_then_read(fedbench: Command, folder: Path) -> None:
@@ -119,6 +116,41 @@ def test_tune_then_run_then_read(fedbench: Command, folder: Path) -> None:
         "fedprox · clip:embedded (tuned)",
     ]
     assert set(results.loc[results["row"].str.endswith("(tuned)"), "tuned"]) == {"toy"}
+
+
+def test_rows_that_are_equal_as_trials_are_two_rows_all_the_same(fedbench: Command, folder: Path) -> None:
+    twins = SUITE + "  - {method: fedavg, label: fine-tuned, set: {finetune_epochs: 2}}\n"
+    (folder / "twins.yaml").write_text(twins, encoding="utf-8")
+    code, out, err = fedbench("tune", "--suite", "twins.yaml", "--dry-run")
+    assert code == 0, err
+    assert "3 studies" in out
+    (folder / "namesakes.yaml").write_text(SUITE + "  - {method: fedavg, set: {lr: 0.1}}\n", encoding="utf-8")
+    code, _, err = fedbench("tune", "--suite", "namesakes.yaml", "--dry-run")
+    assert (code, "two rows are called 'fedavg" in err) == (2, True)
+
+
+def test_several_objectives_are_tuned_without_pruner_and_give_a_front(fedbench: Command) -> None:
+    code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--method", "fedavg", "--study", "front", "--trials", "2",
+                            "--objective", "tail", "--objective", "bytes", "--workers", "1")  # fmt: skip
+    assert code == 0
+    assert "pruner none" in out
+    assert "the Pareto front; --tuned takes trial" in out
+
+
+def test_a_study_cut_short_says_so_and_is_recorded_as_what_it_was(fedbench: Command, folder: Path) -> None:
+    import json
+
+    from fedbench.studies import open_storage, record_of, studies_named
+
+    storage = open_storage(f"sqlite:///{folder / 'fedbench-store' / 'studies.db'}", create=False)
+    study = next(study for study in studies_named(storage, "toy") if "fedprox" in study.study_name)
+    longer = json.loads(record_of(study).dumped())
+    longer["budget"]["trials"] = 50
+    study.set_user_attr("fedbench", json.dumps(longer))
+    code, out, _ = fedbench("run", "--suite", "toy.yaml", "--tuned", "toy", "--dry-run")
+    assert code == 0
+    assert "fedprox · clip:embedded: 4 of 50 trials are over" in out
+    assert "had unequal budgets" in out
 
 
 def test_a_longer_run_with_tuned_values_says_how_they_were_tuned(fedbench: Command) -> None:

@@ -18,6 +18,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from PIL import Image
 
+from fedbench.cli.tuning import unused_seed
 from fedbench.errors import FedbenchError
 from fedbench.expand import expand
 from fedbench.prepare import Settings
@@ -40,10 +41,11 @@ from fedbench.studies import (
     storage_url,
     studies_named,
 )
+from fedbench.study_figures import importances
 from fedbench.suite import parse_suite
-from fedbench.trials import Tuned, trial_specs
+from fedbench.trials import Surplus, Tuned, claim, outcome_of_twin, pruner, trial_specs
 from fedbench.tuned import best_of, tuned_otherwise, with_best
-from fedbench.tuning import Job, work
+from fedbench.tuning import Job, TrialBegan, work
 
 SUITE = """
 name: toy
@@ -237,13 +239,147 @@ def add(
     return study.trials[-1]
 
 
-def test_the_same_values_are_not_run_twice(tmp_path: Path, settings: Settings) -> None:
-    (study,) = tuned(tmp_path, settings, budget(1))
-    study.enqueue_trial(study.trials[0].params)
-    (again,) = tuned(tmp_path, settings, budget(2))
-    assert again.trials[1].user_attrs["same_as"] == 0
-    assert again.trials[1].value == again.trials[0].value
-    assert "process" not in again.trials[1].user_attrs
+def asked(study: optuna.Study, **values: float) -> optuna.Trial:
+    """A trial of the sampler's with these values."""
+    trial = study.ask()
+    for key, value in values.items():
+        trial.suggest_float(key.replace("__", "."), value, value)
+    return trial
+
+
+def test_the_same_values_are_not_run_twice() -> None:
+    study = optuna.create_study(direction="maximize")
+    add(study, 0, {"lr": 1.0}, TrialState.COMPLETE, 7.0)
+    twin = asked(study, lr=1.0)
+    assert outcome_of_twin(twin) == (7.0,)
+    assert twin.user_attrs["same_as"] == 0
+    assert outcome_of_twin(asked(study, lr=2.0)) is None
+
+
+def test_values_that_are_being_tried_or_were_queued_twice_take_no_place() -> None:
+    study = optuna.create_study(direction="maximize")
+    asked(study, lr=1.0)
+    with pytest.raises(Surplus, match="trial 0 tries the same"):
+        outcome_of_twin(asked(study, lr=1.0))
+    add(study, 2, {"lr": 3.0}, TrialState.COMPLETE, 7.0)
+    study.enqueue_trial({"lr": 3.0})
+    with pytest.raises(Surplus, match="trial 2 tries the same"):
+        outcome_of_twin(asked(study, lr=3.0))
+
+
+def test_a_pruned_twin_is_pruned_again_with_its_reports() -> None:
+    study = optuna.create_study(direction="maximize")
+    first = asked(study, lr=1.0)
+    first.report(5.0, 1)
+    study.tell(first, state=TrialState.PRUNED)
+    twin = asked(study, lr=1.0)
+    with pytest.raises(optuna.TrialPruned, match="as trial 0"):
+        outcome_of_twin(twin)
+    assert study.trials[1].intermediate_values == {1: 5.0}
+
+
+def test_a_trial_beyond_the_budget_is_surplus_whoever_runs_the_others() -> None:
+    study = optuna.create_study()
+    row, spent = recorded(rows()[0], budget(2))[0], budget(2)
+    add(study, 0, {}, TrialState.FAIL)
+    study.ask()
+    add(study, 2, {"x": 1.0}, TrialState.COMPLETE)
+    with pytest.raises(Surplus, match="the budget of 2 trials was spent"):
+        claim(study.ask(), row, spent)
+    assert set(claim(study.ask(), row, budget(4))) == {"lr"}
+
+
+def test_a_worker_takes_the_row_with_the_fewest_trials(tmp_path: Path, settings: Settings) -> None:
+    uri = store_uri(str(tmp_path))
+    url = storage_url(None, uri)
+    storage, spent = open_storage(url, create=True), budget(2)
+    chosen = [recorded(spec, spent) for spec in rows()]
+    for row, record in chosen:
+        open_study(storage, record, defaults_of(row.spec, row.space))
+    began: list[str] = []
+    events = lambda event: began.append(event.row.spec.method) if isinstance(event, TrialBegan) else None  # noqa: E731
+    work(Job(url, tuple(row for row, _ in chosen), settings, "toy", uri), events)
+    assert began == ["fedavg", "fedprox", "fedavg", "fedprox"]
+
+
+def test_a_trial_whose_process_died_before_its_first_sign_of_life_is_taken_over(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("fedbench.studies", "fedbench.tuning"):
+        monkeypatch.setattr(f"{module}.GRACE", 1)
+    uri = store_uri(str(tmp_path))
+    row, record = recorded(rows()[1], budget(2))
+    storage = open_storage(storage_url(None, uri), create=True)
+    study = open_study(storage, record, defaults_of(row.spec, row.space))
+    study.ask()
+    time.sleep(1.1)
+    work(Job(storage_url(None, uri), (row,), settings, "toy", uri), lambda event: None)
+    assert sorted(trial.state.name for trial in study.trials) == ["COMPLETE", "COMPLETE", "FAIL"]
+    assert [t.params["fedprox.mu"] for t in study.trials[1:] if t.user_attrs.get("defaults")] == [0.01]
+
+
+def test_two_processes_never_take_the_same_waiting_trial(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    study = optuna.create_study(storage=open_storage(url, create=True), study_name="s")
+    for _ in range(60):
+        study.enqueue_trial({})
+    code = (
+        "import sys, optuna; from fedbench.studies import open_storage; from optuna.trial import TrialState as S\n"
+        "study = optuna.load_study(study_name='s', storage=open_storage(sys.argv[1], create=False))\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "while study.get_trials(deepcopy=False, states=(S.WAITING,)): print(study.ask().number)\n"
+    )
+    pair = [
+        subprocess.Popen([sys.executable, "-c", code, url], stdin=-1, stdout=-1, stderr=-1, text=True) for _ in range(2)
+    ]
+    for process in pair:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in pair:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    taken = [number for process in pair for number in process.communicate(timeout=120)[0].split()]
+    assert sorted(int(number) for number in taken)[:60] == list(range(60))
+    assert len(set(taken)) == len(taken) <= 61  # both may have seen the last one wait
+
+
+def test_the_suites_own_values_are_queued_again_if_their_trial_failed(tmp_path: Path) -> None:
+    storage = open_storage(storage_url(None, store_uri(str(tmp_path))), create=True)
+    row, record = recorded(rows()[1], budget(2))
+    study = open_study(storage, record, defaults_of(row.spec, row.space))
+    study.tell(study.ask(), state=TrialState.FAIL)
+    open_study(storage, record, defaults_of(row.spec, row.space))
+    open_study(storage, record, defaults_of(row.spec, row.space))
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "WAITING"]
+
+
+def test_an_error_that_is_nobodys_hyper_parameter_stops_and_counts_for_nothing(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise FedbenchError("the weights are gone")
+
+    monkeypatch.setattr("fedbench.trials.run_rounds", broken)
+    with pytest.raises(FedbenchError, match="the weights are gone"):
+        tuned(tmp_path, settings, budget(2))
+    (study,) = studies_named(open_storage(storage_url(None, store_uri(str(tmp_path))), create=False), "toy")
+    assert not [trial for trial in counted(study) if trial.state is not TrialState.WAITING]
+
+
+def test_the_median_pruner_waits_for_the_second_half() -> None:
+    study = optuna.create_study(direction="maximize", pruner=pruner("median", 10))
+    for number in range(5):
+        trial = study.ask()
+        for step in range(1, 11):
+            trial.report(50.0 + number, step)
+        study.tell(trial, 50.0)
+    hopeless = study.ask()
+    decisions = []
+    for step in range(1, 7):
+        hopeless.report(10.0, step)
+        decisions.append(hopeless.should_prune())
+    assert decisions == [False, False, False, False, True, True]
 
 
 def test_a_failed_trial_gives_its_place_back(tmp_path: Path, settings: Settings) -> None:
@@ -269,6 +405,7 @@ def test_more_trials_extend_a_study_and_fewer_leave_it(tmp_path: Path, settings:
         ({"budget": budget(validation=0.3)}, "another validation"),
         ({"code_hash": "e"}, "another code_hash"),
         ({"data_hash": "e"}, "another data_hash"),
+        ({"weights_hash": "e"}, "another weights_hash"),
         ({"space": ()}, "another space"),
         ({"spec": {**rows()[1].model_dump(mode="json"), "backbone": "convnet"}}, "another backbone"),
     ],
@@ -403,6 +540,40 @@ def test_it_tells_under_which_other_settings_a_row_was_tuned(tmp_path: Path) -> 
     assert tuned_otherwise(spec, best) == []
     longer = spec.model_copy(update={"training": spec.training.model_copy(update={"rounds": 50, "lr": 0.3})})
     assert tuned_otherwise(longer, best) == ["rounds=3"]  # the learning rate was searched
+    assert tuned_otherwise(spec.model_copy(update={"dataset": "cifar10"}), best) == ["dataset=imagefolder:toy"]
+
+
+def test_rows_of_one_tuning_have_one_budget(tmp_path: Path) -> None:
+    storage = open_storage(storage_url(None, store_uri(str(tmp_path))), create=True)
+    open_study(storage, recorded(rows()[0], budget(2))[1], {})
+    with pytest.raises(FedbenchError, match="'fedavg · clip:embedded' was tuned with another objectives"):
+        open_study(storage, recorded(rows()[1], budget(2, objectives=("seconds",)))[1], {})
+    open_study(storage, recorded(rows()[1], budget(9))[1], {})  # further trials are told, not refused
+    open_study(storage, recorded(rows()[1], budget(2, seeds=(9,)), name="other")[1], {})
+
+
+def test_a_row_whose_name_has_quotes_is_tracked(tmp_path: Path, settings: Settings) -> None:
+    quoted = rows()[0].model_copy(update={"label": 'fedavg at CLIP\'s "scale"'})
+    (study,) = tuned(tmp_path, settings, budget(1), [quoted])
+    assert study.trials[0].state is TrialState.COMPLETE
+
+
+def test_an_importance_explains_what_leads_to_good_values(tmp_path: Path) -> None:
+    storage = open_storage(storage_url(None, store_uri(str(tmp_path))), create=True)
+    study = open_study(storage, recorded(rows()[1], budget(40))[1], {})
+    generator = np.random.default_rng(0)
+    for number in range(1, 61):
+        mu, lr = generator.uniform(0, 10, size=2)
+        # only the best third depends on μ, and only the worst on the learning rate
+        value = 80.0 + mu if mu > 6.6 else 10.0 + lr if lr < 3.3 else 50.0
+        add(study, number, {"fedprox.mu": float(mu), "lr": float(lr)}, TrialState.COMPLETE, float(value))
+    assert next(iter(importances(study))) == "fedprox.mu"
+
+
+def test_tuning_looks_at_no_seed_of_the_suite() -> None:
+    assert unused_seed(parse_suite(SUITE, "toy.yaml")) == 1
+    scales = "scales: {small: {seeds: [4, 2], settings: [{name: a}]}}\n"
+    assert unused_seed(parse_suite(SUITE + scales, "toy.yaml")) == 5
 
 
 def test_names_and_places_that_are_not_there_are_told(tmp_path: Path) -> None:

@@ -99,3 +99,36 @@ def test_classes_of_one_sample_each_cannot_be_tuned_on() -> None:
     single = dataset(numbered([0, 1, 2], 0), numbered([0], 200))
     with pytest.raises(FedbenchError, match="two training samples"):
         build_federation(single, Scenario(clients=1, validation=0.5), seed=0)
+
+
+def test_what_is_tuned_on_one_seed_has_seen_no_test_sample_of_another() -> None:
+    domains = [0, 1] * 60
+    data = dataset(numbered([0, 0, 1, 1, 2, 2] * 20, 0, domains), None, ("art", "photo"))
+    for scenario in (
+        Scenario(clients=2),
+        Scenario(partition="domain", domain_split="60/20/20", holdout_domain="photo"),
+    ):
+        tested = [numbers_of(build_federation(data, scenario, seed).test) for seed in range(4)]
+        tuning = build_federation(data, scenario.model_copy(update={"validation": 0.2}), seed=9)
+        assert not (numbers_of(tuning.test) | trained_on(tuning)) & set.union(*tested)
+
+
+def test_groups_mean_the_same_classes_with_and_without_samples_set_aside() -> None:
+    data = dataset(numbered([0] * 110 + [1] * 24 + [2] * 10, 0), numbered([0, 1, 2], 200))
+    scenario = Scenario(clients=1, imbalance="natural", groups="shots")
+    groups = {"many": (0,), "medium": (1,), "few": (2,)}
+    assert build_federation(data, scenario, seed=0).groups == groups
+    aside = build_federation(data, scenario.model_copy(update={"validation": 0.3}), seed=0)
+    assert aside.groups == groups
+    assert aside.class_counts().tolist() == [77, 17, 7]
+
+
+def test_every_domain_of_a_class_gives_its_share() -> None:
+    # class 0: 20 in the first domain, 5 in the second; class 1 the other way round
+    domains = [0] * 20 + [1] * 5 + [0] * 5 + [1] * 20
+    data = dataset(numbered([0] * 25 + [1] * 25, 0, domains), numbered([0, 1], 200, [0, 1]), ("art", "photo"))
+    test = build_federation(data, Scenario(clients=1, validation=0.2), seed=0).test
+    assert test.domains is not None
+    cells = np.zeros((2, 2), dtype=int)
+    np.add.at(cells, (test.labels.numpy(), test.domains.numpy()), 1)
+    assert cells.tolist() == [[4, 1], [1, 4]]

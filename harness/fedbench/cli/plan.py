@@ -84,32 +84,36 @@ def _tuned(specs: list[RunSpec], request: Request) -> list[RunSpec]:
             say(f"{title}: not tuned in {request.tuned!r}, run as the suite has it")
         elif otherwise := tuned_otherwise(row[0], best[title]):
             say(f"{title}: was tuned with {', '.join(otherwise)}")
-    budgets = {str({**result.record.budget.as_tags(), "objective": ""}) for result in best.values()}
-    if len(budgets) > 1:
+        elif best[title].spent < best[title].record.budget.trials:
+            result = best[title]
+            say(f"{title}: {result.spent} of {result.record.budget.trials} trials are over; the rest may find better")
+    if len({(result.spent, str(result.record.budget)) for result in best.values()}) > 1:
         say(f"the studies of {request.tuned!r} had unequal budgets; the leaderboard says so too")
     return with_best(specs, best, [key for key, _ in map(parse_assignment, request.assignments)])
 
 
-def plan(specs: Sequence[RunSpec], settings: Settings) -> list[PlannedRow]:
+def plan(specs: Sequence[RunSpec], settings: Settings, *, every_seed: bool = False) -> list[PlannedRow]:
     """Prepare the first run of every row, so that whatever is missing or does not fit shows before anything trains.
 
+    With ``every_seed`` every run is a row of its own.
     It also fills the caches of data and features once, where workers would all do it at the same time.
     """
     datasets = dict.fromkeys(spec.dataset for spec in specs)
     backbones = dict.fromkeys(spec.backbone for spec in specs)
+    rows = [(spec,) for spec in {s.run_id: s for s in specs}.values()] if every_seed else rows_of(specs)
     doing = f"preparing data {', '.join(datasets)} and backbones {', '.join(backbones)}"
     out = console()
     if out.is_terminal:
         with out.status(cell(doing)):
-            return list(_planned(specs, settings))
+            return list(_planned(rows, settings))
     say(doing)
-    return list(_planned(specs, settings))
+    return list(_planned(rows, settings))
 
 
-def _planned(specs: Sequence[RunSpec], settings: Settings) -> Iterator[PlannedRow]:
+def _planned(rows: Sequence[tuple[RunSpec, ...]], settings: Settings) -> Iterator[PlannedRow]:
     datasets: dict[str, Dataset] = {}
     backbones: dict[tuple[str, str, int], Backbone] = {}
-    for row in rows_of(specs):
+    for row in rows:
         spec = row[0]
         name, key = spec.dataset, (spec.dataset, spec.backbone, spec.seed)
         try:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedbench.cli.console import say
-from fedbench.cli.options import Plugins, Store
+from fedbench.cli.options import Plugins, Storage, Store
 
 _FINE, _SOME_FAILED = 0, 1
 
@@ -33,6 +33,7 @@ def publish(
     scale: Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")] = "",
     plugin: Plugins = None,
     store: Store = None,
+    storage: Storage = None,
     workers: Annotated[
         int | None, typer.Option(metavar="INT", help="Runs at the same time; by default one a core.", min=1)
     ] = None,
@@ -48,34 +49,39 @@ def publish(
     Every step goes on where it was stopped, so the same command finishes what was interrupted.
     """
     from fedbench.cli.tuning import unused_seed
+    from fedbench.store import store_uri
+    from fedbench.studies import storage_url
     from fedbench.suite import load_suite
 
     read = load_suite(suite)
+    if trials:
+        storage_url(storage, store_uri(store))  # refused now rather than after all runs
     study = f"{read.name}-{scale}" if scale else read.name
     grid = _words({"--suite": [suite], "--scale": [scale] if scale else []})
-    places = _words({"--plugin": plugin or [], "--store": [store] if store else []})
+    stores = _words({"--store": [store] if store else []})
+    studies = _words({"--storage": [storage] if storage else []})
     machine = _words({"--workers": [workers] if workers else [], "--data-dir": [data_dir], "--cache-dir": [cache_dir]})
+    common = [*_words({"--plugin": plugin or []}), *stores, *machine]
     seeds = _words({"--seed": seed or []})
     part = _words({"--method": tune_method or [], "--setting": tune_setting or []})
+    # of no run that is shown
+    unused = max([*(seed or ()), unused_seed(read) - 1]) + 1
+    spent = _words({"--seed": [unused], "--trials": [trials], "--study": [study]})
     folder = output / read.name
-    steps = [["run", *grid, *seeds, *places, *machine]]
-    if trials:
-        # of no run that is shown
-        unused = max([*(seed or ()), unused_seed(read) - 1]) + 1
-        steps += [
-            ["tune", *grid, *part, "--seed", str(unused), "--trials", str(trials), "--study", study, *places, *machine],
-            ["run", *grid, *part, *seeds, "--tuned", study, *places, *machine],
-            ["study", study, "--output", str(folder / "tuning"), *_words({"--store": [store] if store else []})],
-        ]
-    steps.append(
-        ["leaderboard", "--suite", suite, "--output", str(folder), *_words({"--store": [store] if store else []})]
-    )
-    worst = _FINE
-    for words in steps:
+    tuning = [
+        ["tune", *grid, *part, *spent, *studies, *common],
+        ["run", *grid, *part, *seeds, "--tuned", study, *studies, *common],
+        ["study", study, "--output", str(folder / "tuning"), *studies, *stores],
+    ]
+    worst = _step(["run", *grid, *seeds, *common])
+    if worst > _SOME_FAILED:
+        raise typer.Exit(worst)
+    for words in tuning if trials else []:
         code = _step(words)
         worst = max(worst, code)
-        if code not in (_FINE, _SOME_FAILED):
-            break
+        if code != _FINE:
+            break  # what is there is still written
+    worst = max(worst, _step(["leaderboard", "--suite", suite, "--output", str(folder), *stores]))
     raise typer.Exit(worst)
 
 

@@ -85,6 +85,21 @@ def tune(
     )
     chosen, specs = plan.requested(request)
     objectives = tuple(objective or [chosen.objective or chosen.headline])
+    if not objective and objectives == ("global_accuracy",) and any(s.scenario.imbalance == "natural" for s in specs):
+        say(
+            "the validation split has the data's own tail, so that all classes count alike: balanced_accuracy",
+            style="dim",
+        )
+        objectives = ("balanced_accuracy",)
+    names = [name.removesuffix("_accuracy") for name in objectives]
+    if len(set(names)) < len(names) or "" in names:
+        raise FedbenchError(f"--objective {' '.join(objectives)}: every objective must have a name, and stand once.")
+    for key in (text.partition("=")[0].strip() for text in request.assignments):
+        if key.rpartition(".")[2] in ("validation", "finetune_epochs"):
+            raise FedbenchError(f"--set {key} has no effect on trials; leave it out (the share is --validation).")
+    for spec in specs:
+        if not spec.training.rounds:
+            raise FedbenchError(f"{spec.title} has no rounds to tune; set rounds above 0.")
     if len(objectives) > 1 and pruner != "none":
         say("several objectives: no trial is pruned, since none is hopeless by one of them alone", style="dim")
         pruner = "none"

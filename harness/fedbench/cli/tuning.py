@@ -5,19 +5,21 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from rich.text import Text
 
 from fedbench.cli import plan
 from fedbench.cli.console import cell, complain, console, megabytes, say, table
-from fedbench.cli.options import Request
+from fedbench.cli.options import Request, command_line
 from fedbench.errors import FedbenchError
 from fedbench.prepare import Settings
 from fedbench.provenance import code_hash, commit, versions
+from fedbench.runs import run_rounds
 from fedbench.space import Dimension, defaults_of, restricted, space_of
 from fedbench.spec import RunSpec
-from fedbench.studies import Budget, Found, Record, found, open_storage, open_study
+from fedbench.studies import Budget, Found, Objective, Record, found, open_storage, open_study
 from fedbench.suite import Suite
 from fedbench.trial_tracking import TrialTracking
 from fedbench.trials import Tuned, trial_specs
@@ -50,13 +52,17 @@ def records_of(
     for title in titles:
         if titles.count(title) > 1:
             raise FedbenchError(f"two rows are called {title!r}; give one a label in the suite file, or leave one out.")
-    planned = plan.plan([trial_specs(spec, {}, budget)[0] for spec in specs], settings)
+    trials = [run for spec in specs for run in trial_specs(spec, {}, budget)]
+    # every seed, since not every one can be dealt
+    infos = {run.run_id: row.info for row in plan.plan(trials, settings, every_seed=True) for run in row.specs}
+    planned = [infos[trial_specs(spec, {}, budget)[0].run_id] for spec in specs]
+    _check_objectives(specs, budget, settings)
     spaces = [space_of(spec, settings.plugin_files) for spec in specs]
-    trainable = [bool(row.info.trainable_parameters) for row in planned]
+    trainable = [bool(info.trainable_parameters) for info in planned]
     kept = restricted([space if trains else () for space, trains in zip(spaces, trainable, strict=True)], only)
     code = code_hash(settings.plugin_files)
     chosen = []
-    for spec, space, row in zip(specs, kept, planned, strict=True):
+    for spec, space, info in zip(specs, kept, planned, strict=True):
         if not space:
             say(f"{spec.title}: nothing to tune", style="dim")
             continue
@@ -71,8 +77,8 @@ def records_of(
             space=tuple(dimension.as_json() for dimension in space),
             budget=budget,
             code_hash=code,
-            data_hash=row.info.data_hash,
-            weights_hash=row.info.weights_hash,
+            data_hash=info.data_hash,
+            weights_hash=info.weights_hash,
             commit=commit(),
             command=command,
             versions=versions(),
@@ -81,6 +87,16 @@ def records_of(
     if not chosen:
         raise FedbenchError("none of these rows has anything to tune; choose others with --method.")
     return chosen
+
+
+def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settings) -> None:
+    """Raise FedbenchError for an objective that some setting's runs don't have, told by their round 0."""
+    for spec in {spec.setting: spec for spec in specs}.values():
+        first = run_rounds(trial_specs(spec, {}, budget)[0], settings)
+        metrics = next(first).metrics
+        first.close()
+        for metric in budget.objectives:
+            Objective(metric).check(metrics)
 
 
 def show_space(records: Sequence[tuple[Tuned, Record]]) -> None:
@@ -136,9 +152,12 @@ def carry_out(url: str, uri: str, records: Sequence[tuple[Tuned, Record]], setti
     except KeyboardInterrupt:
         complain("what is finished is kept; the same command goes on.", label="interrupted")
         return INTERRUPTED
+    results = [result for result in map(found, studies) if result is not None]
     for study in studies:
         tracking.finished(study)
-    show_found([result for result in map(found, studies) if result is not None])
+    show_found(results)
+    if len(results) < len(studies):
+        failures.append(WorkerFailed(f"{len(studies) - len(results)} of the rows have no finished trial."))
     for failure in failures:
         complain(failure.reason)
         if failure.details:
@@ -208,19 +227,28 @@ def show_found(results: Sequence[Found]) -> None:
     console().print(made)
     say("")
     for result in results:
+        if len(result.record.budget.objectives) > 1:
+            _show_front(result)
         if result.improved is False:
             say(f"{result.record.title}: no trial was better than the suite's own values, which stay.")
         elif result.improved is None:
             say(f"{result.record.title}: the suite's own values did not get to an end, so there is nothing to compare.")
 
 
+def _show_front(result: Found) -> None:
+    """The trials that none beats in everything; the first is the one that --tuned takes."""
+    objectives = result.record.budget.objectives
+    made = table("trial", *objectives, "values", right=("trial", *objectives))
+    for number, values, drawn in result.front:
+        told = told_objectives(result.record.budget, values).split(" / ")
+        made.add_row(*map(cell, (number, *told, told_values(drawn))))
+    say(f"{result.record.title}: the Pareto front; --tuned takes trial {result.trial}, --set any other", style="dim")
+    console().print(made)
+
+
 def show_next_steps(name: str, request: Request, storage: str | None) -> None:
     """What to do with a study."""
-    where = (f" --store {shlex.quote(request.store)}" if request.store else "") + (
-        f" --storage {shlex.quote(storage)}" if storage else ""
-    )
-    scale = f" --scale {request.scale}" if request.scale else ""
-    say(
-        f"run it       fedbench run --suite {shlex.quote(str(request.suite))}{scale} --tuned {shlex.quote(name)}{where}"
-    )
-    say(f"look inside  fedbench study {shlex.quote(name)}{where}")
+    given = {"--store": request.store, "--storage": storage}
+    where = [word for option, value in given.items() if value for word in (option, value)]
+    say(f"run it       {command_line('run', replace(request, seeds=(), tuned=name), *where)}")
+    say(f"look inside  {shlex.join(['fedbench', 'study', name, *where])}")

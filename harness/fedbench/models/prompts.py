@@ -19,7 +19,7 @@ from open_clip.model import CLIP
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedbench.errors import FedbenchError
+from fedbench.errors import FedbenchError, Unworkable
 from fedbench.models.clip import ClipBackbone, encode_embedded, text_ends, truncated
 from fedbench.randomness import torch_generator
 
@@ -111,7 +111,7 @@ def prompt_tower(
     room = int(clip.context_length) - 2 - longest
     if not 1 <= context_length <= room:
         worst = classnames[int(lengths.argmax())]
-        raise FedbenchError(
+        raise Unworkable(
             f"a context of {context_length} tokens does not fit: the text tower of {backbone.name!r} has "
             f"{clip.context_length} places and {worst!r} with start, period and end takes {longest + 2}; "
             f"take a context of at most {max(room, 0)}, and of at least 1."

@@ -21,6 +21,8 @@ from fedbench.types import ClientShard, Dataset, Federation, Split
 def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     """The federation; ``scenario.partition_seed``, where set, replaces ``seed`` in every draw made here.
 
+    Data without a test split of their own are cut alike for every seed (of the run; not of the partition), so that what
+    is tuned on one seed has seen no test sample of another.
     Testing samples are cut off before the classes are thinned, so that test and validation keep their class balance.
     With ``scenario.validation`` the federation's test split is cut from the training samples: the data set's own test
     split, and a held-out domain, are no part of it.
@@ -28,7 +30,7 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     seed = seed if scenario.partition_seed is None else scenario.partition_seed
     _refuse_impossible(dataset, scenario)
     held_out = None if scenario.holdout_domain is None else feature_skew.domain_index(dataset, scenario.holdout_domain)
-    cut = _cut(dataset, scenario, held_out, seed)
+    whole_cut = cut = _cut(dataset, scenario, held_out, scenario.partition_seed or 0)
     if scenario.validation:
         cut = _score_on_training_data(cut, scenario.validation, seed)
     kept = _thin(cut, len(dataset.classnames), scenario, seed)
@@ -52,7 +54,7 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
         # what is set aside for tuning has no samples of it
         held_out_domain=None if scenario.validation else held_out,
         labels_visible=scenario.labels == "visible",
-        groups=_groups(dataset, train, scenario),
+        groups=_groups(dataset, _thinned_labels(whole_cut, len(dataset.classnames), scenario, seed), scenario),
     )
 
 
@@ -113,6 +115,11 @@ def _thin(cut: Cut, classes: int, scenario: Scenario, seed: int) -> IntArray:
     return cut.train[thin(cut.pool.labels.numpy()[cut.train], order, scenario.imbalance_factor, rng)]
 
 
+def _thinned_labels(cut: Cut, classes: int, scenario: Scenario, seed: int) -> IntArray:
+    labels: IntArray = cut.pool.labels.numpy()[_thin(cut, classes, scenario, seed)]
+    return labels
+
+
 def _by_label(labels: IntArray, scenario: Scenario, rng: np.random.Generator) -> list[IntArray]:
     """Indices into the training split, one array a client."""
     clients = scenario.clients
@@ -161,11 +168,14 @@ def _of_domain(split: Split | None, domain: int) -> torch.Tensor | None:
     return torch.nonzero(split.domains == domain).reshape(-1)
 
 
-def _groups(dataset: Dataset, train: Split, scenario: Scenario) -> Mapping[str, tuple[int, ...]]:
-    """No groups where the scenario claims no long tail: a balanced set's head would be an accident of its order."""
+def _groups(dataset: Dataset, labels: IntArray, scenario: Scenario) -> Mapping[str, tuple[int, ...]]:
+    """No groups where the scenario claims no long tail: a balanced set's head would be an accident of its order.
+
+    ``labels`` are those of all training samples, those set aside included: tuning for the tail means the same classes.
+    """
     if scenario.imbalance == "none":
         return {}
     if scenario.imbalance == "natural" and dataset.list_groups:
         return dataset.list_groups
-    counts = np.bincount(train.labels.numpy(), minlength=len(dataset.classnames))
+    counts = np.bincount(labels, minlength=len(dataset.classnames))
     return reporting_groups(counts, scenario.groups)
