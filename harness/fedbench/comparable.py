@@ -1,8 +1,11 @@
 """May a measured number stand beside a printed one? In what a run differs from what a paper says of its number.
 
 Compared are the columns that files of published numbers have: data, backbone, partition, imbalance, clients,
-participation and rounds, each where the paper says it. Not among them, so not compared: local epochs, batch size,
-learning rate, how Dirichlet shares are drawn, which layers are trained. What cannot be decided counts as different.
+participation and rounds, each where the paper says it (`not_printed` are the others), and what no paper has unless it
+says so: clients that fail or are cut to equal sizes, a domain that is left out, hidden labels, training data to score
+on. Not among them, so not compared: local epochs, batch size, learning rate, which layers are trained, and how shares
+are drawn (schemes of Dirichlet, shards and classes, smallest client, seed, split of domains). What cannot be decided
+counts as different.
 """
 
 from __future__ import annotations
@@ -32,8 +35,8 @@ class _Data:
     """Our names of a paper's data set."""
 
     names: frozenset[str]
-    long_tailed: bool = False
-    """Thinned by us to an exponential long tail; a list of files brings its own tail."""
+    tail: str = "none"
+    """The scenario's imbalance: thinned by us to an exponential long tail, or a list of files that brings its own."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the name that belong to what the paper ran."""
 
@@ -54,12 +57,12 @@ _FASHION = frozenset({"fashion-mnist", "hf:zalando-datasets/fashion_mnist", "hf:
 # ProstateMRI has no loader; FedGLCL's DomainNet is ten classes of it, which the folder's name does not tell
 _DATA = {
     "CIFAR-10": _Data(_CIFAR10),
-    "CIFAR-10-LT": _Data(_CIFAR10, long_tailed=True),
+    "CIFAR-10-LT": _Data(_CIFAR10, tail="exponential"),
     "CIFAR-100": _Data(_CIFAR100),
-    "CIFAR-100-LT": _Data(_CIFAR100, long_tailed=True),
+    "CIFAR-100-LT": _Data(_CIFAR100, tail="exponential"),
     "Fashion-MNIST": _Data(_FASHION),
-    "Fashion-MNIST-LT": _Data(_FASHION, long_tailed=True),
-    "ImageNet-LT": _Data(frozenset({"listfile:ImageNet-LT"})),
+    "Fashion-MNIST-LT": _Data(_FASHION, tail="exponential"),
+    "ImageNet-LT": _Data(frozenset({"listfile:ImageNet-LT"}), tail="natural"),
     "CINIC-10": _Data(frozenset({"imagefolder:CINIC-10"})),
     "Tiny-ImageNet": _Data(frozenset({"imagefolder:tiny-imagenet-200"})),
     "PACS": _Data(frozenset({"imagefolder:PACS"})),
@@ -92,25 +95,79 @@ _PARTITIONS = {
 }
 """The paper's partition -> ours, and our field of its value."""
 
+_GROUPED = frozenset(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
+_GROUP_RULES = {"CAPT": "cumulative_exclusive", "CLIP2FL": "shots"}
+"""Paper -> the scenario's rule for the groups of classes that it prints."""
 
-def differences(fact: Mapping[str, str], run: Mapping[str, Any], metric: str = "") -> list[Difference]:
+_HELD_OUT = frozenset({"accuracy_generalization", "accuracy_personalization", "accuracy_comprehensive"})
+"""Printed metrics (FedCLIP's) of federations in which one domain only is tested."""
+_LETTERS = {"painting": "A"}
+"""Our domains that a paper's letter stands for, where it is not their first."""
+
+_OTHER_ROUNDS = {"last10": "mean of the last ten rounds", "oracle": "best round on the test split"}
+"""Beginnings of our metrics that are not of the last round."""
+
+_MAY_LACK = ("backbone", "partition", "clients", "participation", "rounds")
+
+
+def differences(fact: Mapping[str, str], run: Mapping[str, Any], metric: str = "", paper: str = "") -> list[Difference]:
     """In what ``run``, a line of results, differs from the printed ``fact``; none: they may be compared.
 
     ``metric`` is ours: of data with domains, papers print the mean over the domains, which the accuracy over all
-    samples is not.
+    samples is not; groups of classes are cut by the rule of the ``paper``.
     """
     scenario = {name: str(value) for name, value in json.loads(run["scenario_settings"]).items()}
+    labels = str(json.loads(run["row_settings"])["labels"])
     found = [*_data(fact["dataset"], str(run["dataset"])), *_backbone(fact["backbone"], str(run["backbone"]))]
     found += _imbalance(fact, scenario)
     found += _partition(fact, scenario)
     found += _number("clients", fact["clients"], str(run["num_clients"]))
-    found += _number("participation", fact["participation"], scenario.get("participation", ""))
+    found += _number("participation", fact["participation"], scenario["participation"])
     found += _number("rounds", fact["rounds"], str(run["rounds"]))
-    if fact["group"] == "avg" and metric == "global_accuracy":
-        found.append(Difference("metric", "mean over domains", "over all samples"))
+    found += _metric(fact, metric)
+    found += _clients(fact, scenario, labels)
+    found += _held_out(fact, scenario["holdout_domain"])
+    if metric in _GROUPED and scenario["groups"] != _GROUP_RULES.get(paper):
+        found.append(Difference("groups of classes", _GROUP_RULES.get(paper, "unknown"), scenario["groups"]))
     if run["tuned"]:
         found.append(Difference("hyper-parameters", "the paper's", "tuned"))
     return found
+
+
+def not_printed(fact: Mapping[str, str]) -> list[str]:
+    """What the paper does not say of the ``fact``, so that nothing could be compared with it."""
+    return [name for name in _MAY_LACK if not fact[name]]
+
+
+def _metric(fact: Mapping[str, str], metric: str) -> Iterator[Difference]:
+    if fact["group"] == "avg" and metric == "global_accuracy":
+        yield Difference("metric", "mean over domains", "over all samples")
+    beginning = metric.partition("_")[0]
+    if beginning in _OTHER_ROUNDS and beginning not in fact["metric"]:
+        yield Difference("metric", "of the last round", _OTHER_ROUNDS[beginning])
+
+
+def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) -> Iterator[Difference]:
+    """What the clients are given and do, and what is scored."""
+    if scenario["equal_sizes"] == "true":
+        yield Difference("client sizes", "as dealt", "cut to equal ones")
+    if float(scenario["dropout"]):
+        yield Difference("dropping out", "none", scenario["dropout"])
+    if labels == "hidden" and fact["scenario"] != "unsupervised":
+        yield Difference("labels", "visible", "hidden")
+    if float(scenario["validation"]):
+        yield Difference("scored on", "test", f"{100 * float(scenario['validation']):g} % of the training data")
+
+
+def _held_out(fact: Mapping[str, str], ours: str) -> Iterator[Difference]:
+    """FedCLIP names the domain that is tested only by its letter, as the target or as the group."""
+    if fact["metric"] not in _HELD_OUT:
+        if ours != "none":
+            yield Difference("held-out domain", "none", ours)
+        return
+    target = fact["variant"].removeprefix("target=") if fact["variant"].startswith("target=") else fact["group"]
+    if ours == "none" or (target != "avg" and _LETTERS.get(ours, ours[:1].upper()) != target):
+        yield Difference("held-out domain", "one of them" if target == "avg" else target, ours)
 
 
 def _data(printed: str, ours: str) -> Iterator[Difference]:
@@ -146,20 +203,21 @@ def _backbone(printed: str, ours: str) -> Iterator[Difference]:
 
 
 def _imbalance(fact: Mapping[str, str], scenario: Mapping[str, str]) -> Iterator[Difference]:
-    data = _DATA.get(fact["dataset"])
-    thinned = scenario.get("imbalance") == "exponential"
-    here = f"{float(scenario['imbalance_factor']):g}" if thinned else "none"
+    data, ours = _DATA.get(fact["dataset"]), scenario["imbalance"]
+    here = f"{float(scenario['imbalance_factor']):g}" if ours == "exponential" else ours
     if fact["imbalance_factor"]:
         yield from _number("imbalance", fact["imbalance_factor"], here)
-    elif data is not None and data.long_tailed != thinned:
-        yield Difference("imbalance", "exponential" if data.long_tailed else "none", here)
+    elif data is not None and data.tail != ours:
+        yield Difference("imbalance", data.tail, here)
+    if ours == "exponential" and scenario["imbalance_order"] != "label":
+        yield Difference("order of the classes", "label", scenario["imbalance_order"])
 
 
 def _partition(fact: Mapping[str, str], scenario: Mapping[str, str]) -> Iterator[Difference]:
     printed, value = fact["partition"], fact["partition_value"]
     if not printed:
         return
-    ours = scenario.get("partition", "")
+    ours = scenario["partition"]
     names, _ = _PARTITIONS.get(printed, (frozenset[str](), ""))
     _, field_of_ours = next((known for known in _PARTITIONS.values() if ours in known[0]), (None, ""))
     ours_value = scenario.get(field_of_ours, "")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from fedbench.finding import find_run, reading_client
+from fedbench.parameters import DEFAULTS
 from fedbench.store import FINAL
 
 # isort: split
@@ -71,9 +72,9 @@ def compare(uri: str, left: str, right: str) -> Comparison:
 
 
 def settings_of(run: Run) -> dict[str, str]:
-    """The run's whole description by dotted key, and what its suite calls it."""
+    """The run's whole description by dotted key, fields younger than it by default, and what its suite calls it."""
     named = {name: run.data.tags.get(f"fedbench.{name}", "") for name in _NAMES}
-    return {**named, **run.data.params}
+    return {**named, **DEFAULTS, **run.data.params}
 
 
 def provenance_of(run: Run) -> dict[str, str]:
@@ -103,12 +104,16 @@ def metrics_beside(left: Mapping[str, float], right: Mapping[str, float]) -> pd.
         rank = _FIRST.index(name) if name in _FIRST else len(_FIRST)
         return name.startswith("class_accuracy/"), "accuracy" not in name, rank, name
 
-    names = sorted({*left, *right}, key=place)
-    values = {
-        side: pd.Series([of.get(n) for n in names], dtype=float) for side, of in (("left", left), ("right", right))
-    }
-    frame = pd.DataFrame({"metric": names, **values})
-    return frame.assign(difference=frame["right"] - frame["left"])
+    return in_pairs(sorted({*left, *right}, key=place), left, right, ("left", "right"))
+
+
+def in_pairs(
+    names: Sequence[str], one: Mapping[str, float], other: Mapping[str, float], sides: tuple[str, str]
+) -> pd.DataFrame:
+    """A line a name: metric, the two ``sides``, difference (other - one); NaN where a side lacks the metric."""
+    values = [pd.Series([of.get(name) for name in names], dtype=float) for of in (one, other)]
+    frame = pd.DataFrame({"metric": list(names), sides[0]: values[0], sides[1]: values[1]})
+    return frame.assign(difference=values[1] - values[0])
 
 
 def curve(client: MlflowClient, run: Run) -> dict[int, float]:

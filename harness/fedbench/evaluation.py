@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedbench.artifacts import read_predictions, read_spec, read_state
+from fedbench.comparing import final_metrics, in_pairs
 from fedbench.errors import FedbenchError
 from fedbench.finding import described, find_run, reading_client
 from fedbench.prepare import Run as PreparedRun
@@ -18,7 +19,7 @@ from fedbench.prepare import Settings, prepare
 from fedbench.provenance import code_hash, versions
 from fedbench.recording import metric_name
 from fedbench.rounds import evaluate
-from fedbench.store import FINAL
+from fedbench.store import local_artifacts
 
 # isort: split
 from mlflow import MlflowClient
@@ -83,11 +84,11 @@ def evaluate_again(uri: str, asked: str, settings: Settings) -> Evaluation:
         raise FedbenchError(f"run {described(stored)} is {stored.info.status}; only a finished run has a model.")
     run_id = stored.data.tags["fedbench.run_id"]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = _download(client, stored, Path(temporary))
+        folder = local_artifacts(uri, stored) or _download(client, stored, Path(temporary))
         run = prepare(read_spec(folder, run_id), settings)
         metrics, predictions = evaluate(run, read_state(folder, run_id, run.spec.device))
         before = read_predictions(folder, run_id)
-    recorded = {name.removeprefix(FINAL): v for name, v in stored.data.metrics.items() if name.startswith(FINAL)}
+    recorded = final_metrics(stored)
     of_the_model = {name: value for name, value in recorded.items() if not is_history(name)}
     after = tuple(predictions.labels.tolist())
     return Evaluation(
@@ -108,14 +109,7 @@ def is_history(name: str) -> bool:
 def beside(recorded: Mapping[str, float], now: Mapping[str, float]) -> pd.DataFrame:
     """Two sets of metrics by name, with columns metric, recorded, now, difference; now's order, then the rest."""
     names = [*now, *(name for name in recorded if name not in now)]
-    frame = pd.DataFrame(
-        {
-            "metric": names,
-            "recorded": pd.Series([recorded.get(name) for name in names], dtype=float),
-            "now": pd.Series([now.get(name) for name in names], dtype=float),
-        }
-    )
-    return frame.assign(difference=frame["now"] - frame["recorded"])
+    return in_pairs(names, recorded, now, ("recorded", "now"))
 
 
 def _download(client: MlflowClient, stored: Run, folder: Path) -> Path:

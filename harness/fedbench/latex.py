@@ -19,9 +19,12 @@ _SPECIAL = {
     **{character: f"\\{character}" for character in "&%$#_"},
     "±": r"$\pm$",
     "≠": r"$\neq$",
+    "≈": r"$\approx$",
     "≥": r"$\geq$",
     "–": "--",
     "·": r"$\cdot$",
+    "×": r"$\times$",
+    "→": r"$\rightarrow$",
     "*": r"$^{*}$",
 }
 _GREEK = {
@@ -41,7 +44,8 @@ def to_latex(board: pd.DataFrame) -> str:
 
 def escape(text: str) -> str:
     """``text`` as LaTeX prints it; letters and signs beyond ASCII that pdfLaTeX lacks are set in mathematics."""
-    return _ESCAPED.sub(lambda found: _ESCAPES[found.group()], text)
+    # on one line, since an empty one would end a paragraph, which a caption or a cell may not
+    return _ESCAPED.sub(lambda found: _ESCAPES[found.group()], " ".join(text.split()))
 
 
 def _environment(shown: Shown) -> str:

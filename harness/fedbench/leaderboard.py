@@ -17,6 +17,7 @@ import pandas as pd
 
 from fedbench.captions import caption
 from fedbench.errors import unknown_name
+from fedbench.files import replacing
 from fedbench.latex import to_latex
 from fedbench.milestones import is_tracked, rounds_to_target
 from fedbench.published import Published, beside
@@ -24,8 +25,9 @@ from fedbench.render import render_terminal, to_csv, to_markdown
 from fedbench.results import BUDGET, GROUPS, load_results
 from fedbench.significance import BASELINE, NO_BASELINE, Test, holm, paired, verdict
 from fedbench.store import FINAL
+from fedbench.suite import Suite
 
-__all__ = ["leaderboard", "load_results", "render_terminal", "to_csv", "to_latex", "to_markdown", "write"]
+__all__ = ["leaderboard", "load_results", "of_suite", "render_terminal", "to_csv", "to_latex", "to_markdown", "write"]
 
 HEADLINE = "global_accuracy"
 DOMAINS = "domain_accuracy"
@@ -34,6 +36,8 @@ _STANDARD = (*GROUPS, "domain_mean_accuracy", "unseen_domain_accuracy", "worst_c
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
 _PROTOCOL = ("dataset", "data_hash", "scenario_settings", *BUDGET)
 _ROW = ("row", "method", "backbone", "tune", "row_settings")
+_KINDS = ("backbone", "tune", "tuned")
+"""What a row shares with its baseline; a row that has no such baseline has none."""
 _NAN = float("nan")
 _RANK_DIGITS = 9
 """Means of percentages that agree to so many digits share a rank."""
@@ -49,6 +53,31 @@ class _Reading:
     target_metric: str
     curves: pd.DataFrame | None
     published: Published | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Baseline:
+    """The runs that a row is compared with, or why there are none."""
+
+    runs: pd.DataFrame | None
+    why: str = ""
+
+
+def of_suite(
+    suite: Suite, results: pd.DataFrame, curves: pd.DataFrame, published: Published | None, test: Test = Test.t
+) -> pd.DataFrame:
+    """The `leaderboard` of ``results`` as ``suite`` has them read."""
+    return leaderboard(
+        results,
+        suite.columns,
+        suite.baseline,
+        suite.headline,
+        suite.setting_names,
+        test=test,
+        target=suite.target,
+        curves=curves,
+        published=published,
+    )
 
 
 def leaderboard(
@@ -72,10 +101,12 @@ def leaderboard(
 
     - ``M_mean`` and ``M_std`` (sample standard deviation over seeds, NaN for one seed) of every metric M in ``columns``
       (``head`` is short for ``head_accuracy``; by default groups, domain mean and the worst client, where any run has
-      them), of every domain, and of costs. ``shown`` are those for tables, as JSON. ``rank`` 1 has the best
-      ``headline`` of its table; equal means share the smaller rank.
+      them), of every domain, and of costs. Both are NaN where a seed lacks the metric; ``incomplete`` are the shown
+      metrics that only some seeds have, ``shown`` those for tables, as JSON. ``rank`` 1 has the best ``headline`` of
+      its table; equal means share the smaller rank, a row without a mean is last.
     - ``delta_*``: the headline minus the baseline's, paired over the ``delta_seeds`` common seeds. ``baseline`` is a
-      method, met on the row's own backbone and tuned like it, or a whole row, or a label.
+      label or method, met on the row's own backbone and tuned like it and not otherwise, or a whole row.
+      ``baseline_note`` says why a row has none.
     - ``p_value`` of ``test`` on those pairs, ``p_adjusted`` by Holm over the p-values of the table, ``significance``.
     - ``rounds_to_target_*`` over the seeds that reach ``target`` in ``curves`` (`load_curves`), ``target_reached`` as
       "2/3"; by default the target is the mean that the row's baseline ends with.
@@ -91,7 +122,7 @@ def leaderboard(
         reading = _Reading(ranked_by, test, target, ranked_by if tracked else HEADLINE, curves, published)
         remarks = [f"ranked by {ranked_by}, since not every run has {headline}"] if ranked_by != headline else []
         for seeds, block in _by_seeds(protocol, [*shown, *_domains(results)], baseline, reading).items():
-            lines = _compared([line | {"shown": json.dumps(shown)} for line, _ in block], reading)
+            lines = _compared([_told(line, runs, shown) for line, runs in block], reading)
             told = caption(
                 pd.concat([runs for _, runs in block]), seeds, [*remarks, *_target_remark(lines, baseline, reading)]
             )
@@ -122,6 +153,8 @@ def metric_named(results: pd.DataFrame, name: str) -> str:
 def baseline_named(results: pd.DataFrame, name: str) -> str:
     """``name`` if it is a row, a method or a label in ``results``; FedbenchError otherwise."""
     known = {*results["row"], *results["method"], *(_label(row) for row in results["row"])}
+    for _, protocol in results.groupby(list(_PROTOCOL), sort=False, dropna=False):
+        known |= set(_named_rows(protocol))
     if name not in known:
         raise unknown_name("baseline", name, known, "It is a row, or the method of one.")
     return name
@@ -130,31 +163,36 @@ def baseline_named(results: pd.DataFrame, name: str) -> str:
 def write(results: pd.DataFrame, board: pd.DataFrame, folder: Path, command: str) -> None:
     """Write ``results.csv`` (a line a run), ``leaderboard.csv``, ``.md`` and ``.tex``.
 
-    ``command`` is what made all of it, a line a command.
+    ``command`` is what made all of it, a line a command. FedbenchError where ``folder`` can't be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    results.to_csv(folder / "results.csv", index=False)
-    to_csv(board, folder / "leaderboard.csv")
     prompts = "\n".join(f"$ {line}" for line in command.splitlines())
     made = f"Made by\n\n```console\n{prompts}\n```\n\n" if command else ""
-    (folder / "leaderboard.md").write_text(f"# Leaderboard\n\n{made}{to_markdown(board)}", encoding="utf-8")
-    (folder / "leaderboard.tex").write_text(to_latex(board), encoding="utf-8")
+    texts = {
+        "results.csv": results.to_csv(index=False),
+        "leaderboard.csv": board.to_csv(index=False),
+        "leaderboard.md": f"# Leaderboard\n\n{made}{to_markdown(board)}",
+        "leaderboard.tex": to_latex(board),
+    }
+    for name, text in texts.items():
+        with replacing(folder / name, "leaderboard", "choose another --output") as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 def _by_seeds(
     protocol: pd.DataFrame, metrics: Sequence[str], baseline: str, reading: _Reading
 ) -> dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]]:
     """The rows of one protocol with their runs, by the seeds they have."""
-    rows = [runs.sort_values("seed") for _, runs in protocol.groupby(list(_ROW), sort=False, dropna=False)]
+    rows = _named_rows(protocol)
     found: dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
-    for name, runs in zip(_names(rows), rows, strict=True):
+    for name, runs in rows.items():
         base = _baseline_of(runs, rows, baseline)
         line = {
             "row": name,
             **_identity(name, runs, reading.headline),
             **_cells(runs, metrics),
-            **_paired(runs, base, reading),
-            **_rounds_to_target(runs, base, reading),
+            **_paired(runs, base.runs, reading),
+            "baseline_note": base.why,
+            **_rounds_to_target(runs, base.runs, reading),
         }
         if reading.published is not None:
             line |= beside(reading.published, runs, reading.headline, line[f"{reading.headline}_mean"])
@@ -181,10 +219,18 @@ def _domains(results: pd.DataFrame) -> list[str]:
     return sorted(str(c).removeprefix(FINAL) for c in results if str(c).startswith(f"{FINAL}{DOMAINS}/"))
 
 
+def _named_rows(protocol: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The rows of one protocol by their full names, each with its runs by seed."""
+    rows = [runs.sort_values("seed") for _, runs in protocol.groupby(list(_ROW), sort=False, dropna=False)]
+    return dict(zip(_names(rows), rows, strict=True))
+
+
 def _names(rows: Sequence[pd.DataFrame]) -> list[str]:
     """The rows' names; where two are called the same, with the settings in which they differ."""
     names = [str(runs["row"].iloc[0]) for runs in rows]
-    settings = [dict(json.loads(runs["row_settings"].iloc[0])) for runs in rows]
+    # the method as well: two may have been given one label
+    kinds = ("method", "backbone", "tune")
+    settings = [{**{k: runs[k].iloc[0] for k in kinds}, **json.loads(runs["row_settings"].iloc[0])} for runs in rows]
     full = []
     for name, own in zip(names, settings, strict=True):
         namesakes = [other for n, other in zip(names, settings, strict=True) if n == name]
@@ -192,6 +238,13 @@ def _names(rows: Sequence[pd.DataFrame]) -> list[str]:
         told = ", ".join(f"{key.removeprefix('training.')}={own.get(key, '-')}" for key in keys)
         full.append(f"{name} [{told}]" if told else name)
     return full
+
+
+def _told(line: dict[str, Any], runs: pd.DataFrame, shown: Sequence[str]) -> dict[str, Any]:
+    """The line with what tables show of it."""
+    known = {metric: runs[FINAL + metric].notna() for metric in shown}
+    incomplete = [metric for metric, has in known.items() if has.any() and not has.all()]
+    return line | {"shown": json.dumps(shown), "incomplete": json.dumps(incomplete)}
 
 
 def _identity(name: str, runs: pd.DataFrame, headline: str) -> dict[str, Any]:
@@ -212,10 +265,10 @@ def _identity(name: str, runs: pd.DataFrame, headline: str) -> dict[str, Any]:
 def _cells(runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, Any]:
     cells: dict[str, Any] = {"seeds": len(runs)}
     for metric in dict.fromkeys(metrics):
-        cells[f"{metric}_mean"] = runs[FINAL + metric].mean()
-        cells[f"{metric}_std"] = runs[FINAL + metric].std(ddof=1)
+        cells[f"{metric}_mean"] = _mean(runs, metric)
+        cells[f"{metric}_std"] = runs[FINAL + metric].std(ddof=1, skipna=False)
     for cost in _COSTS:
-        cells[f"{cost}_mean"] = runs[FINAL + cost].mean() if FINAL + cost in runs else _NAN
+        cells[f"{cost}_mean"] = _mean(runs, cost)
     first = runs.iloc[0]
     named = {name: str(first[name]) for name in ("backbone", "tune")} | json.loads(first["row_settings"])
     own = {key.removeprefix("training."): value for key, value in named.items() if value != ""}
@@ -224,26 +277,64 @@ def _cells(runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, Any]:
     return cells
 
 
-def _baseline_of(runs: pd.DataFrame, rows: Sequence[pd.DataFrame], baseline: str) -> pd.DataFrame | None:
-    """The baseline's runs: the row of that name, or the row of that method or label nearest to ``runs``.
-
-    None where there is none, or several are as near.
-    """
-    asked = _untuned(baseline)
-    candidates = [other for other in rows if asked == _untuned(other["row"].iloc[0])]
-    if asked != baseline:
-        candidates = [other for other in candidates if baseline == other["row"].iloc[0]]
-    candidates = candidates or [other for other in rows if baseline == other["method"].iloc[0]]
-    candidates = candidates or [other for other in rows if baseline == _label(other["row"].iloc[0])]
-    for key in ("backbone", "tune", "tuned", "row_settings"):
-        alike = [other for other in candidates if _alike(other[key].iloc[0], runs[key].iloc[0], key)]
-        candidates = alike or candidates
-    return candidates[0] if len(candidates) == 1 else None
+def _mean(runs: pd.DataFrame, metric: str) -> float:
+    """Over all seeds: one that lacks the metric would be left out of this row's mean only, so there is none then."""
+    return float(runs[FINAL + metric].mean(skipna=False)) if FINAL + metric in runs else _NAN
 
 
-def _alike(one: object, other: object, key: str) -> bool:
+def _baseline_of(runs: pd.DataFrame, rows: Mapping[str, pd.DataFrame], baseline: str) -> _Baseline:
+    """What ``runs`` are compared with: the row of that name; or that of the label, else the method, of their kind."""
+    # a tuned row is meant as it is; another stands for its tuned twin as well
+    called_by = str if _untuned(baseline) != baseline else _untuned
+    whole = [other for name, other in rows.items() if baseline in (called_by(name), called_by(_named(other)))]
+    if whole:
+        return _one_of(runs, whole, _KINDS, baseline)
+    called = [other for other in rows.values() if baseline in (_label(_named(other)), other["method"].iloc[0])]
+    told = [baseline]
+    for key in _KINDS:
+        alike = [other for other in called if _alike(other, runs, key)]
+        if len(alike) < len(called):
+            told = _narrowed(told, key, runs)
+        called = alike
+    if not called:
+        return _Baseline(None, f"no {' '.join(told)}")
+    labelled = [other for other in called if baseline == _label(_named(other))]
+    return _one_of(runs, labelled or called, (), baseline)
+
+
+def _one_of(runs: pd.DataFrame, rows: list[pd.DataFrame], kinds: Sequence[str], baseline: str) -> _Baseline:
+    """Of the ``rows`` the one most like ``runs``: of their kinds, then with their settings, as far as any is."""
+    for key in (*kinds, "row_settings"):
+        rows = [other for other in rows if _alike(other, runs, key)] or rows
+    if len(rows) > 1:
+        return _Baseline(None, f"{len(rows)} rows are called {baseline}; give --baseline ROW")
+    return _Baseline(rows[0])
+
+
+def _narrowed(told: list[str], key: str, runs: pd.DataFrame) -> list[str]:
+    """The words for a baseline, with what a row asks of it."""
+    value = runs[key].iloc[0]
+    if key == "tuned":
+        return ["tuned" if value else "untuned", *told]
+    return [*told, f"on {value}" if key == "backbone" else f"({value})"]
+
+
+def _named(runs: pd.DataFrame) -> str:
+    return str(runs["row"].iloc[0])
+
+
+def _alike(one: pd.DataFrame, other: pd.DataFrame, key: str) -> bool:
+    values = one[key].iloc[0], other[key].iloc[0]
+    if key == "row_settings":
+        return _shared(values[0]) == _shared(values[1])
     # every method has a study of its own; what counts is whether there was one
-    return bool(one) == bool(other) if key == "tuned" else one == other
+    return bool(values[0]) == bool(values[1]) if key == "tuned" else bool(values[0] == values[1])
+
+
+def _shared(row_settings: str) -> dict[str, str]:
+    """The settings that rows of two methods can agree in: not a method's own, nor its study."""
+    settings = dict(json.loads(row_settings))
+    return {k: v for k, v in settings.items() if ("." not in k or k.startswith("training.")) and k != "tuned"}
 
 
 def _untuned(row: str) -> str:
@@ -277,7 +368,8 @@ def _paired(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _Reading) ->
 def _rounds_to_target(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _Reading) -> dict[str, Any]:
     metric, target = reading.target_metric, reading.target
     if target is None and base is not None:
-        target = float(base[FINAL + metric].mean())
+        mean = _mean(base, metric)
+        target = None if np.isnan(mean) else mean
     first: list[int | None] = []
     if reading.curves is not None and target is not None:
         first = rounds_to_target(reading.curves, list(runs["mlflow_id"]), metric, target)
@@ -314,5 +406,8 @@ def _target_remark(lines: Sequence[Mapping[str, Any]], baseline: str, reading: _
         return [f"target {reading.target:g} ({reading.target_metric})"]
     targets = sorted({round(line["target"], 1) for line in lines if not np.isnan(line["target"])})
     told = " or ".join(f"{target:.1f}" for target in targets)
-    own = " on the row's backbone" if len(targets) > 1 else ""
-    return [f"target {told}, the mean {reading.target_metric} that {_label(baseline)} ends with{own}"]
+    counted = [line for line in lines if not np.isnan(line["target"])]
+    each = {"backbone": "on the row's backbone", "tuned": "tuned or not like the row"}
+    own = [words for key, words in each.items() if len({line[key] for line in counted}) > 1]
+    which = f" {', '.join(own) or 'with the settings of the row'}" if len(targets) > 1 else ""
+    return [f"target {told}, the mean {reading.target_metric} that {_label(baseline)} ends with{which}"]

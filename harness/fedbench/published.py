@@ -11,13 +11,15 @@ from typing import Any
 import pandas as pd
 
 import fedbench
-from fedbench.comparable import Difference, differences
+from fedbench.comparable import Difference, differences, not_printed
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.suite import Key, Suite
 
 _PAPERS = {"capt": "CAPT", "clip2fl": "CLIP2FL", "fedclip": "FedCLIP", "fedglcl": "FedGLCL", "fst_cbdg": "FST-CBDG"}
 """What a file's paper calls its method; a file of yours goes by its name."""
 SEVERAL = "printed number"
+COMPARABLE, AS_PRINTED, NOT_COMPARABLE = "yes", "yes, as far as printed", "no"
+"""The column ``comparable``; it is empty where nothing is printed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,18 +88,23 @@ def beside(published: Published, runs: pd.DataFrame, headline: str, mean: float)
 
     ``published``, ``published_delta`` (ours minus printed), ``published_source``, ``published_keys`` (JSON),
     ``published_several`` (JSON of source and value, where the keys stand for different numbers; there is none to
-    compare with then), ``comparable`` (yes, no, or empty where nothing is printed), ``differs``, ``differences``
-    (JSON of aspect, printed, here), and ``published_<metric>`` for every metric the paper has a number of.
+    compare with then), ``comparable`` (yes, no, "yes, as far as printed" where the paper says only part of what it
+    ran, or empty where nothing is printed), ``differs`` (what differs, or what is not printed), ``differences`` (JSON
+    of aspect, printed, here), ``not_printed`` (JSON), and ``published_<metric>`` for every metric the paper has a
+    number of.
     """
     keys = list(dict.fromkeys(text for run in runs["published"] for text in _keys(run)))
     run = {str(name): entry for name, entry in runs.iloc[0].items()}
     told = {f"published_{metric}": _one(_picked(published, keys, metric, run))[0] for metric in published.metrics}
     lines = _picked(published, keys, headline, run)
     value, several = _one(lines)
-    found = list(dict.fromkeys(d for fact in lines for d in differences(fact, run, headline)))
+    found = list(dict.fromkeys(d for fact in lines for d in differences(fact, run, headline, published.paper)))
+    unsaid = list(dict.fromkeys(name for fact in lines for name in not_printed(fact)))
     if several:
         values = ", ".join(dict.fromkeys(f"{fact['value']} in table {fact['table']}" for fact in several))
         found.append(Difference(SEVERAL, values, "one"))
+    agreed = AS_PRINTED if unsaid else COMPARABLE
+    said = [str(difference) for difference in found] or [f"{name} not printed" for name in unsaid]
     return {
         "published": value,
         "published_delta": mean - value,
@@ -106,9 +113,10 @@ def beside(published: Published, runs: pd.DataFrame, headline: str, mean: float)
         "published_several": json.dumps(
             [{"source": _source(published.paper, [fact]), "value": float(fact["value"])} for fact in several]
         ),
-        "comparable": ("no" if found else "yes") if lines else "",
-        "differs": ", ".join(str(difference) for difference in found),
+        "comparable": (NOT_COMPARABLE if found else agreed) if lines else "",
+        "differs": ", ".join(said),
         "differences": json.dumps([[d.aspect, d.printed, d.here] for d in found], ensure_ascii=False),
+        "not_printed": json.dumps(unsaid),
         **told,
     }
 
@@ -138,7 +146,7 @@ def _picked(published: Published, keys: Iterable[str], metric: str, run: Mapping
         if columns >= set(key):
             lines = matching(published.facts, {**key, "metric": published.metrics[metric]})
             picked |= dict(zip(lines.index, lines.to_dict("records"), strict=True))
-    same = [fact for fact in picked.values() if not differences(fact, run, metric)]
+    same = [fact for fact in picked.values() if not differences(fact, run, metric, published.paper)]
     return same or list(picked.values())
 
 

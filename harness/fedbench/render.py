@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from rich.text import Text
 from fedbench.tables import Column, Shown, tables
 
 _ANY_WIDTH = 10_000
+_MARKUP = re.compile(r"[|*`]")
+_BACKTICKS = re.compile("`+")
 
 
 class _Terminal:
@@ -49,7 +52,7 @@ def to_markdown(board: pd.DataFrame) -> str:
     for shown in tables(board):
         columns = [shown.rank, *shown.names, *shown.scores, *shown.further]
         aligned = ["---:" if column.heading == "#" or column not in shown.names else "---" for column in columns]
-        lines = [[column.heading for column in columns], aligned]
+        lines = [[_markdown(column.heading) for column in columns], aligned]
         lines += [[_markdown_cell(column, number) for column in columns] for number in range(len(shown.rows))]
         rows = ["| " + " | ".join(line) + " |" for line in lines]
         notes = [part for note in shown.notes for part in (_markdown(note), "")]
@@ -104,7 +107,15 @@ def _markdown_cell(column: Column, line: int) -> str:
 
 
 def _markdown(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*")
+    """``text`` on one line, without what Markdown would take for markup."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
+
+
+def _code(text: str) -> str:
+    """``text`` on one line, between more backticks than it has in a row."""
+    plain = " ".join(text.split())
+    fence = "`" * (1 + max((len(run) for run in _BACKTICKS.findall(plain)), default=0))
+    return f"{fence}{plain}{fence}" if fence == "`" else f"{fence} {plain} {fence}"
 
 
 def _settings_list(shown: Shown) -> Iterator[str]:
@@ -113,10 +124,11 @@ def _settings_list(shown: Shown) -> Iterator[str]:
     yield ""
     for row in shown.rows:
         own = f": {_assigned(row.settings)}" if row.settings else ""
-        tuned = f"; tuned: {', '.join(f'{key} {value}' for key, value in row.tuning.items())}" if row.tuning else ""
-        runs = " ".join(f"`{run}`" for run in row.runs)
+        spent = _markdown(", ".join(f"{key} {value}" for key, value in row.tuning.items()))
+        tuned = f"; tuned: {spent}" if spent else ""
+        runs = " ".join(_code(run) for run in row.runs)
         yield f"- {_markdown(row.name)}, {row.seeds}{own}{tuned}; run{'s' if len(row.runs) > 1 else ''} {runs}"
 
 
 def _assigned(settings: dict[str, str]) -> str:
-    return ", ".join(f"`{key}={value}`" for key, value in settings.items())
+    return ", ".join(_code(f"{key}={value}") for key, value in settings.items())

@@ -7,30 +7,32 @@ import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pandas as pd
 
 from fedbench.errors import FedbenchError, unknown_name
+from fedbench.parameters import DEFAULTS
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import OPTIMISER_KEYS, Training
-from fedbench.store import EXPERIMENT, FINAL, open_store, runs_of
+from fedbench.store import EXPERIMENT, FINAL, local_artifacts, open_store, runs_of
 from fedbench.suite import suite_names
+
+# isort: split
+# after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+_Read = TypeVar("_Read", dict[str, Any], list[Any])
 _NOT_BUDGET = OPTIMISER_KEYS | {"eval_every", "finetune_epochs"}
 BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET)
 """Fields of `Training` in which runs of one table must agree."""
 _ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every")
 """Parameters with a column of their own, or without influence on the final model."""
-_SCENARIO_DEFAULTS = {
-    name: default if isinstance(default, str) else "none" if default is None else json.dumps(default)
-    for name, default in Scenario().model_dump(mode="json").items()
-}
-"""As runs record them."""
 _COUNTS = ("num_clients", "cohort_size", "num_train", "num_test", "trainable_parameters")
 GROUPS = tuple(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
 _OVERALL = "global_accuracy"
@@ -71,10 +73,20 @@ def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
 
 def _commands(client: MlflowClient, frame: pd.DataFrame) -> list[str]:
     """What made each run, as JSON: the command that tuned its values, where one did, and the one that ran it."""
-    parents = {parent: client.get_run(parent).data.tags for parent in frame["parent"].unique() if parent}
+    parents = {parent: _tags(client, parent) for parent in frame["parent"].unique() if parent}
     ran = [parents.get(parent, {}).get("fedbench.command", "") for parent in frame["parent"]]
     pairs = zip(frame["tuned_by"], ran, strict=True)
     return [json.dumps([command for command in pair if command], ensure_ascii=False) for pair in pairs]
+
+
+def _tags(client: MlflowClient, run: str) -> dict[str, str]:
+    """The run's tags; none where it was purged from the store."""
+    try:
+        return dict(client.get_run(run).data.tags)
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise
+        return {}
 
 
 def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd.DataFrame:
@@ -108,24 +120,30 @@ def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any
     """How the data of the runs in ``results`` were dealt, by MLflow id: their artifact ``federation.json``.
 
     ``classnames``, ``class_counts`` (clients x classes) and ``groups`` (name -> class indices). Runs that lack it (of
-    an older version) are left out.
+    an older version, or without their artifacts) are left out.
     """
     client = open_store(uri, create=False)
     if client is None:
         return {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_REQUESTS) as pool:
         runs = list(dict.fromkeys(results["mlflow_id"]))
-        read = list(pool.map(lambda run: _federation(client, run, Path(folder)), runs))
+        read = list(pool.map(lambda run: _federation(client, uri, run, Path(folder)), runs))
     return {run: federation for run, federation in zip(runs, read, strict=True) if federation is not None}
 
 
-def _federation(client: MlflowClient, run: str, folder: Path) -> dict[str, Any] | None:
-    if _FEDERATION not in {artifact.path for artifact in client.list_artifacts(run)}:
+def _federation(client: MlflowClient, uri: str, run: str, folder: Path) -> dict[str, Any] | None:
+    try:
+        here = local_artifacts(uri, client.get_run(run))
+    except FedbenchError:
         return None
-    own = folder / run
-    own.mkdir()
-    file = Path(client.download_artifacts(run, _FEDERATION, str(own)))
-    return dict(json.loads(file.read_text(encoding="utf-8")))
+    if here is None:
+        if _FEDERATION not in {artifact.path for artifact in client.list_artifacts(run)}:
+            return None
+        here = folder / run
+        here.mkdir()
+        client.download_artifacts(run, _FEDERATION, str(here))
+    file = here / _FEDERATION
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 
 def _remedy(suite: str | None) -> str:
@@ -143,6 +161,7 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
     # a partition's own number; the fields of the others are without effect
     own = {
         "dirichlet": "dirichlet_alpha",
+        "creff_equal": "dirichlet_alpha",
         "shards": "shards_per_client",
         "classes_per_client": "classes_per_client",
         "domain": "clients_per_domain",
@@ -168,31 +187,29 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
 
 
 def _line(suite: str, run: Run) -> dict[str, Any]:
-    tags, params = run.data.tags, run.data.params
-    recorded = {key.removeprefix("scenario."): v for key, v in params.items() if key.startswith("scenario.")}
-    # a field that is younger than the run had no other effect then than its default has now
-    scenario = _SCENARIO_DEFAULTS | recorded
+    tags, params = run.data.tags, DEFAULTS | run.data.params
+    scenario = {key.removeprefix("scenario."): v for key, v in params.items() if key.startswith("scenario.")}
     # methods with and without labels meet in one table, as in the papers; the row's name and settings tell
-    labels = scenario.pop("labels", "visible")
-    budget = {name: params.get(f"training.{name}", "") for name in BUDGET}
+    labels = scenario.pop("labels")
+    budget = {name: params[f"training.{name}"] for name in BUDGET}
     apart = {f"training.{name}" for name in BUDGET} | set(_ELSEWHERE)
     settings = {k: v for k, v in params.items() if k not in apart and not k.startswith("scenario.")}
     # other weights under the same backbone's name are another row
     settings["labels"] = labels
     settings["weights"] = tags.get("fedbench.weights_hash", "")[:8]
-    tuning = json.loads(tags.get("fedbench.tuning", "{}"))
+    tuning = _read(tags.get("fedbench.tuning", ""), dict)
     return {
         "suite": suite,
         "row": tags.get("fedbench.row", ""),
         "setting": tags.get("fedbench.setting", ""),
-        **{name: params.get(name, "") for name in ("method", "backbone", "tune", "dataset")},
+        **{name: params[name] for name in ("method", "backbone", "tune", "dataset")},
         "scenario": scenario_summary(scenario),
         "seed": int(params["seed"]),
         **budget,
         "run_id": tags.get("fedbench.run_id", ""),
         "mlflow_id": run.info.run_id,
         "scale": tags.get("fedbench.scale", ""),
-        "tuned": params.get("tuned", ""),
+        "tuned": params["tuned"],
         "tuned_by": tuning.pop("command", ""),
         "tuning": json.dumps(tuning, ensure_ascii=False),
         "parent": tags.get("mlflow.parentRunId", ""),
@@ -200,10 +217,19 @@ def _line(suite: str, run: Run) -> dict[str, Any]:
         **{name: int(tags.get(f"fedbench.{name}", 0)) for name in _COUNTS},
         "started": pd.to_datetime(run.info.start_time, unit="ms", utc=True),
         "scenario_settings": json.dumps(scenario, sort_keys=True),
-        "published": tags.get("fedbench.published", "[]"),
+        "published": json.dumps(_read(tags.get("fedbench.published", ""), list), ensure_ascii=False),
         "row_settings": json.dumps(settings, sort_keys=True),
         **{key: v for key, v in run.data.metrics.items() if key.startswith(FINAL)},
     }
+
+
+def _read(text: str, kind: type[_Read]) -> _Read:
+    """The JSON of a tag; empty where there is none, or an older version left it cut off."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return kind()
+    return found if isinstance(found, kind) else kind()
 
 
 def _same(given: object, default: object) -> bool:

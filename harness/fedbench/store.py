@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
@@ -47,11 +48,11 @@ for _noisy in ("mlflow", "alembic"):
     logging.getLogger(_noisy).setLevel(logging.WARNING)
 
 
-def store_uri(store: str | None) -> str:
+def store_uri(store: str | None, *, to_write: bool = True) -> str:
     """The MLflow tracking URI of ``--store``: a folder (a SQLite file in it), or a tracking URI as it is.
 
     None is ``MLFLOW_TRACKING_URI`` where that is set, else the folder ``fedbench-store`` here. Nothing is created yet;
-    a place that cannot become a store raises FedbenchError.
+    a place that cannot become a store raises FedbenchError. Without ``to_write`` it need not be writable.
     """
     if store is None:
         from_environment = os.environ.get("MLFLOW_TRACKING_URI", "")
@@ -68,7 +69,7 @@ def store_uri(store: str | None) -> str:
     nearest = next(place for place in (folder, *folder.parents) if place.exists())
     if not nearest.is_dir():
         raise FedbenchError(f"--store {given!r}: {str(nearest)!r} is a file, not a folder; choose another folder.")
-    if not os.access(nearest, os.W_OK | os.X_OK):
+    if to_write and not os.access(nearest, os.W_OK | os.X_OK):
         raise FedbenchError(f"--store {given!r}: {str(nearest)!r} is not writable; choose another folder.")
     return f"{_SQLITE}{folder.as_posix()}/mlflow.db"
 
@@ -119,6 +120,29 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
         for key, value in experiment_tags(prefix == TUNING).items():
             client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
+
+
+def local_artifacts(uri: str, run: Run) -> Path | None:
+    """The folder of the run's artifacts on this disk; None where they are elsewhere, for the client to download.
+
+    MLflow records where they were written. Of a store that was moved or copied since, they are where `experiment_of`
+    puts them, beside the database. Raises FedbenchError where they are neither there nor where they were.
+    """
+    recorded = urlparse(str(run.info.artifact_uri))
+    if recorded.scheme not in ("", "file"):
+        return None
+    was = Path(url2pathname(recorded.path) if recorded.scheme else str(run.info.artifact_uri))
+    database = _database(uri)
+    # <folder of the experiment>/<run>/artifacts
+    beside = None if database is None else database.parent.joinpath("artifacts", *was.parts[-3:])
+    for place in (was, beside):
+        if place is not None and place.is_dir():
+            return place
+    here = "" if beside is None else f", nor in {str(beside)!r}"
+    raise FedbenchError(
+        f"the artifacts of run {run.info.run_id} are not in {str(was)!r}, where they were written{here}; bring the "
+        "store's folder artifacts along with its database."
+    )
 
 
 def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:

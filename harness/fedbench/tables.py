@@ -8,24 +8,14 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from fedbench.published import in_order
+from fedbench.published import AS_PRINTED, NOT_COMPARABLE, in_order
 from fedbench.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
+from fedbench.wording import NONE, heading, megabytes, spread
 
-NONE = "–"
 SIGN = "*"
 """Stands after a significant difference."""
-_MEGA = 1e6
-_SHORT = {
-    "global": "accuracy",
-    "domain_mean": "domains",
-    "unseen_domain": "unseen",
-    "seen_domain": "seen",
-    "selected_unseen_domain": "unseen (selected)",
-    "selected_seen_domain": "seen (selected)",
-    "selected_domain_mean": "domains (selected)",
-    "finetuned_mean_client": "fine-tuned",
-    "worst_client": "worst",
-}
+_MARKS = {NOT_COMPARABLE: "≠", AS_PRINTED: "≈"}
+"""Stands before a printed number that is not, or not wholly, known to be of the same conditions."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +95,14 @@ def _shown(block: pd.DataFrame) -> Shown:
         letters="" if shared else f"on: {legend}",
         scores=[*_scores(block), *_difference(block)],
         further=[*_published(block), *_costs(block)],
-        notes=[*_significance(block), *_differs(block), *_tuned(block, labels), *_to_target(block)],
+        notes=[
+            *_significance(block),
+            *_without_baseline(block),
+            *_incomplete(block),
+            *_differs(block),
+            *_tuned(block, labels),
+            *_to_target(block),
+        ],
         common=common,
         rows=rows,
     )
@@ -118,12 +115,12 @@ def _scores(block: pd.DataFrame) -> Iterator[Column]:
             # all that look best at the shown precision
             rounded = means.round(1)
             best = (rounded == rounded.max()).tolist() if len(block) > 1 else []
-            yield Column(_heading(metric), [_spread(*pair) for pair in _pairs(block, metric)], best)
+            yield Column(heading(metric), [spread(*pair) for pair in _pairs(block, metric)], best)
 
 
 def _difference(block: pd.DataFrame) -> Iterator[Column]:
     if (block["delta_seeds"] > 0).any():
-        cells = [_spread(*pair, sign="+") for pair in _pairs(block, "delta")]
+        cells = [spread(*pair, sign="+") for pair in _pairs(block, "delta")]
         signs = [SIGN if said == SIGNIFICANT else "" for said in block["significance"]]
         yield Column(f"Δ {block['baseline'].iloc[0].partition(' · ')[0]}", cells, signs=signs)
 
@@ -136,14 +133,14 @@ def _published(block: pd.DataFrame) -> Iterator[Column]:
         block["published"], block["published_several"], block["comparable"], strict=True
     ):
         number = f"{value:.1f}" if pd.notna(value) else "several" if json.loads(several) else NONE
-        cells.append(f"≠ {number}" if comparable == "no" else number)
+        cells.append(f"{_MARKS[comparable]} {number}" if comparable in _MARKS else number)
     yield Column("paper", cells)
     if block["published_delta"].notna().any():
-        yield Column("Δ paper", [_spread(delta, float("nan"), sign="+") for delta in block["published_delta"]])
+        yield Column("Δ paper", [spread(delta, float("nan"), sign="+") for delta in block["published_delta"]])
 
 
 def _costs(block: pd.DataFrame) -> Iterator[Column]:
-    yield Column("MB", [_megabytes(n) for n in block["bytes_up_mean"] + block["bytes_down_mean"]])
+    yield Column("MB", [megabytes(n) for n in block["bytes_up_mean"] + block["bytes_down_mean"]])
     yield Column("train s", [NONE if pd.isna(s) else f"{s:.1f}" for s in block["train_seconds_mean"]])
     if (block["target_reached"] != "").any():
         means = zip(block["rounds_to_target_mean"], block["target_reached"], strict=True)
@@ -179,6 +176,25 @@ def _significance(block: pd.DataFrame) -> Iterator[str]:
         yield f"significance not tested{which}: {reason}"
 
 
+def _without_baseline(block: pd.DataFrame) -> Iterator[str]:
+    """Which rows are compared with nothing, and why."""
+    without = block[block["baseline_note"] != ""]
+    for why, rows in without.groupby("baseline_note", sort=False):
+        which = f" for {', '.join(dict.fromkeys(rows['label']))}" if len(rows) < len(block) else ""
+        yield f"no baseline{which}: {why}"
+
+
+def _incomplete(block: pd.DataFrame) -> Iterator[str]:
+    """Where a mean is missing since a seed is."""
+    lacking: dict[str, list[str]] = {}
+    for label, text in zip(block["label"], block["incomplete"], strict=True):
+        for metric in json.loads(text):
+            lacking.setdefault(metric, []).append(label)
+    for metric, labels in lacking.items():
+        last = ", ranked last" if metric == block["headline"].iloc[0] else ""
+        yield f"no mean of {heading(metric)} for {', '.join(labels)}, which some seed lacks{last}"
+
+
 def _differs(block: pd.DataFrame) -> Iterator[str]:
     """Where the printed numbers stand, and once for the table in what its runs differ from theirs."""
     if "published" not in block or not (block["comparable"] != "").any():
@@ -201,7 +217,10 @@ def _differs(block: pd.DataFrame) -> Iterator[str]:
     told = ", ".join(
         f"{name} ({' / '.join(theirs)}, here {' / '.join(ours)})" for name, (theirs, ours) in found.items()
     )
-    yield f"paper: {', '.join(sources)}" + (f"; ≠ not comparable, differs in {told}" if told else "")
+    partly = block.loc[block["comparable"] == AS_PRINTED, "not_printed"]
+    unsaid = list(dict.fromkeys(name for text in partly for name in json.loads(text)))
+    known = f"; ≈ comparable as far as printed, which {', '.join(unsaid)} are not" if unsaid else ""
+    yield f"paper: {', '.join(sources)}" + (f"; ≠ not comparable, differs in {told}" if told else "") + known
 
 
 def _tuned(block: pd.DataFrame, labels: list[str]) -> Iterator[str]:
@@ -241,22 +260,3 @@ def _letter(number: int) -> str:
 
 def _pairs(block: pd.DataFrame, name: str) -> Iterator[tuple[float, float]]:
     return zip(block[f"{name}_mean"].tolist(), block[f"{name}_std"].tolist(), strict=True)
-
-
-def _spread(mean: float, std: float, sign: str = "") -> str:
-    if pd.isna(mean):
-        return NONE
-    # z: a difference that rounds to nothing is not negative
-    return f"{mean:{sign}z.1f}" + ("" if pd.isna(std) else f" ± {std:.1f}")
-
-
-def _heading(metric: str) -> str:
-    stem = metric.rpartition("/")[2].removesuffix("_accuracy")
-    return _SHORT.get(stem, stem.replace("_", " "))
-
-
-def _megabytes(count: float) -> str:
-    if pd.isna(count):
-        return NONE
-    size = count / _MEGA
-    return f"{size:,.0f}" if size >= 100 else f"{size:.1f}" if size >= 10 else f"{size:.2f}"

@@ -18,6 +18,7 @@ from fedbench.artifacts import write_artifacts
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl
 from fedbench.invocation import Invocation, counted
+from fedbench.parameters import flat_params
 from fedbench.provenance import code_hash, commit, versions
 from fedbench.recording import (
     COMMIT,
@@ -48,6 +49,7 @@ from fedbench.store import (
 # isort: split
 # after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported
 from mlflow.entities import Metric
+from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
 
 __all__ = [
     "Tracking",
@@ -267,8 +269,8 @@ def run_tags(spec: RunSpec) -> dict[str, str]:
         "row": spec.row,
         "setting": spec.setting,
         "scale": spec.scale,
-        "tuning": json.dumps(spec.tuning),
-        "published": json.dumps(spec.published),
+        "tuning": _tuning_tag(spec.tuning),
+        "published": _json_tag("published", spec.published),
     }
     return {
         KIND: RUN,
@@ -290,15 +292,19 @@ def _what(spec: RunSpec) -> str:
     return f"**{spec.row}**{where}, seed {spec.seed}, on `{spec.dataset}`."
 
 
-def flat_params(spec: RunSpec) -> dict[str, str]:
-    """The whole spec as text: ``scenario.*``, ``training.*``, ``METHOD.*``, the rest by name. None is ``none``."""
-    content = spec.model_dump(mode="json")
-    sections = {"": content, "scenario.": content.pop("scenario"), "training.": content.pop("training")}
-    sections |= {f"{method}.": values for method, values in content.pop("params").items()}
-    return {f"{head}{name}": _text(value) for head, values in sections.items() for name, value in values.items()}
+def _json_tag(name: str, value: Any) -> str:
+    """``value`` as the text of the tag; what MLflow would cut could not be read again, so it is refused."""
+    text = json.dumps(value)
+    if len(text) > MAX_TAG_VAL_LENGTH:
+        raise FedbenchError(
+            f"the tag fedbench.{name} of a run has {len(text)} characters, and MLflow keeps {MAX_TAG_VAL_LENGTH}; "
+            f"shorten what the suite gives as {name}."
+        )
+    return text
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _tuning_tag(tuning: Mapping[str, str]) -> str:
+    """What the study spent; without its command where that would make the tag too long."""
+    if len(json.dumps(tuning)) > MAX_TAG_VAL_LENGTH:
+        tuning = {name: value for name, value in tuning.items() if name != "command"}
+    return _json_tag("tuning", tuning)

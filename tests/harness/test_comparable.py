@@ -5,28 +5,36 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.comparable import differences
+from fedbench.comparable import differences, not_printed
 from fedbench.expand import expand
+from fedbench.parameters import flat_params
 from fedbench.published import load_published, matching
 from fedbench.resolve import Overrides
+from fedbench.scenarios.scenario import Scenario
+from fedbench.spec import RunSpec
 from fedbench.suite import load_suite
-from fedbench.tracking import flat_params
 
 FOLDER = Path(__file__).parents[2] / "leaderboards" / "published"
 FACT = {
     "dataset": "CIFAR-10-LT", "backbone": "ResNet-8", "partition": "dirichlet", "partition_value": "0.5",
     "imbalance_factor": "100", "clients": "20", "participation": "0.4", "rounds": "200", "group": "",
+    "scenario": "long_tail+label_skew", "metric": "accuracy", "variant": "",
 }  # fmt: skip
-SCENARIO = {
-    "imbalance": "exponential", "imbalance_factor": "100.0", "partition": "creff_equal", "dirichlet_alpha": "0.5",
-    "participation": "0.4", "shards_per_client": "2",
-}  # fmt: skip
+OURS = Scenario(imbalance="exponential", partition="creff_equal", participation=0.4)
 RUN = {"dataset": "cifar10", "backbone": "resnet8", "num_clients": 20, "rounds": "200", "tuned": ""}
 
 
-def told(fact=None, scenario=None, metric="global_accuracy", **run):
-    line = {**RUN, **run, "scenario_settings": json.dumps({**SCENARIO, **(scenario or {})})}
-    return [str(difference) for difference in differences({**FACT, **(fact or {})}, line, metric)]
+def recorded(scenario):
+    """A scenario as a line of results has it: apart from whether labels are hidden."""
+    params = flat_params(RunSpec(scenario=scenario))
+    own = {key.removeprefix("scenario."): value for key, value in params.items() if key.startswith("scenario.")}
+    labels = own.pop("labels")
+    return {"scenario_settings": json.dumps(own), "row_settings": json.dumps({"labels": labels})}
+
+
+def told(fact=None, scenario=None, metric="global_accuracy", paper="", **run):
+    line = {**RUN, **run, **recorded(OURS.model_copy(update=scenario or {}))}
+    return [str(difference) for difference in differences({**FACT, **(fact or {})}, line, metric, paper)]
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar10?download=true", "hf:uoft-cs/cifar10"])
@@ -49,15 +57,15 @@ def test_the_papers_own_conditions_do_not_differ(dataset, backbone):
         ({"backbone": "U-Net"}, {}, {}, "backbone (U-Net, here resnet8, unknown)"),
         ({"backbone": "AlexNet"}, {}, {"backbone": "alexnet?resize=64"},
          "backbone (AlexNet, here alexnet?resize=64, unknown)"),
-        ({}, {"imbalance_factor": "50.0"}, {}, "imbalance (100, here 50)"),
+        ({}, {"imbalance_factor": 50.0}, {}, "imbalance (100, here 50)"),
         ({}, {"imbalance": "none"}, {}, "imbalance (100, here none)"),
         ({"imbalance_factor": ""}, {"imbalance": "none"}, {}, "imbalance (exponential, here none)"),
         ({"dataset": "CIFAR-10", "imbalance_factor": ""}, {}, {}, "imbalance (none, here 100)"),
-        ({}, {"dirichlet_alpha": "0.1"}, {}, "partition (dirichlet 0.5, here creff_equal 0.1)"),
+        ({}, {"dirichlet_alpha": 0.1}, {}, "partition (dirichlet 0.5, here creff_equal 0.1)"),
         ({}, {"partition": "shards"}, {}, "partition (dirichlet 0.5, here shards 2)"),
         ({}, {"partition": "iid"}, {}, "partition (dirichlet 0.5, here iid)"),
         ({}, {}, {"num_clients": 10}, "clients (20, here 10)"),
-        ({}, {"participation": "1.0"}, {}, "participation (0.4, here 1.0)"),
+        ({}, {"participation": 1.0}, {}, "participation (0.4, here 1.0)"),
         ({}, {}, {"rounds": "20"}, "rounds (200, here 20)"),
         ({"group": "avg"}, {}, {}, "metric (mean over domains, here over all samples)"),
         ({}, {}, {"tuned": "study"}, "hyper-parameters (the paper's, here tuned)"),
@@ -67,10 +75,101 @@ def test_every_condition_alone_makes_a_difference(fact, scenario, run, said):
     assert told(fact, scenario, **run) == [said]
 
 
+# every field of a scenario: a change of it alone, and the difference it makes; None where it makes none, since papers
+# don't say it in a column, or fedbench's field is one that the others' choice leaves without effect
+FIELDS = {
+    "imbalance": ({"imbalance": "natural"}, "imbalance (100, here natural)"),
+    "imbalance_factor": ({"imbalance_factor": 50.0}, "imbalance (100, here 50)"),
+    "imbalance_order": ({"imbalance_order": "shuffled"}, "order of the classes (label, here shuffled)"),
+    "partition": ({"partition": "iid"}, "partition (dirichlet 0.5, here iid)"),
+    "clients": ({"clients": 7}, None),  # the data decide how many there are: num_clients is compared
+    "dirichlet_alpha": ({"dirichlet_alpha": 0.1}, "partition (dirichlet 0.5, here creff_equal 0.1)"),
+    "dirichlet_scheme": ({"partition": "dirichlet", "dirichlet_scheme": "uncapped"}, None),
+    "min_client_size": ({"min_client_size": 1}, None),
+    "shards_per_client": ({"shards_per_client": 5}, None),
+    "shard_scheme": ({"shard_scheme": "sorted"}, None),
+    "classes_per_client": ({"classes_per_client": 5}, None),
+    "class_scheme": ({"class_scheme": "round_robin"}, None),
+    "equal_sizes": ({"equal_sizes": True}, "client sizes (as dealt, here cut to equal ones)"),
+    "clients_per_domain": ({"clients_per_domain": 3}, None),
+    "holdout_domain": ({"holdout_domain": "sketch"}, "held-out domain (none, here sketch)"),
+    "domain_split": ({"domain_split": "60/20/20"}, None),
+    "labels": ({"labels": "hidden"}, "labels (visible, here hidden)"),
+    "participation": ({"participation": 1.0}, "participation (0.4, here 1.0)"),
+    "dropout": ({"dropout": 0.25}, "dropping out (none, here 0.25)"),
+    "validation": ({"validation": 0.2}, "scored on (test, here 20 % of the training data)"),
+    "groups": ({"groups": "thirds"}, None),  # of the groups' own accuracies, see below
+    "partition_seed": ({"partition_seed": 3}, None),
+}
+
+
+def test_of_every_field_of_a_scenario_it_is_decided_whether_it_makes_a_difference():
+    assert set(FIELDS) == set(Scenario.model_fields)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_of_the_scenario_makes_the_difference_that_was_decided(name):
+    change, said = FIELDS[name]
+    assert told({}, change) == ([] if said is None else [said])
+
+
+@pytest.mark.parametrize("partition", ["shards", "classes_per_client"])
+def test_the_value_of_the_partition_in_use_makes_a_difference(partition):
+    fact, field = (
+        {"partition": partition, "partition_value": "2"},
+        f"{partition.removesuffix('_per_client')}_per_client",
+    )
+    assert told(fact, {"partition": partition}) == []
+    assert told(fact, {"partition": partition, field: 5}) == [f"partition ({partition} 2, here {partition} 5)"]
+
+
+def test_groups_of_classes_are_compared_by_the_papers_rule():
+    assert told(scenario={"groups": "cumulative_exclusive"}, metric="tail_accuracy", paper="CAPT") == []
+    assert told(scenario={"groups": "shots"}, metric="few_accuracy", paper="CLIP2FL") == []
+    said = ["groups of classes (cumulative_exclusive, here thirds)"]
+    assert told(scenario={"groups": "thirds"}, metric="tail_accuracy", paper="CAPT") == said
+    assert told(metric="tail_accuracy", paper="mine") == ["groups of classes (unknown, here cumulative_exclusive)"]
+
+
+@pytest.mark.parametrize(
+    ("fact", "holdout", "said"),
+    [
+        ({"metric": "accuracy_generalization", "group": "A"}, "art_painting", []),
+        ({"metric": "accuracy_generalization", "group": "A"}, "painting", []),
+        ({"metric": "accuracy_generalization", "group": "A"}, "photo", ["held-out domain (A, here photo)"]),
+        ({"metric": "accuracy_personalization", "group": "avg", "variant": "target=S"}, "sketch", []),
+        ({"metric": "accuracy_personalization", "group": "S", "variant": "target=P"}, "sketch",
+         ["held-out domain (P, here sketch)"]),
+        ({"metric": "accuracy_comprehensive", "group": "avg"}, "sketch", []),
+        ({"metric": "accuracy_comprehensive", "group": "avg"}, None, ["held-out domain (one of them, here none)"]),
+    ],
+)  # fmt: skip
+def test_the_domain_that_is_only_tested_is_the_papers(fact, holdout, said):
+    assert told(fact, {"holdout_domain": holdout}, metric="selected_unseen_domain_accuracy") == said
+
+
+def test_other_rounds_than_the_last_are_compared_with_their_like():
+    assert told(metric="last10_accuracy") == ["metric (of the last round, here mean of the last ten rounds)"]
+    assert told(metric="oracle_accuracy") == ["metric (of the last round, here best round on the test split)"]
+    assert told({"metric": "accuracy_last10"}, metric="last10_accuracy") == []
+
+
+def test_hidden_labels_are_those_of_numbers_without_labels():
+    assert told({"scenario": "unsupervised"}, {"labels": "hidden"}) == []
+
+
+def test_lists_of_files_bring_their_own_tail():
+    fact = {"dataset": "ImageNet-LT", "imbalance_factor": ""}
+    assert told(fact, {"imbalance": "natural"}, dataset="listfile:ImageNet-LT") == []
+    assert told(fact, {"imbalance": "none"}, dataset="listfile:ImageNet-LT") == ["imbalance (natural, here none)"]
+
+
 def test_what_the_paper_does_not_say_is_not_compared():
     silent = dict.fromkeys(("backbone", "partition", "partition_value", "clients", "participation", "rounds"), "")
-    assert told(silent, {"partition": "iid", "participation": "1.0"}, rounds="1", num_clients=3, backbone="x") == []
-    assert told({"partition_value": ""}, {"dirichlet_alpha": "0.1"}) == []
+    assert told(silent, {"partition": "iid", "participation": 1.0}, rounds="1", num_clients=3, backbone="x") == []
+    assert told({"partition_value": ""}, {"dirichlet_alpha": 0.1}) == []
+    assert not_printed({**FACT, **silent}) == ["backbone", "partition", "clients", "participation", "rounds"]
+    assert not_printed(FACT) == []
 
 
 def test_a_mean_over_domains_is_compared_with_the_mean_over_domains():
@@ -118,15 +217,13 @@ def test_a_replay_at_paper_scale_is_comparable_and_an_embedded_one_never_is(name
     facts = load_published(suite.published, FOLDER)
     checked = 0
     for spec in expand(suite, Overrides(scale=scale, seeds=(0,))):
-        params = flat_params(spec)
-        scenario = {k.removeprefix("scenario."): v for k, v in params.items() if k.startswith("scenario.")}
         run = {
             "dataset": spec.dataset,
             "backbone": spec.backbone,
             "num_clients": spec.scenario.clients,
-            "rounds": params["training.rounds"],
+            "rounds": str(spec.training.rounds),
             "tuned": "",
-            "scenario_settings": json.dumps(scenario),
+            **recorded(spec.scenario),
         }
         for key in spec.published:
             for fact in matching(facts, key).to_dict("records"):

@@ -11,8 +11,9 @@ import pytest
 from fedbench import store, tracking
 from fedbench.cli.app import main
 from fedbench.cli.compare import shortened, sparkline, spread
-from fedbench.comparing import Comparison, compare, curves_beside, differences, metrics_beside
+from fedbench.comparing import Comparison, compare, curves_beside, differences, metrics_beside, settings_of
 from fedbench.errors import FedbenchError
+from fedbench.finding import find_run, reading_client
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult
 from fedbench.spec import RunSpec, Training
 from fedbench.tracking import Tracking
@@ -69,6 +70,14 @@ def test_settings_that_differ_come_by_dotted_key_and_equal_ones_are_counted(comp
     # all settings of the left run and what its suite calls it, but for the five that differ there
     told_by_the_suite = 4
     assert compared.equal_settings == len(tracking.flat_params(LEFT)) + told_by_the_suite - 5
+
+
+def test_a_setting_that_is_younger_than_a_run_is_its_default(uri: str) -> None:
+    run = find_run(reading_client(uri), LEFT.run_id)
+    before = settings_of(run)
+    del run.data.params["head_scale"], run.data.params["training.augment"]
+    assert settings_of(run) == before and before["training.augment"] == "none"
+    assert differences(settings_of(run), before)[0].empty
 
 
 def test_provenance_that_differs_is_shown(compared: Comparison) -> None:

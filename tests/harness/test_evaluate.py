@@ -205,6 +205,28 @@ def test_the_clients_own_models_count(recorded: Recorded, monkeypatch: pytest.Mo
     assert not again.is_equal and again.changed_predictions == 0
 
 
+def test_predictions_that_are_missing_have_changed(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = artifacts.read_predictions
+    monkeypatch.setattr("fedbench.evaluation.read_predictions", lambda *given: read(*given)[:-2])
+    again = evaluate_again(recorded.uri, recorded.specs["moon"].run_id, recorded.settings)
+    assert again.changed_predictions == 2 and not again.is_equal
+
+
+def test_a_store_that_was_moved_still_has_its_models(recorded: Recorded, tmp_path: Path) -> None:
+    old = Path(recorded.uri.removeprefix("sqlite:///")).parent
+    away = tmp_path / "another name"
+    old.rename(away)
+    try:
+        moved = store.store_uri(str(away))
+        assert evaluate_again(moved, recorded.specs["moon"].run_id, recorded.settings).is_equal
+        (away / "artifacts").rename(tmp_path / "lost")
+        with pytest.raises(FedbenchError, match=f"are not in '{old}.*', where they were written, nor in '{away}"):
+            evaluate_again(moved, recorded.specs["moon"].run_id, recorded.settings)
+        (tmp_path / "lost").rename(away / "artifacts")
+    finally:
+        away.rename(old)
+
+
 def test_evaluate_shows_both_numbers_and_ends_with_0(fedbench: Command, recorded: Recorded) -> None:
     run = recorded.run("creff")
     ended = fedbench(recorded.specs["creff"].run_id[:6])

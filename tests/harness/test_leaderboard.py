@@ -2,12 +2,14 @@
 
 import csv
 import json
+import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -32,8 +34,9 @@ from fedbench.leaderboard import (
     to_markdown,
     write,
 )
+from fedbench.milestones import is_tracked, rounds_to_target
 from fedbench.results import _line, load_curves, load_federations, scenario_summary
-from fedbench.scenarios.scenario import Scenario
+from fedbench.scenarios.scenario import Partition, Scenario
 from fedbench.significance import Test
 from fedbench.spec import RunSpec, Training
 from fedbench.suite import load_suite
@@ -77,12 +80,12 @@ def results(uri: str) -> pd.DataFrame:
     return load_results(uri, "longtail")
 
 
-def made(specs: Sequence[tuple[RunSpec, float]]) -> pd.DataFrame:
+def made(specs: Sequence[tuple[RunSpec, float]], weights: str = "") -> pd.DataFrame:
     """Results as ``load_results`` would give them, without a store; each run started a second after the one before."""
     lines = []
     for number, (one, accuracy) in enumerate(specs):
         tags = {"fedbench.row": one.row, "fedbench.run_id": one.run_id, "fedbench.commit": "c" * 40}
-        tags |= {"fedbench.data_hash": "d" * 64, "fedbench.num_clients": "20"}
+        tags |= {"fedbench.data_hash": "d" * 64, "fedbench.num_clients": "20", "fedbench.weights_hash": weights}
         metrics = {"final/global_accuracy": accuracy, "final/bytes_up": 1e6, "final/bytes_down": 1e6}
         data = SimpleNamespace(
             tags=tags,
@@ -170,6 +173,14 @@ def test_rows_of_one_name_that_differ_in_a_setting_are_not_averaged() -> None:
         "fedprox · clip:embedded [fedprox.mu=0.1]",
     ]
     assert board["seeds"].tolist() == [1, 1]
+
+
+def test_two_methods_of_one_label_stay_two_rows() -> None:
+    board = leaderboard(made([(spec("fedclip", 0, label="mine"), 60.0), (spec("moon", 0, label="mine"), 70.0)]))
+    assert board["row"].tolist() == [
+        "mine · clip:embedded [method=moon]",
+        "mine · clip:embedded [method=fedclip]",
+    ]
 
 
 def test_each_row_meets_the_baseline_on_its_own_backbone() -> None:
@@ -402,8 +413,26 @@ def test_the_table_of_a_held_out_domain_fits(results: pd.DataFrame) -> None:
     ],
 )
 def test_a_scenario_is_told_in_a_few_words(scenario: Scenario, words: str) -> None:
+    assert summary(scenario) == words
+
+
+def summary(scenario: Scenario) -> str:
     params = {k.removeprefix("scenario."): v for k, v in tracking.flat_params(RunSpec(scenario=scenario)).items()}
-    assert scenario_summary({k: v for k, v in params.items() if k in Scenario.model_fields}) == words
+    return scenario_summary({k: v for k, v in params.items() if k in Scenario.model_fields})
+
+
+@pytest.mark.parametrize("partition", get_args(Partition))
+def test_a_scenario_is_told_with_the_number_that_its_partition_uses(partition: Partition) -> None:
+    numbers = {
+        "dirichlet_alpha": 0.25,
+        "shards_per_client": 7,
+        "classes_per_client": 7,
+        "clients_per_domain": 7,
+    }
+    shown = {"dirichlet": "0.25", "creff_equal": "0.25", "shards": "7", "classes_per_client": "7", "domain": "7"}
+    told = summary(Scenario(partition=partition).model_copy(update=numbers))
+    end = f"({shown[partition]})" if partition != "iid" else ""
+    assert told == f"{partition}{end}, 100 % participating"
 
 
 def table_of(accuracies: dict[str, list[float]], **given: Any) -> list[tuple[RunSpec, float]]:
@@ -493,6 +522,166 @@ def test_tuned_rows_stand_beside_untuned_ones_and_meet_the_tuned_baseline() -> N
     assert alone.loc["fedprox", "delta_mean"] == -4.0
 
 
+def deltas(specs: Sequence[tuple[RunSpec, float]], baseline: str = "fedavg") -> dict[str, tuple[float, str]]:
+    """By row: the difference to the baseline (0 for none, which is a NaN), and why there is none."""
+    board = leaderboard(made(specs), baseline=baseline)
+    return {
+        row: (0.0 if np.isnan(delta) else delta, why)
+        for row, delta, why in zip(board["row"], board["delta_mean"], board["baseline_note"], strict=True)
+    }
+
+
+def test_a_method_as_the_baseline_is_met_on_the_rows_own_backbone_only() -> None:
+    runs = [(spec("fedavg", 0), 60.0), (spec("fedprox", 0), 61.0), (spec("fedprox", 0, backbone="convnet"), 99.0)]
+    board = leaderboard(made(runs)).set_index("row")
+    assert board["baseline_note"].to_dict() == {
+        "fedavg · clip:embedded": "",
+        "fedprox · clip:embedded": "",
+        "fedprox · convnet": "no fedavg on convnet",
+    }
+    assert board.loc["fedprox · convnet", "significance"] == "no baseline"
+    assert np.isnan(board.loc["fedprox · convnet", "delta_mean"])
+    text = shown(board.reset_index())
+    assert "no baseline for fedprox: no fedavg on convnet" in text
+    assert "no baseline for fedprox: no fedavg on convnet" in to_markdown(board.reset_index())
+
+
+def test_a_tuned_row_is_never_compared_with_an_untuned_method_nor_the_other_way_round() -> None:
+    tuned = (spec("fedprox", 0, lr=0.1, tuned="study"), 69.0)
+    told = deltas([(spec("fedavg", 0), 60.0), (spec("fedprox", 0), 61.0), tuned])
+    assert told["fedprox · clip:embedded"] == (1.0, "")
+    assert told["fedprox · clip:embedded (tuned)"] == (0.0, "no tuned fedavg")
+    told = deltas([(spec("fedavg", 0, tuned="study"), 60.0), (spec("fedprox", 0), 61.0), tuned])
+    assert told["fedprox · clip:embedded"] == (0.0, "no untuned fedavg")
+    assert told["fedprox · clip:embedded (tuned)"] == (9.0, "")
+
+
+def test_a_row_that_trains_other_parts_has_another_baseline() -> None:
+    both = [(spec("fedavg", 0), 60.0), (spec("fedavg", 0, tune="full"), 70.0)]
+    ours = [(spec("fedprox", 0), 61.0), (spec("fedprox", 0, tune="full"), 72.0)]
+    told = deltas([*both, *ours])
+    assert told["fedprox · clip:embedded"] == (1.0, "") and told["fedprox · clip:embedded (full)"] == (2.0, "")
+    assert deltas([both[0], *ours])["fedprox · clip:embedded (full)"] == (0.0, "no fedavg (full)")
+
+
+def test_a_whole_row_as_the_baseline_is_met_by_every_row() -> None:
+    runs = [(spec("fedavg", 0), 60.0), (spec("fedprox", 0, backbone="convnet", tuned="study"), 65.0)]
+    assert deltas(runs, "fedavg · clip:embedded")["fedprox · convnet (tuned)"] == (5.0, "")
+
+
+def test_of_several_rows_of_a_method_the_one_that_is_called_so_is_the_baseline() -> None:
+    runs = [(spec("fedavg", 0), 60.0), (spec("fedavg", 0, label="fedavg at CLIP's scale", head_scale=1.0), 70.0)]
+    told = deltas([*runs, (spec("fedprox", 0), 61.0)])
+    assert told["fedprox · clip:embedded"] == (1.0, "")
+    assert told["fedavg at CLIP's scale · clip:embedded"] == (10.0, "")
+    # where none is, the method's only row is
+    assert deltas([runs[1], (spec("fedprox", 0), 61.0)])["fedprox · clip:embedded"] == (-9.0, "")
+
+
+def test_of_rows_called_alike_the_one_with_the_rows_settings_is_the_baseline_and_else_none() -> None:
+    runs = [(spec("fedavg", 0, lr=0.01), 60.0), (spec("fedavg", 0, lr=0.1), 50.0)]
+    told = deltas([*runs, (spec("fedprox", 0, lr=0.1), 55.0)])
+    assert told["fedprox · clip:embedded"] == (5.0, "")
+    told = deltas([*runs, (spec("fedprox", 0, lr=0.5), 55.0)])
+    assert told["fedprox · clip:embedded"] == (0.0, "2 rows are called fedavg; give --baseline ROW")
+    name = "fedavg · clip:embedded [lr=0.1]"
+    assert baseline_named(made(runs), name) == name
+    assert deltas([*runs, (spec("fedprox", 0, lr=0.5), 55.0)], name)["fedprox · clip:embedded"] == (5.0, "")
+
+
+def test_a_run_of_before_a_field_existed_is_of_the_same_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = [(spec("fedavg", 1), 62.0)]
+    flat = tracking.flat_params
+
+    def older(one: RunSpec) -> dict[str, str]:
+        younger = ("tuned", "teacher", "head_scale", "training.augment", "training.finetune_epochs", "scenario.groups")
+        return {key: value for key, value in flat(one).items() if key not in younger}
+
+    monkeypatch.setattr(tracking, "flat_params", older)
+    old = made([(spec("fedavg", 0), 60.0)])
+    monkeypatch.undo()
+    (line,) = leaderboard(pd.concat([old, made(new)], ignore_index=True)).to_dict("records")
+    assert (line["seeds"], line["global_accuracy_mean"]) == (2, 61.0)
+
+
+def test_other_weights_under_a_backbones_name_are_another_row() -> None:
+    one = [(spec("fedavg", 0), 60.0)]
+    both = pd.concat([made(one, "a" * 64), made(one, "b" * 64)], ignore_index=True)
+    assert leaderboard(both)["row"].tolist() == [
+        "fedavg · clip:embedded [weights=aaaaaaaa]",
+        "fedavg · clip:embedded [weights=bbbbbbbb]",
+    ]
+
+
+def test_a_metric_that_a_seed_lacks_has_no_mean() -> None:
+    runs = made(table_of({"fedavg": [60, 62, 64], "fedprox": [70, 72, 74]}))
+    runs["final/tail_accuracy"] = [10.0, 30.0, 20.0, np.nan, 40.0, 50.0]
+    runs["final/train_seconds"] = [1.0, 3.0, 2.0, 1.0, np.nan, 1.0]
+    board = leaderboard(runs, ("tail",)).set_index("method")
+    assert board.loc["fedavg", ["tail_accuracy_mean", "train_seconds_mean"]].tolist() == [20.0, 2.0]
+    assert board.loc["fedprox", ["tail_accuracy_mean", "tail_accuracy_std", "train_seconds_mean"]].isna().all()
+    assert board["incomplete"].to_dict() == {"fedprox": '["tail_accuracy"]', "fedavg": "[]"}
+    assert "no mean of tail for fedprox, which some seed lacks" in shown(board.reset_index())
+
+
+def test_a_row_without_a_mean_of_what_rows_are_ranked_by_is_last_and_the_table_says_so() -> None:
+    runs = made(table_of({"fedavg": [60, 62], "fedprox": [70, 72]}))
+    runs.loc[2, "final/global_accuracy"] = np.nan
+    board = leaderboard(runs)
+    assert board[["method", "rank"]].to_numpy().tolist() == [["fedavg", 1], ["fedprox", 2]]
+    assert "no mean of accuracy for fedprox, which some seed lacks, ranked last" in shown(board)
+
+
+def test_means_that_differ_by_noise_only_share_a_rank() -> None:
+    board = leaderboard(made(table_of({"fedavg": [0.3], "fedprox": [0.1 + 0.2]})))
+    assert board["global_accuracy_mean"].nunique() == 2 and board["rank"].tolist() == [1, 1]
+
+
+def test_all_that_look_best_are_bold_and_what_looks_worse_is_not() -> None:
+    table = to_markdown(leaderboard(made(table_of({"fedavg": [65.04], "fedprox": [64.96], "moon": [64.94]}))))
+    assert re.findall(r"\| \*\*65\.0\*\* \|", table) == ["| **65.0** |"] * 2 and "| 64.9 |" in table
+
+
+def test_markdown_keeps_a_name_in_its_cell() -> None:
+    odd = "a|b\nc  <i> `d` *e*"
+    runs = made([(spec("fedavg", 0, label=odd, text_encoder="x`y"), 60.0)])
+    text = to_markdown(leaderboard(runs))
+    name = "a\\|b c &lt;i> \\`d\\` \\*e\\*"
+    assert f"| 1 | {name} | 60.0 |" in text and f"- {name}, seed 0;" in text
+    assert "`` text_encoder=x`y ``" in text
+
+
+def test_the_target_says_whose_baseline_it_is() -> None:
+    def target(*specs: tuple[RunSpec, float]) -> str:
+        results = made(specs)
+        ends = zip(results["mlflow_id"], results["final/global_accuracy"], strict=True)
+        curves = pd.DataFrame([{"mlflow_id": one, "round": 1, "global_accuracy": last} for one, last in ends])
+        return str(leaderboard(results, curves=curves)["caption"].iloc[0].rpartition("target ")[2])
+
+    plain, tuned = (spec("fedavg", 0), 60.0), (spec("fedavg", 0, tuned="study"), 65.0)
+    other = (spec("fedavg", 0, backbone="convnet"), 30.0)
+    ends = "the mean global_accuracy that fedavg ends with"
+    assert target(plain) == f"60.0, {ends}"
+    assert target(plain, other) == f"30.0 or 60.0, {ends} on the row's backbone"
+    assert target(plain, tuned) == f"60.0 or 65.0, {ends} tuned or not like the row"
+    assert (
+        target(plain, tuned, other) == f"30.0 or 60.0 or 65.0, {ends} on the row's backbone, tuned or not like the row"
+    )
+
+
+def test_a_target_that_an_accuracy_meets_but_for_noise_is_reached() -> None:
+    curves = pd.DataFrame({"mlflow_id": "a", "round": [0, 1], "global_accuracy": [0.2, 0.3]})
+    assert rounds_to_target(curves, ["a"], "global_accuracy", 0.1 + 0.2) == [1]
+    assert rounds_to_target(curves, ["a"], "global_accuracy", 0.3 + 1e-6) == [None]
+
+
+def test_a_metric_is_tracked_where_every_evaluated_round_of_the_runs_has_it() -> None:
+    curves = pd.DataFrame({"mlflow_id": ["a", "a", "b"], "round": [0, 1, 0], "head": [1.0, 2.0, np.nan]})
+    assert is_tracked(curves, ["a"], "head")
+    assert not is_tracked(curves, ["a", "b"], "head") and not is_tracked(curves, ["b"], "head")
+    assert not is_tracked(curves, ["c"], "head") and not is_tracked(curves, ["a"], "tail")
+
+
 def curves_of(results: pd.DataFrame, accuracies: dict[tuple[str, int], list[float]]) -> pd.DataFrame:
     """Curves with an evaluation every second round, by method and seed."""
     ids = results.set_index(["method", "seed"])["mlflow_id"]
@@ -543,6 +732,13 @@ def test_a_headline_without_a_curve_leaves_the_overall_accuracy_to_count_rounds_
     board = leaderboard(results, headline="worst_client_accuracy", curves=tracked).set_index("method")
     assert (board["target"].iloc[0], board["target_metric"].iloc[0]) == (30.0, "worst_client_accuracy")
     assert board["target_reached"].to_dict() == {"fedavg": "1/1", "fedprox": "0/1"}
+
+
+def test_a_target_is_not_taken_of_a_baseline_without_a_mean() -> None:
+    results = made(table_of({"fedavg": [60, 64], "fedprox": [66, 61]}))
+    curves = curves_of(results, {("fedavg", 0): [60], ("fedprox", 0): [66], ("fedprox", 1): [61]})
+    results.loc[1, "final/global_accuracy"] = np.nan
+    assert set(leaderboard(results, curves=curves)["target_reached"]) == {""}
 
 
 def test_every_number_is_traceable_to_its_runs(results: pd.DataFrame) -> None:
@@ -621,6 +817,10 @@ def test_latex_leaves_no_letter_that_its_fonts_lack() -> None:
     assert escape("clip2fl β=3 ≠ 73 – *") == r"clip2fl $\beta$=3 $\neq$ 73 -- $^{*}$"
 
 
+def test_latex_keeps_a_text_on_its_line() -> None:
+    assert escape("a\n\nb → c × d ≈ e") == r"a b $\rightarrow$ c $\times$ d $\approx$ e"
+
+
 @pytest.fixture(scope="module")
 def curved(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store of one run with three rounds, the middle one not evaluated, and one run without a curve."""
@@ -674,6 +874,53 @@ def test_federations_are_read_by_run_and_left_out_where_an_older_run_has_none(cu
     assert load_federations(curved, results.iloc[1:]) == {}
 
 
+def test_a_store_that_was_moved_keeps_its_federations(curved: str, tmp_path: Path) -> None:
+    old = Path(curved.removeprefix("sqlite:///")).parent
+    moved = tmp_path / "moved"
+    shutil.copytree(old, moved)
+    uri = store.store_uri(str(moved))
+    away = old.with_name("away")
+    old.rename(away)
+    try:
+        results = load_results(uri, "longtail")
+        assert len(load_federations(uri, results)) >= 1
+        run = store.open_store(uri, create=False).get_run(results["mlflow_id"][0])
+        assert store.local_artifacts(uri, run) == moved / "artifacts" / "longtail" / run.info.run_id / "artifacts"
+        shutil.rmtree(moved / "artifacts")
+        assert load_federations(uri, results) == {}
+        with pytest.raises(FedbenchError, match=f"are not in '{old}.*', where they were written, nor in '{moved}"):
+            store.local_artifacts(uri, run)
+        done = invoke(uri, "--format", "html")
+        assert done.exit_code == 0 and "2 of 2 runs have no federation.json" in " ".join(done.stderr.split())
+    finally:
+        away.rename(old)
+
+
+def test_a_purged_command_leaves_its_runs_without_one(uri: str, results: pd.DataFrame) -> None:
+    client = store.open_store(uri, create=False)
+    run = results["mlflow_id"][0]
+    client.set_tag(run, "mlflow.parentRunId", "0" * 32)
+    try:
+        again = load_results(uri, "longtail").set_index("mlflow_id")
+        assert again.loc[run, "made_by"] == "[]"
+    finally:
+        client.delete_tag(run, "mlflow.parentRunId")
+
+
+def test_tags_that_were_cut_off_are_read_as_empty(uri: str, results: pd.DataFrame) -> None:
+    client = store.open_store(uri, create=False)
+    run = results["mlflow_id"][0]
+    before = client.get_run(run).data.tags
+    for name, broken in (("fedbench.tuning", '{"trials": "2'), ("fedbench.published", '[{"table": "1')):
+        client.set_tag(run, name, broken)
+    try:
+        again = load_results(uri, "longtail").set_index("mlflow_id")
+        assert again.loc[run, ["tuning", "published"]].tolist() == ["{}", "[]"]
+    finally:
+        for name in ("fedbench.tuning", "fedbench.published"):
+            client.set_tag(run, name, before[name])
+
+
 def test_what_is_no_run_of_a_spec_is_no_result(uri: str, results: pd.DataFrame) -> None:
     client = store.open_store(uri, create=False)
     parent = client.create_run(client.get_experiment_by_name("fedbench/longtail").experiment_id)
@@ -709,6 +956,37 @@ def test_the_command_line_overrules_the_suite(uri: str) -> None:
     assert (lines[0]["target"], lines[0]["test"]) == ("55.0", "Wilcoxon signed-rank test")
     wrong = invoke(uri, "--metric", "heda")
     assert wrong.exit_code == 2 and "did you mean 'head'" in " ".join(wrong.stderr.split())
+
+
+def test_a_single_domain_can_rank_a_page(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedbench import results as module
+
+    line = module._line
+
+    def with_domain(suite: str, run: Any) -> dict[str, Any]:
+        rounds = 5 if run.data.params["seed"] == "0" else 20  # two tables, so that there is an overview
+        return {**line(suite, run), "final/domain_accuracy/sketch": 41.5, "rounds": str(rounds)}
+
+    monkeypatch.setattr(module, "_line", with_domain)
+    done = invoke(uri, "--metric", "domain_accuracy/sketch", "--format", "html")
+    assert done.exit_code == 0, done.exception
+    assert 'data-key="domain_accuracy/sketch"' in done.stdout and ">sketch</th>" in done.stdout
+
+
+@pytest.mark.parametrize("output", ["file", "file/below"])
+def test_an_output_that_cannot_be_written_is_one_message(uri: str, tmp_path: Path, output: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    done = invoke(uri, "--output", str(tmp_path / output))
+    assert done.exit_code == 2 and "choose another --output" in " ".join(done.stderr.split())
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_results_are_read_from_a_folder_that_cannot_be_written(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    folder = str(Path(uri.removeprefix("sqlite:///")).parent)
+    assert invoke(folder).exit_code == 0
+    with pytest.raises(FedbenchError, match="is not writable"):
+        store.store_uri(folder)
 
 
 def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from fedbench.page.charts import pareto
 from fedbench.page.data import page_of
 from fedbench.page.heatmap import heat_map
 from fedbench.page.svg import linear, logarithmic
+from fedbench.wording import heading
 
 NASTY = """<script>alert("x")</script> & 'co'"""
 VOID = {"meta", "link", "br", "input", "img", "hr"}
@@ -280,6 +281,64 @@ def test_comparable_and_not_comparable_are_told_apart(tmp_path: Path) -> None:
     assert "not comparable: rounds (200, here 4)" in text
 
 
+def test_what_the_paper_does_not_print_is_told(tmp_path: Path) -> None:
+    partly = {"comparable": "yes, as far as printed", "differs": "rounds not printed", "differences": "[]"}
+    text = shown(written(tmp_path, pd.DataFrame([full("a", **partly)]))[1])
+    assert "80.1 comparable as far as printed" in text
+    assert "Paper table 2; comparable as far as printed: rounds not printed" in text
+
+
+def test_only_rows_in_which_every_seed_got_there_can_be_the_fastest(tmp_path: Path) -> None:
+    counts = {"a": (2.0, "1/2"), "b": (3.0, "2/2"), "c": (3.04, "2/2"), "d": (9.0, "2/2"), "e": (np.nan, "0/2")}
+    counts["f"] = (3.01, "1/2")
+    board = [full(n, rounds_to_target_mean=mean, target_reached=of) for n, (mean, of) in counts.items()]
+    html, reader = written(tmp_path, pd.DataFrame(board))
+    bold = re.findall(r'data-value="([\d.]+)" data-std="0.7071" title="to 55.0 %"><b>', html)
+    assert bold == ["3.0", "3.04"]
+    assert shown(reader).count("1 of 2 seeds") == 2 and "0 of 2 seeds" in shown(reader)
+    assert "2 of 2 seeds" not in shown(reader)
+    none = written(tmp_path, pd.DataFrame([full(n, target_reached="1/2") for n in "ab"]))[0]
+    assert not re.findall(r'title="to 55.0 %"><b>', none)
+
+
+def test_the_heading_of_rounds_names_a_metric_that_rows_are_not_ranked_by(tmp_path: Path) -> None:
+    def headings(**given: Any) -> str:
+        return shown(written(tmp_path, pd.DataFrame([full("a", **given)]))[1])
+
+    assert "rounds to 55 % tail" in headings(target_metric="tail_accuracy")
+    assert "rounds to 55 % accuracy" not in headings(target_metric="global_accuracy")
+    ranked = {"headline": "tail_accuracy", "target_metric": "global_accuracy"}
+    assert "rounds to 55 % accuracy" in headings(**ranked)
+
+
+def test_notes_say_why_a_row_has_no_baseline_and_where_a_mean_is_missing(tmp_path: Path) -> None:
+    lacking = {"baseline_note": "no tuned fedavg", "incomplete": json.dumps(["head_accuracy", "global_accuracy"])}
+    board = [full("a", incomplete="[]", baseline_note=""), full("b", mean=np.nan, **lacking)]
+    board += [full("a", 1, setting="other")]
+    text = shown(written(tmp_path, pd.DataFrame(board))[1])
+    assert "No baseline for b: no tuned fedavg." in text
+    assert "head: a row of which some seed lacks it has no mean." in text
+    assert "accuracy: a row of which some seed lacks it has no mean; ranked last." in text
+
+
+def test_the_page_and_the_tables_call_a_metric_the_same(tmp_path: Path) -> None:
+    measured = {f"{name}_mean": 50.0 for name in ("worst_client_accuracy", "selected_unseen_domain_accuracy")}
+    names = ["global_accuracy", "worst_client_accuracy", "selected_unseen_domain_accuracy"]
+    html, _ = written(tmp_path, pd.DataFrame([full("a", shown=json.dumps(names), **measured)]))
+    assert ">worst client</th>" in html and ">unseen (selected)</th>" in html
+    assert [heading(name) for name in names] == ["accuracy", "worst client", "unseen (selected)"]
+    assert heading("domain_accuracy/photo") == "photo"
+
+
+def test_the_clients_are_those_of_the_lowest_seed_that_is_known(tmp_path: Path) -> None:
+    other = {**FEDERATION, "class_counts": [[900, 0], [1, 7]]}
+    board = pd.DataFrame([full("fedavg")])
+    _, reader = written(tmp_path, board, federations={"fedavg01": other, "fedavg00": FEDERATION})
+    assert "every client holds of every class, seed 0;" in shown(reader) and "13 training samples" in shown(reader)
+    _, reader = written(tmp_path, board, federations={"fedavg01": other})
+    assert "every class, seed 1;" in shown(reader) and "908 training samples" in shown(reader)
+
+
 def test_rows_of_one_name_on_two_backbones_are_told_apart(tmp_path: Path) -> None:
     board = pd.DataFrame([full("fedavg"), full("fedavg", row="fedavg · convnet", backbone="convnet")])
     _, reader = written(tmp_path, board)
@@ -316,6 +375,8 @@ def test_the_header_counts_what_was_compared(board: pd.DataFrame) -> None:
 def test_the_pareto_front_is_what_none_beats_in_both() -> None:
     # (MB, accuracy): the third costs more and is worse than the second, the fourth ties in cost and is worse
     assert pareto([(0.0, 50.0), (2.0, 70.0), (3.0, 60.0), (2.0, 65.0), (9.0, 71.0)]) == [0, 1, 4]
+    # as accurate for more
+    assert pareto([(5.0, 70.0), (2.0, 70.0)]) == [1]
 
 
 def test_scales_end_on_round_numbers() -> None:

@@ -14,6 +14,7 @@ from fedbench.errors import FedbenchError
 from fedbench.expand import expand
 from fedbench.hookspecs import RunInfo, RunResult
 from fedbench.leaderboard import leaderboard, render_terminal, to_markdown
+from fedbench.parameters import flat_params
 from fedbench.published import (
     Published,
     beside,
@@ -26,7 +27,8 @@ from fedbench.published import (
 )
 from fedbench.resolve import Overrides
 from fedbench.results import load_results
-from fedbench.spec import stack_names
+from fedbench.scenarios.scenario import Scenario
+from fedbench.spec import RunSpec, stack_names
 from fedbench.suite import load_suite, suite_names
 
 FOLDER = Path(__file__).parents[2] / "leaderboards" / "published"
@@ -123,9 +125,13 @@ def test_every_published_accuracy_of_a_registered_method_is_replayed(replay):
 
 
 SCENARIO = {
-    "imbalance": "exponential", "imbalance_factor": "100", "partition": "creff_equal", "dirichlet_alpha": "0.5",
-    "participation": "0.4",
-}  # fmt: skip
+    key.removeprefix("scenario."): value
+    for key, value in flat_params(
+        RunSpec(scenario=Scenario(imbalance="exponential", partition="creff_equal", participation=0.4))
+    ).items()
+    if key.startswith("scenario.")
+}
+LABELS = json.dumps({"labels": SCENARIO.pop("labels")})
 CLIP2FL = Published(
     "CLIP2FL", load_published("clip2fl", FOLDER), {"global_accuracy": "accuracy", "tail_accuracy": "accuracy_tail"}
 )
@@ -135,7 +141,7 @@ KEY = {"dataset": "CIFAR-10-LT", "imbalance_factor": "100", "method": "clip2fl",
 def runs_of(*keys, **given):
     """Two seeds of a row that replays the cells with these keys, under the paper's conditions unless ``given``."""
     line = {"dataset": "cifar10", "backbone": "resnet8", "num_clients": 20, "rounds": "200", "tuned": ""}
-    line |= {"published": json.dumps(keys), "scenario_settings": json.dumps(SCENARIO), **given}
+    line |= {"published": json.dumps(keys), "scenario_settings": json.dumps(SCENARIO), "row_settings": LABELS, **given}
     return pd.DataFrame([line, line])
 
 
@@ -147,6 +153,16 @@ def test_a_printed_number_stands_beside_ours_with_its_source_and_the_difference(
     assert json.loads(told["published_keys"]) == [KEY]
     assert (told["differs"], told["published_several"]) == ("", "[]")
     assert told["published_global_accuracy"] == 73.37 and pd.isna(told["published_tail_accuracy"])
+
+
+def test_what_the_paper_does_not_print_is_told_and_never_a_silent_yes():
+    facts = CLIP2FL.facts.assign(rounds="", participation="")
+    told = beside(Published("CLIP2FL", facts, CLIP2FL.metrics), runs_of(KEY), "global_accuracy", 74.0)
+    assert told["comparable"] == "yes, as far as printed"
+    assert told["differs"] == "participation not printed, rounds not printed"
+    assert (told["differences"], told["not_printed"]) == ("[]", '["participation", "rounds"]')
+    other = beside(Published("CLIP2FL", facts, CLIP2FL.metrics), runs_of(KEY, dataset="embedded"), "global_accuracy", 1)
+    assert (other["comparable"], other["differs"]) == ("no", "data (CIFAR-10-LT, here embedded)")
 
 
 def test_what_differs_is_named_and_is_not_comparable():

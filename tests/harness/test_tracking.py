@@ -22,7 +22,7 @@ from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, plugin_manager, relay
 from fedbench.invocation import Invocation
 from fedbench.spec import RunSpec, Training
-from fedbench.tracking import Tracking, finished_run_ids, flat_params, metric_name, store_uri, ui_command
+from fedbench.tracking import Tracking, finished_run_ids, flat_params, metric_name, run_tags, store_uri, ui_command
 
 INFO = RunInfo(
     owners={"local_loss": "fedclip, fedavg"},
@@ -458,6 +458,17 @@ def test_other_metric_names_become_valid(name: str) -> None:
     _validate_metric(metric_name(name), 1.0, 0, 0)
 
 
+def test_a_tag_that_is_read_again_is_never_cut_off() -> None:
+    spent = {"trials": "20", "command": "x" * 8000}
+    one = spec().model_copy(update={"tuning": spent})
+    assert json.loads(run_tags(one)["fedbench.tuning"]) == {"trials": "20"}
+    fitting = {**spent, "command": "x" * 100}
+    assert json.loads(run_tags(one.model_copy(update={"tuning": fitting}))["fedbench.tuning"]) == fitting
+    for field, value in (("tuning", {"study": "x" * 8000}), ("published", ({"variant": "x" * 8000},))):
+        with pytest.raises(FedbenchError, match=rf"fedbench\.{field} of a run has 80\d\d characters.* 8000;"):
+            run_tags(one.model_copy(update={field: value}))
+
+
 def test_class_names_that_differ_in_odd_characters_stay_apart() -> None:
     assert metric_name("c/a?") != metric_name("c/a!")
     assert metric_name("c/a?").startswith("c/a_-")
@@ -486,6 +497,7 @@ def test_a_place_that_cannot_be_a_store_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(FedbenchError, match="is not writable; choose another folder"):
         store_uri(str(tmp_path / "new"))
+    assert store_uri(str(tmp_path / "new"), to_write=False) == f"sqlite:///{tmp_path}/new/mlflow.db"
 
 
 def test_a_uri_that_mlflow_does_not_know_is_an_error() -> None:

@@ -44,7 +44,7 @@ def compare(
     from fedbench.comparing import compare as beside
     from fedbench.store import store_uri
 
-    comparison = beside(store_uri(store), left, right)
+    comparison = beside(store_uri(store, to_write=False), left, right)
     if shape is Format.json:
         sys.stdout.write(_as_json(comparison))
     else:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedbench.cli.console import cell, console, say, table
-from fedbench.cli.options import Plugins, Store, plugin_files
+from fedbench.cli.options import CACHE_DIR, DATA_DIR, CacheDir, DataDir, Plugins, Store, plugin_files
 
 if TYPE_CHECKING:
     from fedbench.evaluation import Evaluation
@@ -19,12 +18,8 @@ DIFFERENT = 1
 def evaluate(
     run_id: Annotated[str, typer.Argument(metavar="RUN_ID", help="fedbench's or MLflow's id, or its first digits.")],
     store: Store = None,
-    data_dir: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Data sets and weights.", envvar="FEDBENCH_DATA")
-    ] = Path("data"),
-    cache_dir: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Rendered data and features.", envvar="FEDBENCH_CACHE")
-    ] = Path("~/.cache/fedbench"),
+    data_dir: DataDir = DATA_DIR,
+    cache_dir: CacheDir = CACHE_DIR,
     plugin: Plugins = None,
     classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False,
 ) -> None:
@@ -37,7 +32,7 @@ def evaluate(
     from fedbench.store import store_uri
 
     settings = Settings(data_dir.expanduser(), cache_dir.expanduser(), plugin_files(plugin))
-    evaluation = evaluate_again(store_uri(store), run_id, settings)
+    evaluation = evaluate_again(store_uri(store, to_write=False), run_id, settings)
     _show(evaluation, classes)
     if not evaluation.is_equal:
         raise typer.Exit(DIFFERENT)

@@ -20,7 +20,8 @@ from fedbench.cli.options import Request, command_line
 from fedbench.cli.progress import PlainProgress, Progress
 from fedbench.hookspecs import plugin_manager, relay
 from fedbench.invocation import Invocation
-from fedbench.leaderboard import leaderboard, load_results, render_terminal
+from fedbench.leaderboard import load_results, render_terminal
+from fedbench.leaderboard import of_suite as leaderboard
 from fedbench.prepare import Settings
 from fedbench.provenance import code_hash
 from fedbench.published import published_folder, published_of
@@ -65,16 +66,8 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
         done += view.done
     if done:
         results = load_results(uri, suite.name)
-        board = leaderboard(
-            results,
-            suite.columns,
-            suite.baseline,
-            suite.headline,
-            suite.setting_names,
-            target=suite.target,
-            curves=load_curves(uri, results, suite.headline),
-            published=published_of(suite, published_folder(None)),
-        )
+        curves = load_curves(uri, results, suite.headline)
+        board = leaderboard(suite, results, curves, published_of(suite, published_folder(None)))
         console().print(render_terminal(board))
         _show_next_steps(suite, request.store, uri)
     _report(failures, uri)

@@ -84,19 +84,20 @@ def leaderboard(
 
     Every row is compared with the baseline over common seeds, and stands beside the numbers that its paper prints.
     """
-    from fedbench.leaderboard import load_results, render_terminal, to_latex, to_markdown, write
+    from fedbench.leaderboard import load_results, of_suite, render_terminal, to_latex, to_markdown, write
     from fedbench.results import load_curves
-    from fedbench.tracking import store_uri
+    from fedbench.significance import Test
+    from fedbench.store import store_uri
 
     asked = Asked(
         suite=suite, metric=metric, columns=tuple(column or ()), baseline=baseline, target=target, test=test.value
     )
-    uri = store_uri(store)
+    uri = store_uri(store, to_write=False)
     name, read = _reading(suite)
     results = load_results(uri, name)
     read = _overruled(read, asked, results)
     curves = load_curves(uri, results, read.headline)
-    board = _board(results, curves, read, asked, _published(read, results, published))
+    board = of_suite(read, results, curves, _published(read, results, published), Test(asked.test))
     if output is not None:
         made = _made_by(results, asked)
         write(results, board, output, made)
@@ -112,25 +113,6 @@ def leaderboard(
     else:
         text = {Format.csv: lambda b: b.to_csv(index=False), Format.md: to_markdown, Format.latex: to_latex}
         sys.stdout.write(text[shape](board))
-
-
-def _board(
-    results: pd.DataFrame, curves: pd.DataFrame, read: Suite, asked: Asked, facts: Published | None
-) -> pd.DataFrame:
-    from fedbench.leaderboard import leaderboard as rank
-    from fedbench.significance import Test
-
-    return rank(
-        results,
-        read.columns,
-        read.baseline,
-        read.headline,
-        read.setting_names,
-        test=Test(asked.test),
-        target=read.target,
-        curves=curves,
-        published=facts,
-    )
 
 
 def _overruled(read: Suite, asked: Asked, results: pd.DataFrame) -> Suite:
@@ -174,6 +156,13 @@ def _write_page(
     from fedbench.results import load_federations
 
     federations = load_federations(uri, results)
+    unknown = len(results) - len(federations)
+    if unknown:
+        complain(
+            f"{unknown} of {len(results)} runs have no federation.json (of an older version, deleted, or not brought "
+            "along with the store); the page shows clients and classes of the others.",
+            label="note",
+        )
     write_page(path, read.name, read.description, results, board, curves, federations, command)
 
 

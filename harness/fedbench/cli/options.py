@@ -21,6 +21,19 @@ Plugins = Annotated[
     list[Path] | None,
     typer.Option("--plugin", metavar="FILE", help="File with a method in development; repeat it."),
 ]
+DataDir = Annotated[
+    Path,
+    typer.Option(metavar="FOLDER", help="Data sets and weights.", envvar="FEDBENCH_DATA"),
+]
+CacheDir = Annotated[
+    Path,
+    typer.Option(metavar="FOLDER", help="Rendered data and features.", envvar="FEDBENCH_CACHE"),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(metavar="INT", help="Runs at the same time; by default one a core.", min=1),
+]
+DATA_DIR, CACHE_DIR = Path("data"), Path("~/.cache/fedbench")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +49,8 @@ class Request:
     backbone: str | None = None
     plugin_files: tuple[Path, ...] = ()
     store: str | None = None
-    data_dir: Path = Path("data")
-    cache_dir: Path = Path("~/.cache/fedbench")
+    data_dir: Path = DATA_DIR
+    cache_dir: Path = CACHE_DIR
     scale: str = ""
     settings: tuple[str, ...] = ()
     workers: int | None = None

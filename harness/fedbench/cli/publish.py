@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedbench.cli.console import say
-from fedbench.cli.options import Plugins, Storage, Store
+from fedbench.cli.options import CACHE_DIR, DATA_DIR, CacheDir, DataDir, Plugins, Storage, Store, Workers
 
 _FINE, _SOME_FAILED = 0, 1
 
@@ -34,15 +34,9 @@ def publish(
     plugin: Plugins = None,
     store: Store = None,
     storage: Storage = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="INT", help="Runs at the same time; by default one a core.", min=1)
-    ] = None,
-    data_dir: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Data sets and weights.", envvar="FEDBENCH_DATA")
-    ] = Path("data"),
-    cache_dir: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Rendered data and features.", envvar="FEDBENCH_CACHE")
-    ] = Path("~/.cache/fedbench"),
+    workers: Workers = None,
+    data_dir: DataDir = DATA_DIR,
+    cache_dir: CacheDir = CACHE_DIR,
 ) -> None:
     """Run a suite, tune it, run it tuned, and write the leaderboard with page and figures.
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedbench.cli.options import Plugins, Request, Storage, Store, plugin_files
+from fedbench.cli.options import (
+    CACHE_DIR,
+    DATA_DIR,
+    CacheDir,
+    DataDir,
+    Plugins,
+    Request,
+    Storage,
+    Store,
+    Workers,
+    plugin_files,
+)
 
 
 def run(
@@ -34,15 +44,9 @@ def run(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs and traffic; train nothing.")] = False,
     rerun: Annotated[bool, typer.Option("--rerun", help="Repeat runs that the store already has.")] = False,
     store: Store = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="INT", help="Runs at the same time; by default one a core.", min=1)
-    ] = None,
-    data_dir: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Data sets and weights.", envvar="FEDBENCH_DATA")
-    ] = Path("data"),
-    cache_dir: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Rendered data and features.", envvar="FEDBENCH_CACHE")
-    ] = Path("~/.cache/fedbench"),
+    workers: Workers = None,
+    data_dir: DataDir = DATA_DIR,
+    cache_dir: CacheDir = CACHE_DIR,
     plain: Annotated[bool, typer.Option("--plain", help="Progress as plain lines, as in a pipe.")] = False,
 ) -> None:
     """Run a suite, or single methods, and show the leaderboard.

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedbench.cli.console import say
-from fedbench.cli.options import Plugins, Request, Storage, Store, command_line, plugin_files
+from fedbench.cli.options import (
+    CACHE_DIR,
+    DATA_DIR,
+    CacheDir,
+    DataDir,
+    Plugins,
+    Request,
+    Storage,
+    Store,
+    command_line,
+    plugin_files,
+)
 from fedbench.errors import FedbenchError
 
 
@@ -50,12 +60,8 @@ def tune(
     workers: Annotated[
         int | None, typer.Option(metavar="INT", help="Trials at the same time; by default one a core.", min=1)
     ] = None,
-    data_dir: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Data sets and weights.", envvar="FEDBENCH_DATA")
-    ] = Path("data"),
-    cache_dir: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Rendered data and features.", envvar="FEDBENCH_CACHE")
-    ] = Path("~/.cache/fedbench"),
+    data_dir: DataDir = DATA_DIR,
+    cache_dir: CacheDir = CACHE_DIR,
 ) -> None:
     """Tune the rows of a suite on validation data, with an equal budget for each.
 

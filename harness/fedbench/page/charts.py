@@ -11,13 +11,13 @@ from markupsafe import Markup
 
 from fedbench.page import svg as draw
 from fedbench.page.svg import Frame, Scale
+from fedbench.wording import MEGA, megabytes, spread
 
 _WIDTH, _HEIGHT = 540.0, 350.0
 _FRAME = Frame(54, 14, _WIDTH - 14, _HEIGHT - 50)
 _MOST_POINTS = 150
 _MARKS = 8
 """A line has about this many markers."""
-_MEGA = 1e6
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def against_cost(series: Sequence[Series], key: str, metric: str) -> Markup | No
     The scale is logarithmic; rows that send nothing stand at 0 beside it. Thin lines are the way there by rounds.
     """
     known = [one for one in series if not math.isnan(one.bytes) and not math.isnan(one.accuracy)]
-    sent = [one.bytes / _MEGA for one in known if one.bytes > 0]
+    sent = [one.bytes / MEGA for one in known if one.bytes > 0]
     if len(known) < 2 or not sent:
         return None
     free = len(sent) < len(known)
@@ -127,7 +127,7 @@ def against_cost(series: Sequence[Series], key: str, metric: str) -> Markup | No
     if free:
         draw.text(svg, none, _FRAME.bottom + 18, "0", "middle")
         draw.path(svg, f"M{none + 14} {_FRAME.bottom - 5}l6 10m0-10l6 10", "tick")
-    places = [(x(one.bytes / _MEGA) if one.bytes > 0 else none, y(one.accuracy)) for one in known]
+    places = [(x(one.bytes / MEGA) if one.bytes > 0 else none, y(one.accuracy)) for one in known]
     _front(svg, [places[i] for i in front])
     for one, place in reversed(list(zip(known, places, strict=True))):
         _costing(svg, one, place, x, y)
@@ -155,10 +155,10 @@ def _front(svg: draw.Element, places: Sequence[tuple[float, float]]) -> None:
 
 def _costing(svg: draw.Element, one: Series, place: tuple[float, float], x: Scale, y: Scale) -> None:
     made = draw.group(svg, one.kind, one.style, one.said)
-    way = one.rounds[(one.rounds["bytes"] >= x.low * _MEGA) & (one.rounds["mean"] >= y.low)]
+    way = one.rounds[(one.rounds["bytes"] >= x.low * MEGA) & (one.rounds["mean"] >= y.low)]
     way = way.iloc[_thinned(len(way), _MOST_POINTS)] if len(way) else way
     if len(way) > 1:
-        points = [(x(float(b) / _MEGA), y(float(m))) for m, b in zip(way["mean"], way["bytes"], strict=True)]
+        points = [(x(float(b) / MEGA), y(float(m))) for m, b in zip(way["mean"], way["bytes"], strict=True)]
         draw.path(made, draw.polyline(points), "line way", draw.DASHES[one.style // 6 % len(draw.DASHES)])
     if not math.isnan(one.spread):
         low, high = (draw.number(y(max(y.low, one.accuracy + sign * one.spread))) for sign in (-1, 1))
@@ -257,19 +257,3 @@ def _shortened(name: str, most: int) -> str:
 
 def _plain(value: float) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
-
-
-def spread(mean: float, std: float, sign: str = "") -> str:
-    """``mean ± std`` with one decimal; the mean alone where there is one seed, a dash where there is none."""
-    if math.isnan(mean):
-        return "–"
-    # z: a difference that rounds to nothing is not negative
-    return f"{mean:{sign}z.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}")
-
-
-def megabytes(count: float) -> str:
-    """Bytes in MB (10^6) with as many digits as a reader needs; a dash for NaN."""
-    if math.isnan(count):
-        return "–"
-    size = count / _MEGA
-    return f"{size:,.0f}" if size >= 100 else f"{size:.1f}" if size >= 10 else f"{size:.2f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,19 +11,18 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
-from fedbench.page.charts import Bars, Series, against_cost, bars, by_round, megabytes, spread
+from fedbench.page.charts import Bars, Series, against_cost, bars, by_round
 from fedbench.page.heatmap import HeatMap, heat_map
 from fedbench.page.svg import swatch
 from fedbench.page.table import (
+    AGREEING,
     MARKS,
-    NONE,
     Cell,
     Column,
     assigned,
     columns_of,
     domains_of,
     has,
-    heading,
     mappings,
     metrics_of,
     numbers,
@@ -32,6 +32,7 @@ from fedbench.page.table import (
 )
 from fedbench.provenance import versions
 from fedbench.significance import ALPHA, BASELINE, NO_BASELINE
+from fedbench.wording import NONE, heading, megabytes, spread
 
 _OVERALL = "global_accuracy"
 _GROUPS = (("head", "mid", "tail"), ("many", "medium", "few"))
@@ -222,7 +223,7 @@ def _tuned(board: pd.DataFrame) -> list[bool]:
 
 def _headline(block: pd.DataFrame) -> str:
     named = texts(block, "headline")[0]
-    if f"{named}_mean" in block and block[f"{named}_mean"].notna().all():
+    if f"{named}_mean" in block:
         return named
     return _OVERALL if f"{_OVERALL}_mean" in block else next(iter(metrics_of(block, "")), _OVERALL)
 
@@ -282,7 +283,7 @@ def _details(line: pd.DataFrame, own: Mapping[str, Any]) -> list[tuple[str, str]
     tested += [f"{texts(line, 'test')[0]}, {probability(raw)}"] if not math.isnan(raw) else []
     tested += [f"adjusted {probability(adjusted)}"] if not math.isnan(adjusted) else []
     source, flag, differs = (texts(line, name)[0] for name in ("published_source", "comparable", "differs"))
-    comparable = {"yes": "comparable", "no": "not comparable"}.get(flag, "") + (differs and f": {differs}")
+    comparable = AGREEING.get(flag, "") + (differs and f": {differs}")
     printed = ", ".join(f"{value:g}" for value in numbers(line, "published") if not math.isnan(value))
     details = [
         ("own settings", assigned(own)),
@@ -322,8 +323,15 @@ def _notes(block: pd.DataFrame, headline: str) -> list[str]:
             f"{told} ({texts(block, 'test')[0]}, p adjusted by Holm over the table, level {ALPHA:g}); "
             "p-values are under the rows' names."
         )
+    reasons = texts(block, "baseline_note")
+    for why in dict.fromkeys(filter(None, reasons)):
+        without = [label for label, reason in zip(_labels(block), reasons, strict=True) if reason == why]
+        notes.append(f"No baseline for {', '.join(dict.fromkeys(without))}: {why}.")
+    for metric in dict.fromkeys(metric for text in texts(block, "incomplete") if text for metric in json.loads(text)):
+        last = "; ranked last" if metric == headline else ""
+        notes.append(f"{heading(metric)}: a row of which some seed lacks it has no mean{last}.")
     if has(block, "published"):
-        notes.append("Published: the paper's number; what differs where it isn't comparable is under the row's name.")
+        notes.append("Published: the paper's number; what differs, or is not printed, is under the row's name.")
     notes.append("MB: sent up and down by all clients in all rounds, 10⁶ bytes.")
     notes.append("Under a row's name: its settings, tuning, single domains and run ids.")
     return notes

@@ -48,7 +48,7 @@
     name.append(toggle);
   }
 
-  // Filters hold for all tables; a table without a row left goes away.
+  // Filters hold for the tables with a heading of their own, not for the overview; one without a row left goes away.
   const form = document.querySelector(".filters");
   if (form) {
     const rows = all(document, ".board tbody");

@@ -10,16 +10,17 @@ from typing import Any
 
 import pandas as pd
 
-from fedbench.page.charts import megabytes, spread
+from fedbench.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
 from fedbench.significance import NOT_SIGNIFICANT, SIGNIFICANT
+from fedbench.wording import NONE, heading, megabytes, spread
 
-NONE = "–"
 _NOT_METRICS = ("delta", "rounds_to_target", "bytes_up", "bytes_down", "train_seconds", "seconds")
 _APART = ("domain_accuracy/", "class_accuracy/")
 """Metrics of single domains and classes: too many for columns."""
 MARKS = {SIGNIFICANT: "*", NOT_SIGNIFICANT: "n.s."}
 """What stands after a difference; the legend says it in words."""
-_HEADINGS = {"global": "accuracy", "domain_mean": "domains", "finetuned_mean_client": "fine-tuned"}
+AGREEING = {COMPARABLE: "comparable", AS_PRINTED: "comparable as far as printed", NOT_COMPARABLE: "not comparable"}
+"""How far a printed number is of the run's conditions, in words."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,9 @@ def metrics_of(block: pd.DataFrame, headline: str) -> list[str]:
     said = texts(block, "shown")[0]
     named = [name for name in (headline, *json.loads(said)) if name in named] if said else named
     kept = [name for name in dict.fromkeys(named) if name not in _NOT_METRICS and not name.startswith(_APART)]
-    kept = [name for name in kept if block[f"{name}_mean"].notna().any()]
-    return sorted(kept, key=lambda name: name != headline)
-
-
-def heading(metric: str) -> str:
-    """A metric's name as a heading: ``head_accuracy`` is ``head``."""
-    stem = metric.removesuffix("_accuracy")
-    return _HEADINGS.get(stem, stem.replace("_", " "))
+    # whatever rows are ranked by has a column
+    kept = [name for name in kept if name != headline and block[f"{name}_mean"].notna().any()]
+    return ([headline] if headline in named else []) + kept
 
 
 def columns_of(block: pd.DataFrame, headline: str) -> list[tuple[Column, list[Cell]]]:
@@ -71,7 +67,7 @@ def columns_of(block: pd.DataFrame, headline: str) -> list[tuple[Column, list[Ce
     if has(block, "delta_mean"):
         made.append(_delta(block, headline))
     if has(block, "rounds_to_target_mean"):
-        made.append(_rounds(block))
+        made.append(_rounds(block, headline))
     if has(block, "published"):
         made += _published(block)
     made.append(_sent(block))
@@ -170,19 +166,23 @@ def _delta(block: pd.DataFrame, headline: str) -> tuple[Column, list[Cell]]:
     return Column("delta", f"Δ\N{NO-BREAK SPACE}{baseline}", told_once), cells
 
 
-def _rounds(block: pd.DataFrame) -> tuple[Column, list[Cell]]:
+def _rounds(block: pd.DataFrame, headline: str) -> tuple[Column, list[Cell]]:
     targets = numbers(block, "target")
     known = {round(target, 1) for target in targets if not math.isnan(target)}
-    title = f"rounds to {known.pop():g} %" if len(known) == 1 else "rounds to target"
+    metric = texts(block, "target_metric")[0] or headline
+    title = f"rounds to {next(iter(known)):g} %" if len(known) == 1 else "rounds to target"
+    title += f" {heading(metric)}" if metric != headline else ""
     means, deviations = numbers(block, "rounds_to_target_mean"), numbers(block, "rounds_to_target_std")
-    fewest = min(round(mean, 1) for mean in means if not math.isnan(mean))
+    counts = [text.partition("/") for text in texts(block, "target_reached")]
+    # a mean over the seeds that were fast enough says nothing of the others
+    whole = [round(mean, 1) for mean, (of, _, seeds) in zip(means, counts, strict=True) if of == seeds]
+    fewest = min((mean for mean in whole if not math.isnan(mean)), default=math.nan)
     cells = []
-    for mean, std, target, reached in zip(means, deviations, targets, texts(block, "target_reached"), strict=True):
-        of, _, seeds = reached.partition("/")
+    for mean, std, target, (of, _, seeds) in zip(means, deviations, targets, counts, strict=True):
         note = f"{of} of {seeds} seeds" if seeds and of != seeds else ""
         told = "" if math.isnan(target) else f"to {target:.1f} %"
         cell = _cell(mean, f"{mean:.1f}".removesuffix(".0"), note=note, title=told)
-        best = round(mean, 1) == fewest and len(known) < 2 and len(block) > 1
+        best = of == seeds and round(mean, 1) == fewest and len(known) < 2 and len(block) > 1
         deviation = {} if math.isnan(std) else {"spread": f"± {std:.1f}", "deviation": repr(std)}
         cells.append(replace(cell, best=best, **deviation))
     explained = "first evaluated round with the target accuracy, mean over the seeds that reach it"
@@ -196,7 +196,7 @@ def _published(block: pd.DataFrame) -> Iterator[tuple[Column, list[Cell]]]:
     for value, flag, differs, pairs, source in zip(values, *facts, strict=True):
         # an older board says only in words what differs
         aspects = ", ".join(aspect for aspect, *_ in json.loads(pairs)) if pairs else differs
-        note = {"yes": "comparable", "no": f"not comparable: {aspects}"}.get(flag, "")
+        note = AGREEING.get(flag, "") + (f": {aspects}" if flag == NOT_COMPARABLE else "")
         title = "; ".join(text for text in (source, differs) if text)
         cells.append(_cell(value, f"{value:g}", note=note, title=title))
     yield Column("published", "published", "what the paper prints, and whether the settings agree"), cells

@@ -94,5 +94,8 @@ class Scenario(BaseModel):
         "clip2fl (>1500, 200..1500, <200), thirds (first and last 30 % of classes)",
     )
     partition_seed: int | None = Field(
-        default=None, ge=0, description="seed of imbalance, partition and splits; none: the run's seed"
+        default=None,
+        ge=0,
+        description="seed of imbalance, partition and splits; none: the run's seed, and 0 for splits, so that no seed "
+        "trains on what another is tested on",
     )

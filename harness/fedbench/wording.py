@@ -1,0 +1,41 @@
+"""How tables, the page and its charts say numbers and metrics, in the same words."""
+
+from __future__ import annotations
+
+import math
+
+NONE = "–"
+"""Stands where there is no number."""
+MEGA = 1e6
+_SHORT = {
+    "global": "accuracy",
+    "domain_mean": "domains",
+    "unseen_domain": "unseen",
+    "seen_domain": "seen",
+    "selected_unseen_domain": "unseen (selected)",
+    "selected_seen_domain": "seen (selected)",
+    "selected_domain_mean": "domains (selected)",
+    "finetuned_mean_client": "fine-tuned",
+}
+
+
+def heading(metric: str) -> str:
+    """A metric's name as a heading: ``head_accuracy`` is ``head``, ``domain_accuracy/photo`` is ``photo``."""
+    stem = metric.rpartition("/")[2].removesuffix("_accuracy")
+    return _SHORT.get(stem, stem.replace("_", " "))
+
+
+def spread(mean: float, std: float, sign: str = "") -> str:
+    """``mean ± std`` with one decimal; the mean alone where ``std`` is NaN, a dash where ``mean`` is."""
+    if math.isnan(mean):
+        return NONE
+    # z: a difference that rounds to nothing is not negative
+    return f"{mean:{sign}z.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}")
+
+
+def megabytes(count: float) -> str:
+    """Bytes in MB (10^6) with as many digits as a reader needs; a dash for NaN."""
+    if math.isnan(count):
+        return NONE
+    size = count / MEGA
+    return f"{size:,.0f}" if size >= 100 else f"{size:.1f}" if size >= 10 else f"{size:.2f}"
