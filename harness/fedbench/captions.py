@@ -21,7 +21,7 @@ def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] =
         *filter(None, [" / ".join(dict.fromkeys(runs["setting"]))]),
         f"{first['dataset']} (data {str(first['data_hash'])[:8] or 'unknown'})",
         str(first["scenario"]),
-        f"{runs['num_clients'].max()} clients",
+        _counted(str(runs["num_clients"].max()), "client"),
         f"{_counted(rounds, 'round')} of {_counted(epochs, 'local epoch')}, batch {batch}",
         *(f"{name} {first[name]}" for name, usual in _UNUSUAL.items() if first[name] != usual),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
