@@ -1,4 +1,4 @@
-"""Optuna studies: where they are kept, what is written down with them, and what they found.
+"""Optuna studies: what is written down with them, what uses up their budget, and what they found.
 
 One study a row and setting of a suite; those of one tuning belong together under a name and have the same budget. They
 live in a database (SQLite beside the runs, or any that Optuna reaches), so that they outlive a crash and several
@@ -8,77 +8,20 @@ processes can share them, and open in optuna-dashboard as they are.
 from __future__ import annotations
 
 import json
-import os
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, OptunaError
-from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import event, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from fedbench.errors import FedbenchError, unknown_name
-from fedbench.metrics import summarise
+from fedbench.objectives import Objective
 
-warnings.filterwarnings("ignore", category=ExperimentalWarning)
-optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-FILE = "studies.db"
 _RECORD = "fedbench"
 """User attribute that holds a study's `Record`."""
-HEARTBEAT, GRACE = 2, 10
-"""Seconds between a running trial's signs of life, and without one after which others take the trial over."""
 COUNTED = (TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE, TrialState.PRUNED)
-_RETRIES = 3
-"""How often a trial whose process died is tried again: one that needs more memory than there is must come to an end."""
-_COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
-
-
-class UnknownObjective(FedbenchError):
-    """A metric to tune for that runs don't have."""
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A metric of the validation split, or a cost."""
-
-    metric: str
-
-    @property
-    def direction(self) -> Literal["minimize", "maximize"]:
-        """``minimize`` for costs, ``maximize`` for the rest."""
-        return "minimize" if self.is_cost else "maximize"
-
-    @property
-    def is_cost(self) -> bool:
-        """Whether it is bytes or seconds, of which less is better."""
-        return self.metric in _COSTS
-
-    def of(self, summary: Mapping[str, float]) -> float:
-        """Its value in the summary of a run."""
-        if self.metric == "bytes":
-            return summary["bytes_up"] + summary["bytes_down"]
-        if self.metric in ("seconds", "train_seconds"):
-            return summary["train_seconds"]
-        name = self.name_in(summary)
-        assert name is not None  # `check` comes first
-        return summary[name]
-
-    def check(self, metrics: Mapping[str, float]) -> None:
-        """Raise UnknownObjective unless a run whose round 0 gave ``metrics`` will have the metric in its summary."""
-        summary = summarise({0: metrics})
-        if not self.is_cost and self.name_in(summary) is None:
-            known = sorted({name for name in summary if "/" not in name} | set(_COSTS))
-            raise UnknownObjective(str(unknown_name("objective", self.metric, known, "Measured on validation data.")))
-
-    def name_in(self, metrics: Mapping[str, float]) -> str | None:
-        """What the metric is called there: ``tail`` is short for ``tail_accuracy``; None where it is absent."""
-        return next((name for name in (self.metric, f"{self.metric}_accuracy") if name in metrics), None)
 
 
 @dataclass(frozen=True)
@@ -176,85 +119,6 @@ class Found:
             return None
         objective = Objective(self.record.budget.objectives[0])
         return self.best[0] < self.defaults[0] if objective.is_cost else self.best[0] > self.defaults[0]
-
-
-def storage_url(storage: str | None, store: str) -> str:
-    """The database of ``--storage``: a SQLAlchemy URL, or a file; by default ``studies.db`` beside the runs.
-
-    ``store`` is the tracking URI. Raises FedbenchError where runs are on a server and no storage is named.
-    """
-    if storage is None:
-        if not store.startswith("sqlite:///"):
-            raise FedbenchError(
-                f"the runs' store {store} is no folder that studies could be kept in; name a database for them with "
-                "--storage, for instance --storage studies.db or --storage postgresql://user@host/studies."
-            )
-        return f"sqlite:///{Path(store.removeprefix('sqlite:///')).with_name(FILE).as_posix()}"
-    return storage if "://" in storage else f"sqlite:///{Path(storage).expanduser().absolute().as_posix()}"
-
-
-def open_storage(
-    url: str, *, create: bool, abandoned: Callable[[optuna.Study, FrozenTrial], None] | None = None
-) -> RDBStorage:
-    """The database at ``url``; ``abandoned`` hears of trials whose process died, which are queued once more.
-
-    Raises FedbenchError where it is missing and not to be created, or cannot be used.
-    """
-    again = RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES)
-
-    def take_over(study: optuna.Study, trial: FrozenTrial) -> None:
-        again(study, trial)
-        if abandoned is not None:
-            abandoned(study, trial)
-
-    file = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
-    try:
-        if file is not None and not file.exists():
-            if not create:
-                raise FedbenchError(
-                    f"there are no studies at {file}; make one with `fedbench tune`, or give --storage."
-                )
-            _create(file)
-        # a second process that writes makes SQLite wait for its turn
-        waiting = {"connect_args": {"timeout": 60}} if file is not None else {}
-        storage = RDBStorage(
-            url,
-            waiting,
-            heartbeat_interval=HEARTBEAT,
-            grace_period=GRACE,
-            heartbeat_stale_trial_callback=take_over,
-        )
-    except (OptunaError, SQLAlchemyError, ImportError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:300].replace(url, shown(url))
-        raise FedbenchError(
-            f"the studies' database {shown(url)!r} cannot be used: {reason} Choose another --storage."
-        ) from error
-    if file is not None:
-        _one_writer_at_a_time(storage)
-    return storage
-
-
-def shown(url: str) -> str:
-    """``url`` without a password."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return url
-
-
-def _one_writer_at_a_time(storage: RDBStorage) -> None:
-    """Make every transaction take SQLite's write lock when it begins.
-
-    Python's driver would begin one at the first write only: two processes could both read that a trial waits, and both
-    take it.
-    """
-
-    def begin_by_hand(connection: Any, _: object) -> None:
-        connection.isolation_level = None
-
-    storage.engine.dispose()  # connections from before the listeners
-    event.listen(storage.engine, "connect", begin_by_hand)
-    event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
 
 def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any]) -> optuna.Study:
@@ -362,17 +226,3 @@ def _refuse_other_conditions(old: Record, new: Record) -> None:
                 f"the study {old.study_name!r} was made with another {name} ({before[:80]}, now {now[:80]}); trials "
                 "under different conditions don't compare: start a new study with --study NAME."
             )
-
-
-def _create(file: Path) -> None:
-    """A new SQLite database, complete or not there at all, whichever process is first."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    unfinished.unlink(missing_ok=True)
-    try:
-        RDBStorage(f"sqlite:///{unfinished.as_posix()}").engine.dispose()
-        os.link(unfinished, file)
-    except FileExistsError:
-        pass
-    finally:
-        unfinished.unlink(missing_ok=True)

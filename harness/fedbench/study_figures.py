@@ -16,7 +16,8 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as drawing
 
 from fedbench.files import replacing
-from fedbench.studies import Objective, Record, record_of
+from fedbench.objectives import Objective
+from fedbench.studies import Record, record_of
 
 _FEWEST = 8
 """Complete trials below which an importance would say nothing."""

@@ -11,9 +11,10 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.errors import FedbenchError
+from fedbench.objectives import Objective
 from fedbench.recording import COMMIT, NOTE, SOURCE, begin_run, end_run, log_metrics, log_params, metrics_at, set_tags
 from fedbench.store import TUNING, experiment_of, open_store
-from fedbench.studies import Objective, Record, record_of
+from fedbench.studies import Record, record_of
 
 # isort: split
 

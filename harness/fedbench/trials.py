@@ -17,12 +17,13 @@ from optuna.trial import TrialState
 
 from fedbench.errors import Unworkable
 from fedbench.hookspecs import RoundRecord, RunResult, hookimpl
+from fedbench.objectives import Objective
 from fedbench.prepare import Settings
 from fedbench.randomness import numpy_generator
 from fedbench.runs import run_rounds
 from fedbench.space import Dimension, draw, with_values
 from fedbench.spec import RunSpec
-from fedbench.studies import Budget, Objective, counted
+from fedbench.studies import Budget, counted
 
 PRUNERS = ("median", "halving", "none")
 _STARTUP = 5

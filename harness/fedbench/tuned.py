@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from fedbench.errors import FedbenchError
 from fedbench.space import with_values
 from fedbench.spec import RunSpec
-from fedbench.studies import Found, flat_settings, found, open_storage, studies_named
+from fedbench.studies import Found, flat_settings, found, studies_named
+from fedbench.study_storage import open_storage
 
 
 def best_of(url: str, name: str) -> dict[str, Found]:

@@ -23,7 +23,8 @@ from optuna.trial import FrozenTrial, TrialState
 from fedbench.engine import quiet_worker
 from fedbench.errors import FedbenchError
 from fedbench.prepare import Settings
-from fedbench.studies import GRACE, Budget, counted, open_storage, record_of
+from fedbench.studies import Budget, counted, record_of
+from fedbench.study_storage import GRACE, open_storage
 from fedbench.trial_tracking import TrialTracking
 from fedbench.trials import Reports, Surplus, Tuned, claim, outcome_of_twin, pruner, sampler, score, trial_specs
 

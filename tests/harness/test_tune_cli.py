@@ -97,7 +97,7 @@ def test_tune_then_run_then_read(fedbench: Command, folder: Path) -> None:
     code, out, _ = fedbench("study", "toy", "--output", "figures")
     assert code == 0
     assert ("no trial was better" in out) == (told == "not improved")
-    assert "4 trials each" in out
+    assert "budget       4 trials: global_accuracy" in out
     for row in ("fedavg-clip-embedded", "fedprox-clip-embedded"):
         assert {path.name for path in (folder / "figures" / row).iterdir()} >= {"trials.csv", "slices.png"}
         assert len(pd.read_csv(folder / "figures" / row / "trials.csv")) == 4
@@ -140,7 +140,8 @@ def test_several_objectives_are_tuned_without_pruner_and_give_a_front(fedbench: 
 def test_a_study_cut_short_says_so_and_is_recorded_as_what_it_was(fedbench: Command, folder: Path) -> None:
     import json
 
-    from fedbench.studies import open_storage, record_of, studies_named
+    from fedbench.studies import record_of, studies_named
+    from fedbench.study_storage import open_storage
 
     storage = open_storage(f"sqlite:///{folder / 'fedbench-store' / 'studies.db'}", create=False)
     study = next(study for study in studies_named(storage, "toy") if "fedprox" in study.study_name)

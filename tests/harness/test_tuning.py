@@ -21,27 +21,16 @@ from PIL import Image
 from fedbench.cli.tuning import unused_seed
 from fedbench.errors import FedbenchError
 from fedbench.expand import expand
+from fedbench.objectives import Objective, UnknownObjective
 from fedbench.prepare import Settings
 from fedbench.resolve import Overrides
 from fedbench.runs import run_spec
 from fedbench.space import defaults_of, space_of
 from fedbench.spec import RunSpec
 from fedbench.store import open_store, store_uri
-from fedbench.studies import (
-    Budget,
-    Found,
-    Objective,
-    Record,
-    UnknownObjective,
-    counted,
-    found,
-    open_storage,
-    open_study,
-    record_of,
-    storage_url,
-    studies_named,
-)
+from fedbench.studies import Budget, Found, Record, counted, found, open_study, record_of, studies_named
 from fedbench.study_figures import importances
+from fedbench.study_storage import open_storage, storage_url
 from fedbench.suite import parse_suite
 from fedbench.trials import Surplus, Tuned, claim, outcome_of_twin, pruner, trial_specs
 from fedbench.tuned import best_of, tuned_otherwise, with_best
@@ -305,7 +294,7 @@ def test_a_worker_takes_the_row_with_the_fewest_trials(tmp_path: Path, settings:
 def test_a_trial_whose_process_died_before_its_first_sign_of_life_is_taken_over(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("fedbench.studies", "fedbench.tuning"):
+    for module in ("fedbench.study_storage", "fedbench.tuning"):
         monkeypatch.setattr(f"{module}.GRACE", 1)
     uri = store_uri(str(tmp_path))
     row, record = recorded(rows()[1], budget(2))
@@ -324,7 +313,8 @@ def test_two_processes_never_take_the_same_waiting_trial(tmp_path: Path) -> None
     for _ in range(60):
         study.enqueue_trial({})
     code = (
-        "import sys, optuna; from fedbench.studies import open_storage; from optuna.trial import TrialState as S\n"
+        "import sys, optuna; from optuna.trial import TrialState as S\n"
+        "from fedbench.study_storage import open_storage\n"
         "study = optuna.load_study(study_name='s', storage=open_storage(sys.argv[1], create=False))\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "while study.get_trials(deepcopy=False, states=(S.WAITING,)): print(study.ask().number)\n"

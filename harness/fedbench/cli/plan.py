@@ -74,7 +74,7 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
 def _tuned(specs: list[RunSpec], request: Request) -> list[RunSpec]:
     """The runs with the best values of the study asked for; says which rows it does not have, or has under others."""
     from fedbench.store import store_uri
-    from fedbench.studies import storage_url
+    from fedbench.study_storage import storage_url
     from fedbench.tuned import best_of, tuned_otherwise, with_best
 
     best = best_of(storage_url(request.storage, store_uri(request.store)), request.tuned)

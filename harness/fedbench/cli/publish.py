@@ -44,7 +44,7 @@ def publish(
     """
     from fedbench.cli.tuning import unused_seed
     from fedbench.store import store_uri
-    from fedbench.studies import storage_url
+    from fedbench.study_storage import storage_url
     from fedbench.suite import load_suite
 
     read = load_suite(suite)

@@ -22,13 +22,14 @@ def study(
     """Show what studies found, which hyper-parameters mattered, and where to browse them."""
     from fedbench.cli.tuning import show_found, told_budget
     from fedbench.store import store_uri
-    from fedbench.studies import found, open_storage, record_of, storage_url, studies_named
+    from fedbench.studies import found, record_of, studies_named
     from fedbench.study_figures import importances, write
+    from fedbench.study_storage import open_storage, shown, storage_url
 
     url = storage_url(storage, store_uri(store))
     studies = studies_named(open_storage(url, create=False), name)
     if not studies:
-        say(f"there are no studies in {url} yet; make one with `fedbench tune`.")
+        say(f"there are no studies in {shown(url)} yet; make one with `fedbench tune`.")
         return
     results = {record_of(study).title: found(study) for study in studies}
     show_found([result for result in results.values() if result is not None])
@@ -42,10 +43,11 @@ def study(
         if made.row_count:
             console().print(made)
             say("importance: share of the objective's variance that the value explains (PED-ANOVA)", style="dim")
-        for told in dict.fromkeys(told_budget(record_of(study).budget) for study in studies):
-            say(f"budget       {record_of(studies[0]).budget.trials} trials each: {told}")
+        budgets = [record_of(study).budget for study in studies]
+        for told in dict.fromkeys(f"{budget.trials} trials: {told_budget(budget)}" for budget in budgets):
+            say(f"budget       {told}")
     if output is not None:
         for study in studies:
             write(study, output)
         say(f"written to {output}")
-    say(f"dashboard    pip install optuna-dashboard && optuna-dashboard {url}")
+    say(f"dashboard    pip install optuna-dashboard && optuna-dashboard {shown(url)}")

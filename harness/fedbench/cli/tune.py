@@ -72,7 +72,8 @@ def tune(
     from fedbench.engine import default_workers
     from fedbench.prepare import Settings
     from fedbench.store import store_uri
-    from fedbench.studies import Budget, storage_url
+    from fedbench.studies import Budget
+    from fedbench.study_storage import storage_url
     from fedbench.trials import PRUNERS
 
     if pruner not in PRUNERS:

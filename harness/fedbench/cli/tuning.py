@@ -14,12 +14,14 @@ from fedbench.cli import plan
 from fedbench.cli.console import cell, complain, console, megabytes, say, table
 from fedbench.cli.options import Request, command_line
 from fedbench.errors import FedbenchError
+from fedbench.objectives import Objective
 from fedbench.prepare import Settings
 from fedbench.provenance import code_hash, commit, versions
 from fedbench.runs import run_rounds
 from fedbench.space import Dimension, defaults_of, restricted, space_of
 from fedbench.spec import RunSpec
-from fedbench.studies import Budget, Found, Objective, Record, found, open_storage, open_study
+from fedbench.studies import Budget, Found, Record, found, open_study
+from fedbench.study_storage import open_storage
 from fedbench.suite import Suite
 from fedbench.trial_tracking import TrialTracking
 from fedbench.trials import Tuned, trial_specs

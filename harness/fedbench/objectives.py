@@ -1,0 +1,54 @@
+"""What tuning is for: metrics of the validation split, and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fedbench.errors import FedbenchError, unknown_name
+from fedbench.metrics import summarise
+
+_COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
+
+
+class UnknownObjective(FedbenchError):
+    """A metric to tune for that runs don't have."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric of the validation split, or a cost."""
+
+    metric: str
+
+    @property
+    def direction(self) -> Literal["minimize", "maximize"]:
+        """``minimize`` for costs, ``maximize`` for the rest."""
+        return "minimize" if self.is_cost else "maximize"
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether it is bytes or seconds, of which less is better."""
+        return self.metric in _COSTS
+
+    def of(self, summary: Mapping[str, float]) -> float:
+        """Its value in the summary of a run."""
+        if self.metric == "bytes":
+            return summary["bytes_up"] + summary["bytes_down"]
+        if self.metric in ("seconds", "train_seconds"):
+            return summary["train_seconds"]
+        name = self.name_in(summary)
+        assert name is not None  # `check` comes first
+        return summary[name]
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Raise UnknownObjective unless a run whose round 0 gave ``metrics`` will have the metric in its summary."""
+        summary = summarise({0: metrics})
+        if not self.is_cost and self.name_in(summary) is None:
+            known = sorted({name for name in summary if "/" not in name} | set(_COSTS))
+            raise UnknownObjective(str(unknown_name("objective", self.metric, known, "Measured on validation data.")))
+
+    def name_in(self, metrics: Mapping[str, float]) -> str | None:
+        """What the metric is called there: ``tail`` is short for ``tail_accuracy``; None where it is absent."""
+        return next((name for name in (self.metric, f"{self.metric}_accuracy") if name in metrics), None)
