@@ -327,8 +327,11 @@ def _alike(one: pd.DataFrame, other: pd.DataFrame, key: str) -> bool:
     values = one[key].iloc[0], other[key].iloc[0]
     if key == "row_settings":
         return _shared(values[0]) == _shared(values[1])
-    # every method has a study of its own; what counts is whether there was one
-    return bool(values[0]) == bool(values[1]) if key == "tuned" else bool(values[0] == values[1])
+    if key == "tuned":
+        # every method has a study of its own; what counts is whether there was one, where there is anything to tune
+        untunable = not int(one["trainable_parameters"].iloc[0])
+        return untunable or bool(values[0]) == bool(values[1])
+    return bool(values[0] == values[1])
 
 
 def _shared(row_settings: str) -> dict[str, str]:

@@ -19,14 +19,14 @@ from fedbench.files import replacing
 from fedbench.objectives import Objective
 from fedbench.studies import Record, record_of
 
-_FEWEST = 8
+FEWEST = 8
 """Complete trials below which an importance would say nothing."""
 
 
 def importances(study: optuna.Study) -> dict[str, float]:
     """Share of the first objective's variance that each hyper-parameter explains, largest first; {} for few trials."""
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    if len(complete) < _FEWEST or len({trial.values[0] for trial in complete}) < 2:
+    if len(complete) < FEWEST or len({trial.values[0] for trial in complete}) < 2:
         return {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it says which sign it takes, which is the one it gets
@@ -45,6 +45,8 @@ def write(study: optuna.Study, folder: Path) -> list[Path]:
     own = folder / re.sub(r"[^\w.=-]+", "-", record.title).strip("-")
     own.mkdir(parents=True, exist_ok=True)
     trials = study.trials_dataframe(attrs=("number", "value", "duration", "params", "user_attrs", "state"))
+    # which machine and process ran it is of use while it runs
+    trials = trials.drop(columns=["user_attrs_process"], errors="ignore")
     written = [own / "trials.csv"]
     with replacing(written[0], "table of trials", "choose another --output") as temporary:
         trials.to_csv(temporary, index=False)

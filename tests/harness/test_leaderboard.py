@@ -86,6 +86,7 @@ def made(specs: Sequence[tuple[RunSpec, float]], weights: str = "") -> pd.DataFr
     for number, (one, accuracy) in enumerate(specs):
         tags = {"fedbench.row": one.row, "fedbench.run_id": one.run_id, "fedbench.commit": "c" * 40}
         tags |= {"fedbench.data_hash": "d" * 64, "fedbench.num_clients": "20", "fedbench.weights_hash": weights}
+        tags |= {"fedbench.trainable_parameters": "0" if one.method == "clip-zs" else "6"}
         metrics = {"final/global_accuracy": accuracy, "final/bytes_up": 1e6, "final/bytes_down": 1e6}
         data = SimpleNamespace(
             tags=tags,
@@ -544,6 +545,12 @@ def test_a_method_as_the_baseline_is_met_on_the_rows_own_backbone_only() -> None
     text = shown(board.reset_index())
     assert "no baseline for fedprox: no fedavg on convnet" in text
     assert "no baseline for fedprox: no fedavg on convnet" in to_markdown(board.reset_index())
+
+
+def test_a_baseline_without_anything_to_tune_serves_tuned_rows_too() -> None:
+    runs = [(spec("clip-zs", 0), 50.0), (spec("fedprox", 0, lr=0.1, tuned="study"), 69.0)]
+    ranked = leaderboard(made(runs), baseline="clip-zs").set_index("row")
+    assert ranked.loc["fedprox · clip:embedded (tuned)", "delta_mean"] == 19.0
 
 
 def test_a_tuned_row_is_never_compared_with_an_untuned_method_nor_the_other_way_round() -> None:

@@ -23,7 +23,7 @@ def study(
     from fedbench.cli.tuning import show_found, told_budget
     from fedbench.store import store_uri
     from fedbench.studies import found, record_of, studies_named
-    from fedbench.study_figures import importances, write
+    from fedbench.study_figures import FEWEST, importances, write
     from fedbench.study_storage import open_storage, shown, storage_url
 
     url = storage_url(storage, store_uri(store))
@@ -37,12 +37,18 @@ def study(
         say(f"{title}: no trial is finished yet")
     if name is not None:
         made = table("row", "hyper-parameter", "importance", right=("importance",))
+        too_few: list[str] = []
         for study in studies:
-            for position, (key, share) in enumerate(importances(study).items()):
+            shares = importances(study)
+            if not shares:
+                too_few.append(record_of(study).title)
+            for position, (key, share) in enumerate(shares.items()):
                 made.add_row(*map(cell, ("" if position else record_of(study).title, key, f"{share:.2f}")))
         if made.row_count:
             console().print(made)
             say("importance: share of the objective's variance that the value explains (PED-ANOVA)", style="dim")
+        for title in too_few:
+            say(f"{title}: fewer than {FEWEST} complete trials that differ, too few for an importance", style="dim")
         budgets = [record_of(study).budget for study in studies]
         for told in dict.fromkeys(f"{budget.trials} trials: {told_budget(budget)}" for budget in budgets):
             say(f"budget       {told}")
