@@ -130,7 +130,10 @@ def _range(known: Hyper) -> str:
     if known.low is None and known.high is None:
         return "any"
     bounds = f"{_number(known.low)} to {_number(known.high)}" if known.high is not None else f">= {_number(known.low)}"
-    return bounds + (" (log)" if known.log else "")
+    tuned = (
+        f", tuned {_number(known.search[0])} to {_number(known.search[1])}" if isinstance(known.search, tuple) else ""
+    )
+    return bounds + (" (log)" if known.log else "") + tuned
 
 
 def _fitted(text: str, width: int) -> str:
