@@ -174,6 +174,12 @@ def test_describe_shows_equations_ranges_and_recipe_unmangled(fedbench: Command)
     assert "lr=5e-05" in clip
 
 
+def test_describe_names_the_range_that_tuning_searches_where_it_is_narrower(fedbench: Command) -> None:
+    out = fedbench("describe", "clip2fl").out
+    assert "1 to 1000 (log), tuned 2 to 50" in out
+    assert "0.1 to 10 (log)  " in out
+
+
 def test_describe_a_stack_says_who_answers_which_hook(fedbench: Command) -> None:
     lines = fedbench("describe", "fedclip+fedprox").out.splitlines()
     answers = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in lines if len(line.split()) > 1}
