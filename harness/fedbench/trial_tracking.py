@@ -11,12 +11,9 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.errors import FedbenchError
-from fedbench.objectives import Objective
 from fedbench.recording import COMMIT, NOTE, SOURCE, begin_run, end_run, log_metrics, log_params, metrics_at, set_tags
 from fedbench.store import TUNING, experiment_of, open_store
-from fedbench.studies import Record, record_of
-
-# isort: split
+from fedbench.studies import Record, found, record_of
 
 _RUN = "mlflow_run"
 """User attribute of a trial: the id of its MLflow run."""
@@ -75,7 +72,7 @@ class TrialTracking:
             f"objective/{m}": v for m, v in zip(record.budget.objectives, values or (), strict=False)
         }
         log_metrics(self._client, run, metrics_at({**named, **costs}, trial.last_step or 0))
-        end_run(self._client, run, "FINISHED" if trial.state is not TrialState.FAIL else "KILLED")
+        end_run(self._client, run, "FINISHED")
         self._tell_best(study, record)
 
     def abandoned(self, study: optuna.Study, trial: FrozenTrial) -> None:
@@ -85,15 +82,13 @@ class TrialTracking:
             end_run(self._client, run, "KILLED")
 
     def _tell_best(self, study: optuna.Study, record: Record) -> None:
-        first = Objective(record.budget.objectives[0])
-        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if not complete:
+        result = found(study)
+        if result is None:
             return
-        best = min(complete, key=lambda t: t.values[0] if first.is_cost else -t.values[0])
-        parent = self._parent(record)
-        log_metrics(self._client, parent, metrics_at({f"best/{first.metric}": best.values[0]}, len(complete)))
-        lines = [f"**{key}** {value}" for key, value in best.params.items()]
-        told = f"{record.study_name}: best so far trial {best.number} with {first.metric} {best.values[0]:.2f}"
+        metric, best, parent = record.budget.objectives[0], result.best[0], self._parent(record)
+        log_metrics(self._client, parent, metrics_at({f"best/{metric}": best}, result.states["complete"]))
+        lines = [f"**{key}** {value}" for key, value in result.values.items()]
+        told = f"{record.study_name}: best so far trial {result.trial} with {metric} {best:.2f}"
         set_tags(self._client, parent, {NOTE: "\n\n".join([told + ", on validation data.", *lines])})
 
     def finished(self, study: optuna.Study) -> None:
