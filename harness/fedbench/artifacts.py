@@ -24,11 +24,13 @@ def write_artifacts(folder: Path, spec: RunSpec, info: RunInfo, result: RunResul
     (folder / MODEL).mkdir()
     (folder / _SPEC).write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
     save_state(state_of(result), folder / _STATE, spec.run_id)
-    federation = {
+    federation: dict[str, object] = {
         "classnames": info.classnames,
         "class_counts": info.class_counts,
         "groups": {group: list(classes) for group, classes in info.groups.items()},
     }
+    if info.scenario_clients > len(info.class_counts):
+        federation["clients"] = info.scenario_clients
     (folder / "federation.json").write_text(json.dumps(federation) + "\n", encoding="utf-8")
     (folder / "owners.json").write_text(json.dumps(dict(info.owners), indent=2) + "\n", encoding="utf-8")
     lines = [f"{sample},{label}" for sample, label in enumerate(result.predictions)]

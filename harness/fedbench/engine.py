@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
 import threading
 import traceback
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import Hooks, RoundRecord, RunInfo, RunResult, hookimpl
+from fedbench.pool import context
 from fedbench.prepare import Settings
 from fedbench.runs import run_spec
 from fedbench.spec import RunSpec
 
+_LOOK_SECONDS = 0.5
+"""Between two looks whether a worker has died. Events themselves are waited for."""
 RUN_THREAD = "fedbench-run"
 """Name of the thread that runs a spec in this process."""
 
@@ -86,8 +90,10 @@ class _Forward:
 def execute(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Generator[Event, None, None]:
     """The events of all runs as they happen; with more than one worker, runs interleave.
 
-    A run that fails yields `RunFailed` and the others go on. Closing the generator ends the workers.
+    Workers beyond the number of runs train clients of a run side by side. A run that fails yields `RunFailed` and the
+    others go on. Closing the generator ends the workers.
     """
+    settings = replace(settings, cores=max(workers // max(len(specs), 1), 1))
     if workers <= 1 or len(specs) <= 1:
         yield from _in_process(specs, settings)
     else:
@@ -130,26 +136,30 @@ def _in_process(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]
 
 
 def _in_pool(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iterator[Event]:
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
+    starting = context()
+    with starting.Manager() as manager:
         events = manager.Queue()
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=quiet_worker)
+        pool = ProcessPoolExecutor(workers, mp_context=starting, initializer=quiet_worker)
         try:
-            futures: dict[Future[None], RunSpec] = {
-                pool.submit(_attempt_remotely, spec, settings, events): spec for spec in specs
+            # every run ends with an event, unless its process does first
+            unended: dict[str, Future[None]] = {
+                spec.run_id: pool.submit(_attempt_remotely, spec, settings, events) for spec in specs
             }
-            running = set(futures)
-            while running:
-                done, running = wait(running, timeout=0.05)
-                yield from _drain(events)
-                for future in done:
-                    error = future.exception()
-                    if isinstance(error, BrokenProcessPool):
+            by_id = {spec.run_id: spec for spec in specs}
+            while unended:
+                try:
+                    event: Event = pickle.loads(events.get(timeout=_LOOK_SECONDS))
+                except queue.Empty:
+                    for failure in _died(unended):
+                        del unended[failure]
                         reason = "its worker process died (killed, or out of memory); try --workers 1"
-                        yield RunFailed(futures[future], reason)
-                    elif error is not None:
-                        raise error
-            yield from _drain(events)
+                        yield RunFailed(by_id[failure], reason)
+                    continue
+                if event.spec.run_id not in unended:
+                    continue  # said after its process was taken for dead
+                if isinstance(event, RunFinished | RunFailed):
+                    del unended[event.spec.run_id]
+                yield event
         except BaseException:
             for process in list((pool._processes or {}).values()):
                 process.terminate()
@@ -158,12 +168,16 @@ def _in_pool(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iter
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _drain(events: Any) -> Iterator[Event]:
-    while True:
-        try:
-            yield events.get_nowait()
-        except queue.Empty:
-            return
+def _died(futures: Mapping[str, Future[None]]) -> list[str]:
+    """The runs whose process has gone; any other error of the pool is raised."""
+    died = []
+    for run_id, future in futures.items():
+        error = future.exception() if future.done() else None
+        if isinstance(error, BrokenProcessPool):
+            died.append(run_id)
+        elif error is not None:
+            raise error
+    return died
 
 
 def _attempt(spec: RunSpec, settings: Settings, emit: Any) -> None:
@@ -178,7 +192,8 @@ def _attempt(spec: RunSpec, settings: Settings, emit: Any) -> None:
 
 
 def _attempt_remotely(spec: RunSpec, settings: Settings, events: Any) -> None:
-    _attempt(spec, settings, events.put)
+    # as bytes, which the queue's own process passes on without building the tensors and records in them
+    _attempt(spec, settings, lambda event: events.put(pickle.dumps(event)))
 
 
 def quiet_worker() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fedbench.metrics import client_accuracies
 from fedbench.prepare import Run
-from fedbench.rounds import broadcast, predict, train_client
+from fedbench.rounds import broadcast, client_task, predict
 from fedbench.state import RunState
 from fedbench.types import Predictions
 
@@ -23,7 +23,8 @@ def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
         # hooks may write state; what they write here is thrown away
         own = {client: copy.deepcopy(state.clients.get(client, {}))}
         scratch = replace(state, server=copy.deepcopy(state.server), clients=own)
-        update = train_client(run, scratch, state.round + 1, 0, client, broadcast(run, scratch, client))
+        task = client_task(run, scratch, state.round + 1, 0, client, broadcast(run, scratch, client))
+        [update] = run.executor.train([task])
         tuned = replace(scratch, weights=update.weights, buffers=update.buffers)
         by_client[client] = predict(run, tuned, run.test, client).labels
     accuracies = client_accuracies(Predictions(next(iter(by_client.values())), by_client), run.scored)

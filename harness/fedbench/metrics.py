@@ -17,7 +17,10 @@ def percent_right(right: Tensor) -> float:
 
 def per_class_accuracy(right: Tensor, labels: Tensor, num_classes: int) -> list[float | None]:
     """Accuracy of every class in percent; None for a class without test samples."""
-    return [percent_right(right[labels == c]) if bool((labels == c).any()) else None for c in range(num_classes)]
+    samples = torch.bincount(labels, minlength=num_classes)[:num_classes]
+    hits = torch.bincount(labels[right], minlength=num_classes)[:num_classes]
+    percent = 100.0 * (hits.double() / samples)
+    return [None if count == 0 else value for count, value in zip(samples.tolist(), percent.tolist(), strict=True)]
 
 
 def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
@@ -83,24 +86,45 @@ def client_accuracies(predictions: Predictions, federation: Federation) -> list[
     On its own test samples; a client that has none is scored by per-class accuracies weighted by its class shares, and
     left out if it holds no class that is tested.
     """
-    accuracies = []
-    labels = federation.test.labels
-    by_class = per_class_accuracy(predictions.labels == labels, labels, federation.num_classes)
-    known = torch.tensor([a is not None for a in by_class])
-    values = torch.tensor([0.0 if a is None else a for a in by_class], dtype=torch.float64)
-    for position, shard in enumerate(federation.clients):
-        predicted = predictions.by_client.get(shard.id, predictions.labels)
-        own = values
-        if shard.test_indices is not None and len(shard.test_indices):
-            accuracies.append(percent_right(predicted[shard.test_indices] == labels[shard.test_indices]))
-            continue
-        if shard.id in predictions.by_client:
-            scored = per_class_accuracy(predicted == labels, labels, federation.num_classes)
-            own = torch.tensor([0.0 if a is None else a for a in scored], dtype=torch.float64)
-        counts = federation.class_counts(position).double() * known
-        if float(counts.sum()) > 0:
-            accuracies.append(float((counts * own).sum() / counts.sum()))
+    shards, labels = federation.shards, federation.test.labels
+    accuracies = _of_all_clients(predictions.labels == labels, federation)
+    if predictions.by_client:
+        for position, client in enumerate(shards.ids.tolist()):
+            if client in predictions.by_client:
+                right = predictions.by_client[client] == labels
+                accuracies[position] = _of_one_client(right, federation, position)
+    scored: list[float] = accuracies[~accuracies.isnan()].tolist()
+    return scored
+
+
+def _of_all_clients(right: Tensor, federation: Federation) -> Tensor:
+    """Accuracies of one model in percent by client, (N,) float64, NaN for those to leave out."""
+    shards, table = federation.shards, federation.class_table
+    values, known = _class_values(right, federation)
+    tested = shards.sizes if bool(known.all()) else table.samples_of(known)
+    # a client without a tested class is 0 / 0, which is NaN
+    accuracies = table.sums(values) / tested
+    for which, own in enumerate(shards.measured):
+        if own.test is not None and len(own.test):
+            accuracies[shards.measured_alike(which)] = percent_right(right[own.test])
     return accuracies
+
+
+def _of_one_client(right: Tensor, federation: Federation, position: int) -> float:
+    """The same for the client at ``position``, whose own model is ``right`` (n,) on the test split."""
+    own = federation.shards.measured_by(position).test
+    if own is not None and len(own):
+        return percent_right(right[own])
+    values, known = _class_values(right, federation)
+    counts = federation.class_table.rows(position, position + 1)[0] * known
+    return float((counts * values).sum() / counts.sum())
+
+
+def _class_values(right: Tensor, federation: Federation) -> tuple[Tensor, Tensor]:
+    """Per-class accuracies in percent, (C,) float64 with 0 for a class without test samples, and which have some."""
+    by_class = per_class_accuracy(right, federation.test.labels, federation.num_classes)
+    values = torch.tensor([0.0 if accuracy is None else accuracy for accuracy in by_class], dtype=torch.float64)
+    return values, torch.tensor([accuracy is not None for accuracy in by_class])
 
 
 def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import torch
 from fedbench.assemble import Assembly, assemble, find_method
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
+from fedbench.executors import Executor, ExecutorName, executor_for
 from fedbench.metrics import size_in_bytes
 from fedbench.models import load_backbone
 from fedbench.models.feature_cache import encode
@@ -22,7 +23,7 @@ from fedbench.scenarios import build_federation
 from fedbench.scenarios.participation import cohort
 from fedbench.spec import RunSpec
 from fedbench.state import RunState
-from fedbench.tasks import ModelSetup, RunInfo
+from fedbench.tasks import RECORDED_CLIENTS, ModelSetup, RunInfo
 from fedbench.types import Dataset, Federation, FrozenEncoder, Model, Split, Tensors
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class Settings:
     plugin_files: tuple[Path, ...] = ()
     threads: int = 1
     """Intra-op threads; runs use one each and cores are filled with runs, so that results don't depend on cores."""
+    cores: int = 1
+    """How many clients a run may train side by side; more than one where there are fewer runs than cores."""
+    executor: ExecutorName = "auto"
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +61,7 @@ class Run:
     validation: InputSource | None
     side: dict[str, FeatureInputs]
     """The training samples as the model's ``side_encoders`` see them."""
-    client_inputs: dict[int, InputSource] = field(default_factory=dict)
+    executor: Executor
 
     def initial_state(self) -> RunState:
         """The state before round 1."""
@@ -92,7 +96,8 @@ def prepare(
     model = replace(model, constants=_to(model.constants, device))
 
     def features(split: Split, encoder: FrozenEncoder) -> FeatureInputs:
-        return FeatureInputs(encode(split.images, encoder, settings.cache_dir, device=device).to(device))
+        rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset)
+        return FeatureInputs(rows.to(device))
 
     def inputs(split: Split) -> InputSource:
         if model.encoder is not None:
@@ -101,24 +106,27 @@ def prepare(
             raise FedbenchError(f"{spec.method}: build_model gave neither an encoder nor a transform.")
         return ImageInputs(split.images, model.transform, device)
 
+    recorded = min(len(scored.clients), RECORDED_CLIENTS)
     info = RunInfo(
         owners=assembly.owners,
         data_hash=dataset.content_hash,
         weights_hash=_weights_hash(backbone, model),
         num_clients=len(federation.clients),
         cohort_size=len(cohort(1, len(federation.clients), spec.scenario.participation, 0.0, spec.seed)),
-        num_train=sum(len(shard.indices) for shard in federation.clients),
+        num_train=len(federation.shards.indices),
         num_test=len(federation.test),
         trainable_parameters=sum(t.numel() for t in model.weights.values()),
         round_bytes=size_in_bytes(model.weights, model.buffers),
         classnames=scored.classnames,
-        class_counts=tuple(tuple(scored.class_counts(client).tolist()) for client in range(len(scored.clients))),
+        class_counts=tuple(map(tuple, scored.class_table.rows(0, recorded).tolist())),
         groups=scored.groups,
+        scenario_clients=len(scored.clients),
     )
     validation = None if federation.validation is None else inputs(federation.validation)
     train, test = inputs(federation.train), inputs(federation.test)
     side = {name: features(federation.train, encoder) for name, encoder in model.side_encoders.items()}
-    return Run(spec, assembly, federation, scored, model, info, train, test, validation, side)
+    executor = executor_for(settings.executor, spec.training, assembly, model, settings.cores)
+    return Run(spec, assembly, federation, scored, model, info, train, test, validation, side, executor)
 
 
 def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbone:

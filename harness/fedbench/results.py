@@ -119,8 +119,9 @@ def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd
 def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """How the data of the runs in ``results`` were dealt, by MLflow id: their artifact ``federation.json``.
 
-    ``classnames``, ``class_counts`` (clients x classes) and ``groups`` (name -> class indices). Runs that lack it (of
-    an older version, or without their artifacts) are left out.
+    ``classnames``, ``class_counts`` (clients x classes), ``groups`` (name -> class indices) and, where the counts are
+    those of the first clients only, the number of all ``clients``. Runs that lack the file (of an older version, or
+    without their artifacts) are left out.
     """
     client = open_store(uri, create=False)
     if client is None:

@@ -13,6 +13,7 @@ from fedbench.errors import FedbenchError
 from fedbench.metrics import score, size_in_bytes, validation_accuracy
 from fedbench.models.inputs import InputSource
 from fedbench.prepare import Run
+from fedbench.reports import Reports
 from fedbench.scenarios.participation import cohort
 from fedbench.state import RunState
 from fedbench.tasks import (
@@ -23,7 +24,7 @@ from fedbench.tasks import (
     RoundRecord,
     StartTask,
 )
-from fedbench.types import Broadcast, ClientReport, Predictions, Tensors, Update
+from fedbench.types import Broadcast, Predictions, Tensors, Update
 
 
 def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
@@ -45,7 +46,8 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         )
     for exchange in range(exchanges):
         sent = {client: broadcast(run, state, client, exchange) for client in asked}
-        updates = tuple(train_client(run, state, number, exchange, client, sent[client]) for client in chosen)
+        tasks = [client_task(run, state, number, exchange, client, sent[client]) for client in chosen]
+        updates = tuple(run.executor.train(tasks))
         down += sum(size_in_bytes(b.weights, state.buffers, b.payload) for b in sent.values())
         up += sum(size_in_bytes(u.weights, u.buffers, u.payload) for u in updates)
         losses += [u.metrics.get("train_loss", 0.0) for u in updates]
@@ -70,6 +72,7 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         bytes_up=up,
         bytes_down=down,
         seconds=time.perf_counter() - started,
+        executor=run.executor.told,
     )
     return replace(state, round=number), record
 
@@ -77,12 +80,7 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
 def start(run: Run, state: RunState) -> int:
     """Let methods fill the server's state from what clients report; the bytes that clients send for it."""
     federation = run.federation
-    visible = federation.labels_visible
-    reports = tuple(
-        ClientReport(position, len(shard.indices), federation.class_counts(position) if visible else None)
-        for position, shard in enumerate(federation.clients)
-    )
-    task = StartTask(reports, run.model, run.spec, federation.groups, state.server)
+    task = StartTask(Reports(federation), run.model, run.spec, federation.groups, state.server)
     return size_in_bytes(*run.assembly.hooks.start(task=task))
 
 
@@ -132,42 +130,27 @@ def broadcast(run: Run, state: RunState, client: int, exchange: int = 0) -> Broa
     return replace(sent, weights=_channels_last(sent.weights))
 
 
-def train_client(run: Run, state: RunState, number: int, exchange: int, client: int, sent: Broadcast) -> Update:
-    """One client's update from what it was ``sent``, with all that methods add to it."""
-    federation, hooks = run.federation, run.assembly.hooks
-    shard = federation.clients[client]
-    inputs = run.client_inputs.get(client)
-    if inputs is None:
-        inputs = run.client_inputs[client] = run.train.select(shard.indices)
+def client_task(run: Run, state: RunState, number: int, exchange: int, client: int, sent: Broadcast) -> ClientTask:
+    """What ``client`` is asked to do in round ``number`` with what it was ``sent``."""
+    federation, device = run.federation, run.spec.device
+    indices = federation.clients[client].indices
     visible = federation.labels_visible
-    task = ClientTask(
+    return ClientTask(
         client=client,
         round=number,
         received=sent.weights,
         buffers=state.buffers,
         payload=sent.payload,
-        inputs=inputs,
-        labels=federation.train.labels[shard.indices].to(run.spec.device) if visible else None,
-        class_counts=federation.class_counts(client).to(run.spec.device) if visible else None,
+        inputs=run.train.select(indices),
+        labels=federation.train.labels[indices].to(device) if visible else None,
+        class_counts=federation.class_counts(client).to(device) if visible else None,
         model=run.model,
         spec=run.spec,
         state=state.clients.setdefault(client, {}),
-        hooks=hooks,
-        side={name: rows.read(shard.indices) for name, rows in run.side.items()},
+        hooks=run.assembly.hooks,
+        side={name: rows.select(indices) for name, rows in run.side.items()},
         exchange=exchange,
     )
-    try:
-        update = hooks.local_train(task=task)
-        payload = dict(update.payload)
-        for further in hooks.after_training(task=task, update=update):
-            clash = sorted(set(payload) & set(further))
-            if clash:
-                raise FedbenchError(f"two methods of {run.spec.method} both send {clash[0]!r}; rename one.")
-            payload |= further
-        return replace(update, payload=payload)
-    except Exception as error:
-        error.add_note(f"client {client}, round {number}")
-        raise
 
 
 def _average_buffers(updates: Sequence[Update], weighting: str, received: Tensors) -> Tensors:

@@ -57,6 +57,7 @@ def run_rounds(
         seconds=time.perf_counter() - started,
         buffers=_arrays(state.buffers),
         server=_kept(state.server, evaluating),
+        executor=records[-1].executor,
         clients={client: kept for client, held in state.clients.items() if (kept := _kept(held, evaluating))},
     )
     hooks.run_finished(spec=spec, info=run.info, result=result)

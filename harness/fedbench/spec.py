@@ -31,6 +31,10 @@ class Training(BaseModel):
     eps: float = Field(1e-8, gt=0, le=1, description="Adam's ε")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate after every round")
     weighting: Literal["samples", "uniform"] = Field("samples", description="aggregation weights over the participants")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of a local step's arithmetic (autocast); weights, averages and evaluation are float32 always",
+    )
     augment: Literal["none", "batch", "sample"] = Field(
         "none", description="random crop and flip, drawn once a batch (CReFF family) or once a sample; images only"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from fedbench.hookspecs import Hooks
     from fedbench.models import Backbone
     from fedbench.models.inputs import InputSource
+
+
+RECORDED_CLIENTS = 1000
+"""Of more clients a run records the class counts of the first; the run's description deals all of them again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +47,7 @@ class ModelSetup:
 class StartTask:
     """What the server knows before the first round. ``clients`` come in the order of their ids."""
 
-    clients: tuple[ClientReport, ...]
+    clients: Sequence[ClientReport]
     model: Model
     spec: RunSpec
     groups: Mapping[str, tuple[int, ...]]
@@ -89,8 +93,8 @@ class ClientTask:
     state: dict[str, Tensors]
     """Tensors this client keeps between its participations, by method name; saved with the run."""
     hooks: Hooks
-    side: Tensors = field(default_factory=dict)
-    """What the model's ``side_encoders`` give for the client's samples: (n_k, ...) by encoder name."""
+    side: Mapping[str, InputSource] = field(default_factory=dict)
+    """What the model's ``side_encoders`` give for the client's samples, n_k each, by encoder name."""
     exchange: int = 0
     """Which of the round's exchanges this is; see the hook `exchanges`."""
 
@@ -137,6 +141,15 @@ class LocalStep:
     def outputs(self) -> Outputs:
         """Logits and features of the batch, computed once however many loss terms read them."""
         return self.model.forward({**self.weights, **self.buffers}, self.batch.inputs, True)
+
+    @property
+    def features_are_trained(self) -> bool:
+        """Whether the batch's features depend on weights that are trained."""
+        features = self.outputs.features
+        # where clients train at once, `requires_grad` is that of torch.func's wrapper, which is never set
+        while torch._C._functorch.is_batchedtensor(features):
+            features = torch._C._functorch.get_unwrapped(features)
+        return features.requires_grad
 
     @cached_property
     def received_outputs(self) -> Outputs:
@@ -200,9 +213,11 @@ class RunInfo:
     """Bytes of the model, one way, one client."""
     classnames: tuple[str, ...] = ()
     class_counts: tuple[tuple[int, ...], ...] = ()
-    """Training samples by client of the scenario and class; a diagnosis, also where methods see no labels."""
+    """Training samples by class of the scenario's first `RECORDED_CLIENTS` clients, also where labels are hidden."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Class indices by reporting group; empty where the scenario has none."""
+    scenario_clients: int = 0
+    """All clients of the scenario, of whom ``class_counts`` may have the first only."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +232,8 @@ class RoundRecord:
     bytes_down: int
     seconds: float
     """Local training and aggregation, evaluation left out."""
+    executor: str = ""
+    """Which executor trained the cohort; empty in round 0."""
 
 
 @dataclass(frozen=True)
@@ -237,3 +254,5 @@ class RunResult:
     """What the methods that answer ``evaluate`` themselves keep on the server: numpy arrays by method, then name."""
     clients: Mapping[int, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """What they keep on clients, by client id."""
+    executor: str = ""
+    """Which executor trained the last round and, where it fell back, why; empty where nothing was trained."""

@@ -81,6 +81,8 @@ _FACTS = (
     "round_bytes",
 )
 """Of `RunInfo`, written as tags."""
+EXECUTOR = "fedbench.executor"
+"""Tag: which executor trained the cohorts and, where it fell back, why."""
 _NOTED = {
     "global_accuracy": "accuracy",
     "head_accuracy": "head classes",
@@ -179,6 +181,8 @@ class Tracking:
             write_artifacts(Path(folder), spec, info, result)
             self._client.log_artifacts(run.id, folder)
         set_tags(self._client, run.id, {NOTE: run_note(spec, result.summary, run.last_round)})
+        if result.executor:
+            set_tags(self._client, run.id, {EXECUTOR: result.executor})
         self._end(spec.run_id, "FINISHED")
         if self._parent is not None:
             self._parent.finished += 1

@@ -1,8 +1,9 @@
-"""The sequential executor: the one local training loop of fedbench, and the order of samples it reads."""
+"""One client's local training: the order of its samples, the loss of a step, the optimiser, and the loop over them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -28,6 +29,26 @@ def batch_table(num_examples: int, epochs: int, batch_size: int, generator: torc
     return table
 
 
+def batches_of(task: ClientTask) -> list[Tensor]:
+    """The client's batch table for this round and exchange; both executors read it."""
+    training = task.training
+    return batch_table(len(task.inputs), training.local_epochs, training.batch_size, task.generator("batches"))
+
+
+def step_loss(step: LocalStep) -> Tensor:
+    """`local_loss` and all `loss_terms` of a step, a scalar, in the precision that the run asks for.
+
+    With bfloat16 a step of fedavg-cnn takes 0.55 of the time and one of resnet8 0.76, channels-last, on a CPU core that
+    has such instructions; convnet gains nothing.
+    """
+    half = step.task.training.precision == "bfloat16"
+    with torch.autocast(step.batch.inputs.device.type, torch.bfloat16) if half else nullcontext():
+        loss = step.task.hooks.local_loss(step=step)
+        for term in step.task.hooks.loss_terms(step=step):
+            loss = loss + term
+    return loss
+
+
 def local_sgd(task: ClientTask) -> Update:
     """Epochs of minibatch steps on `local_loss` + `loss_terms` from the received weights (McMahan et al. 2017, Alg. 1).
 
@@ -37,21 +58,21 @@ def local_sgd(task: ClientTask) -> Update:
     buffers = {name: value.clone() for name, value in task.buffers.items()}
     losses = []
     if weights:
-        training = task.training
-        optimiser = build_optimiser(training, weights, task.round, task.model.lr_factors)
-        order = task.generator("batches")
+        optimiser = build_optimiser(task.training, weights, task.round, task.model.lr_factors)
         noise = task.generator("augmentation")
-        table = batch_table(len(task.inputs), training.local_epochs, training.batch_size, order)
-        for number, index in enumerate(table):
-            step = LocalStep(weights, buffers, _batch(task, index, noise), task, number)
-            loss = task.hooks.local_loss(step=step)
-            for term in task.hooks.loss_terms(step=step):
-                loss = loss + term
+        for number, index in enumerate(batches_of(task)):
+            loss = step_loss(LocalStep(weights, buffers, batch_at(task, index, noise), task, number))
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             losses.append(loss.detach())
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
+    weights = {name: value.detach() for name, value in weights.items()}
+    return trained(task, weights, buffers, mean_loss)
+
+
+def trained(task: ClientTask, weights: Tensors, buffers: Tensors, mean_loss: float) -> Update:
+    """The update of a client that ended at ``weights``; Unworkable where its mean loss is not finite."""
     if not torch.isfinite(torch.tensor(mean_loss)):
         raise Unworkable(
             f"training diverged: the loss of client {task.client} in round {task.round} is {mean_loss}; "
@@ -59,38 +80,44 @@ def local_sgd(task: ClientTask) -> Update:
         )
     return Update(
         client=task.client,
-        weights={name: value.detach() for name, value in weights.items()},
+        weights=weights,
         buffers=buffers,
         num_examples=len(task.inputs),
         metrics={"train_loss": mean_loss},
     )
 
 
+def learning_rates(
+    training: Training, names: Mapping[str, object], round: int, lr_factors: Mapping[str, float] | None = None
+) -> dict[float, list[str]]:
+    """The names by the learning rate of the round (round 1 is the first); ``lr_factors`` multiply it by name."""
+    lr = training.lr * training.lr_decay ** (round - 1)
+    by_rate: dict[float, list[str]] = {}
+    for name in names:
+        by_rate.setdefault(lr * (lr_factors or {}).get(name, 1.0), []).append(name)
+    return by_rate
+
+
 def build_optimiser(
     training: Training, weights: Tensors, round: int, lr_factors: Mapping[str, float] | None = None
 ) -> torch.optim.Optimizer:
-    """A fresh optimiser over ``weights``, at the learning rate of the round (round 1 is the first).
-
-    ``lr_factors`` multiply it by name of a weight.
-    """
-    lr = training.lr * training.lr_decay ** (round - 1)
-    by_factor: dict[float, list[Tensor]] = {}
-    for name, value in weights.items():
-        by_factor.setdefault((lr_factors or {}).get(name, 1.0), []).append(value)
-    groups = [{"params": values, "lr": lr * factor} for factor, values in by_factor.items()]
+    """A fresh optimiser over ``weights``, at the learning rate of the round (see `learning_rates`)."""
+    rates = learning_rates(training, weights, round, lr_factors)
+    groups = [{"params": [weights[name] for name in names], "lr": lr} for lr, names in rates.items()]
     betas = (training.beta1, training.beta2)
     if training.optimizer == "adam":
-        return torch.optim.Adam(groups, lr, betas=betas, eps=training.eps, weight_decay=training.weight_decay)
+        return torch.optim.Adam(groups, betas=betas, eps=training.eps, weight_decay=training.weight_decay)
     if training.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr, betas=betas, eps=training.eps, weight_decay=training.weight_decay)
-    return torch.optim.SGD(groups, lr, momentum=training.momentum, weight_decay=training.weight_decay)
+        return torch.optim.AdamW(groups, betas=betas, eps=training.eps, weight_decay=training.weight_decay)
+    return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=training.weight_decay)
 
 
-def _batch(task: ClientTask, index: Tensor, noise: torch.Generator) -> Batch:
+def batch_at(task: ClientTask, index: Tensor, noise: torch.Generator) -> Batch:
+    """The client's samples at ``index`` (b,); images are augmented by ``noise`` where the run asks for it."""
     inputs = task.inputs.read(index)
     if task.inputs.is_image and task.training.augment != "none":
         inputs = crop_and_flip(inputs, per_sample=task.training.augment == "sample", generator=noise)
-    side = {name: rows[index.to(rows.device)] for name, rows in task.side.items()}
+    side = {name: rows.read(index) for name, rows in task.side.items()}
     if task.labels is None:
         return UnlabelledBatch(inputs, index, side)
     return LabelledBatch(inputs, index, task.labels[index.to(task.labels.device)], side)

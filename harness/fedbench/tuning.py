@@ -6,7 +6,6 @@ share. A worker that dies leaves a trial without signs of life, which another ta
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.engine import quiet_worker
 from fedbench.errors import FedbenchError
+from fedbench.pool import context
 from fedbench.prepare import Settings
 from fedbench.studies import Budget, counted, record_of
 from fedbench.study_storage import GRACE, open_storage
@@ -84,9 +84,9 @@ def tune(job: Job, workers: int) -> Generator[Event, None, None]:
 
     One worker still is a process of its own, so that Ctrl-C never stops a trial half-way through a record.
     """
-    context = multiprocessing.get_context("spawn")
-    events: Any = context.Queue()
-    processes = [context.Process(target=_work_remotely, args=(job, events), daemon=True) for _ in range(workers)]
+    starting = context()
+    events: Any = starting.Queue()
+    processes = [starting.Process(target=_work_remotely, args=(job, events), daemon=True) for _ in range(workers)]
     for process in processes:
         process.start()
     try:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from fedbench.shards import ClassTable, Shards
+from fedbench.shards import ClientShard as ClientShard
 
 Tensors = dict[str, Tensor]
 """A flat mapping from a parameter's name to its tensor."""
@@ -101,23 +105,10 @@ class Dataset:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientShard:
-    """The samples one client holds, as indices into the splits of the ``Federation``."""
-
-    id: int
-    indices: Tensor
-    """(n_k,) int64 into the training split."""
-    test_indices: Tensor | None = None
-    """(m_k,) int64 into the test split; None where clients share one global test set."""
-    validation_indices: Tensor | None = None
-    """(v_k,) int64 into the validation split; None where the protocol has none."""
-
-
-@dataclass(frozen=True, eq=False)
 class Federation:
     """The clients with their shards, and the splits everything is measured on."""
 
-    clients: tuple[ClientShard, ...]
+    clients: Sequence[ClientShard]
     train: Split
     test: Split
     classnames: tuple[str, ...]
@@ -133,13 +124,22 @@ class Federation:
         """C, the number of classes."""
         return len(self.classnames)
 
+    @cached_property
+    def shards(self) -> Shards:
+        """The clients in few tensors: what goes over all of them reads these instead of ``clients``."""
+        return Shards.of(self.clients)
+
+    @cached_property
+    def class_table(self) -> ClassTable:
+        """Training samples by client and class; computed once."""
+        return ClassTable.of(self.shards, self.train.labels, self.num_classes)
+
     def class_counts(self, client: int | None = None) -> Tensor:
         """Training samples per class, (C,) int64: of one client, or over all clients when ``client`` is None."""
-        shards = self.clients if client is None else (self.clients[client],)
-        indices = torch.cat([shard.indices for shard in shards])
+        indices = self.shards.indices if client is None else self.clients[client].indices
         return torch.bincount(self.train.labels[indices], minlength=self.num_classes)
 
-    def with_clients(self, clients: tuple[ClientShard, ...]) -> Federation:
+    def with_clients(self, clients: Sequence[ClientShard]) -> Federation:
         """The same data dealt to other clients."""
         return replace(self, clients=clients)
 

@@ -38,6 +38,7 @@ from fedbench.hookspecs import LocalStep, ModelSetup, hookimpl
 from fedbench.hyper import hyper
 from fedbench.models.clip import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
 from fedbench.models.heads import require_clip
+from fedbench.models.per_thread import per_thread
 from fedbench.randomness import torch_generator
 from fedbench.types import LabelledBatch, Model, Outputs, Tensors
 
@@ -166,15 +167,16 @@ class FedCLIP:
         weights = {f"clip.{name}": value.detach().clone() for name, value in clip.named_parameters()}
         state = {f"clip.{name}": value.clone() for name, value in clip.state_dict().items()}
         buffers = {name: value for name, value in state.items() if name not in weights}
-        names = (*weights, *buffers)
+        names, own_towers = (*weights, *buffers), per_thread(towers)
 
         def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+            own = own_towers()
             # the module is shared with the frozen encoders, which rely on eval mode
-            clip.train(training)
+            own.train(training)
             try:
-                images, prompts, scale = functional_call(towers, {name: tensors[name] for name in names}, (inputs,))
+                images, prompts, scale = functional_call(own, {name: tensors[name] for name in names}, (inputs,))
             finally:
-                clip.eval()
+                own.eval()
             return self._compare(tensors, images, self._class_texts(tensors, prompts, num_classes), scale)
 
         return Model({**adapters, **weights}, forward, buffers, transform=backbone.transform)

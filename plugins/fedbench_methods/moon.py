@@ -87,7 +87,7 @@ class MOON:
     @hookimpl
     def loss_terms(self, step: LocalStep) -> Tensor | None:
         """μ l_con (Eq. 4); nothing in a client's first participation. FedbenchError for features that are frozen."""
-        if self.params.mu and not step.outputs.features.requires_grad:
+        if self.params.mu and not step.features_are_trained:
             raise FedbenchError(
                 "moon contrasts features, and those of this model are frozen; choose a backbone that is trained "
                 "(a CNN, or tune=full), or stack it with a method that trains a projector (fedglcl+moon)."

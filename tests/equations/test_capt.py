@@ -15,7 +15,7 @@ from fedbench.models.prompted_clip import coupling
 from fedbench.models.prompts import prompt_tower, random_context
 from fedbench.models.visual_prompts import encode_with_tokens
 from fedbench.randomness import torch_generator
-from fedbench.rounds import broadcast, rounds, start, train_client
+from fedbench.rounds import broadcast, client_task, rounds, start
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.training import batch_table
 from fedbench.types import ClientReport, Model, Update
@@ -491,7 +491,8 @@ def test_whole_local_training_follows_the_equations():
     run = capt_run({"scheduler": "fixed", "loss_on": "parts"}, lr=0.1, momentum=0.9, rounds=1)
     state, clip = run.initial_state(), tiny_backbone("clip:embedded")
     start(run, state)
-    got = train_client(run, state, 1, 0, 1, broadcast(run, state, 1)).weights
+    [update] = run.executor.train([client_task(run, state, 1, 0, 1, broadcast(run, state, 1))])
+    got = update.weights
     shard = run.federation.clients[1].indices
     images, labels = normalize(run.train.read(shard), dim=-1), run.federation.train.labels[shard]
     prior = run.federation.class_counts().double() / run.federation.class_counts().sum()

@@ -14,7 +14,7 @@ from fedbench.models import load_backbone
 from fedbench.models.cnn import cnn_model
 from fedbench.models.embedding import ProjectorShape, build_projector, embedding_model
 from fedbench.models.text import class_text
-from fedbench.rounds import broadcast, evaluate, train_client, train_round
+from fedbench.rounds import broadcast, client_task, evaluate, train_round
 from fedbench.spec import RunSpec
 from fedbench.tasks import ModelSetup
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
@@ -228,7 +228,7 @@ def test_text_is_the_same_on_every_client_in_every_round_and_never_sent():
         for client in range(len(run.federation.clients)):
             sent = broadcast(run, state, client)
             assert not sent.payload and set(sent.weights) == {"projector.fc.weight", "projector.fc.bias"}
-            train_client(run, state, state.round + 1, 0, client, sent)
+            run.executor.train([client_task(run, state, state.round + 1, 0, client, sent)])
             seen.add(hashlib.sha256(run.model.constants["text"].numpy().tobytes()).hexdigest())
         state, record = train_round(run, state)
         # d = V = 128: a projector of 128 * 128 + 128 float32, to and from two clients

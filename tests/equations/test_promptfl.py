@@ -101,7 +101,8 @@ def test_words_for_every_class_are_the_shared_words():
     shared, own = promptfl_run(params={"init": "words"}), promptfl_run(params={"init": "words", "per_class": True})
     inputs = shared.test.read(torch.arange(6))
     logits = [run.model.forward(run.model.weights, inputs, False).logits for run in (shared, own)]
-    assert torch.equal(*logits) and own.model.weights["prompt.context"].shape == (4, 4, 64)
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-4)  # scaled by up to a hundred
+    assert own.model.weights["prompt.context"].shape == (4, 4, 64)
 
 
 def test_position_changes_the_texts():

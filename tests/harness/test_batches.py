@@ -26,7 +26,7 @@ def seen(monkeypatch, tmp_path):
         pictures = data.train.images.read(torch.arange(4))  # sample i of the tiny data set has class i mod 4
         data = replace(data, train=replace(data.train, images=TensorImages(pictures[data.train.labels])))
         spec = tiny_spec("fedavg", backbone=backbone, rounds=1, augment=augment)
-        settings = Settings(data_dir=tmp_path, cache_dir=tmp_path)
+        settings = Settings(data_dir=tmp_path, cache_dir=tmp_path, executor="sequential")
         run = prepare(spec, settings, dataset=data, backbone=tiny_backbone(backbone))
         by_class = run.train.read(torch.arange(4))
         batches = []

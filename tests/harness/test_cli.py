@@ -332,10 +332,7 @@ def faked_run(
     monkeypatch.setattr(execution, "finished_run_ids", lambda *_: set())
     monkeypatch.setattr(execution, "code_hash", lambda *_: "code")
     monkeypatch.setattr(execution, "Tracking", tracking)
-    monkeypatch.setattr(execution, "load_results", lambda *_: None)
-    monkeypatch.setattr(execution, "load_curves", lambda *_: None)
-    monkeypatch.setattr(execution, "leaderboard", lambda *_, **__: None)
-    monkeypatch.setattr(execution, "render_terminal", lambda _: "the leaderboard")
+    monkeypatch.setattr(execution, "_show_leaderboard", lambda *_: print("the leaderboard"))
     monkeypatch.setattr(execution.engine, "execute", events)
     return made
 

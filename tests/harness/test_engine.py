@@ -3,15 +3,19 @@
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fedbench.engine import RoundFinished, RunFailed, RunFinished, RunStarted, execute
+from fedbench.engine import RoundFinished, RunFailed, RunFinished, RunStarted, execute, notify
 from fedbench.expand import expand
+from fedbench.hookspecs import plugin_manager, relay
 from fedbench.prepare import Settings
 from fedbench.resolve import Overrides
+from fedbench.store import open_store, runs_of, store_uri
 from fedbench.suite import parse_suite
+from fedbench.tracking import Tracking
 
 SUITE = """
 name: engine
@@ -90,21 +94,62 @@ def test_a_run_that_cannot_work_fails_with_its_message_and_without_a_traceback(s
     assert failed.reason.startswith("this scenario hides the labels") and failed.details == ""
 
 
+DYING = FAULTY.replace("faulty", "dying").replace("1 / 0", "__import__('os')._exit(9)")
+
+
+def test_a_worker_that_dies_fails_its_run_once_and_the_suite_ends(settings, tmp_path):
+    (tmp_path / "dying.py").write_text(DYING)
+    mine = replace(settings, plugin_files=(tmp_path / "dying.py",))
+    specs = expand(
+        parse_suite(SUITE, "engine"),
+        Overrides(methods=("dying",), seeds=(0, 1, 2), plugin_files=mine.plugin_files),
+    )
+    ends = [event for event in execute(specs, mine, workers=2) if isinstance(event, RunFinished | RunFailed)]
+    assert sorted(event.spec.seed for event in ends) == [0, 1, 2]
+    assert {event.reason for event in ends} == {"its worker process died (killed, or out of memory); try --workers 1"}
+
+
+def test_what_a_run_measured_before_it_failed_is_in_the_store(settings, tmp_path):
+    uri = store_uri(str(tmp_path / "store"))
+    (spec,) = expand(
+        parse_suite(SUITE, "engine"),
+        Overrides(methods=("faulty",), seeds=(5,), plugin_files=settings.plugin_files),
+    )
+    manager = plugin_manager()
+    manager.register(Tracking(uri, "engine"))
+    measured = []
+    for event in execute([spec], settings, workers=1):
+        notify(relay(manager), event)
+        if isinstance(event, RoundFinished):
+            measured.append((event.record.round, event.record.metrics["global_accuracy"]))
+    client = open_store(uri, create=False)
+    ((_, run),) = runs_of(client, "engine")
+    assert run.info.status == "FAILED" and "round 2" in run.data.tags["fedbench.failure"]
+    history = client.get_metric_history(run.info.run_id, "global_accuracy")
+    assert [(metric.step, metric.value) for metric in history] == measured and len(measured) == 2
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the process table of Linux")
-def test_workers_end_when_their_parent_is_killed(tmp_path):
-    # a parent that starts a worker with a long job, says the worker's process id and waits to be killed
+def test_workers_import_no_mlflow_and_end_when_their_parent_is_killed(tmp_path):
+    # a parent that starts a worker with a long job, says what the worker has imported and its process id, and waits
     script = tmp_path / "parent.py"
     script.write_text(
-        "import multiprocessing, os, time\n"
+        "import os, time\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
         "from fedbench.engine import quiet_worker\n"
+        "from fedbench import pool as workers\n"
+        "def imported():\n"
+        "    import sys\n"
+        "    return [name in sys.modules for name in ('fedbench.models.clip', 'mlflow')]\n"
         "if __name__ == '__main__':\n"
-        "    context = multiprocessing.get_context('spawn')\n"
-        "    pool = ProcessPoolExecutor(1, mp_context=context, initializer=quiet_worker)\n"
+        "    workers.warm_up()\n"
+        "    pool = ProcessPoolExecutor(1, mp_context=workers.context(), initializer=quiet_worker)\n"
+        "    print(pool.submit(imported).result(), flush=True)\n"
         "    print(pool.submit(os.getpid).result(), flush=True)\n"
         "    pool.submit(time.sleep, 60).result()\n"
     )
     parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout.readline() == "[True, False]\n"
     worker = int(parent.stdout.readline())
     parent.kill()
     parent.wait()

@@ -149,6 +149,7 @@ def test_too_small_images_are_refused_with_the_resize_to_write() -> None:
     [
         ("resnet8?width=4", 1_225_024, 2_697, 256),
         ("convnet", 62_006 - 850, 0, 84),  # LeNet-5 without its last layer
+        ("fedavg-cnn", (75 + 1) * 32 + (800 + 1) * 64 + (4096 + 1) * 512, 0, 512),
         ("alexnet", 57_022_528, 2 * 9_344 + 7, 4096),  # the paper's 57.02 M
         ("vgg11", 9_220_480 + 2 * (512 * 512 + 512), 0, 512),
         ("resnet50", 23_508_032, 53_173, 2048),
@@ -182,7 +183,15 @@ def test_seed_alone_decides_and_the_global_generator_stays(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("resnet8?width=1", 28), ("convnet", 32), ("convnet", 28), ("vgg11", 32), ("resnet18?stem=cifar", 32)],
+    [
+        ("resnet8?width=1", 28),
+        ("convnet", 32),
+        ("convnet", 28),
+        ("fedavg-cnn", 32),
+        ("fedavg-cnn", 4),
+        ("vgg11", 32),
+        ("resnet18?stem=cifar", 32),
+    ],
 )
 def test_functional_forward_equals_the_module(name: str, size: int) -> None:
     backbone = cnn(name, image_size=(size, size))
@@ -217,9 +226,21 @@ def test_gradients_reach_the_given_tensors_and_missing_ones_are_refused() -> Non
         forward(trained, torch.rand(2, 3, 32, 32), False)
 
 
-def test_cnn_transform_normalises_with_cifar_statistics_and_resizes() -> None:
+def test_fedavg_cnn_is_two_padded_convolutions_each_halved_and_a_dense_layer() -> None:
+    backbone = cnn("fedavg-cnn")
+    convolutions = [torch.nn.Conv2d(3, 32, 5, padding=2), torch.nn.Conv2d(32, 64, 5, padding=2)]
+    halving = [torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
+    dense = [torch.nn.Flatten(), torch.nn.Linear(64 * 8 * 8, 512), torch.nn.ReLU()]
+    reference = torch.nn.Sequential(convolutions[0], *halving, convolutions[1], *halving, *dense)
+    reference.load_state_dict(dict(zip(reference.state_dict(), backbone.module.state_dict().values(), strict=True)))
+    pixels = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(backbone.module(pixels), reference(pixels))
+
+
+@pytest.mark.parametrize("name", ["resnet8?width=1", "fedavg-cnn"])
+def test_cnn_transform_normalises_with_cifar_statistics_and_resizes(name: str) -> None:
     pixels = torch.full((1, 3, 32, 32), 51, dtype=torch.uint8)  # 0.2
-    value = cnn("resnet8?width=1").transform(pixels)[0, :, 0, 0]
+    value = cnn(name).transform(pixels)[0, :, 0, 0]
     expected = torch.tensor([(0.2 - 0.4914) / 0.2023, (0.2 - 0.4822) / 0.1994, (0.2 - 0.4465) / 0.2010])
     torch.testing.assert_close(value, expected)
     assert cnn("resnet8?width=1&resize=48").transform(pixels).shape == (1, 3, 48, 48)

@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedbench import __version__
+from fedbench.cli.cache import cache
 from fedbench.cli.compare import compare
 from fedbench.cli.console import complain, say
 from fedbench.cli.describe import describe
@@ -84,6 +85,7 @@ app.command("evaluate", epilog="Example: fedbench evaluate 3f2a, with the first 
 app.command("compare", epilog="Example: fedbench compare 3f2a 91c0")(compare)
 app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
 app.add_typer(scenario, name="scenario")
+app.add_typer(cache, name="cache")
 app.command("pretrain", epilog="Example: fedbench pretrain --output my-clip --smoke")(pretrain)
 
 

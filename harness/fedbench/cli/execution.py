@@ -20,12 +20,8 @@ from fedbench.cli.options import Request, command_line
 from fedbench.cli.progress import PlainProgress, Progress
 from fedbench.hookspecs import plugin_manager, relay
 from fedbench.invocation import Invocation
-from fedbench.leaderboard import load_results, render_terminal
-from fedbench.leaderboard import of_suite as leaderboard
 from fedbench.prepare import Settings
 from fedbench.provenance import code_hash
-from fedbench.published import published_folder, published_of
-from fedbench.results import load_curves
 from fedbench.spec import RunSpec
 from fedbench.suite import Suite
 from fedbench.tracking import Tracking, finished_run_ids, store_uri
@@ -65,13 +61,23 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
             raise
         done += view.done
     if done:
-        results = load_results(uri, suite.name)
-        curves = load_curves(uri, results, suite.headline)
-        board = leaderboard(suite, results, curves, published_of(suite, published_folder(None)))
-        console().print(render_terminal(board))
+        _show_leaderboard(suite, uri)
         _show_next_steps(suite, request.store, uri)
     _report(failures, uri)
     return SOME_FAILED if failures else FINE
+
+
+def _show_leaderboard(suite: Suite, uri: str) -> None:
+    # imports scipy's statistics, for which no run should wait
+    from fedbench.leaderboard import load_results, render_terminal
+    from fedbench.leaderboard import of_suite as leaderboard
+    from fedbench.published import published_folder, published_of
+    from fedbench.results import load_curves
+
+    results = load_results(uri, suite.name)
+    curves = load_curves(uri, results, suite.headline)
+    board = leaderboard(suite, results, curves, published_of(suite, published_folder(None)))
+    console().print(render_terminal(board))
 
 
 def invocation(request: Request, pending: Sequence[RunSpec], skipped: int) -> Invocation:

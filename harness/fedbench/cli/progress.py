@@ -78,13 +78,13 @@ class Progress:
 
     @hookimpl
     def run_finished(self, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
-        """The final accuracy; the run's line goes."""
+        """The final accuracy, the time, and which executor trained; the run's line goes."""
         run = self._ended(spec)
         self.done += 1
         accuracy = percent(result.summary.get("global_accuracy", run.accuracy))
-        self.settled(
-            Text.assemble(("done  ", "green"), f"  {self.label(spec)}  {accuracy}  {clock(result.seconds):>6}")
-        )
+        figures = f"  {self.label(spec)}  {accuracy}  {clock(result.seconds):>6}"
+        executor = f"  {result.executor}" if result.executor else ""
+        self.settled(Text.assemble(("done  ", "green"), figures, (executor, "dim")))
 
     @hookimpl
     def run_failed(self, spec: RunSpec, reason: str) -> None:

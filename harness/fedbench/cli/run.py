@@ -45,6 +45,9 @@ def run(
     rerun: Annotated[bool, typer.Option("--rerun", help="Repeat runs that the store already has.")] = False,
     store: Store = None,
     workers: Workers = None,
+    executor: Annotated[
+        str, typer.Option(metavar="NAME", help="How cohorts are trained: auto, cohort (at once), sequential.")
+    ] = "auto",
     data_dir: DataDir = DATA_DIR,
     cache_dir: CacheDir = CACHE_DIR,
     plain: Annotated[bool, typer.Option("--plain", help="Progress as plain lines, as in a pipe.")] = False,
@@ -53,7 +56,14 @@ def run(
 
     Runs already in the store, made by the same code, are skipped, so the same command resumes what was interrupted.
     """
+    from fedbench import pool
+
+    # a single run needs no workers; whoever asks for several lets them import beside this process
+    if not dry_run and workers != 1 and (suite is not None or len(method or ()) > 1 or len(seed or ()) > 1):
+        pool.warm_up()
     from fedbench.cli import plan
+    from fedbench.errors import unknown_name
+    from fedbench.executors import EXECUTORS
     from fedbench.prepare import Settings
 
     request = Request(
@@ -77,7 +87,9 @@ def run(
         storage=storage,
     )
     chosen, specs = plan.requested(request)
-    settings = Settings(request.data_dir, request.cache_dir, request.plugin_files)
+    if executor not in EXECUTORS:
+        raise unknown_name("executor", executor, EXECUTORS)
+    settings = Settings(request.data_dir, request.cache_dir, request.plugin_files, executor=executor)
     if dry_run:
         plan.show(chosen, plan.plan(specs, settings))
         return

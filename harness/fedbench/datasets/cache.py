@@ -1,21 +1,23 @@
-"""Tensors made once and kept: a file is written whole or not at all, and checked whenever it is read."""
+"""Data made once and kept: a file is written whole or not at all, by one process, and checked once in every process."""
 
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
-from fedbench.files import replacing
+from fedbench.kept import Content, kept
+from fedbench.kept import damaged as kept_damaged
 from fedbench.types import TensorImages, Tensors
+
+_KIND = "data cache"
+_ABOUT = "data"
+"""The header's entry that is no digest: what the tensors are, for people."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,28 +50,30 @@ def digest_of(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def stored(file: Path, make: Callable[[], Tensors]) -> Stored:
-    """The tensors in ``file``; where it doesn't exist they are made and written first."""
-    if not file.exists():
+def stored(file: Path, make: Callable[[], Tensors], about: str) -> Stored:
+    """The tensors in ``file``; where it doesn't exist, one process makes and writes them while others wait.
+
+    ``about`` is what ``fedbench cache list`` says they are.
+    """
+
+    def content() -> Content:
         tensors = make()
-        digests = {name: digest_of(tensor) for name, tensor in tensors.items()}
-        with replacing(file, "data cache") as temporary:
-            save_file(tensors, temporary, digests)
-        return Stored(tensors, digests)
-    try:
-        with safe_open(file, framework="pt") as opened:
-            said: dict[str, str] = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError) as error:
-        raise damaged(file, str(error)) from error
-    digests = {name: digest_of(tensor) for name, tensor in tensors.items()}
-    if digests != said:
-        raise damaged(file, "its checksum doesn't fit its content")
-    return Stored(tensors, digests)
+        return tensors, {_ABOUT: about, **_digests(tensors)}
+
+    tensors, header = kept(file, _KIND, content, _fault)
+    return Stored(tensors, {name: header[name] for name in tensors})
 
 
 def damaged(file: Path, reason: str) -> FedbenchError:
-    """The error for a cache file that can't be read back."""
-    return FedbenchError(
-        f"the data cache {str(file)!r} is damaged ({reason}); delete it and run again: rm {shlex.quote(str(file))}"
-    )
+    """The error for a cache file of data that can't be read back."""
+    return kept_damaged(file, _KIND, reason)
+
+
+def _digests(tensors: Tensors) -> dict[str, str]:
+    return {name: digest_of(tensor) for name, tensor in tensors.items()}
+
+
+def _fault(file: Path, content: Content) -> str:
+    tensors, header = content
+    said = {name: digest for name, digest in header.items() if name != _ABOUT}
+    return "" if _digests(tensors) == said else "its checksum doesn't fit its content"

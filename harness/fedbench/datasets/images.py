@@ -105,7 +105,8 @@ def _kept_or_lazy(files: ImageFiles, cache_dir: Path) -> ImageSource:
         log.info("decoding %s images once", f"{len(files):,}")
         return {"images": files.read(torch.arange(len(files)))}
 
-    return stored(cache_dir / "datasets" / f"images-{files.content_hash()[:32]}.safetensors", decoded).images("images")
+    file = cache_dir / "datasets" / f"images-{files.content_hash()[:32]}.safetensors"
+    return stored(file, decoded, f"images such as {files.encoded.name(0)}").images("images")
 
 
 def scan(encoded: EncodedImages, cache_dir: Path) -> Scan:

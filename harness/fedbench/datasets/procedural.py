@@ -46,7 +46,7 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     test = asked.integer("test", 1, 10_000_000) or 2_000
     seed = asked.integer("seed", 0, 2**31) or 0
     file = f"embedded-v{GENERATOR_VERSION}-classes{len(classes)}-train{train}-test{test}-seed{seed}.safetensors"
-    kept = stored(cache_dir / "datasets" / file, partial(_render, classes, seed, train, test))
+    kept = stored(cache_dir / "datasets" / file, partial(_render, classes, seed, train, test), asked.text)
     splits = [
         Split(kept.images(f"{name}.images"), kept.tensors[f"{name}.labels"], kept.tensors[f"{name}.domains"])
         for name in ("train", "test")

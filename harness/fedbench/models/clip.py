@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.functional import normalize
 
 from fedbench.errors import FedbenchError
+from fedbench.models.per_thread import per_thread
 from fedbench.models.transform import PixelTransform
 from fedbench.types import Outputs, Tensors
 
@@ -119,6 +120,11 @@ class ClipImageEncoder:
 
     backbone: ClipBackbone
 
+    @property
+    def name(self) -> str:
+        """The backbone's, for people; two with one name may differ."""
+        return self.backbone.name
+
     @cached_property
     def key(self) -> str:
         """Digest of weights, transform and activation; what stands in ``name`` doesn't matter."""
@@ -165,7 +171,11 @@ def encode_embedded(clip: CLIP, embedded: Tensor, tokens: Tensor) -> Tensor:
     mask = None if clip.attn_mask is None else clip.attn_mask[:length, :length].to(tokens.device)
     x = embedded + clip.positional_embedding[:length]
     x = clip.ln_final(clip.transformer(x, attn_mask=mask))
-    pooled: Tensor = text_global_pool(x, tokens, clip.text_pool_type, eos_token_id=clip.text_eos_id)
+    return project_text(clip, text_global_pool(x, tokens, clip.text_pool_type, eos_token_id=clip.text_eos_id))
+
+
+def project_text(clip: CLIP, pooled: Tensor) -> Tensor:
+    """Pooled states of the text tower (..., d_t), behind its last norm, in the space shared with images (..., d)."""
     projection: nn.Linear | Tensor | None = clip.text_projection
     if projection is None:
         return pooled
@@ -199,16 +209,17 @@ def full_clip_model(
     net = _PromptedClip(clip, tokens, len(classnames))
     weights = {name: value.detach().clone() for name, value in clip.named_parameters()}
     buffers = {name: value.clone() for name, value in clip.state_dict().items() if name not in weights}
-    names = (*weights, *buffers)
+    names, own_net = (*weights, *buffers), per_thread(net)
 
     def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
         inside = {f"clip.{name}": tensors[name] for name in names}
+        own = own_net()
         # The module is shared with the frozen encoders, which rely on eval mode.
-        clip.train(training)
+        own.train(training)
         try:
-            logits, features = functional_call(net, inside, (inputs,))
+            logits, features = functional_call(own, inside, (inputs,))
         finally:
-            clip.eval()
+            own.eval()
         return Outputs(logits, features)
 
     return weights, buffers, forward

@@ -6,13 +6,13 @@ import hashlib
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
-from fedbench.files import replacing
+from fedbench.kept import Content, damaged, kept
 from fedbench.types import FrozenEncoder, ImageSource, Subset
+
+_KIND = "feature cache"
 
 
 def encode(
@@ -21,28 +21,35 @@ def encode(
     cache_dir: Path | None,
     batch_size: int = 256,
     device: str | torch.device = "cpu",
+    data: str = "",
 ) -> Tensor:
-    """The encoder's output for every image, float32 (n, ...) on the CPU.
+    """The encoder's output for every image, float32 (n, ...) on the CPU; not to be changed in place.
 
-    With ``cache_dir``, read from the file of an earlier run (memory-mapped) or computed and written there. A subset
-    is cut out of its source's file, so long-tailed or split runs of any seed share one; without a cache only the
-    subset is encoded. Images go to the encoder on ``device``.
+    With ``cache_dir``, read from the file of an earlier run (memory-mapped, one tensor for all runs of a process) or
+    computed and written there, by one process while others that need the same wait. A subset is cut out of its
+    source's file, so long-tailed or split runs of any seed share one; without a cache only the subset is encoded.
+    Images go to the encoder on ``device``. ``data`` is what ``fedbench cache list`` says the images are.
     """
     if len(images) == 0:
         raise FedbenchError("no images to encode: the split is empty.")
     if cache_dir is None:
         return _compute(images, encoder, batch_size, device)
     if isinstance(images, Subset):
-        return encode(images.source, encoder, cache_dir, batch_size, device)[images.indices]
+        return encode(images.source, encoder, cache_dir, batch_size, device, data)[images.indices]
     # Other devices round otherwise, and numbers must not depend on which one filled the cache.
     kind = torch.device(device).type
     key = hashlib.sha256(f"{images.content_hash()} {encoder.key} {kind}".encode()).hexdigest()
     file = cache_dir / f"{key}.safetensors"
-    if file.exists():
-        return _read(file, key, len(images))
-    features = _compute(images, encoder, batch_size, device)
-    with replacing(file, "feature cache") as temporary:
-        save_file({"features": features}, temporary, {"key": key, "sha256": _checksum(features)})
+
+    def make() -> Content:
+        features = _compute(images, encoder, batch_size, device)
+        # a name is for people: what makes a difference to the features is in the encoder's key
+        about = {"data": data, "encoder": getattr(encoder, "name", type(encoder).__name__)}
+        return {"features": features}, {**about, "key": key, "sha256": _checksum(features)}
+
+    features = kept(file, _KIND, make, _fault)[0]["features"]
+    if features.shape[0] != len(images):
+        raise damaged(file, _KIND, f"{len(images)} rows expected, found {features.shape[0]}")
     return features
 
 
@@ -61,19 +68,11 @@ def _checksum(features: Tensor) -> str:
     return hashlib.sha256(features.flatten().numpy().data).hexdigest()
 
 
-def _read(file: Path, key: str, count: int) -> Tensor:
-    try:
-        with safe_open(file, framework="pt") as stored:
-            said = stored.metadata() or {}
-            features: Tensor = stored.get_tensor("features")
-    except (OSError, SafetensorError) as error:
-        raise _corrupt(file, str(error)) from error
-    if features.shape[0] != count or features.dtype != torch.float32:
-        raise _corrupt(file, f"{count} float32 rows expected, found {features.shape[0]} of {features.dtype}")
-    if said.get("key") != key or said.get("sha256") != _checksum(features):
-        raise _corrupt(file, "its checksum or its name doesn't fit its content")
-    return features
-
-
-def _corrupt(file: Path, reason: str) -> FedbenchError:
-    return FedbenchError(f"the feature cache {str(file)!r} is damaged ({reason}); delete it and run again.")
+def _fault(file: Path, content: Content) -> str:
+    tensors, header = content
+    features = tensors.get("features")
+    if features is None or features.dtype != torch.float32:
+        return "it holds no float32 features"
+    if header.get("key") != file.stem or header.get("sha256") != _checksum(features):
+        return "its checksum or its name doesn't fit its content"
+    return ""

@@ -48,6 +48,11 @@ FAMILIES = {
         ("width", *_SHARED),
     ),
     "convnet": Family("convnet", "two convolutions and two dense layers for 32 px (NIID-Bench simple CNN)", _SHARED),
+    "fedavg-cnn": Family(
+        "fedavg-cnn",
+        "the CNN of McMahan et al. 2017: two 5x5 convolutions (32, 64) and a dense layer of 512, for 32 px",
+        _SHARED,
+    ),
     "alexnet": Family(
         "alexnet",
         "AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer",

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from fedbench.types import ImageSource
 
+RESIDENT_BYTES = 256 * 2**20
+"""Of a client's transformed images that are kept while it trains."""
+
 
 class InputSource(Protocol):
     """Float inputs that can be read by index and narrowed to a client's samples."""
@@ -30,24 +33,37 @@ class InputSource(Protocol):
         """The samples at ``indices`` (int64, (m,)) as a source of their own."""
         ...
 
+    def resident(self) -> InputSource:
+        """The same samples, ready to be read many times: in memory as floats where they fit."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class FeatureInputs:
-    """Encoded samples in memory: float32 (n, ...)."""
+    """Encoded samples in memory: the rows of ``features`` float32 (n, ...), or those at ``rows`` int64 (m,) of them."""
 
     features: Tensor
+    rows: Tensor | None = None
     is_image: bool = False
 
     def __len__(self) -> int:
-        return int(self.features.shape[0])
+        return int((self.features if self.rows is None else self.rows).shape[0])
 
     def read(self, indices: Tensor) -> Tensor:
         """float32 (b, ...)."""
-        return self.features[indices.to(self.features.device)]
+        return self.features[self.rows_of(indices).to(self.features.device)]
 
     def select(self, indices: Tensor) -> FeatureInputs:
-        """A copy of the chosen rows, so that a client's samples lie together."""
-        return FeatureInputs(self.read(indices))
+        """The same table by the composed index: a client's samples take no memory of their own."""
+        return FeatureInputs(self.features, self.rows_of(indices))
+
+    def resident(self) -> FeatureInputs:
+        """Itself."""
+        return self
+
+    def rows_of(self, indices: Tensor) -> Tensor:
+        """Which rows of the table the samples at ``indices`` (b,) are, int64 (b,)."""
+        return indices if self.rows is None else self.rows[indices]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,3 +88,13 @@ class ImageInputs:
         """The same images, by the composed index."""
         chosen = indices if self.indices is None else self.indices[indices]
         return ImageInputs(self.images, self.transform, self.device, chosen)
+
+    def resident(self) -> InputSource:
+        """All of them transformed at once, in at most ``RESIDENT_BYTES``; else as they are.
+
+        A client then transforms its images once a round, not once an epoch.
+        """
+        first = self.read(torch.arange(min(1, len(self))))
+        if len(self) * first.numel() * first.element_size() > RESIDENT_BYTES:
+            return self
+        return FeatureInputs(self.read(torch.arange(len(self))), is_image=True)

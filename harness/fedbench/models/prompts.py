@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.errors import FedbenchError, Unworkable
+from fedbench.models.causal_text import ContextBlock, PackedTexts, can_pack, pack_texts
 from fedbench.models.clip import ClipBackbone, encode_embedded, text_ends, truncated
 from fedbench.randomness import torch_generator
 
@@ -47,6 +49,8 @@ class PromptTower:
     """(K, l, d_t) frozen embeddings of ``tokens``, without positions."""
     slots: Tensor
     """(K, M) the positions of the context, in its order."""
+    packs: bool
+    """Whether what texts share is encoded once (`fedbench.models.causal_text`), or every text from end to end."""
 
     @property
     def num_classes(self) -> int:
@@ -67,23 +71,41 @@ class PromptTower:
         """Unit text features (K, d) for a context of one or several blocks, placed one behind the other.
 
         A block is (m, d_t), shared by all classes, or (..., K, m, d_t) with K or 1 classes; the m add up to M. Leading
-        dimensions (one context an image, say) are kept: (..., K, d). Differentiable in the blocks.
+        dimensions (one context an image, say) are kept: (..., K, d). Differentiable in the blocks. Where the tower
+        ``packs`` it works under ``torch.func.vmap``, also with the warnings of missing batching rules as errors.
         """
         per_class = [block if block.ndim > 2 else block[None] for block in blocks]
         shapes = (block.shape[:-2] for block in per_class)
         lead: torch.Size = torch.broadcast_shapes(*shapes, (self.num_classes,))  # type: ignore[no-untyped-call]
-        context = torch.cat([block.expand(*lead, *block.shape[-2:]) for block in per_class], dim=-2)
-        if context.shape[-2:] != (self.context_length, self.width):
+        given = sum(block.shape[-2] for block in per_class)
+        if any(block.shape[-1] != self.width for block in per_class) or given != self.context_length:
             raise FedbenchError(
-                f"the context has shape {tuple(context.shape[-2:])}, but the prompt tower was built for "
+                f"the context has shape {(given, per_class[0].shape[-1])}, but the prompt tower was built for "
                 f"{(self.context_length, self.width)}; give blocks that add up to it."
             )
+        features = self._encode_packed(per_class) if self.packs else self._encode_whole(per_class, lead)
+        return normalize(features, dim=-1)
+
+    def _encode_packed(self, blocks: list[Tensor]) -> Tensor:
+        layout = tuple(ContextBlock(block.shape[-2], block.shape[-3] > 1) for block in blocks)
+        if layout not in self._packed:
+            with torch.inference_mode(False):  # else a first call without gradients would leave none to later ones
+                self._packed[layout] = pack_texts(self.clip, self.tokens, self.embedded, self.slots, layout)
+        return self._packed[layout].encode(*blocks)
+
+    def _encode_whole(self, blocks: list[Tensor], lead: torch.Size) -> Tensor:
+        """Every class text from its first token to its last, by open_clip's own blocks."""
+        context = torch.cat([block.expand(*lead, *block.shape[-2:]) for block in blocks], dim=-2)
         length = self.tokens.shape[1]
         slots = self.slots[..., None].expand(context.shape)
         x = self.embedded.expand(*lead, length, self.width).scatter(-2, slots, context)
         tokens = self.tokens.expand(*lead, length)
         features = encode_embedded(self.clip, x.reshape(-1, length, self.width), tokens.reshape(-1, length))
-        return normalize(features, dim=-1).reshape(*lead, -1)
+        return features.reshape(*lead, -1)
+
+    @cached_property
+    def _packed(self) -> dict[tuple[ContextBlock, ...], PackedTexts]:
+        return {}
 
 
 def prompt_tower(
@@ -125,7 +147,7 @@ def prompt_tower(
         tokens = truncated(tokens, clip)
     with torch.no_grad():
         embedded = clip.token_embedding(tokens).detach()
-    return PromptTower(clip, tokens, embedded, slots.to(backbone.device))
+    return PromptTower(clip, tokens, embedded, slots.to(backbone.device), can_pack(clip))
 
 
 def word_context(backbone: ClipBackbone, words: str = "a photo of a") -> Tensor:

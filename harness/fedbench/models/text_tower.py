@@ -16,6 +16,7 @@ from torch.func import functional_call
 from fedbench.errors import FedbenchError
 from fedbench.models import load_backbone
 from fedbench.models.clip import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
+from fedbench.models.per_thread import per_thread
 from fedbench.models.text import DRAWN, chosen_text_encoder, sentence_features, transformers_encoder
 from fedbench.types import Tensors
 
@@ -59,9 +60,11 @@ def text_tower(setup: ModelSetup, templates: Sequence[str]) -> TextTower:
     used = {name: start[name] for name, gradient in zip(start, gradients, strict=True) if gradient is not None}
     outside = {inside: "text." + inside.removeprefix(_INSIDE) for inside in used}
 
+    own_net = per_thread(net)
+
     def vectors(tensors: Mapping[str, Tensor]) -> Tensor:
         own = {inside: tensors[name] for inside, name in outside.items()}
-        return class_vectors(functional_call(net, own, ()), len(setup.classnames))
+        return class_vectors(functional_call(own_net(), own, ()), len(setup.classnames))
 
     return TextTower({outside[name]: value.detach() for name, value in used.items()}, vectors, features.shape[1])
 

@@ -30,7 +30,8 @@ def write_page(
 
     ``board`` has a line a table and row (see ``fedbench.leaderboard``), ``results`` a line a run. ``curves`` has a line
     a run and round with ``mlflow_id``, ``round``, accuracies in % and ``bytes_total`` (up and down so far); it may be
-    empty. ``federations`` holds ``classnames`` and ``class_counts`` (clients x classes) by MLflow id, for some runs.
+    empty. ``federations`` holds ``classnames`` and ``class_counts`` (clients x classes) by MLflow id, for some runs,
+    and ``clients``, the number of all, where the counts are those of the first ones.
     What a board lacks is left out of the page. ``command`` is what makes the page again.
     """
     page = page_of(suite_name, description, results, board, curves, federations, command)

@@ -410,7 +410,8 @@ def _clients(
     for seed, name in sorted(runs, key=lambda run: run[0]):
         if name in federations:
             one = federations[name]
-            return heat_map(one["class_counts"], one["classnames"], f"{anchor}-clients"), f"seed {seed}"
+            drawn = heat_map(one["class_counts"], one["classnames"], f"{anchor}-clients", one.get("clients", 0))
+            return drawn, f"seed {seed}"
     return None, ""
 
 

@@ -32,8 +32,13 @@ class HeatMap:
     summary: str
 
 
-def heat_map(counts: Sequence[Sequence[int]], classnames: Sequence[str], key: str) -> HeatMap | None:
-    """The ``counts`` (clients x classes) by shade, also as numbers where cells are large; None without any client."""
+def heat_map(
+    counts: Sequence[Sequence[int]], classnames: Sequence[str], key: str, everybody: int = 0
+) -> HeatMap | None:
+    """The ``counts`` (clients x classes) by shade, also as numbers where cells are large; None without any client.
+
+    Where ``everybody``, the number of all clients, is larger, the drawing says that it shows the first ones.
+    """
     table = np.asarray(counts, dtype=np.int64)
     if table.ndim != 2 or not table.size or not table.sum():
         return None
@@ -42,7 +47,7 @@ def heat_map(counts: Sequence[Sequence[int]], classnames: Sequence[str], key: st
     longest = max((len(name) for name in classnames), default=0)
     left, top = 58.0, 16 + _CHARACTER * min(longest, 18)
     width, height = left + wide * classes + 14, top + high * clients + 58
-    summary = _summary(table)
+    summary = _summary(table, everybody)
     svg = draw.drawing(width, height, key, "Training samples by client and class", summary, "heat")
     alpha = _opacity(table)
     picture = {"class": "pixels", "preserveAspectRatio": "none", "href": _png(alpha)}
@@ -109,11 +114,12 @@ def _legend(svg: draw.Element, most: int, left: float, top: float) -> None:
         place += 36 + _CHARACTER * len(f"{mark:,}")
 
 
-def _summary(table: np.ndarray) -> str:
+def _summary(table: np.ndarray, everybody: int) -> str:
     clients, classes = table.shape
+    shown = f"The first {clients:,} of {everybody:,} clients" if everybody > clients else f"{clients} clients"
     sizes, held, per_class = table.sum(axis=1), (table > 0).sum(axis=1), table.sum(axis=0)
     return (
-        f"{clients} clients, {classes} classes, {int(table.sum()):,} training samples. "
+        f"{shown}, {classes} classes, {int(table.sum()):,} training samples. "
         f"A client has {sizes.min():,} to {sizes.max():,} samples (median {np.median(sizes):,.0f}) "
         f"of {held.min()} to {held.max()} classes (median {np.median(held):g}); "
         f"a class has {per_class.min():,} to {per_class.max():,} samples."

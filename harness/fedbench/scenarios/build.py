@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from fedbench.scenarios import dirichlet, feature_skew, label_skew
 from fedbench.scenarios.feature_skew import Cut, domains_of
 from fedbench.scenarios.groups import reporting_groups
 from fedbench.scenarios.long_tail import thin
+from fedbench.scenarios.parts import Parts
 from fedbench.scenarios.rounding import IntArray
 from fedbench.scenarios.scenario import Scenario
-from fedbench.types import ClientShard, Dataset, Federation, Split
+from fedbench.shards import Measured, Shards
+from fedbench.types import Dataset, Federation, Split
 
 
 def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
@@ -120,8 +123,8 @@ def _thinned_labels(cut: Cut, classes: int, scenario: Scenario, seed: int) -> In
     return labels
 
 
-def _by_label(labels: IntArray, scenario: Scenario, rng: np.random.Generator) -> list[IntArray]:
-    """Indices into the training split, one array a client."""
+def _by_label(labels: IntArray, scenario: Scenario, rng: np.random.Generator) -> Parts:
+    """Indices into the training split, by client."""
     clients = scenario.clients
     match scenario.partition:
         case "dirichlet":
@@ -143,23 +146,23 @@ def _by_label(labels: IntArray, scenario: Scenario, rng: np.random.Generator) ->
             return label_skew.iid(labels, clients, rng)
 
 
-def _shards(parts: list[IntArray], train: Split, cut: Cut, scenario: Scenario) -> tuple[ClientShard, ...]:
-    empty = [client for client, part in enumerate(parts) if len(part) == 0]
-    if empty:
+def _shards(parts: Parts, train: Split, cut: Cut, scenario: Scenario) -> Shards:
+    sizes = torch.from_numpy(parts.sizes)
+    empty = torch.nonzero(sizes == 0).flatten()
+    if len(empty):
         raise FedbenchError(
             f"partition {scenario.partition!r} leaves client {empty[0]} and {len(empty) - 1} others of {len(parts)} "
             f"without a sample; {len(train)} training samples are too few, lower the number of clients"
         )
-    shards = []
-    for client, part in enumerate(parts):
-        # ascending: what a client holds is a set, and the order of its batches is drawn elsewhere
-        indices = torch.from_numpy(np.sort(part).astype(np.int64))
-        test = validation = None
-        if scenario.partition == "domain":
-            domain = int(domains_of(train)[part[0]])
-            test, validation = _of_domain(cut.test, domain), _of_domain(cut.validation, domain)
-        shards.append(ClientShard(client, indices, test, validation))
-    return tuple(shards)
+    # ascending: what a client holds is a set, and the order of its batches is drawn elsewhere
+    indices = torch.from_numpy(parts.ascending())
+    shards = Shards(indices, torch.from_numpy(parts.offsets), torch.arange(len(parts)))
+    if scenario.partition != "domain":
+        return shards
+    first = domains_of(train)[parts.flat[parts.offsets[:-1]]]
+    present, which = np.unique(first, return_inverse=True)
+    measured = tuple(Measured(_of_domain(cut.test, d), _of_domain(cut.validation, d)) for d in present.tolist())
+    return replace(shards, measured=measured, measured_on=torch.from_numpy(which))
 
 
 def _of_domain(split: Split | None, domain: int) -> torch.Tensor | None:

@@ -10,48 +10,55 @@ from collections.abc import Callable
 import numpy as np
 
 from fedbench.errors import FedbenchError
-from fedbench.scenarios.label_skew import MAX_REDRAWS, recut
-from fedbench.scenarios.rounding import IntArray, cut
+from fedbench.scenarios.label_skew import MAX_REDRAWS
+from fedbench.scenarios.parts import Parts, deal_out, equal_parts, equal_sizes, shuffled_classes
+from fedbench.scenarios.rounding import IntArray, takers
 
 VIRTUAL_WORKERS = 10
 """Workers that one group of samples is dealt to in CReFF's protocol."""
+_MOST_SHARES = 300_000_000
+"""Shares drawn before a large federation (from 300,000 clients x classes on) is given up: about half a minute."""
 
 
 def dirichlet_capped(
     labels: IntArray, clients: int, dirichlet_alpha: float, min_client_size: int, rng: np.random.Generator
-) -> list[IntArray]:
+) -> Parts:
     """By class in order, π ~ Dir(β·1_N) over the clients that hold less than n/N so far (NIID-Bench, MOON, FedNTD).
 
     The cap is in the released codes, not in the papers. Drawn again until every client has ``min_client_size``.
     """
-    return _by_class(labels, clients, dirichlet_alpha, min_client_size, _capped_counts, rng)
+    return _by_class(labels, clients, dirichlet_alpha, min_client_size, _capped_owners, rng)
 
 
 def dirichlet_uncapped(
     labels: IntArray, clients: int, dirichlet_alpha: float, min_client_size: int, rng: np.random.Generator
-) -> list[IntArray]:
+) -> Parts:
     """By class, π ~ Dir(β·1_N) over all clients: heavier size skew (FL-bench; what most papers describe)."""
-    return _by_class(labels, clients, dirichlet_alpha, min_client_size, _uncapped_counts, rng)
+    return _by_class(labels, clients, dirichlet_alpha, min_client_size, _uncapped_owners, rng)
 
 
 def dirichlet_clientwise(
     labels: IntArray, clients: int, dirichlet_alpha: float, min_client_size: int, rng: np.random.Generator
-) -> list[IntArray]:
+) -> Parts:
     """Each client draws q ~ Dir(α·prior) and takes n/N samples by it, classes that run out apart (Hsu et al. 2019).
 
     Sizes differ by at most one, nothing is dropped.
     """
     _refuse_too_few(len(labels), clients, min_client_size)
     left = np.bincount(labels)
-    prior = left / left.sum()
-    counts = np.zeros((clients, len(left)), dtype=np.int64)
-    for client, piece in enumerate(np.array_split(np.arange(len(labels)), clients)):
-        counts[client] = _draw_client(len(piece), dirichlet_alpha * prior, left, rng)
-        left -= counts[client]
-    return _deal(labels, counts, rng)
+    concentration = dirichlet_alpha * (left / left.sum())
+    wanted = []
+    for size in equal_sizes(len(labels), clients).tolist():
+        taken = _draw_client(size, concentration, left, rng)
+        left -= taken
+        wanted.append(np.repeat(np.arange(len(left)), taken))
+    # class by class, and within a class client by client, as the samples are dealt
+    order = np.argsort(np.concatenate(wanted), kind="stable")
+    owners = np.repeat(np.arange(clients), equal_sizes(len(labels), clients))[order]
+    return deal_out(shuffled_classes(labels, rng)[0], owners, clients)
 
 
-def creff_equal(labels: IntArray, clients: int, dirichlet_alpha: float, rng: np.random.Generator) -> list[IntArray]:
+def creff_equal(labels: IntArray, clients: int, dirichlet_alpha: float, rng: np.random.Generator) -> Parts:
     """The partition of CReFF, CLIP2FL and RUCR: equal sizes (±1), neighbouring clients share virtual workers.
 
     Shuffle; one group of samples for every ten clients; within a group a capped Dirichlet split over as many virtual
@@ -60,12 +67,11 @@ def creff_equal(labels: IntArray, clients: int, dirichlet_alpha: float, rng: np.
     """
     workers = [min(VIRTUAL_WORKERS, clients - first) for first in range(0, clients, VIRTUAL_WORKERS)]
     ends = [VIRTUAL_WORKERS * len(labels) * (group + 1) // clients for group in range(len(workers) - 1)]
-    parts: list[IntArray] = []
+    laid = []
     for group, members in zip(np.split(rng.permutation(len(labels)), ends), workers, strict=True):
         least = len(group) // (2 * members)
-        dealt = _by_class(labels[group], members, dirichlet_alpha, least, _capped_counts, rng)
-        parts.extend(group[piece] for piece in dealt)
-    return recut(parts)
+        laid.append(group[_by_class(labels[group], members, dirichlet_alpha, least, _capped_owners, rng).flat])
+    return equal_parts(np.concatenate(laid), clients)
 
 
 def _by_class(
@@ -75,35 +81,42 @@ def _by_class(
     min_client_size: int,
     draw: Callable[[IntArray, int, float, np.random.Generator], IntArray],
     rng: np.random.Generator,
-) -> list[IntArray]:
+) -> Parts:
     _refuse_too_few(len(labels), clients, min_client_size)
     class_sizes = np.bincount(labels)
-    for _ in range(MAX_REDRAWS):
-        counts = draw(class_sizes, clients, dirichlet_alpha, rng)
-        if counts.sum(axis=1).min() >= min_client_size:
-            return _deal(labels, counts, rng)
+    draws = min(MAX_REDRAWS, max(_MOST_SHARES // max(clients * len(class_sizes), 1), 1))
+    for _ in range(draws):
+        owners = draw(class_sizes, clients, dirichlet_alpha, rng)
+        if np.bincount(owners, minlength=clients).min() >= min_client_size:
+            return deal_out(shuffled_classes(labels, rng)[0], owners, clients)
     raise FedbenchError(
         f"dirichlet_alpha={dirichlet_alpha:g} never gave each of {clients} clients at least {min_client_size} of "
-        f"{len(labels)} training samples in {MAX_REDRAWS} draws; raise dirichlet_alpha, or lower clients or "
+        f"{len(labels)} training samples in {draws} draws; raise dirichlet_alpha, or lower clients or "
         "min_client_size (creff_equal: the minimum is half the mean size)"
     )
 
 
-def _capped_counts(class_sizes: IntArray, clients: int, dirichlet_alpha: float, rng: np.random.Generator) -> IntArray:
-    counts = np.zeros((clients, len(class_sizes)), dtype=np.int64)
+def _capped_owners(class_sizes: IntArray, clients: int, dirichlet_alpha: float, rng: np.random.Generator) -> IntArray:
+    """The client of every sample, (n,) int64, class by class."""
+    owners = [np.arange(0)]
+    concentration = np.full(clients, dirichlet_alpha)
     held, capacity = np.zeros(clients, dtype=np.int64), class_sizes.sum() / clients
-    for label, size in enumerate(class_sizes):
+    for size in class_sizes.tolist():
+        if size == 0:
+            rng.dirichlet(concentration)  # drawn as for any class, so that what follows doesn't depend on it
+            continue
         # A Dirichlet vector with entries struck out and renormalised is Dirichlet on the rest. Drawing it there
         # can't meet the 0/0 of a small concentration whose whole mass lies on clients that are full.
-        below = np.flatnonzero(held < capacity) if size else np.arange(clients)
-        counts[below, label] = cut(int(size), rng.dirichlet(np.full(len(below), dirichlet_alpha)))
-        held += counts[:, label]
-    return counts
+        below = (held < capacity).nonzero()[0]
+        owners.append(below[takers(size, rng.dirichlet(concentration[: len(below)]))])
+        held += np.bincount(owners[-1], minlength=clients)
+    return np.concatenate(owners)
 
 
-def _uncapped_counts(class_sizes: IntArray, clients: int, dirichlet_alpha: float, rng: np.random.Generator) -> IntArray:
-    shares = rng.dirichlet(np.full(clients, dirichlet_alpha), size=len(class_sizes))
-    return np.stack([cut(int(size), share) for size, share in zip(class_sizes, shares, strict=True)], axis=1)
+def _uncapped_owners(class_sizes: IntArray, clients: int, dirichlet_alpha: float, rng: np.random.Generator) -> IntArray:
+    """The client of every sample, (n,) int64, class by class."""
+    concentration = np.full(clients, dirichlet_alpha)
+    return np.concatenate([takers(size, rng.dirichlet(concentration)) for size in class_sizes.tolist()])
 
 
 def _draw_client(size: int, concentration: np.ndarray, left: IntArray, rng: np.random.Generator) -> IntArray:
@@ -117,15 +130,6 @@ def _draw_client(size: int, concentration: np.ndarray, left: IntArray, rng: np.r
             q[open_classes] = rng.dirichlet(concentration[open_classes])
         taken += np.minimum(rng.multinomial(missing, q / q.sum()), left - taken)
     return taken
-
-
-def _deal(labels: IntArray, counts: IntArray, rng: np.random.Generator) -> list[IntArray]:
-    """Random samples of each class by ``counts`` (clients, C); a client's are in class order."""
-    pieces = [
-        np.split(rng.permutation(np.flatnonzero(labels == label)), np.cumsum(column)[:-1])
-        for label, column in enumerate(counts.T)
-    ]
-    return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
 
 
 def _refuse_too_few(samples: int, clients: int, min_client_size: int) -> None:

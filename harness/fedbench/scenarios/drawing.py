@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 DPI = 150
 """Pixels an inch."""
+MOST_CLIENTS = 2000
+"""Drawn; with more, a client would be thinner than a pixel."""
 NAMED_CLASSES = 30
 """With more classes the axis shows their numbers."""
 _LISTED_CLIENTS = 60
@@ -55,15 +58,22 @@ def write_png(figure: Figure, file: Path) -> None:
 
 
 def draw(picture: PartitionPicture, title: Sequence[str]) -> Figure:
-    """The drawing, with the paragraphs of ``title`` above it. Its size grows with clients and classes, to 18 inches."""
+    """The drawing, with the paragraphs of ``title`` above it. Its size grows with clients and classes, to 18 inches.
+
+    Of more than 2,000 clients the first are drawn, and the title says so; the class totals are those of all.
+    """
+    everybody, paragraphs = picture, list(title)
+    if len(picture.clients) > MOST_CLIENTS:
+        paragraphs.append(f"Drawn are the first {MOST_CLIENTS:,} of {len(picture.clients):,} clients.")
+        picture = replace(picture, clients=picture.clients[:MOST_CLIENTS])
     width, height = _inches(*picture.counts.shape)
-    lines = [line for paragraph in title for line in textwrap.wrap(paragraph, int(14 * width))]
+    lines = [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, int(14 * width))]
     height += 0.17 * len(lines)
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.add_gridspec(2, 2, width_ratios=(width - 2.6, 1.5), height_ratios=(1.1, height - 2.6))
     cells = figure.add_subplot(grid[1, 0])
     image = _draw_cells(cells, picture)
-    _draw_classes(figure.add_subplot(grid[0, 0], sharex=cells), picture)
+    _draw_classes(figure.add_subplot(grid[0, 0], sharex=cells), everybody)
     _draw_sizes(figure.add_subplot(grid[1, 1], sharey=cells), picture)
     _draw_keys(figure.add_subplot(grid[0, 1]), picture, image)
     figure.suptitle("\n".join(lines), fontsize=10, x=0.01, ha="left")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.randomness import numpy_generator
+from fedbench.scenarios.parts import Parts, equal_parts
 from fedbench.scenarios.rounding import IntArray
 from fedbench.types import Dataset, ImageSource, Split
 
@@ -97,13 +98,11 @@ def cut_by_domain(dataset: Dataset, split: DomainSplit, held_out: int | None, se
 
 def domain_clients(
     domains: IntArray, present: Sequence[int], clients_per_domain: int, rng: np.random.Generator
-) -> list[IntArray]:
+) -> Parts:
     """One domain a client, ordered as in ``present``; the clients of a domain share its samples iid, sizes ±1."""
-    return [
-        part
-        for domain in present
-        for part in np.array_split(rng.permutation(np.flatnonzero(domains == domain)), clients_per_domain)
-    ]
+    dealt = [equal_parts(rng.permutation(np.flatnonzero(domains == domain)), clients_per_domain) for domain in present]
+    sizes = np.concatenate([parts.sizes for parts in dealt])
+    return Parts(np.concatenate([parts.flat for parts in dealt]), np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def domain_index(dataset: Dataset, name: str) -> int:

@@ -1,24 +1,27 @@
 """Partitions without a Dirichlet draw: iid, shards, and a fixed number of classes a client.
 
-Each takes the training labels (n,) and a generator, and answers with one index array a client. The arrays are disjoint.
+Each takes the training labels (n,) and a generator, and answers with the disjoint index arrays of the clients.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedbench.errors import FedbenchError
+from fedbench.scenarios.parts import Parts, deal_out, equal_parts, equal_sizes, joined, picked, shuffled_classes
 from fedbench.scenarios.rounding import IntArray
 
 MAX_REDRAWS = 1000
 
 
-def iid(labels: IntArray, clients: int, rng: np.random.Generator) -> list[IntArray]:
+def iid(labels: IntArray, clients: int, rng: np.random.Generator) -> Parts:
     """Permute and split: sizes differ by at most one, nothing is dropped (NIID-Bench, MOON)."""
-    return np.array_split(rng.permutation(len(labels)), clients)
+    return equal_parts(rng.permutation(len(labels)), clients)
 
 
-def shards_sorted(labels: IntArray, clients: int, shards_per_client: int, rng: np.random.Generator) -> list[IntArray]:
+def shards_sorted(labels: IntArray, clients: int, shards_per_client: int, rng: np.random.Generator) -> Parts:
     """Sort by label, cut into N·s equal shards, give each client s at random (McMahan et al. 2017).
 
     Drops the last n mod N·s samples of the sorted order. A shard may straddle two classes.
@@ -31,28 +34,22 @@ def shards_sorted(labels: IntArray, clients: int, shards_per_client: int, rng: n
         )
     shuffled = rng.permutation(len(labels))  # so that the seed decides which samples of a class share a shard
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    pieces = by_label[: len(labels) // shards * shards].reshape(shards, -1)
-    hands = rng.permutation(shards).reshape(clients, shards_per_client)
-    return [pieces[hand].reshape(-1) for hand in hands]
+    sizes = np.full(shards, len(labels) // shards)
+    return picked(by_label, sizes, rng.permutation(shards), shards_per_client)
 
 
-def shards_deck(labels: IntArray, clients: int, shards_per_client: int, rng: np.random.Generator) -> list[IntArray]:
+def shards_deck(labels: IntArray, clients: int, shards_per_client: int, rng: np.random.Generator) -> Parts:
     """Cut each class into R = N·s/C shards and deal a shuffled deck with R cards of every class, s a client (FedNTD).
 
     A client holds at most s labels, fewer when it is dealt one twice. Nothing is dropped.
     """
-    classes = np.unique(labels)
-    copies = _copies("shards", "shards_per_client", clients, shards_per_client, len(classes))
-    pieces = [
-        piece for label in classes for piece in np.array_split(rng.permutation(np.flatnonzero(labels == label)), copies)
-    ]
-    hands = rng.permutation(len(pieces)).reshape(clients, shards_per_client)
-    return [np.concatenate([pieces[card] for card in hand]) for hand in hands]
+    copies = _copies("shards", "shards_per_client", clients, shards_per_client, len(np.unique(labels)))
+    samples, class_sizes = shuffled_classes(labels, rng)
+    sizes = np.concatenate([equal_sizes(size, copies) for size in class_sizes.tolist() if size])
+    return picked(samples, sizes, rng.permutation(len(sizes)), shards_per_client)
 
 
-def classes_round_robin(
-    labels: IntArray, clients: int, classes_per_client: int, rng: np.random.Generator
-) -> list[IntArray]:
+def classes_round_robin(labels: IntArray, clients: int, classes_per_client: int, rng: np.random.Generator) -> Parts:
     """Client i holds class i mod C and other random classes; holders share a class equally (NIID-Bench, "#label k").
 
     Sizes are unequal. With fewer clients than classes the draw is repeated until every class has a holder.
@@ -62,18 +59,18 @@ def classes_round_robin(
         held = np.zeros((clients, len(classes)), dtype=bool)
         for client in range(clients):
             first = client % len(classes)
-            others = np.delete(np.arange(len(classes)), first)
+            others = rng.choice(len(classes) - 1, size=classes_per_client - 1, replace=False)
             held[client, first] = True
-            held[client, rng.choice(others, size=classes_per_client - 1, replace=False)] = True
+            held[client, others + (others >= first)] = True
         if held.any(axis=0).all():
-            return _deal_to_holders(labels, classes, held, rng)
+            return _deal_to_holders(labels, held, rng)
     raise FedbenchError(
         f"classes_per_client={classes_per_client} with {clients} clients leaves some of the {len(classes)} classes "
         "without a client; raise clients or classes_per_client, or set class_scheme='equal'"
     )
 
 
-def classes_equal(labels: IntArray, clients: int, classes_per_client: int, rng: np.random.Generator) -> list[IntArray]:
+def classes_equal(labels: IntArray, clients: int, classes_per_client: int, rng: np.random.Generator) -> Parts:
     """Every client holds exactly c classes, every class has N·c/C holders that share it equally (FedGLCL's setting).
 
     The hands are dealt client by client. A class with as many copies left as clients must be taken now, the others are
@@ -90,12 +87,12 @@ def classes_equal(labels: IntArray, clients: int, classes_per_client: int, rng: 
             held[client, rng.choice(len(classes), size=free, replace=False, p=may / may.sum())] = True
         held[client, must] = True
         left -= held[client]
-    return _deal_to_holders(labels, classes, held, rng)
+    return _deal_to_holders(labels, held, rng)
 
 
-def recut(parts: list[IntArray]) -> list[IntArray]:
+def recut(parts: Sequence[IntArray]) -> Parts:
     """The same samples in the same order, cut again into as many slices of equal size, ±1 (CReFF)."""
-    return np.array_split(np.concatenate(parts), len(parts))
+    return equal_parts(joined(parts), len(parts))
 
 
 def _enough_classes(labels: IntArray, classes_per_client: int) -> IntArray:
@@ -118,11 +115,11 @@ def _copies(partition: str, field: str, clients: int, per_client: int, classes: 
     return copies
 
 
-def _deal_to_holders(labels: IntArray, classes: IntArray, held: np.ndarray, rng: np.random.Generator) -> list[IntArray]:
-    parts: list[list[IntArray]] = [[] for _ in range(len(held))]
-    for column, label in enumerate(classes):
-        holders = np.flatnonzero(held[:, column])
-        samples = rng.permutation(np.flatnonzero(labels == label))
-        for holder, piece in zip(holders, np.array_split(samples, len(holders)), strict=True):
-            parts[holder].append(piece)
-    return [np.concatenate(pieces) for pieces in parts]
+def _deal_to_holders(labels: IntArray, held: np.ndarray, rng: np.random.Generator) -> Parts:
+    """The samples of each class in equal parts to its holders, from ``held`` (clients, classes with samples) bool."""
+    samples, class_sizes = shuffled_classes(labels, rng)
+    owners = []
+    for column, size in zip(held.T, class_sizes[class_sizes > 0].tolist(), strict=True):
+        holders = np.flatnonzero(column)
+        owners.append(np.repeat(holders, equal_sizes(size, len(holders))))
+    return deal_out(samples, np.concatenate(owners), len(held))

@@ -12,8 +12,9 @@ every other, since g holds what the client holds: two clients of equal size with
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ class PartitionPicture:
     """None where the scenario has no validation split."""
     labels_visible: bool = True
 
-    @property
+    @cached_property
     def counts(self) -> IntArray:
         """Training samples, (clients, classes) int64."""
         return np.array([client.counts for client in self.clients], dtype=np.int64)
@@ -85,10 +86,10 @@ class PartitionPicture:
         """Training samples by class over all clients."""
         return tuple(self.counts.sum(axis=0).tolist())
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Training samples by client."""
-        return tuple(client.samples for client in self.clients)
+        return tuple(self.counts.sum(axis=1).tolist())
 
     @property
     def samples(self) -> int:
@@ -113,22 +114,11 @@ class PartitionPicture:
 
 def picture_of(federation: Federation) -> PartitionPicture:
     """The picture of a federation's clients. FedbenchError where a client holds no sample."""
-    counts = np.stack([federation.class_counts(position).numpy() for position in range(len(federation.clients))])
-    effective, divergence = effective_classes(counts), divergences(counts)
-    held_out = federation.held_out_domain
+    _refuse_empty(federation.shards.sizes.numpy())
+    held_out, table = federation.held_out_domain, federation.class_table
+    together = table.totals().numpy()
     return PartitionPicture(
-        clients=tuple(
-            ClientPicture(
-                id=shard.id,
-                counts=tuple(counts[position].tolist()),
-                effective_classes=float(effective[position]),
-                divergence=float(divergence[position]),
-                domains=_domains(federation, shard),
-                test_samples=None if shard.test_indices is None else len(shard.test_indices),
-                validation_samples=None if shard.validation_indices is None else len(shard.validation_indices),
-            )
-            for position, shard in enumerate(federation.clients)
-        ),
+        clients=tuple(client for span in table.blocks() for client in _clients(federation, together, *span)),
         classnames=federation.classnames,
         test_samples=len(federation.test),
         domain_names=federation.domain_names,
@@ -139,18 +129,38 @@ def picture_of(federation: Federation) -> PartitionPicture:
     )
 
 
+def _clients(federation: Federation, together: IntArray, first: int, last: int) -> Iterator[ClientPicture]:
+    """The clients from ``first`` up to ``last``; ``together`` (C,) are the samples by class of all clients."""
+    counts = federation.class_table.rows(first, last).numpy()
+    measures = zip(counts, effective_classes(counts), divergences(counts, together), strict=True)
+    for position, (row, effective, divergence) in enumerate(measures, start=first):
+        shard = federation.clients[position]
+        yield ClientPicture(
+            id=shard.id,
+            counts=tuple(row.tolist()),
+            effective_classes=float(effective),
+            divergence=float(divergence),
+            domains=_domains(federation, shard),
+            test_samples=None if shard.test_indices is None else len(shard.test_indices),
+            validation_samples=None if shard.validation_indices is None else len(shard.validation_indices),
+        )
+
+
 def effective_classes(counts: IntArray) -> Floats:
     """exp of the entropy of every client's class shares, (clients,), in 1..C."""
     effective: Floats = np.exp(entr(_shares(counts)).sum(axis=1))
     return effective
 
 
-def divergences(counts: IntArray) -> Floats:
-    """Jensen-Shannon divergence (base 2) of every client's class shares from those of all clients, (clients,)."""
+def divergences(counts: IntArray, together: IntArray | None = None) -> Floats:
+    """Jensen-Shannon divergence (base 2) of every client's class shares from those of all clients, (clients,).
+
+    ``together`` (C,) are the samples by class of all clients, where ``counts`` are those of some.
+    """
     shares = _shares(counts)
-    together = np.broadcast_to(_shares(counts.sum(axis=0, keepdims=True)), shares.shape)
+    whole = np.broadcast_to(_shares((counts.sum(axis=0) if together is None else together)[None]), shares.shape)
     # scipy gives the distance, which is the root of the divergence
-    divergence: Floats = np.square(jensenshannon(shares, together, base=2, axis=1))
+    divergence: Floats = np.square(jensenshannon(shares, whole, base=2, axis=1))
     return divergence
 
 
@@ -177,13 +187,17 @@ def class_bin(classes: int, bins: int) -> int:
 
 def _shares(counts: IntArray) -> Floats:
     sizes = counts.sum(axis=1, keepdims=True)
+    _refuse_empty(sizes)
+    shares: Floats = counts / sizes
+    return shares
+
+
+def _refuse_empty(sizes: IntArray) -> None:
     if not sizes.all():
         raise FedbenchError(
             f"client {int(sizes.argmin())} holds no sample, so it has no class shares to picture; "
             "every client needs a sample, lower the number of clients."
         )
-    shares: Floats = counts / sizes
-    return shares
 
 
 def _domains(federation: Federation, shard: ClientShard) -> tuple[str, ...]:

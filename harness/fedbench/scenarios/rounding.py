@@ -16,7 +16,11 @@ def floor(value: float) -> int:
     return math.floor(value + SLACK * max(1.0, abs(value)))
 
 
-def cut(total: int, shares: NDArray[np.float64]) -> IntArray:
-    """``total`` items cut at ⌊cumsum(shares)·total⌋, (parts,) int64; the shares sum to 1 and nothing is lost."""
-    cuts = np.floor(np.cumsum(shares)[:-1] * total + SLACK * max(1, total)).astype(np.int64)
-    return np.diff(cuts, prepend=0, append=total)
+def takers(total: int, shares: NDArray[np.float64]) -> IntArray:
+    """Which part takes each of ``total`` items that are cut at ⌊cumsum(shares)·total⌋, (total,) int64, ascending.
+
+    The shares sum to 1, and nothing is lost.
+    """
+    cuts = shares.cumsum()[:-1] * total + SLACK * max(1, total)
+    # item j lies behind the cut x where ⌊x⌋ <= j, that is x < j + 1
+    return cuts.searchsorted(np.arange(1, total + 1))

@@ -1,0 +1,50 @@
+"""The sequential executor: one client after another, or as many side by side as the run has cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import ClientTask
+from fedbench.types import Update
+
+
+class Sequential:
+    """Trains each client by the hook `local_train`, on ``cores`` threads of one intra-op thread each.
+
+    Clients are independent of each other, so the numbers do not depend on ``cores``.
+    """
+
+    def __init__(self, cores: int = 1) -> None:
+        self.cores = cores
+        self.told = "sequential"
+
+    def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
+        """One update a task."""
+        if self.cores == 1 or len(tasks) == 1:
+            return [train_client(task) for task in tasks]
+        with ThreadPoolExecutor(min(self.cores, len(tasks))) as threads:
+            return list(threads.map(train_client, tasks))
+
+
+def train_client(task: ClientTask) -> Update:
+    """One client's update by the hook `local_train`, with all that methods add to it."""
+    task = replace(task, inputs=task.inputs.resident())
+    try:
+        return completed(task, task.hooks.local_train(task=task))
+    except Exception as error:
+        error.add_note(f"client {task.client}, round {task.round}")
+        raise
+
+
+def completed(task: ClientTask, update: Update) -> Update:
+    """``update`` with what the hook `after_training` sends beside the weights."""
+    payload = dict(update.payload)
+    for further in task.hooks.after_training(task=task, update=update):
+        clash = sorted(set(payload) & set(further))
+        if clash:
+            raise FedbenchError(f"two methods of {task.spec.method} both send {clash[0]!r}; rename one.")
+        payload |= further
+    return replace(update, payload=payload)

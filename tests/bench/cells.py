@@ -1,0 +1,133 @@
+"""What is run: every workload's rows, each a command whose cost is measured, and whether it can be run here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.bench.workloads import CNN, HEAD, TINY_HEAD, Job, many_clients
+
+ROOT = Path(__file__).resolve().parents[2]
+PEERS = {"pfl": "pfl", "flower": "flwr", "fluke": "fluke-fl"}
+"""Systems that are not ours, with the distribution to install."""
+SYSTEMS = ("plain", "fedbench", *PEERS)
+MODULES = {
+    "plain": "plain",
+    "fedbench": "fedbench_runs",
+    "pfl": "pfl_runs",
+    "flower": "flower_runs",
+    "fluke": "fluke_runs",
+}
+SUITE = "import sys; sys.argv[0] = 'fedbench'; from fedbench.cli.app import main; main()"
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a workload's table.
+
+    ``{scratch}`` in the arguments is a folder that the cells of a repeat share, ``{common}`` one for all repeats.
+    """
+
+    row: str
+    system: str
+    arguments: tuple[str, ...] = ()
+    job: Job | None = None
+    is_suite: bool = False
+    """A whole command, timed from outside."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows that are compared with the first of them."""
+
+    name: str
+    title: str
+    cells: tuple[Cell, ...]
+    hidden: bool = field(default=False)
+    """For the tests of the benchmark itself."""
+
+
+def _training(job: Job, *, also_one_core: bool) -> tuple[Cell, ...]:
+    """The plain loop first: what ratios are taken to."""
+    ours = [("fedbench", str(cores())), *([("fedbench, 1 core", "1")] if also_one_core and cores() > 1 else [])]
+    return (
+        Cell("plain", "plain", job=job),
+        *(Cell(row, "fedbench", ("--cache", f"{{scratch}}/{number}", "--cores", number), job) for row, number in ours),
+        *(Cell(peer, peer, job=job) for peer in PEERS),
+    )
+
+
+def _executor(name: str) -> Cell:
+    return Cell(name, "fedbench", ("--cache", "{common}", "--executor", name))
+
+
+def _suite(row: str, store: str, *seeds: str) -> Cell:
+    folders = ("--cache-dir", "{scratch}/cache", "--store", "{scratch}/" + store)
+    return Cell(row, "fedbench", ("run", "--suite", "longtail", *folders, *seeds), is_suite=True)
+
+
+def _clients(number: int) -> Cell:
+    arguments = ("--cache", f"{{scratch}}/{number}", "--cores", str(cores()))
+    return Cell(f"{number:,} clients", "fedbench", arguments, many_clients(number))
+
+
+WORKLOADS = (
+    Workload("w1", "FedAvg, CNN on 50,000 images of 32 px, 10 of 100 clients", _training(CNN, also_one_core=True)),
+    Workload(
+        "w2",
+        "FedAvg, linear head on 50,000 x 512 features, 10 of 100 clients",
+        _training(HEAD, also_one_core=True),
+    ),
+    Workload("w3", "PromptFL of the suite longtail, 8 of 20 clients", (_executor("sequential"), _executor("cohort"))),
+    Workload(
+        "w4",
+        "the suite longtail, a whole command",
+        (
+            _suite("empty caches", "first"),
+            _suite("filled caches, other seeds", "second", "--seed", "2", "--seed", "3"),
+        ),
+    ),
+    Workload("w5", "W2's head, 100 clients a round of ever more", tuple(map(_clients, (1_000, 10_000, 100_000)))),
+    Workload("tiny-head", "for tests", _training(TINY_HEAD, also_one_core=False), hidden=True),
+)
+
+
+def obstacle(system: str, pythons: Mapping[str, str]) -> str | None:
+    """Why ``system`` can't be run here; None where it can."""
+    if system not in PEERS:
+        return None
+    python, distribution = pythons.get(system, sys.executable), PEERS[system]
+    code = f"from importlib.metadata import version; version({distribution!r})"
+    try:
+        found = subprocess.run([python, "-c", code], capture_output=True)
+    except OSError as error:
+        return f"{python} can't be run: {error.strerror}"
+    return f"{distribution} is not installed for {python}" if found.returncode else None
+
+
+def command(cell: Cell, pythons: Mapping[str, str], scratch: Path, data: Path | None, folder: Path) -> list[str]:
+    """The command line; job and report are files in ``folder``, which is the cell's own."""
+    python = pythons.get(cell.system, sys.executable)
+    arguments = [argument.format(scratch=scratch, common=folder.parent / "common") for argument in cell.arguments]
+    if cell.is_suite:
+        return [python, "-c", SUITE, *arguments]
+    told = ["--report", str(folder / "report.json")]
+    if cell.job is not None:
+        cell.job.write(folder / "job.json")
+        told += ["--job", str(folder / "job.json"), "--data", str(data)]
+    return [python, "-m", f"tests.bench.systems.{MODULES[cell.system]}", *told, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """One intra-op thread, no accelerator, no telemetry."""
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "TERM": "dumb", "COLUMNS": "120"}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **quiet}

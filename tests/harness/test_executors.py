@@ -1,0 +1,385 @@
+"""The cohort executor against the sequential one: same weights, told reasons, and no loss trained that it can't."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedbench.assemble import assemble
+from fedbench.errors import FedbenchError, Unworkable
+from fedbench.executors import cohort as cohort_module
+from fedbench.executors import executor_for
+from fedbench.executors.gradients import ClosedForm, Vectorised
+from fedbench.executors.stack import Stack, StackedOptimiser
+from fedbench.hookspecs import hookimpl
+from fedbench.models.inputs import FeatureInputs
+from fedbench.rounds import client_task, rounds
+from fedbench.spec import Training
+from fedbench.tasks import ClientTask
+from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.training import batch_table, build_optimiser
+from fedbench.types import Broadcast, LinearHead, Model, Outputs
+
+DEFAULTS = assemble("fedavg", {})
+
+
+def run_with(plugin, *, strict=False, method="fedavg", owners=("loss_terms",), **training):
+    """A run whose three clients of unequal sizes take ragged batches, with ``plugin`` among its methods."""
+    spec = tiny_spec(method, **{"rounds": 2, "local_epochs": 2, **training})
+    spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"participation": 0.75})})
+    run = tiny_run(spec)
+    assembly = assemble(method, {}, listeners=[plugin] if plugin else [])
+    assembly = replace(assembly, owners={**assembly.owners, **dict.fromkeys(owners if plugin else (), "plugin")})
+    name = "cohort" if strict else "auto"
+    return replace(run, assembly=assembly, executor=executor_for(name, spec.training, assembly, run.model))
+
+
+def one_by_one(run):
+    return replace(run, executor=executor_for("sequential", run.spec.training, run.assembly, run.model))
+
+
+def assert_same(run, told="cohort"):
+    """The run ends alike under both executors, to float tolerance, and says how it trained."""
+    at_once, wanted = final_state(run), final_state(one_by_one(run))
+    for name, value in wanted.weights.items():
+        assert not torch.equal(value, run.model.weights[name])
+        torch.testing.assert_close(at_once.weights[name], value, rtol=1e-4, atol=1e-6)
+    assert run.executor.told.startswith(told), run.executor.told
+
+
+class Terms:
+    """A method that adds ``term(step)`` to the loss and counts how often it is asked."""
+
+    def __init__(self, term):
+        self.term, self.asked = term, 0
+
+    @hookimpl
+    def loss_terms(self, step):
+        """The term."""
+        self.asked += 1
+        return self.term(step)
+
+
+# --- the same weights ---
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_linear_heads_end_where_the_sequential_executor_ends(optimizer, decay):
+    assert_same(run_with(None, optimizer=optimizer, weight_decay=decay, momentum=0.9, lr_decay=0.5))
+
+
+def test_a_term_on_the_weights_is_added_to_the_closed_form():
+    plugin = Terms(lambda step: sum((step.weights[n] - step.received[n]).square().sum() for n in step.weights))
+    assert_same(run_with(plugin))
+
+
+def test_a_term_so_small_that_no_trial_would_see_it_is_not_left_out():
+    plugin = Terms(lambda step: 1e-7 * step.weights["head.weight"].square().sum())
+    run = run_with(plugin)
+    final_state(run)
+    # asked in every one of the steps of the longest client, in both rounds, and in the trial
+    assert run.executor.told == "cohort" and plugin.asked > 2 * 2 * 3
+
+
+def test_a_term_that_begins_in_a_later_round_is_added_from_then_on():
+    plugin = Terms(lambda step: step.weights["head.weight"].square().sum() if step.task.round == 2 else None)
+    assert_same(run_with(plugin))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedglcl"])
+def test_a_loss_that_stops_being_a_mean_over_samples_is_noticed_in_that_round(method):
+    def from_round_two(step):
+        logits = step.outputs.logits
+        return (logits[:, None] - logits[None, :]).square().mean() if step.task.round == 2 else logits.square().mean()
+
+    run = run_with(Terms(from_round_two), method=method, lr=1e-3)
+    told = [record.executor for _, record, _ in rounds(run, run.initial_state())]
+    assert told[1] == "cohort" and told[2].startswith("sequential: its loss is over whole batches")
+    assert_same(run, told="sequential")
+
+
+def test_a_loss_over_pairs_of_a_batch_is_not_taken_for_a_mean_over_samples(monkeypatch):
+    def spread(step):
+        logits = step.outputs.logits
+        return 0.1 * (logits[:, None] - logits[None, :]).square().mean()
+
+    monkeypatch.setattr(cohort_module, "FEWER", 1)
+    assert_same(run_with(Terms(spread)))
+
+
+def test_a_loss_over_whole_batches_of_many_sizes_is_trained_sequentially_since_that_is_faster():
+    run = run_with(Terms(lambda step: 0.01 * step.outputs.logits.square().sum()))
+    assert_same(run, told="sequential")
+    assert "whole batches" in run.executor.told
+
+
+def test_a_sum_over_samples_is_not_taken_for_a_mean(monkeypatch):
+    monkeypatch.setattr(cohort_module, "FEWER", 1)
+    assert_same(run_with(Terms(lambda step: 0.01 * step.outputs.logits.square().sum())))
+
+
+def test_what_a_client_received_knows_and_keeps_is_its_own():
+    class Own:
+        @hookimpl
+        def broadcast(self, task):
+            """Another centre for every client."""
+            return Broadcast(task.weights, {"centre": torch.tensor(float(task.client))})
+
+        @hookimpl
+        def loss_terms(self, step):
+            """The weights are drawn to the centre, by the share of class 0 and by what was kept."""
+            kept = step.task.state["own"]["count"]
+            share = step.task.class_counts[0] / step.task.class_counts.sum()
+            return (share + kept) * (step.weights["head.bias"] - step.task.payload["centre"]).square().sum()
+
+        @hookimpl
+        def after_training(self, task, update):
+            """Rounds so far, and the client's number."""
+            before = task.state.get("own", {"count": torch.tensor(0.0)})["count"]
+            task.state["own"] = {"count": before + 1 + task.client}
+
+    class Filled(Own):
+        """All clients keep something before their first round, so that the loss can read it."""
+
+    run = run_with(Filled(), owners=("loss_terms", "broadcast", "after_training"))
+
+    def trained(run):
+        state = run.initial_state()
+        for client in range(4):
+            state.clients[client] = {"own": {"count": torch.tensor(0.1 * client)}}
+        return final_state(run, state)
+
+    at_once, wanted = trained(run), trained(one_by_one(run))
+    assert run.executor.told == "cohort"
+    for name, value in wanted.weights.items():
+        torch.testing.assert_close(at_once.weights[name], value, rtol=1e-4, atol=1e-6)
+    assert {c: float(kept["own"]["count"]) for c, kept in at_once.clients.items()} == {
+        c: float(kept["own"]["count"]) for c, kept in wanted.clients.items()
+    }
+
+
+def test_clients_that_keep_different_things_are_trained_apart(monkeypatch):
+    class Keeps:
+        @hookimpl
+        def loss_terms(self, step):
+            """A pull only for clients that keep something."""
+            kept = step.task.state.get("keeps")
+            return None if kept is None else (step.weights["head.bias"] - kept["bias"]).square().sum()
+
+    run = run_with(Keeps())
+    parts = []
+    original = cohort_module.train_stack
+    monkeypatch.setattr(cohort_module, "train_stack", lambda tasks, g: parts.append(len(tasks)) or original(tasks, g))
+
+    def trained(run):
+        state = run.initial_state()
+        state.clients = {0: {"keeps": {"bias": torch.ones(4)}}, 1: {"keeps": {"bias": -torch.ones(4)}}}
+        return final_state(run, state, until=1)
+
+    at_once, wanted = trained(run), trained(one_by_one(run))
+    # of clients 0, 1 and 2 the last keeps nothing: it is alone of its kind
+    assert parts == [2]
+    for name, value in wanted.weights.items():
+        torch.testing.assert_close(at_once.weights[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_a_cohort_beyond_the_memory_is_trained_in_parts(monkeypatch):
+    whole = final_state(run_with(None))
+    monkeypatch.setattr(cohort_module, "MEMORY", 1)
+    parts = []
+    original = cohort_module.train_stack
+    monkeypatch.setattr(cohort_module, "train_stack", lambda tasks, g: parts.append(len(tasks)) or original(tasks, g))
+    run = run_with(None)
+    halves = final_state(run)
+    assert parts == [1] * 6
+    for name, value in whole.weights.items():
+        torch.testing.assert_close(halves.weights[name], value, rtol=1e-5, atol=1e-7)
+
+
+def test_updates_come_in_the_order_of_the_tasks_with_the_clients_mean_loss():
+    run = run_with(None)
+    state = run.initial_state()
+    tasks = [client_task(run, state, 1, 0, client, Broadcast(state.weights)) for client in (3, 0, 2)]
+    at_once, wanted = run.executor.train(tasks), one_by_one(run).executor.train(tasks)
+    assert [u.client for u in at_once] == [3, 0, 2]
+    assert [u.num_examples for u in at_once] == [len(task.inputs) for task in tasks]
+    assert len({u.num_examples for u in at_once}) == 3
+    for one, other in zip(at_once, wanted, strict=True):
+        assert one.metrics["train_loss"] == pytest.approx(other.metrics["train_loss"], rel=1e-5)
+
+
+# --- what it must not train ---
+
+
+@pytest.mark.parametrize(
+    ("term", "reason"),
+    [
+        (lambda step: step.weights["head.bias"].sum() * step.task.client, "client"),
+        (lambda step: step.outputs.logits.mean() * len(step.task.inputs), "inputs"),
+        (lambda step: step.outputs.logits.mean() * step.task.labels[0], "labels"),
+        (lambda step: torch.rand(1, generator=step.task.generator("x")) * step.outputs.logits.mean(), "client"),
+        (lambda step: step.outputs.logits.mean() * torch.sigmoid(step.outputs.logits).mean().item(), "vectorised"),
+        (lambda step: step.outputs.logits.mean() if step.batch.labels.sum() > 3 else None, "vectorised"),
+    ],
+    ids=["client", "inputs", "labels", "generator", "item", "branch"],
+)
+def test_a_loss_that_needs_a_single_client_is_trained_sequentially_and_said(term, reason):
+    run = run_with(Terms(term))
+    assert_same(run, told="sequential")
+    assert reason in run.executor.told
+    with pytest.raises(FedbenchError, match="cannot train fedavg.*executor=auto"):
+        final_state(run_with(Terms(term), strict=True))
+
+
+def test_a_loss_that_writes_the_clients_state_is_trained_sequentially():
+    def counted(step):
+        before = step.task.state.get("counted", {"steps": torch.tensor(0.0)})["steps"]
+        step.task.state["counted"] = {"steps": before + 1}
+        return step.weights["head.bias"].square().sum() * before
+
+    run = run_with(Terms(counted))
+    assert_same(run, told="sequential")
+    kept = final_state(run).clients
+    assert all(float(methods["counted"]["steps"]) >= 2 for methods in kept.values())
+
+
+def test_a_model_that_mixes_the_samples_of_a_batch_is_compared_before_it_is_trusted(monkeypatch):
+    monkeypatch.setattr(cohort_module, "FEWER", 1)
+    run = run_with(None)
+
+    def centred(tensors, inputs, training):
+        features = inputs - inputs.mean(dim=0, keepdim=True)
+        return Outputs(features @ tensors["head.weight"].T + tensors["head.bias"], features)
+
+    run = replace(run, model=replace(run.model, forward=centred))
+    assert_same(run)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"encoder": None}, "images"), ({"buffers": {"mean": torch.zeros(1)}}, "running statistics")],
+)
+def test_models_on_images_or_with_running_statistics_are_trained_sequentially(changes, reason):
+    model = replace(Model({}, lambda *_: None, encoder=object()), **changes)
+    assert reason in executor_for("auto", Training(), DEFAULTS, model).told
+    with pytest.raises(FedbenchError, match=f"{reason}; use executor=auto"):
+        executor_for("cohort", Training(), DEFAULTS, model)
+    assert executor_for("sequential", Training(), DEFAULTS, model).told == "sequential"
+
+
+def test_a_method_with_its_own_local_training_keeps_it():
+    assembly = replace(DEFAULTS, owners={**DEFAULTS.owners, "local_train": "mine, fedavg"})
+    model = Model({}, lambda *_: None, encoder=object())
+    assert "mine trains" in executor_for("auto", Training(), assembly, model).told
+
+
+def test_bfloat16_is_of_the_local_steps_only_and_trained_sequentially():
+    half, full = (run_with(None, precision=precision) for precision in ("bfloat16", "float32"))
+    assert "precision=bfloat16" in half.executor.told
+    rough, exact = final_state(half), final_state(full)
+    for name, value in exact.weights.items():
+        assert rough.weights[name].dtype == torch.float32 and not torch.equal(rough.weights[name], value)
+        torch.testing.assert_close(rough.weights[name], value, rtol=0.1, atol=0.05)
+
+
+def test_a_client_that_diverges_is_named():
+    with pytest.raises(Unworkable, match=r"loss of client \d in round 1 is .*lower the learning rate"):
+        final_state(run_with(None, lr=100.0, momentum=0.99, optimizer="sgd", weight_decay=10.0, local_epochs=10))
+
+
+def test_records_say_which_executor_trained():
+    run = run_with(None)
+    told = [record.executor for _, record, _ in rounds(run, run.initial_state())]
+    assert told == ["", "cohort", "cohort"]
+
+
+# --- the parts, by hand ---
+
+
+def stack_of(*samples_by_client, weights, model, batch_size=8):
+    """A stack of clients that hold (feature, class) pairs, rows of one table."""
+    flat = [sample for samples in samples_by_client for sample in samples]
+    table = FeatureInputs(torch.tensor([[float(x)] for x, _ in flat]))
+    tasks, first = [], 0
+    spec = tiny_spec("fedavg", batch_size=batch_size)
+    for client, samples in enumerate(samples_by_client):
+        rows = torch.arange(first, first + len(samples))
+        labels = torch.tensor([y for _, y in samples])
+        tasks.append(
+            ClientTask(client, 1, weights, {}, {}, table.select(rows), labels, None, model, spec, {}, DEFAULTS.hooks)
+        )
+        first += len(samples)
+    return Stack(tasks)
+
+
+def linear_model(scale=1.0):
+    def forward(tensors, inputs, training):
+        return Outputs(scale * (inputs @ tensors["head.weight"].T + tensors["head.bias"]), inputs)
+
+    weights = {"head.weight": torch.zeros(2, 1), "head.bias": torch.zeros(2)}
+    return weights, Model(weights, forward, encoder=object(), head=LinearHead(scale=scale))
+
+
+@pytest.mark.parametrize("way", ["closed", "by sample", "by size"])
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_gradients_of_ragged_batches_by_hand(way, scale):
+    # at W = 0, b = 0 both classes have probability 1/2: of a sample (x, y) the gradient of the bias is
+    # s (1/2 - [c = y]) and that of the weight the same times x; a client's gradient is the mean over its own samples
+    weights, model = linear_model(scale)
+    stack = stack_of([(2, 0), (4, 1), (6, 0)], [(10, 1)], weights=weights, model=model)
+    features = stack.tasks[0].inputs.features
+    ways = {"closed": ClosedForm(features, None), "by sample": Vectorised("by sample")}
+    gradients = ways.get(way, Vectorised("by size"))
+    batch = stack.batch(0)
+    assert batch.sizes == (3, 1) and batch.is_ragged
+    found, losses = gradients(stack, stack.weights, batch)
+    half = scale / 2
+    first = half * (-2 + 4 - 6) / 3
+    torch.testing.assert_close(found["head.weight"], torch.tensor([[[first], [-first]], [[5.0 * scale], [-5 * scale]]]))
+    torch.testing.assert_close(
+        found["head.bias"], torch.tensor([[-half / 3, half / 3], [half, -half]]), rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(losses, torch.full((2,), math.log(2)))
+
+
+def test_a_client_without_steps_left_stays_as_it_is_and_the_longest_comes_first():
+    weights, model = linear_model()
+    stack = stack_of([(1, 0)], [(1, 0), (2, 1), (3, 0), (4, 1), (5, 0)], weights=weights, model=model, batch_size=2)
+    # five samples in twos: 2, and the last one joins the batch before it
+    assert stack.steps == [2, 1] and [task.client for task in stack.tasks] == [1, 0]
+    assert [stack.active(step) for step in range(2)] == [2, 1]
+    assert [stack.batch(step).sizes for step in range(2)] == [(2, 1), (3,)]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_stacked_optimisers_step_like_one_optimiser_a_client_bit_for_bit(optimizer, momentum):
+    generator = torch.Generator().manual_seed(0)
+    training = Training(optimizer=optimizer, momentum=momentum, weight_decay=0.05, lr=0.1, lr_decay=0.9)
+    start = {"a": torch.randn(3, 4, 2, generator=generator), "b": torch.randn(3, 5, generator=generator)}
+    stacked = {name: value.clone() for name, value in start.items()}
+    ours = StackedOptimiser(training, stacked, 3, {"b": 0.5})
+    alone = [{name: value[k].clone().requires_grad_() for name, value in start.items()} for k in range(3)]
+    theirs = [build_optimiser(training, weights, 3, {"b": 0.5}) for weights in alone]
+    for active in (3, 3, 2, 1):
+        gradients = {n: torch.randn(active, *v.shape[1:], generator=generator) for n, v in start.items()}
+        ours.step(gradients)
+        for k in range(active):
+            for name, weight in alone[k].items():
+                weight.grad = gradients[name][k].clone()
+            theirs[k].step()
+    for k in range(3):
+        for name, weight in alone[k].items():
+            assert torch.equal(stacked[name][k], weight.detach()), (name, k)
+
+
+def test_both_executors_read_the_same_batches():
+    weights, model = linear_model()
+    stack = stack_of([(x, x % 2) for x in range(7)], [(x, 0) for x in range(3)], weights=weights, model=model)
+    task = stack.tasks[0]
+    table = batch_table(7, task.training.local_epochs, 8, task.generator("batches"))
+    assert stack.samples(stack.batch(0))["index"][0].tolist() == table[0].tolist()
+    inputs, labels = stack.samples(stack.batch(0))["inputs"][0, :, 0], stack.samples(stack.batch(0))["labels"][0]
+    assert inputs.tolist() == [float(i) for i in table[0]] and labels.tolist() == [int(i) % 2 for i in table[0]]
