@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -93,6 +94,7 @@ def execute(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Gener
     Workers beyond the number of runs train clients of a run side by side. A run that fails yields `RunFailed` and the
     others go on. Closing the generator ends the workers.
     """
+    gc.enable()
     settings = replace(settings, cores=max(workers // max(len(specs), 1), 1))
     if workers <= 1 or len(specs) <= 1:
         yield from _in_process(specs, settings)

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
 
-_BEFORE_WORK = ["fedbench.runs", "fedbench_methods", "fedbench.models.checkpoints", "fedbench.cli.app"]
-"""What a worker needs, however it was asked for. None of it starts threads or touches an accelerator."""
-
 
 def context() -> ForkServerContext | SpawnContext:
     """How worker processes are started here."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     chosen = multiprocessing.get_context("forkserver")
-    chosen.set_forkserver_preload(_BEFORE_WORK)
+    chosen.set_forkserver_preload(["fedbench.preload"])
     return chosen
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedbench.allocator import keep_freed_memory
 from fedbench.assemble import Assembly, assemble, find_method
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
@@ -82,6 +83,7 @@ def prepare(
     ``dataset`` and ``backbone`` spare the loading where a caller already has them.
     """
     torch.set_num_threads(settings.threads)
+    keep_freed_memory()
     assembly = assemble(spec.method, spec.params, settings.plugin_files, listeners)
     device = _device(spec.device)
     dataset = dataset or _dataset(spec.dataset, settings.data_dir, settings.cache_dir)

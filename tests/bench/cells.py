@@ -22,7 +22,7 @@ MODULES = {
     "flower": "flower_runs",
     "fluke": "fluke_runs",
 }
-SUITE = "import sys; sys.argv[0] = 'fedbench'; from fedbench.cli.app import main; main()"
+SUITE = "import sys; sys.argv[0] = 'fedbench'; from fedbench.cli.app import command; command()"
 
 
 def cores() -> int:
@@ -61,13 +61,15 @@ def _training(job: Job, *, also_one_core: bool) -> tuple[Cell, ...]:
     ours = [("fedbench", str(cores())), *([("fedbench, 1 core", "1")] if also_one_core and cores() > 1 else [])]
     return (
         Cell("plain", "plain", job=job),
+        *([Cell("plain, default layout", "plain", ("--default-layout",), job)] if job.network == "cnn" else []),
         *(Cell(row, "fedbench", ("--cache", f"{{scratch}}/{number}", "--cores", number), job) for row, number in ours),
         *(Cell(peer, peer, job=job) for peer in PEERS),
     )
 
 
-def _executor(name: str) -> Cell:
-    return Cell(name, "fedbench", ("--cache", "{common}", "--executor", name))
+def _executor(name: str, partition: str) -> Cell:
+    options = ("--cache", "{common}", "--executor", name, "--partition", partition)
+    return Cell(f"{name}, {partition}", "fedbench", options)
 
 
 def _suite(row: str, store: str, *seeds: str) -> Cell:
@@ -87,7 +89,16 @@ WORKLOADS = (
         "FedAvg, linear head on 50,000 x 512 features, 10 of 100 clients",
         _training(HEAD, also_one_core=True),
     ),
-    Workload("w3", "PromptFL of the suite longtail, 8 of 20 clients", (_executor("sequential"), _executor("cohort"))),
+    Workload(
+        "w3",
+        "PromptFL of the suite longtail, 8 of 20 clients",
+        (_executor("sequential", "iid"), _executor("cohort", "iid")),
+    ),
+    Workload(
+        "w3-skew",
+        "the same, dealt by a Dirichlet of 0.5",
+        (_executor("sequential", "dirichlet"), _executor("cohort", "dirichlet")),
+    ),
     Workload(
         "w4",
         "the suite longtail, a whole command",

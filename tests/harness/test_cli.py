@@ -74,6 +74,18 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
 
 
+def test_a_process_of_its_own_ends_with_the_exit_code_and_all_it_has_said(tmp_path: Path) -> None:
+    # torch is imported by then, and what is left in the pipe's buffer has to get out although the process just ends
+    code = "import sys; sys.argv = ['fedbench', *sys.argv[1:]]; from fedbench.cli.app import command; command()"
+    for arguments, status, said in (
+        (["run", "--suite", "longtail", "--executor", "cohrot"], 2, "did you mean 'cohort'"),
+        (["list", "methods"], 0, "fedprox"),
+    ):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == status
+        assert said in " ".join((done.stdout + done.stderr).split())
+
+
 def test_importing_the_command_line_imports_nothing_heavy() -> None:
     code = f"import sys, fedbench.cli.app; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

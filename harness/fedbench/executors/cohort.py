@@ -27,7 +27,7 @@ from fedbench.types import Tensors, Update
 Gradients = Vectorised | ClosedForm
 
 MEMORY = 2 * 2**30
-"""Bytes that the clients who train at once may take together; a larger cohort is trained in parts."""
+"""Bytes that the clients who train at once may take together on a CPU; a larger cohort is trained in parts."""
 FEWER = 4
 """Where a loss is over whole batches: how many times fewer gradients make up for their being stacked. FedCLIP on the
 suite longtail has 2 times fewer and takes 1.3 times as long as one by one."""
@@ -109,7 +109,7 @@ class Cohort:
                 if agreed and gradients.ragged == "by size" and not _pays(tasks):
                     return Way(None, reason="its loss is over whole batches, and few clients have batches of one size")
                 if agreed:
-                    return Way(gradients, max(MEMORY // bytes_of_a_client(gradients, largest), 1))
+                    return Way(gradients, max(budget(tasks[0]) // bytes_of_a_client(gradients, largest), 1))
                 reason = reason or "its loss is no function of one client's batch alone"
             except OneClientOnly as error:
                 reason = str(error)
@@ -206,6 +206,12 @@ def bytes_of_a_client(gradients: Gradients, tasks: Sequence[ClientTask]) -> int:
             gradients(stack, {name: value.clone() for name, value in stack.weights.items()}, stack.batch(0))
         saved.append(sum(seen.values()))
     return max(saved[1] - saved[0], 0) + 4 * size_in_bytes(tasks[0].received)
+
+
+def budget(task: ClientTask) -> int:
+    """Bytes for the clients who train at once: ``MEMORY``, or half of an accelerator's own."""
+    device = next(iter(task.received.values())).device
+    return torch.cuda.get_device_properties(device).total_memory // 2 if device.type == "cuda" else MEMORY
 
 
 def _pays(tasks: Sequence[ClientTask]) -> bool:

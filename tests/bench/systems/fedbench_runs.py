@@ -81,9 +81,9 @@ def run_of(job: Job, data: Path, where: Settings) -> Run:
     return prepare(spec, where, dataset=dataset(job, data), backbone=features)
 
 
-def promptfl(where: Settings) -> Run:
-    """The row of PromptFL of the suite longtail, its first seed."""
-    spec, *_ = expand(load_suite("longtail"), Overrides(methods=("promptfl",)))
+def promptfl(where: Settings, partition: str) -> Run:
+    """The row of PromptFL of the suite longtail, its first seed, its samples dealt by ``partition``."""
+    spec, *_ = expand(load_suite("longtail"), Overrides(methods=("promptfl",), sets=(("partition", partition),)))
     return prepare(spec, where)
 
 
@@ -93,9 +93,10 @@ def main() -> None:
     options.add_argument("--executor", default="auto")
     options.add_argument("--cores", type=int, default=1)
     options.add_argument("--cache", type=Path, required=True, help="folder of fedbench's caches")
+    options.add_argument("--partition", default="iid")
     given = options.parse_args()
     where = settings(given.cache, given.executor, given.cores)
-    run = promptfl(where) if given.job is None else run_of(Job.read(given.job), given.data, where)
+    run = promptfl(where, given.partition) if given.job is None else run_of(Job.read(given.job), given.data, where)
     report = Report(version=fedbench.__version__)
     state = run.initial_state()
     start(run, state)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tests.bench.systems.networks import accuracy, clients_data, network
-from tests.bench.systems.report import Report, asked
+from tests.bench.systems.report import Report, parser
 from tests.bench.workloads import Job
 
 
@@ -46,10 +46,13 @@ def train_round(model: nn.Module, cohort: list[tuple[Tensor, Tensor]], job: Job)
 
 def main() -> None:
     """Train, then measure the accuracy."""
-    job, data, file = asked()
+    options = parser()
+    options.add_argument("--default-layout", action="store_true", help="no channels-last kernels")
+    given = options.parse_args()
+    job, data, file = Job.read(given.job), given.data, given.report
     torch.set_num_threads(1)
     report = Report(version=torch.__version__)
-    model, clients = network(job), clients_data(data)
+    model, clients = network(job, channels_last=not given.default_layout), clients_data(data)
     rng = np.random.default_rng(job.seed)
     model.train()
     report.begin()
