@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
 from fedbench.errors import FedbenchError
+from fedbench.files import LOCK_MODE
 
 Kind = Literal["features", "data"]
 UNKNOWN = "unknown"
@@ -58,7 +59,7 @@ class Entry:
 def entries(cache_dir: Path) -> list[Entry]:
     """Every cache file below ``cache_dir``, features before data, the newest first; none where there is no folder."""
     found = [_entry(file, kind) for folder, kind in _folders(cache_dir) for file in _files(folder, kind)]
-    return sorted(found, key=lambda entry: (entry.kind != "features", -entry.changed))
+    return sorted(filter(None, found), key=lambda entry: (entry.kind != "features", -entry.changed))
 
 
 def remove(chosen: Iterable[Entry]) -> int:
@@ -79,7 +80,7 @@ def remove_leftovers(cache_dir: Path) -> int:
                 continue
             try:
                 # who writes the file holds its lock
-                with FileLock(folder / f".{named['name']}.lock", timeout=0) as lock:
+                with FileLock(folder / f".{named['name']}.lock", timeout=0, mode=LOCK_MODE) as lock:
                     freed += _delete(beside)
                     _delete(Path(lock.lock_file))
             except Timeout:
@@ -104,8 +105,12 @@ def _files(folder: Path, kind: Kind) -> Iterator[Path]:
     return (path for path in _listed(folder) if _PATTERNS[kind].fullmatch(path.name))
 
 
-def _entry(file: Path, kind: Kind) -> Entry:
-    status = file.stat()
+def _entry(file: Path, kind: Kind) -> Entry | None:
+    """None where the file was deleted meanwhile."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
     made = Entry(file, kind, status.st_size, status.st_mtime)
     if file.suffix == ".json":
         return replace(made, data="checksum of image files")

@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from multiprocessing.managers import SyncManager
 from typing import Any
 
 from fedbench.errors import FedbenchError
@@ -25,6 +26,11 @@ from fedbench.spec import RunSpec
 
 _LOOK_SECONDS = 0.5
 """Between two looks whether a worker has died. Events themselves are waited for."""
+POOL_DIED = (
+    "a worker process died (killed, or out of memory), and the pool with it; finished runs are kept and the same command "
+    "resumes the others; try --workers 1"
+)
+"""Why the runs failed that were not finished then, in whichever worker they were."""
 RUN_THREAD = "fedbench-run"
 """Name of the thread that runs a spec in this process."""
 
@@ -139,7 +145,10 @@ def _in_process(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]
 
 def _in_pool(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iterator[Event]:
     starting = context()
-    with starting.Manager() as manager:
+    manager = SyncManager(ctx=starting)
+    # its process ends with this one, however that ends
+    manager.start(quiet_worker)
+    with manager:
         events = manager.Queue()
         pool = ProcessPoolExecutor(workers, mp_context=starting, initializer=quiet_worker)
         try:
@@ -154,8 +163,7 @@ def _in_pool(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iter
                 except queue.Empty:
                     for failure in _died(unended):
                         del unended[failure]
-                        reason = "its worker process died (killed, or out of memory); try --workers 1"
-                        yield RunFailed(by_id[failure], reason)
+                        yield RunFailed(by_id[failure], POOL_DIED)
                     continue
                 if event.spec.run_id not in unended:
                     continue  # said after its process was taken for dead

@@ -12,6 +12,12 @@ from safetensors import SafetensorError
 
 from fedbench.errors import FedbenchError
 
+LOCK_MODE = 0o666
+"""Of lock files: whoever shares the folder may take the lock of somebody who died."""
+_UMASK = os.umask(0o077)
+"""Which permissions new files are denied. It can only be read by setting it, so once, and meanwhile to a strict one."""
+os.umask(_UMASK)
+
 
 @contextmanager
 def replacing(file: Path, kind: str, remedy: str = "choose another --cache-dir") -> Iterator[Path]:
@@ -26,6 +32,8 @@ def replacing(file: Path, kind: str, remedy: str = "choose another --cache-dir")
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
+            # some libraries write files that only their owner can read, but a cache folder may be shared
+            temporary.chmod(0o666 & ~_UMASK)
             os.replace(temporary, file)
         finally:
             temporary.unlink(missing_ok=True)

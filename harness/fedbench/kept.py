@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedbench.errors import FedbenchError
-from fedbench.files import replacing
+from fedbench.files import LOCK_MODE, replacing
 from fedbench.types import Tensors
 
 Content = tuple[Tensors, Mapping[str, str]]
@@ -30,19 +30,22 @@ def kept(file: Path, kind: str, make: Callable[[], Content], fault: Callable[[Pa
     Of several processes that miss the file at once, one makes it and the others wait for it; when that one dies, the
     next makes it. ``fault`` says what is wrong with a content, "" for nothing; a module's function, since a file that
     it found whole is not read again in this process as long as its time of change, size and inode stay. ``kind``
-    ("data cache") is what messages call the file. Raises FedbenchError for a file that is damaged, or can't be written.
+    ("data cache") is what messages call the file. Raises FedbenchError for a file that is damaged, or can't be read or
+    written.
     """
-    if not file.exists():
+    if not _exists(file, kind):
         with _alone(file, kind):
             # who waited for the lock finds what another process has made
-            if not file.exists():
+            if not _exists(file, kind):
                 tensors, header = make()
                 with replacing(file, kind) as temporary:
                     save_file(tensors, temporary, dict(header))
     try:
         status = file.stat()
         return _whole(file, (status.st_mtime_ns, status.st_size, status.st_ino), fault)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        raise _unreadable(file, kind, error) from error
+    except SafetensorError as error:
         raise damaged(file, kind, str(error)) from error
     except _Fault as found:
         raise damaged(file, kind, str(found)) from None
@@ -52,6 +55,20 @@ def damaged(file: Path, kind: str, reason: str) -> FedbenchError:
     """The error for a cache file that can't be read back."""
     return FedbenchError(
         f"the {kind} {str(file)!r} is damaged ({reason}); delete it and run again: rm {shlex.quote(str(file))}"
+    )
+
+
+def _exists(file: Path, kind: str) -> bool:
+    try:
+        return file.exists()
+    except OSError as error:
+        raise _unreadable(file, kind, error) from error
+
+
+def _unreadable(file: Path, kind: str, error: OSError) -> FedbenchError:
+    return FedbenchError(
+        f"the {kind} {file.name!r} in the folder {str(file.parent)!r} can't be read: {error.strerror or error}; "
+        "make it readable or choose another --cache-dir."
     )
 
 
@@ -74,7 +91,7 @@ def _whole(file: Path, stamp: tuple[int, int, int], fault: Callable[[Path, Conte
 @contextmanager
 def _alone(file: Path, kind: str) -> Iterator[None]:
     """Only one process at a time is in the block of the same ``file``; the system frees the lock of one that dies."""
-    lock = FileLock(file.with_name(f".{file.name}.lock"))
+    lock = FileLock(file.with_name(f".{file.name}.lock"), mode=LOCK_MODE)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()

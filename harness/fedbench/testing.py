@@ -36,6 +36,8 @@ from fedbench.suite import Row, Suite
 from fedbench.types import Dataset, Split, TensorImages
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedbench.models import Backbone
 
 TINY_ROUNDS = 4
@@ -209,11 +211,20 @@ def check_executors(name: str) -> None:
         "clients trained in two threads end elsewhere than one after another: hooks must not share what they change"
     )
     at_once = final_state(tiny_run(spec))
-    for key, wanted in one_by_one.weights.items():
-        difference, size = (at_once.weights[key] - wanted).abs().max(), wanted.abs().max()
+    for key, wanted in _everything(one_by_one).items():
+        found = _everything(at_once)[key]
+        difference, size = (found - wanted).abs().max(), wanted.abs().max()
         assert difference <= EXECUTOR_TOLERANCE * size + 1e-6, (
             f"{key} differs by {difference:.1e} between clients trained at once and one after another"
         )
+
+
+def _everything(state: RunState) -> dict[str, Tensor]:
+    """All tensors of a state as float64: of the model, the server and the clients."""
+    kept = {f"server {method}": held for method, held in state.server.items()}
+    kept |= {f"client {k} {method}": held for k, own in state.clients.items() for method, held in own.items()}
+    named = {f"{where} {name}": t for where, held in kept.items() for name, t in held.items()}
+    return {name: t.double() for name, t in {**state.weights, **state.buffers, **named}.items() if t.numel()}
 
 
 def check_stacking(name: str) -> None:

@@ -72,7 +72,7 @@ class Bench:
         data = None if cell.job is None else make_data(cell.job, self.folder)
         with tempfile.TemporaryDirectory(dir=self.folder) as own:
             line = command(cell, self.given.pythons, scratch, data, Path(own))
-            cost = measure(line, cwd=ROOT, env=environment())
+            cost = measure(line, cwd=ROOT, env=environment(self.folder))
             file = Path(own) / "report.json"
             report = json.loads(file.read_text("utf-8")) if file.exists() else None
         problem = ""

@@ -22,6 +22,8 @@ MODULES = {
     "flower": "flower_runs",
     "fluke": "fluke_runs",
 }
+RAY_LONGEST = 32
+"""Characters of a folder below which Ray can make its own with sockets in it."""
 SUITE = "import sys; sys.argv[0] = 'fedbench'; from fedbench.cli.app import command; command()"
 
 
@@ -138,7 +140,12 @@ def command(cell: Cell, pythons: Mapping[str, str], scratch: Path, data: Path | 
     return [python, "-m", f"tests.bench.systems.{MODULES[cell.system]}", *told, *arguments]
 
 
-def environment() -> dict[str, str]:
-    """One intra-op thread, no accelerator, no telemetry."""
+def environment(folder: Path) -> dict[str, str]:
+    """One intra-op thread, no accelerator, no telemetry; peers keep their own files in ``folder``."""
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "TERM": "dumb", "COLUMNS": "120"}
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **quiet}
+    homes = {"FLWR_HOME": str(folder / "flwr")}
+    # Ray's sockets lie there, and a system takes no path of more than about a hundred characters
+    if len(str(folder)) <= RAY_LONGEST:
+        homes["RAY_TMPDIR"] = str(folder)
+    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": "", **quiet, **homes}

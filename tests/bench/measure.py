@@ -67,10 +67,16 @@ class Watch:
     """Looks at the tree of ``root`` again and again. A process stays in the tree when its parent ends before it."""
 
     root: int
+    """Its process id, of a child that is not waited for yet."""
     ended: threading.Event = field(default_factory=threading.Event)
     peak: int | None = None
     ticks: dict[tuple[int, int], int] = field(default_factory=dict)
     """CPU ticks last seen, by process id and start time: the kernel uses an id again."""
+
+    def __post_init__(self) -> None:
+        stat = read_stat(self.root)
+        if stat is not None:
+            self.ticks[self.root, stat.start] = stat.ticks
 
     def run(self) -> None:
         """Until ``ended`` is set."""
@@ -92,8 +98,7 @@ class Watch:
         """The living processes of the tree."""
         found = {int(entry.name): read_stat(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit()}
         alive = {pid: stat for pid, stat in found.items() if stat is not None and stat.state != "Z"}
-        known = {pid for pid, start in self.ticks if pid in alive and alive[pid].start == start}
-        inside = {pid for pid in {self.root, *known} if pid in alive}
+        inside = {pid for pid, start in self.ticks if pid in alive and alive[pid].start == start}
         while grown := {pid for pid, stat in alive.items() if stat.parent in inside} - inside:
             inside |= grown
         return {pid: alive[pid] for pid in inside}

@@ -58,9 +58,12 @@ def many_clients(clients: int) -> Job:
 def make_data(job: Job, folder: Path) -> Path:
     """Class means plus noise, from the job's seed, as ``{train,test}_{x,y}.npy`` in a folder of its own; its path.
 
-    Images are uint8 (n, 3, 32, 32), features float32 (n, 512). ``clients.npy`` (clients, samples) says who holds what.
+    Images are uint8 (n, 3, 32, 32), features float32 (n, 512). ``clients.npy`` (clients, samples) says who holds what;
+    there is none where clients share samples.
     """
-    target = folder / f"{job.network}-{job.classes}-{job.train}-{job.test}"
+    # every number that the content depends on, so that only jobs with the same one share a folder
+    dealt = "shared" if job.shared_samples else f"{job.clients}x{job.samples}"
+    target = folder / f"{job.network}-{job.classes}-{job.train}-{job.test}-{dealt}-{job.seed}"
     if not target.exists():
         target.mkdir(parents=True)
         rng = np.random.default_rng(job.seed)

@@ -8,10 +8,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +80,34 @@ def test_memory_of_a_process_counts_its_children() -> None:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_a_process_that_merely_has_the_old_id_of_the_command_is_left_alone() -> None:
+    measure = module("measure")
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        watch = measure.Watch(process.pid)
+        assert list(watch.members()) == [process.pid]
+        ((pid, start),) = watch.ticks
+        watch.ticks = {(pid, start - 1): 0}
+        watch.end_members()
+        assert watch.members() == {} and process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_jobs_share_data_only_where_it_is_the_same(tmp_path: Path) -> None:
+    workloads = module("workloads")
+    tiny = replace(workloads.TINY_HEAD, train=60, test=20, clients=3, samples=20)
+    shared, many = (replace(tiny, clients=clients, shared_samples=True) for clients in (3, 900))
+    folder = workloads.make_data(shared, tmp_path)
+    assert workloads.make_data(many, tmp_path) == folder
+    assert not (folder / "clients.npy").exists()
+    assert np.load(workloads.make_data(tiny, tmp_path) / "clients.npy").shape == (3, 20)
+    fewer = workloads.make_data(replace(tiny, clients=2), tmp_path)
+    assert np.load(fewer / "clients.npy").shape == (2, 20)
 
 
 def test_a_finished_command_tells_its_status_and_last_words(tmp_path: Path) -> None:

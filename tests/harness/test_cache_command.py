@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedbench import cache_folder
 from fedbench.cache_folder import entries
 from fedbench.cli.app import main
 from fedbench.datasets.cache import stored
@@ -80,6 +81,21 @@ def test_a_file_without_a_readable_header_is_unknown(tmp_path: Path) -> None:
     broken.write_bytes(b"no header")
     found = {entry.file: (entry.data, entry.encoder, entry.shapes) for entry in entries(tmp_path)}
     assert found == {old: ("unknown", "", ((2, 5),)), broken: ("unknown", "", ())}
+
+
+def test_a_file_that_is_deleted_while_the_list_is_made_is_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = cache_folder._listed
+
+    def and_delete(where: Path) -> list[Path]:
+        found = listed(where)
+        for file in where.glob("embedded-*"):
+            file.unlink()
+        return found
+
+    monkeypatch.setattr(cache_folder, "_listed", and_delete)
+    assert [entry.kind for entry in entries(folder)] == ["features"]
 
 
 def test_clear_leaves_what_is_not_fedbenchs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

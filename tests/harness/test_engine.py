@@ -1,5 +1,7 @@
 """Runs in this process and in a pool give the same numbers; a run that fails leaves the others alone."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -106,7 +108,11 @@ def test_a_worker_that_dies_fails_its_run_once_and_the_suite_ends(settings, tmp_
     )
     ends = [event for event in execute(specs, mine, workers=2) if isinstance(event, RunFinished | RunFailed)]
     assert sorted(event.spec.seed for event in ends) == [0, 1, 2]
-    assert {event.reason for event in ends} == {"its worker process died (killed, or out of memory); try --workers 1"}
+    # also of the run that the other worker had: its own process did not die first
+    assert {event.reason for event in ends} == {
+        "a worker process died (killed, or out of memory), and the pool with it; "
+        "finished runs are kept and the same command resumes the others; try --workers 1"
+    }
 
 
 def test_what_a_run_measured_before_it_failed_is_in_the_store(settings, tmp_path):
@@ -165,3 +171,89 @@ def _is_running(process: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+WAITING = FAULTY.replace("faulty", "waiting").replace("1 / 0", "__import__('time').sleep(60)")
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the process table of Linux")
+def test_no_process_of_a_pool_outlives_a_killed_parent(settings, tmp_path):
+    (tmp_path / "waiting.py").write_text(WAITING)
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from fedbench.engine import RoundFinished, execute\n"
+        "from fedbench.expand import expand\n"
+        "from fedbench.prepare import Settings\n"
+        "from fedbench.resolve import Overrides\n"
+        "from fedbench.suite import parse_suite\n"
+        "if __name__ == '__main__':\n"
+        f"    folder, cache = Path({str(tmp_path)!r}), Path({str(settings.cache_dir)!r})\n"
+        "    plugins = (folder / 'waiting.py',)\n"
+        "    suite = parse_suite((folder / 'suite.yaml').read_text(), 'engine')\n"
+        "    specs = expand(suite, Overrides(methods=('waiting',), seeds=(0, 1), plugin_files=plugins))\n"
+        "    for event in execute(specs, Settings(folder, cache, plugins), workers=2):\n"
+        "        if isinstance(event, RoundFinished) and event.record.round == 1:\n"
+        "            print('round 1', flush=True)\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert parent.stdout.readline() == "round 1\n"
+        # besides the parent at least tracker, server of forks, queue and a worker
+        assert len(_running_in(parent.pid)) >= 5
+        parent.kill()
+        parent.wait()
+        deadline = time.monotonic() + 20
+        while _running_in(parent.pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert _running_in(parent.pid) == []
+    finally:
+        if _running_in(parent.pid):
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
+def _running_in(group: int) -> list[int]:
+    """The living processes of a process group."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[2]) == group and fields[0] != "Z":
+                found.append(int(folder.name))
+    return found
+
+
+def test_workers_import_from_where_their_parent_does_and_not_from_the_current_folder(tmp_path):
+    # the server of forks loads fedbench.preload before it hears of the parent's path: let that be the probe
+    for name in ("first", "current"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "fedbench_probe_xyz.py").write_text(f"WHERE = {name!r}\n")
+    (tmp_path / "current" / "fedbench_planted_xyz.py").touch()
+    (tmp_path / "first" / "fedbench").mkdir()
+    installed = Path(sys.modules["fedbench"].__file__).parent
+    (tmp_path / "first" / "fedbench" / "__init__.py").write_text(f"__path__.append({str(installed)!r})\n")
+    (tmp_path / "first" / "fedbench" / "preload.py").write_text(
+        "import importlib.util, fedbench_probe_xyz\n"
+        "FOUND = fedbench_probe_xyz.WHERE, importlib.util.find_spec('fedbench_planted_xyz') is None\n"
+    )
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(tmp_path / 'first')!r})\n"
+        "from concurrent.futures import ProcessPoolExecutor\n"
+        "from fedbench.pool import context\n"
+        "def found():\n"
+        "    return sys.modules['fedbench.preload'].FOUND\n"
+        "if __name__ == '__main__':\n"
+        "    before = dict(os.environ)\n"
+        "    with ProcessPoolExecutor(1, mp_context=context()) as pool:\n"
+        "        print(*pool.submit(found).result(), dict(os.environ) == before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path / "current", capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "first True True\n", done.stderr

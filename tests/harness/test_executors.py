@@ -1,25 +1,30 @@
 """The cohort executor against the sequential one: same weights, told reasons, and no loss trained that it can't."""
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
 
 from fedbench.assemble import assemble
+from fedbench.defaults import weighted_mean
 from fedbench.errors import FedbenchError, Unworkable
 from fedbench.executors import cohort as cohort_module
 from fedbench.executors import executor_for
 from fedbench.executors.gradients import ClosedForm, Vectorised
-from fedbench.executors.stack import Stack, StackedOptimiser
+from fedbench.executors.stack import Stack, StackedOptimiser, signature
 from fedbench.hookspecs import hookimpl
-from fedbench.models.inputs import FeatureInputs
+from fedbench.models import inputs as inputs_module
+from fedbench.models.inputs import FeatureInputs, ImageInputs
+from fedbench.models.per_thread import per_thread
 from fedbench.rounds import client_task, rounds
 from fedbench.spec import Training
 from fedbench.tasks import ClientTask
 from fedbench.testing import final_state, tiny_run, tiny_spec
-from fedbench.training import batch_table, build_optimiser
-from fedbench.types import Broadcast, LinearHead, Model, Outputs
+from fedbench.training import batch_table, build_optimiser, local_sgd
+from fedbench.types import Broadcast, ClientShard, LinearHead, Model, Outputs, TensorImages
 
 DEFAULTS = assemble("fedavg", {})
 
@@ -80,7 +85,7 @@ def test_a_term_so_small_that_no_trial_would_see_it_is_not_left_out():
     run = run_with(plugin)
     final_state(run)
     # asked in every one of the steps of the longest client, in both rounds, and in the trial
-    assert run.executor.told == "cohort" and plugin.asked > 2 * 2 * 3
+    assert run.executor.told.startswith("cohort") and plugin.asked > 2 * 2 * 3
 
 
 def test_a_term_that_begins_in_a_later_round_is_added_from_then_on():
@@ -96,7 +101,7 @@ def test_a_loss_that_stops_being_a_mean_over_samples_is_noticed_in_that_round(me
 
     run = run_with(Terms(from_round_two), method=method, lr=1e-3)
     told = [record.executor for _, record, _ in rounds(run, run.initial_state())]
-    assert told[1] == "cohort" and told[2].startswith("sequential: its loss is over whole batches")
+    assert told[1].startswith("cohort") and "not what it was in the trial (other gradients" in told[2]
     assert_same(run, told="sequential")
 
 
@@ -152,7 +157,7 @@ def test_what_a_client_received_knows_and_keeps_is_its_own():
         return final_state(run, state)
 
     at_once, wanted = trained(run), trained(one_by_one(run))
-    assert run.executor.told == "cohort"
+    assert run.executor.told.startswith("cohort")
     for name, value in wanted.weights.items():
         torch.testing.assert_close(at_once.weights[name], value, rtol=1e-4, atol=1e-6)
     assert {c: float(kept["own"]["count"]) for c, kept in at_once.clients.items()} == {
@@ -292,7 +297,183 @@ def test_a_client_that_diverges_is_named():
 def test_records_say_which_executor_trained():
     run = run_with(None)
     told = [record.executor for _, record, _ in rounds(run, run.initial_state())]
-    assert told == ["", "cohort", "cohort"]
+    assert told == ["", *["cohort, gradients in closed form"] * 2]
+
+
+def pairs(step):
+    """Over pairs of a batch: no mean over samples, and nothing on a single one."""
+    logits = step.outputs.logits
+    return 0.05 * (logits[:, None] - logits[None, :]).square().mean()
+
+
+def dealt(run, sizes):
+    """The run with clients of these sizes, all of which take part."""
+    order, start, shards = torch.randperm(len(run.federation.train), generator=torch.Generator().manual_seed(0)), 0, []
+    for number, size in enumerate(sizes):
+        shards.append(ClientShard(number, order[start : start + size]))
+        start += size
+    whole = run.spec.scenario.model_copy(update={"participation": 1.0, "clients": len(sizes)})
+    federation = run.federation.with_clients(tuple(shards))
+    return replace(run, federation=federation, spec=run.spec.model_copy(update={"scenario": whole}))
+
+
+@pytest.mark.parametrize(
+    ("term", "sizes"),
+    [
+        (lambda s: None if len(s.batch.labels) < 2 else pairs(s), [16] * 5 + [1]),
+        (lambda s: pairs(s) if s.task.round == 2 else 0.01 * s.outputs.logits.square().mean(), [13, 12, 21, 1]),
+        (lambda s: pairs(s) if s.number >= 1 else 0.01 * s.outputs.logits.square().mean(), [13, 12, 7, 5]),
+        (lambda s: s.outputs.logits.square().mean() * (5 if len(s.batch.labels) == 3 else 1), [8, 8, 8, 3, 2]),
+        (lambda s: 1e-3 * pairs(s), [13, 12, 7, 5]),
+        (lambda s: s.weights["head.bias"].sum() * s.task.client if s.task.round == 2 else None, [13, 12, 7, 5]),
+        (lambda s: s.outputs.logits.mean().item() * s.weights["head.bias"].sum() if s.number else None, [13, 12, 7]),
+        (lambda s: torch.stack([s.task.labels[:2]]).sum() * s.weights["head.bias"].sum(), [13, 12, 7]),
+        (lambda s: 0.0 * len(s.task.state.setdefault("own", {})) + pairs(s), [13, 12, 7]),
+    ],
+    ids=["pairs-guarded", "later-round", "later-step", "by-size-of-batch", "tiny", "client", "item", "stack", "state"],
+)
+def test_losses_that_are_not_what_they_look_like_end_where_the_sequential_executor_ends(term, sizes):
+    for method in ("fedavg", "fedglcl"):
+        if method == "fedglcl":
+            term = lambda s, term=term: term(s) if "head.bias" in s.weights else pairs(s)  # noqa: E731
+        run = dealt(run_with(Terms(term), method=method, lr=1e-2), sizes)
+        at_once, wanted = final_state(run), final_state(one_by_one(run))
+        for name, value in wanted.weights.items():
+            moved = (value - run.model.weights[name]).abs().max()
+            assert (at_once.weights[name] - value).abs().max() <= 1e-4 * moved + 1e-7, (method, name, run.executor.told)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_a_loss_writes_into_its_clients_state_is_written_once_a_step(in_place):
+    def counted(step):
+        kept = step.task.state["own"]
+        if in_place:
+            kept["steps"].add_(1.0)
+        else:
+            kept["steps"] = kept["steps"] + 1
+        return 0.01 * kept["steps"].clone() * step.weights["head.bias"].square().sum()
+
+    run = dealt(run_with(Terms(counted)), [13, 12, 7])
+
+    def trained(run):
+        state = run.initial_state()
+        state.clients = {client: {"own": {"steps": torch.tensor(0.0)}} for client in range(3)}
+        return final_state(run, state)
+
+    at_once, wanted = trained(run), trained(one_by_one(run))
+    steps = [float(kept["own"]["steps"]) for kept in wanted.clients.values()]
+    assert steps == [float(kept["own"]["steps"]) for kept in at_once.clients.values()] == [8.0, 8.0, 4.0]
+    assert torch.equal(at_once.weights["head.bias"], wanted.weights["head.bias"])
+    assert "client keeps" in run.executor.told or "vectorised" in run.executor.told
+
+
+def test_a_loss_without_a_gradient_at_the_start_fails_as_it_does_sequentially():
+    term = lambda s: (s.weights["head.bias"] - s.received["head.bias"]).square().sum().sqrt()  # noqa: E731
+    with pytest.raises(Unworkable, match="diverged"):
+        final_state(run_with(Terms(term)))
+
+
+def test_a_cohort_of_one_is_told_as_sequential():
+    run = dealt(run_with(None), [13])
+    final_state(run)
+    assert run.executor.told.startswith("sequential")
+
+
+def test_mixed_kinds_are_told_with_their_numbers():
+    def term(step):
+        """Only clients that keep something have a loss that needs their number."""
+        return step.weights["head.bias"].sum() * step.task.client if "own" in step.task.state else None
+
+    run = dealt(run_with(Terms(term)), [13, 12, 7, 5])
+    state = run.initial_state()
+    state.clients = {client: {"own": {"x": torch.zeros(1)}} for client in (0, 1)}
+    final_state(run, state, until=1)
+    assert run.executor.told.startswith("2 clients sequential: its loss reads the task's client; 2 clients cohort")
+
+
+def test_learning_rates_by_name_reach_the_cohort():
+    run = run_with(None)
+    run = replace(run, model=replace(run.model, lr_factors={"head.bias": 0.1}))
+    assert_same(run)
+    assert not torch.equal(final_state(run).weights["head.bias"], final_state(run_with(None)).weights["head.bias"])
+
+
+def test_a_linear_head_is_trained_in_closed_form_and_a_head_with_another_weight_is_not():
+    run = run_with(None)
+    assert_same(run, told="cohort, gradients in closed form")
+    forward = run.model.forward
+
+    def shifted(tensors, inputs, training):
+        outputs = forward(tensors, inputs, training)
+        return Outputs(outputs.logits + tensors["shift"], outputs.features)
+
+    weights = {**run.model.weights, "shift": torch.zeros(4)}
+    wider = replace(run, model=replace(run.model, weights=weights, forward=shifted))
+    assert_same(wider)
+    assert wider.executor.told == "cohort"
+
+
+def test_weights_that_a_client_sends_are_its_own_memory():
+    run = run_with(None)
+    state = run.initial_state()
+    tasks = [client_task(run, state, 1, 0, client, Broadcast(state.weights)) for client in (0, 1, 2)]
+    for update in run.executor.train(tasks):
+        for value in update.weights.values():
+            assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+
+
+def test_clients_side_by_side_are_trained_by_as_many_threads():
+    meeting, names = threading.Barrier(2, timeout=20), set()
+
+    class Meets:
+        @hookimpl
+        def local_train(self, task):
+            """Goes on when another thread is here too."""
+            names.add(threading.current_thread().name)
+            meeting.wait()
+            return local_sgd(task)
+
+    run = run_with(Meets(), owners=())
+    executor = executor_for("sequential", run.spec.training, run.assembly, run.model, cores=2)
+    state = run.initial_state()
+    executor.train([client_task(run, state, 1, 0, client, Broadcast(state.weights)) for client in (0, 1)])
+    assert len(names) == 2
+
+
+def test_a_module_is_each_threads_own_and_shares_its_tensors():
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    own = per_thread(net)
+    assert own() is net
+    with ThreadPoolExecutor(1) as threads:
+        other, again = threads.submit(own).result(), threads.submit(own).result()
+    assert other is not net and other is again
+    assert all(a is b for a, b in zip(net.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("indices", [None, torch.tensor([5, 2, 9, 2])])
+def test_resident_images_are_the_same_images_in_the_same_order(indices):
+    pixels = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    inputs = ImageInputs(TensorImages(pixels), lambda p: p.float() / 7, torch.device("cpu"), indices)
+    resident = inputs.resident()
+    chosen = torch.tensor([3, 0, 1])
+    assert resident.is_image and len(resident) == len(inputs)
+    assert torch.equal(resident.read(chosen), inputs.read(chosen))
+    assert resident.read(chosen).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_images_beyond_the_limit_stay_as_they_are(monkeypatch):
+    pixels = torch.zeros(12, 3, 8, 8, dtype=torch.uint8)
+    inputs = ImageInputs(TensorImages(pixels), lambda p: p.float(), torch.device("cpu"))
+    monkeypatch.setattr(inputs_module, "RESIDENT_BYTES", 12 * 3 * 8 * 8 * 4 - 1)
+    assert inputs.resident() is inputs
+
+
+def test_a_mean_over_more_than_one_part_is_that_of_the_whole():
+    values = [torch.randn(2**16 + 3, generator=torch.Generator().manual_seed(k)) for k in range(3)]
+    shares = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    want = sum(share * value.double() for share, value in zip(shares, values, strict=True)).float()
+    torch.testing.assert_close(weighted_mean(values, shares), want, rtol=1e-6, atol=1e-7)
+    assert torch.equal(weighted_mean([values[0]] * 3, shares), values[0])
 
 
 # --- the parts, by hand ---
@@ -342,6 +523,48 @@ def test_gradients_of_ragged_batches_by_hand(way, scale):
         found["head.bias"], torch.tensor([[-half / 3, half / 3], [half, -half]]), rtol=1e-5, atol=1e-6
     )
     torch.testing.assert_close(losses, torch.full((2,), math.log(2)))
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_the_closed_form_is_the_gradient_that_autograd_finds(scale):
+    generator = torch.Generator().manual_seed(0)
+    _, model = linear_model(scale)
+    weights = {"head.weight": torch.randn(2, 1, generator=generator), "head.bias": torch.randn(2, generator=generator)}
+    stack = stack_of([(2, 0), (4, 1), (6, 0)], [(10, 1), (-1, 0)], weights=weights, model=model)
+    found, losses = ClosedForm(stack.tasks[0].inputs.features, None)(stack, stack.weights, stack.batch(0))
+    wanted, own = Vectorised("by size")(stack, stack.weights, stack.batch(0))
+    torch.testing.assert_close(losses, own)
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+def test_rows_of_side_encoders_are_the_clients_own():
+    weights, model = linear_model()
+    stack = stack_of([(0, 0), (1, 1)], [(2, 0), (3, 1)], weights=weights, model=model)
+    table = FeatureInputs(torch.arange(4.0)[:, None] * 10)
+    tasks = [
+        replace(task, side={"teacher": table.select(torch.arange(2) + 2 * task.client)})
+        for task in reversed(stack.tasks)
+    ]
+    samples = Stack(tasks).samples(Stack(tasks).batch(0))
+    assert torch.equal(samples["side"]["teacher"], 10 * samples["inputs"])
+
+
+def test_clients_that_were_sent_other_shapes_are_of_another_kind():
+    weights, model = linear_model()
+    task = stack_of([(0, 0)], weights=weights, model=model).tasks[0]
+    one, other = (replace(task, payload={"centre": torch.zeros(n)}) for n in (1, 2))
+    assert signature(one) != signature(other) and signature(one) == signature(replace(one, client=7))
+
+
+def test_the_memory_of_a_client_counts_its_samples_and_four_times_its_weights():
+    run = dealt(run_with(None), [16, 16])
+    state = run.initial_state()
+    tasks = [client_task(run, state, 1, 0, client, Broadcast(state.weights)) for client in (0, 1)]
+    width, classes = run.train.features.shape[1], 4
+    counted = cohort_module.bytes_of_a_client(ClosedForm(run.train.features, None), tasks)
+    # weights, gradients and two moments of a head; a batch of 8 samples and their logits
+    assert counted >= 4 * 4 * classes * (width + 1) + 4 * 8 * (width + classes)
 
 
 def test_a_client_without_steps_left_stays_as_it_is_and_the_longest_comes_first():

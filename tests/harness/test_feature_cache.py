@@ -259,3 +259,25 @@ def test_a_file_of_an_earlier_version_is_read(images: TensorImages, tmp_path: Pa
 def test_no_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FedbenchError, match="no images to encode"):
         encode(TensorImages(torch.zeros(0, 3, 4, 4, dtype=torch.uint8)), MeanEncoder(), tmp_path)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(
+    images: TensorImages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode(images, MeanEncoder(), tmp_path)
+    as_new_process()
+
+    def refuse(path: Path, **_: bool) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)  # tests may run as root, whom no permission stops
+    with pytest.raises(FedbenchError, match="can't be read: Permission denied; .*choose another --cache-dir") as error:
+        encode(images, MeanEncoder(), tmp_path)
+    assert repr(str(tmp_path)) in str(error.value) and "damaged" not in str(error.value)
+
+
+def test_others_may_read_a_file_as_the_umask_says(images: TensorImages, tmp_path: Path) -> None:
+    encode(images, MeanEncoder(), tmp_path)
+    (file,) = files(tmp_path)
+    (tmp_path / "new").touch()
+    assert file.stat().st_mode == (tmp_path / "new").stat().st_mode

@@ -1,23 +1,24 @@
 """The cohort executor: every local step is taken for all clients of the cohort at once.
 
-How a step's gradients are made is chosen per kind of client and tried out first: on two clients they must agree with
-those of the clients' own losses. In every round one gradient of one client is compared again, since a loss may change.
-Where no way agrees, the sequential executor trains these clients, and the log says why.
+How a step's gradients are made is planned per kind of client and tried out first: on two clients they must be those of
+the clients' own losses. In every round the gradients of some clients in some steps are compared again, since a loss may
+change. Where they differ, or anything else goes wrong, the sequential executor trains these clients, and the log says
+why; nothing is kept of what was trained at once.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fedbench.errors import FedbenchError
-from fedbench.executors.gradients import ClosedForm, OneClientOnly, Ragged, Vectorised, added_terms, head_features
+from fedbench.errors import FedbenchError, Unworkable
+from fedbench.executors.gradients import ClosedForm, OneClientOnly, Padding, Vectorised, added_terms, head_features
 from fedbench.executors.sequential import Sequential, completed
-from fedbench.executors.stack import Stack, StackedBatch, StackedOptimiser, signature
+from fedbench.executors.stack import Stack, StackedBatch, StackedOptimiser, flat_of, signature
 from fedbench.hookspecs import ClientTask, LocalStep
 from fedbench.metrics import size_in_bytes
 from fedbench.randomness import torch_generator
@@ -25,14 +26,15 @@ from fedbench.training import batch_at, batches_of, step_loss, trained
 from fedbench.types import Tensors, Update
 
 Gradients = Vectorised | ClosedForm
+Kind = tuple[object, ...]
 
 MEMORY = 2 * 2**30
-"""Bytes that the clients who train at once may take together on a CPU; a larger cohort is trained in parts."""
+"""About as many bytes as the clients who train at once may take on a CPU; a larger cohort is trained in parts."""
 FEWER = 4
 """Where a loss is over whole batches: how many times fewer gradients make up for their being stacked. FedCLIP on the
 suite longtail has 2 times fewer and takes 1.3 times as long as one by one."""
-TOLERANCE = 1e-3
-"""By how much gradients may differ in the trial, relative to the largest: rounding gives 1e-5 at most."""
+TOLERANCE = 1e-4
+"""By how much gradients may differ, relative to the largest: rounding gives 1e-5 at most."""
 
 
 class Disagreement(Exception):
@@ -40,7 +42,7 @@ class Disagreement(Exception):
 
 
 @dataclass(frozen=True)
-class Way:
+class Plan:
     """How clients of one kind are trained: by ``gradients``, so many at once; None: one by one, for ``reason``."""
 
     gradients: Gradients | None
@@ -56,48 +58,52 @@ class Cohort:
         self._owners = owners
         self._one_by_one = one_by_one
         self._strict = strict
-        self._ways: dict[tuple[object, ...], Way] = {}
+        self._plans: dict[Kind, Plan] = {}
         self.told = "cohort"
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
         """One update a task, in their order."""
-        kinds: dict[tuple[object, ...], list[int]] = {}
+        kinds: dict[Kind, list[int]] = {}
         for position, task in enumerate(tasks):
             kinds.setdefault(signature(task), []).append(position)
         updates: dict[int, Update] = {}
+        told: dict[str, int] = {}
         for kind, positions in kinds.items():
-            members = [tasks[position] for position in positions]
-            trained = self._train_alike(kind, members)
-            updates |= dict(zip(positions, trained, strict=True))
+            found, how = self._train_alike(kind, [tasks[position] for position in positions])
+            updates |= dict(zip(positions, found, strict=True))
+            told[how] = told.get(how, 0) + len(positions)
+        self.told = next(iter(told)) if len(told) == 1 else "; ".join(f"{n} clients {how}" for how, n in told.items())
         return [updates[position] for position in range(len(tasks))]
 
-    def _train_alike(self, kind: tuple[object, ...], tasks: list[ClientTask]) -> list[Update]:
-        """The updates of clients of one kind."""
+    def _train_alike(self, kind: Kind, tasks: list[ClientTask]) -> tuple[list[Update], str]:
+        """The updates of clients of one kind, and how they were trained."""
         if len(tasks) == 1:
-            return self._one_by_one.train(tasks)
-        if kind in self._ways:
+            return self._one_by_one.train(tasks), "sequential: no other client is of its kind"
+        plan = self._plans.get(kind) or self._planned(tasks)
+        if plan.gradients is not None:
             try:
-                return self._carry_out(self._ways[kind], tasks)
-            except Disagreement:
-                pass  # the loss is no longer what was tried out
-        way = self._ways[kind] = self._way(tasks)
-        self.told = f"sequential: {way.reason}" if way.gradients is None else "cohort"
-        if self._strict and way.gradients is None:
+                updates = [
+                    update
+                    for first in range(0, len(tasks), plan.at_once)
+                    for update in train_stack(tasks[first : first + plan.at_once], plan.gradients)
+                ]
+            except Unworkable:
+                raise
+            except Exception as error:
+                # whatever is wrong with the loss itself, the sequential executor meets as well
+                plan = Plan(None, reason=f"its loss is not what it was in the trial ({_first_line(error)})")
+        self._plans[kind] = plan
+        if plan.gradients is not None:
+            completed_updates = [completed(task, update) for task, update in zip(tasks, updates, strict=True)]
+            return completed_updates, plan.gradients.name
+        if self._strict:
             raise FedbenchError(
-                f"the cohort executor cannot train {tasks[0].spec.method}: {way.reason}; use executor=auto."
+                f"the cohort executor cannot train {tasks[0].spec.method}: {plan.reason}; use executor=auto."
             )
-        return self._carry_out(way, tasks)
+        return self._one_by_one.train(tasks), f"sequential: {plan.reason}"
 
-    def _carry_out(self, way: Way, tasks: list[ClientTask]) -> list[Update]:
-        if way.gradients is None:
-            return self._one_by_one.train(tasks)
-        updates: list[Update] = []
-        for part in (tasks[i : i + way.at_once] for i in range(0, len(tasks), way.at_once)):
-            updates += train_stack(part, way.gradients)
-        return [completed(task, update) for task, update in zip(tasks, updates, strict=True)]
-
-    def _way(self, tasks: list[ClientTask]) -> Way:
-        """The fastest way to train ``tasks`` that gives the sequential executor's gradients."""
+    def _planned(self, tasks: list[ClientTask]) -> Plan:
+        """The fastest way to train ``tasks`` that gives the gradients of their own losses."""
         reason = ""
         largest = sorted(tasks, key=lambda task: -len(task.inputs))[:2]
         for gradients in self._candidates(tasks[0]):
@@ -105,23 +111,23 @@ class Cohort:
                 with warnings.catch_warnings():
                     # an operation that vmap cannot batch would be repeated client by client, slower than sequentially
                     warnings.filterwarnings("error", message=".*performance drop.*")
-                    agreed = is_right(gradients, largest)
-                if agreed and gradients.ragged == "by size" and not _pays(tasks):
-                    return Way(None, reason="its loss is over whole batches, and few clients have batches of one size")
+                    agreed = passes_trial(gradients, largest)
+                if agreed and gradients.padding == "by size" and not _pays(tasks):
+                    return Plan(None, reason="its loss is over whole batches, and few clients have batches of one size")
                 if agreed:
-                    return Way(gradients, max(budget(tasks[0]) // bytes_of_a_client(gradients, largest), 1))
-                reason = reason or "its loss is no function of one client's batch alone"
+                    return Plan(gradients, max(budget(tasks[0]) // bytes_of_a_client(gradients, largest), 1))
+                reason = reason or "trained at once, it would get other gradients"
             except OneClientOnly as error:
                 reason = str(error)
-            except (RuntimeError, TypeError, ValueError, UserWarning, FedbenchError) as error:
-                # vmap refuses branches on data, and writing into the state is refused above
-                reason = f"its loss cannot be vectorised ({str(error).splitlines()[0][:120]})"
-        return Way(None, reason=reason)
+            except Exception as error:
+                # vmap refuses branches on data, for one; what is really wrong, the sequential executor will say
+                reason = f"its loss cannot be vectorised ({_first_line(error)})"
+        return Plan(None, reason=reason)
 
     def _candidates(self, task: ClientTask) -> list[Gradients]:
         """The ways to try, the fastest first."""
-        ways: list[Ragged] = ["by sample", "by size"]
-        vectorised = [Vectorised(ragged) for ragged in ways]
+        paddings: list[Padding] = ["by sample", "by size"]
+        vectorised = [Vectorised(padding) for padding in paddings]
         if self._owners["local_loss"] != "fedavg" or task.labels is None:
             return [*vectorised]
         features = head_features(task)
@@ -129,7 +135,7 @@ class Cohort:
             return [*vectorised]
         if "loss_terms" not in self._owners:
             return [ClosedForm(features, None), *vectorised]
-        return [*(ClosedForm(features, Vectorised(ragged, added_terms)) for ragged in ways), *vectorised]
+        return [*(ClosedForm(features, Vectorised(padding, added_terms)) for padding in paddings), *vectorised]
 
 
 def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Update]:
@@ -142,24 +148,39 @@ def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Updat
     optimiser = StackedOptimiser(first.training, stack.weights, first.round, first.model.lr_factors)
     total = torch.zeros(len(tasks), device=next(iter(stack.weights.values())).device)
     batches = [stack.batch(step) for step in range(stack.steps[0])]
-    compared = next((batch for batch in batches if batch.is_ragged), batches[0])
+    compared = to_compare(batches, first.round)
     for batch in batches:
         active = {name: value[: len(batch.sizes)] for name, value in stack.weights.items()}
         found, losses = gradients(stack, active, batch)
-        if batch is compared and not agrees(stack, active, batch, found, [batch.sizes.index(min(batch.sizes))]):
-            raise Disagreement
+        if batch.number in compared and not matches_own_loss(stack, active, batch, found, [compared[batch.number]]):
+            raise Disagreement(f"other gradients in step {batch.number + 1}")
         optimiser.step(found)
         total[: len(losses)] += losses
     mean_losses = [loss / steps for loss, steps in zip(total.tolist(), stack.steps, strict=True)]
-    by_client = {
-        task.client: trained(task, {name: value[i] for name, value in stack.weights.items()}, {}, mean_losses[i])
-        for i, task in enumerate(stack.tasks)
-    }
-    return [by_client[task.client] for task in tasks]
+    updates: list[Update | None] = [None] * len(tasks)
+    for i, (task, position) in enumerate(zip(stack.tasks, stack.order, strict=True)):
+        # copies, since whoever keeps a view of one client's weights would keep those of all
+        weights = {name: value[i].clone() for name, value in stack.weights.items()}
+        updates[position] = trained(task, weights, {}, mean_losses[i])
+    return [update for update in updates if update is not None]
 
 
-def is_right(gradients: Gradients, tasks: Sequence[ClientTask]) -> bool:
-    """Whether ``gradients`` agrees with two clients' own losses, on a batch of one and a shorter of the other.
+def to_compare(batches: Sequence[StackedBatch], round: int) -> dict[int, int]:
+    """Steps whose gradients are compared with those of a client's own loss, and which client's: (step, position).
+
+    The last and, in turn from round to round, another of those where a client's batch is padded, with two samples or
+    more: on one sample a loss over pairs looks like a mean. Clients take turns as well. Without padding any will do.
+    """
+    padded = {b.number: [i for i, size in enumerate(b.sizes) if 2 <= size < max(b.sizes)] for b in batches}
+    choices = {step: clients for step, clients in padded.items() if clients}
+    choices = choices or {b.number: list(range(len(b.sizes))) for b in batches}
+    steps = sorted(choices)
+    chosen = {steps[(round - 1) % len(steps)], steps[-1]}
+    return {step: choices[step][(round + turn) % len(choices[step])] for turn, step in enumerate(sorted(chosen))}
+
+
+def passes_trial(gradients: Gradients, tasks: Sequence[ClientTask]) -> bool:
+    """Whether ``gradients`` are those of two clients' own losses, on a batch of one and a shorter of the other.
 
     A loss that is no mean over its samples is seen by the shorter batch. The trial is near the received weights, not
     at them, where a term that pulls towards them has no gradient.
@@ -168,22 +189,30 @@ def is_right(gradients: Gradients, tasks: Sequence[ClientTask]) -> bool:
     batches[1] = batches[1][: (len(batches[0]) + 1) // 2]
     stack = Stack(tasks, [[batch] for batch in batches])
     batch = stack.batch(0)
-    if gradients.ragged == "by sample" and not batch.is_ragged:
+    if gradients.padding == "by sample" and not (batch.is_ragged and min(batch.sizes) >= 2):
         return False  # samples too few to see it
     generator = torch_generator(0, "trial of the cohort executor")
     weights = {name: _nearby(value, generator) for name, value in stack.weights.items()}
     found, _ = gradients(stack, weights, batch)
-    return agrees(stack, weights, batch, found, range(len(tasks)))
+    return matches_own_loss(stack, weights, batch, found, range(len(tasks)))
 
 
-def agrees(stack: Stack, weights: Tensors, batch: StackedBatch, found: Tensors, clients: Sequence[int]) -> bool:
-    """Whether the gradients ``found`` (a, ...) of a batch are those of the own losses of ``clients`` (positions)."""
+def matches_own_loss(
+    stack: Stack, weights: Tensors, batch: StackedBatch, found: Tensors, clients: Iterable[int]
+) -> bool:
+    """Whether the gradients ``found`` (a, ...) of a batch are those of the own losses of ``clients`` (positions).
+
+    Raises OneClientOnly where a loss changes what its client keeps.
+    """
     for client in clients:
         task, index = stack.tasks[client], stack.index(batch, client)
         own = {name: value[client].detach().clone().requires_grad_() for name, value in weights.items()}
-        scratch = replace(task, state={method: dict(kept) for method, kept in task.state.items()})
+        kept = {method: {name: t.clone() for name, t in held.items()} for method, held in task.state.items()}
+        scratch = replace(task, state={method: dict(held) for method, held in kept.items()})
         loss = step_loss(LocalStep(own, {}, batch_at(task, index, torch.Generator()), scratch, batch.number))
         wanted = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
+        if not _is_untouched(kept, scratch.state):
+            raise OneClientOnly("its loss changes what the client keeps")
         for name, gradient in zip(own, wanted, strict=True):
             if (gradient is None) != (name not in found):
                 return False
@@ -193,7 +222,9 @@ def agrees(stack: Stack, weights: Tensors, batch: StackedBatch, found: Tensors, 
 
 
 def bytes_of_a_client(gradients: Gradients, tasks: Sequence[ClientTask]) -> int:
-    """What a client adds to the memory of a step: what autograd saves for it, its weights, gradients and moments."""
+    """About what a client adds: what autograd saves for it in a step, the step's samples and logits, the tables of its
+    samples, and its weights, gradients and moments.
+    """
     saved = []
     for clients in (tasks[:1], tasks[:2]):
         stack, seen = Stack(clients), dict[int, int]()
@@ -205,7 +236,11 @@ def bytes_of_a_client(gradients: Gradients, tasks: Sequence[ClientTask]) -> int:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             gradients(stack, {name: value.clone() for name, value in stack.weights.items()}, stack.batch(0))
         saved.append(sum(seen.values()))
-    return max(saved[1] - saved[0], 0) + 4 * size_in_bytes(tasks[0].received)
+    stack = Stack(tasks[:1])
+    step, classes = stack.samples(stack.batch(0)), max(t.shape[0] for t in tasks[0].received.values() if t.ndim)
+    samples = sum(t.numel() * t.element_size() for t in flat_of(step)) + 12 * int(step["index"].numel()) * classes
+    tables = 3 * 8 * sum(len(batch) for batch in batches_of(tasks[0]))
+    return max(saved[1] - saved[0], 0) + samples + tables + 4 * size_in_bytes(tasks[0].received)
 
 
 def budget(task: ClientTask) -> int:
@@ -228,4 +263,16 @@ def _nearby(value: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= TOLERANCE * other.abs().max() + 1e-7)
+    return bool((one - other).abs().max() <= TOLERANCE * other.abs().max() + 1e-6)
+
+
+def _is_untouched(before: Mapping[str, Tensors], after: Mapping[str, Tensors]) -> bool:
+    """Whether the same tensors are there, none of which was written to."""
+    if before.keys() != after.keys() or any(before[method].keys() != after[method].keys() for method in before):
+        return False
+    pairs = [(t, after[method][name]) for method, held in before.items() for name, t in held.items()]
+    return all(now is then and now._version == 0 for then, now in pairs)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -41,13 +41,14 @@ class _Missing:
     def __torch_function__(
         cls, function: object, types: object, args: tuple[object, ...] = (), _: object = None
     ) -> None:
-        next(one for one in args if isinstance(one, cls))._refuse()
+        name = next((one._name for one in args if isinstance(one, cls)), "own tensors")
+        raise OneClientOnly(f"its loss reads the task's {name}")
 
     __getattr__ = __getitem__ = __len__ = __int__ = __index__ = __iter__ = __bool__ = __add__ = _refuse
     __eq__ = __hash__ = __lt__ = __format__ = __str__ = _refuse
 
 
-Ragged = Literal["by sample", "by size"]
+Padding = Literal["by sample", "by size"]
 """How batches of unequal sizes are taken: ``by sample``, averaged with a mask, which is right for a loss that is a mean
 over samples; or ``by size``, clients whose batches have one size together, which is right for any."""
 
@@ -55,24 +56,37 @@ over samples; or ``by size``, clients whose batches have one size together, whic
 class Vectorised:
     """Any loss that is a pure function of the step's tensors, over a client axis (`torch.func.vmap`), by autograd."""
 
-    def __init__(self, ragged: Ragged, loss: Losses = step_loss) -> None:
-        self.ragged = ragged
+    def __init__(self, padding: Padding, loss: Losses = step_loss) -> None:
+        self.padding: Padding = padding
         self._loss = loss
+        self.name = "cohort"
 
     def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
         """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""
         leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
-        if self.ragged == "by sample" or not batch.is_ragged:
+        if self.padding == "by sample" or not batch.is_ragged:
             losses = self._losses(stack, leaves, batch)
         else:
-            losses = torch.zeros(len(batch.sizes), device=next(iter(leaves.values())).device)
-            for part in batch.by_size():
-                own = {name: part.own(leaf) for name, leaf in leaves.items()}
-                where = torch.arange(len(losses))[part.clients].to(losses.device)
-                losses = losses.index_put((where,), self._losses(stack, own, part))
+            losses = self._losses_by_size(stack, leaves, batch)
         found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         gradients = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
         return gradients, losses.detach()
+
+    def _losses_by_size(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> Tensor:
+        """Losses (a,), zero for clients whose part of the loss has no terms; NoTerms where that is all of them."""
+        losses = torch.zeros(len(batch.sizes), device=next(iter(weights.values())).device)
+        answered = 0
+        for part in batch.by_size():
+            own = {name: part.own(weight) for name, weight in weights.items()}
+            where = torch.arange(len(losses))[part.clients].to(losses.device)
+            try:
+                losses = losses.index_put((where,), self._losses(stack, own, part))
+                answered += 1
+            except NoTerms:
+                continue
+        if not answered:
+            raise NoTerms
+        return losses
 
     def _losses(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> Tensor:
         template = _shared(stack.tasks[0])
@@ -106,7 +120,8 @@ class ClosedForm:
         """``features`` (n, d) are z of every row of the input table."""
         self._features = features
         self._terms = terms
-        self.ragged: Ragged | None = None if terms is None else terms.ragged
+        self.name = "cohort, gradients in closed form"
+        self.padding: Padding | None = None if terms is None else terms.padding
 
     def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
         """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""
@@ -175,7 +190,7 @@ def _task_of(template: ClientTask, own: PerClient) -> ClientTask:
         received=own["received"],
         payload=own["payload"],
         class_counts=own.get("class_counts"),
-        state=cast(Any, MappingProxyType(own["state"])),
+        state=cast(Any, MappingProxyType({method: MappingProxyType(kept) for method, kept in own["state"].items()})),
     )
 
 

@@ -67,6 +67,8 @@ class Stack:
         """``batches`` are each client's own (`batches_of`) by default. All inputs must be rows of one table."""
         tables = [batches_of(task) for task in tasks] if batches is None else batches
         order = sorted(range(len(tasks)), key=lambda i: -len(tables[i]))
+        self.order = order
+        """Where each client of the stack stands among the tasks given."""
         self.tasks = [tasks[i] for i in order]
         self._tables = [tables[i] for i in order]
         self.weights = _stacked([task.received for task in self.tasks], keep=False)
@@ -74,7 +76,8 @@ class Stack:
             "received": _stacked([task.received for task in self.tasks]),
             "payload": _stacked([task.payload for task in self.tasks]),
             "state": {
-                name: _stacked([task.state[name] for task in self.tasks]) for name in sorted(self.tasks[0].state)
+                name: _stacked([task.state[name] for task in self.tasks], keep=False)
+                for name in sorted(self.tasks[0].state)
             },
         }
         if self.tasks[0].class_counts is not None:

@@ -5,41 +5,32 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from tests.bench.systems.networks import as_inputs, network
+from tests.bench.systems.networks import clients_data, network
 from tests.bench.workloads import Job
 
 app = ClientApp()
 
 
 @cache
-def kept(job_file: Path) -> tuple[Job, nn.Module]:
-    """Job and network, once in every actor."""
+def kept(job_file: Path, data: Path) -> tuple[Job, nn.Module, list[tuple[Tensor, Tensor]]]:
+    """Job, network and the data of all clients, made by every actor at its first message: in round 1, the warm-up."""
     torch.set_num_threads(1)
     job = Job.read(job_file)
-    return job, network(job)
-
-
-@cache
-def own_data(data: Path, client: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of a client, read when it first takes part in an actor."""
-    index = np.load(data / "clients.npy")[client]
-    inputs = as_inputs(np.load(data / "train_x.npy", mmap_mode="r")[index])
-    return inputs, torch.from_numpy(np.load(data / "train_y.npy")[index])
+    return job, network(job), clients_data(data)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Local SGD from the received weights."""
     config = message.content["config"]
-    job, model = kept(Path(str(config["job"])))
-    inputs, labels = own_data(Path(str(config["data"])), int(context.node_config["partition-id"]))
+    job, model, clients = kept(Path(str(config["job"])), Path(str(config["data"])))
+    inputs, labels = clients[int(context.node_config["partition-id"])]
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     model.train()
     optimiser = torch.optim.SGD(model.parameters(), job.lr)

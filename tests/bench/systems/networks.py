@@ -43,9 +43,9 @@ def as_inputs(values: np.ndarray) -> Tensor:
 
 def clients_data(data: Path) -> list[tuple[Tensor, Tensor]]:
     """Inputs and labels of every client, in memory."""
-    inputs = as_inputs(np.load(data / "train_x.npy", mmap_mode="r"))
-    labels = torch.from_numpy(np.load(data / "train_y.npy"))
-    return [(inputs[index], labels[index]) for index in torch.from_numpy(np.load(data / "clients.npy"))]
+    # client by client from the file, so that the inputs of all are never held twice
+    values, labels = np.load(data / "train_x.npy", mmap_mode="r"), np.load(data / "train_y.npy")
+    return [(as_inputs(values[own]), torch.from_numpy(labels[own])) for own in np.load(data / "clients.npy")]
 
 
 @torch.no_grad()
