@@ -27,8 +27,8 @@ from fedbench.spec import RunSpec
 _LOOK_SECONDS = 0.5
 """Between two looks whether a worker has died. Events themselves are waited for."""
 POOL_DIED = (
-    "a worker process died (killed, or out of memory), and the pool with it; finished runs are kept and the same command "
-    "resumes the others; try --workers 1"
+    "a worker process died (killed, or out of memory), and the pool with it; finished runs are kept and the same "
+    "command resumes the others; try --workers 1"
 )
 """Why the runs failed that were not finished then, in whichever worker they were."""
 RUN_THREAD = "fedbench-run"

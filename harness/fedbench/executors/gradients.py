@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedbench.executors.stack import PerClient, Stack, StackedBatch, flat_of, like, mapped
+from fedbench.executors.stack import PerClient, Stack, StackedBatch, flat_of, like, mapped, rows_of
 from fedbench.hookspecs import ClientTask, LocalStep
 from fedbench.models.inputs import InputSource
 from fedbench.training import step_loss
@@ -127,12 +127,12 @@ class ClosedForm:
         """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""
         head = stack.tasks[0].model.head
         assert head is not None
-        inputs, labels = self._features[stack.rows(batch)], stack.labels(batch)[..., None]
+        inputs, labels = rows_of(self._features, stack.rows(batch)), stack.labels(batch)[..., None]
         logits = torch.baddbmm(weights[head.bias][:, None], inputs, weights[head.weight].transpose(1, 2))
         logits = logits.mul_(head.scale) if head.scale != 1 else logits
-        right = logits.gather(2, labels)[..., 0]
-        losses = torch.logsumexp(logits, dim=2).sub_(right)
-        residuals = torch.softmax(logits, dim=2)
+        likelihoods = torch.log_softmax(logits, dim=2)
+        losses = -likelihoods.gather(2, labels)[..., 0]
+        residuals = likelihoods.exp_()
         residuals.scatter_add_(2, labels, torch.full_like(labels, -1, dtype=residuals.dtype))
         shares = torch.full_like(losses, head.scale / batch.sizes[0])
         if batch.is_ragged:

@@ -41,7 +41,8 @@ def teacher_of(setup: ModelSetup) -> ClipBackbone:
 
 def scaled_logits(features: Tensor, weight: Tensor, bias: Tensor | None, scale: float) -> Tensor:
     """s (z W^T + b), (batch, C), with ``features`` z (batch, d), ``weight`` W (C, d), ``bias`` b (C,)."""
-    return scale * torch.nn.functional.linear(features, weight, bias)
+    logits = torch.nn.functional.linear(features, weight, bias)
+    return logits if scale == 1 else scale * logits
 
 
 def default_model(setup: ModelSetup) -> Model:
