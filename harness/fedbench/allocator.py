@@ -12,7 +12,7 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 256 MiB of freed memory, where it would hand every large tensor's back at once.
+    """Let glibc keep up to 64 MiB of freed memory a thread, where it would hand every large tensor's back at once.
 
     The next step would else fault it in anew, page by page. A round of fedavg-cnn in two threads takes 0.86 of the
     time, one of creff on convnet 0.95 (medians of interleaved runs). Does nothing where there is no glibc.
@@ -22,5 +22,5 @@ def keep_freed_memory() -> None:
         return
     assert library is not None
     library.mallopt(_MMAP_THRESHOLD, 32 * 2**20)  # the largest that glibc takes
-    library.mallopt(_TRIM_THRESHOLD, 256 * 2**20)
-    library.mallopt(_TOP_PAD, 64 * 2**20)
+    library.mallopt(_TRIM_THRESHOLD, 64 * 2**20)
+    library.mallopt(_TOP_PAD, 16 * 2**20)
