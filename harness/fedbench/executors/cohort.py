@@ -148,7 +148,7 @@ def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Updat
     optimiser = StackedOptimiser(first.training, stack.weights, first.round, first.model.lr_factors)
     total = torch.zeros(len(tasks), device=next(iter(stack.weights.values())).device)
     batches = [stack.batch(step) for step in range(stack.steps[0])]
-    compared = to_compare(batches, first.round)
+    compared = to_compare(batches, first.round, once=gradients.padding is None)
     for batch in batches:
         active = {name: value[: len(batch.sizes)] for name, value in stack.weights.items()}
         found, losses = gradients(stack, active, batch)
@@ -165,17 +165,18 @@ def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Updat
     return [update for update in updates if update is not None]
 
 
-def to_compare(batches: Sequence[StackedBatch], round: int) -> dict[int, int]:
+def to_compare(batches: Sequence[StackedBatch], round: int, *, once: bool = False) -> dict[int, int]:
     """Steps whose gradients are compared with those of a client's own loss, and which client's: (step, position).
 
     The last and, in turn from round to round, another of those where a client's batch is padded, with two samples or
     more: on one sample a loss over pairs looks like a mean. Clients take turns as well. Without padding any will do.
+    The last alone, with ``once``, for gradients that no method has a part in.
     """
     padded = {b.number: [i for i, size in enumerate(b.sizes) if 2 <= size < max(b.sizes)] for b in batches}
     choices = {step: clients for step, clients in padded.items() if clients}
     choices = choices or {b.number: list(range(len(b.sizes))) for b in batches}
     steps = sorted(choices)
-    chosen = {steps[(round - 1) % len(steps)], steps[-1]}
+    chosen = {steps[-1]} if once else {steps[(round - 1) % len(steps)], steps[-1]}
     return {step: choices[step][(round + turn) % len(choices[step])] for turn, step in enumerate(sorted(chosen))}
 
 
