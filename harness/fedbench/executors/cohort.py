@@ -78,7 +78,7 @@ class Cohort:
     def _train_alike(self, kind: Kind, tasks: list[ClientTask]) -> tuple[list[Update], str]:
         """The updates of clients of one kind, and how they were trained."""
         if len(tasks) == 1:
-            return self._one_by_one.train(tasks), "sequential: no other client is of its kind"
+            return self._one_by_one.train(tasks), "sequential: one client alone"
         plan = self._plans.get(kind) or self._planned(tasks)
         if plan.gradients is not None:
             try:
