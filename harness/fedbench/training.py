@@ -38,8 +38,8 @@ def batches_of(task: ClientTask) -> list[Tensor]:
 def step_loss(step: LocalStep) -> Tensor:
     """`local_loss` and all `loss_terms` of a step, a scalar, in the precision that the run asks for.
 
-    With bfloat16 a step of fedavg-cnn takes 0.55 of the time and one of resnet8 0.76, channels-last, on a CPU core that
-    has such instructions; convnet gains nothing.
+    With bfloat16 a step of fedavg-cnn takes about 0.6 of the time and one of resnet8 0.74, on a CPU core that has such
+    instructions; convnet gains nothing (tests/bench/bench_channels_last.py).
     """
     half = step.task.training.precision == "bfloat16"
     with torch.autocast(step.batch.inputs.device.type, torch.bfloat16) if half else nullcontext():
