@@ -60,7 +60,7 @@ def weighted_mean(values: list[Tensor], shares: Tensor) -> Tensor:
         for share, value in zip(shares.tolist(), part, strict=True):
             total.add_(value, alpha=share)
         means.append(total.to(part[0].dtype))
-    return torch.cat(means).view(values[0].shape) if means else values[0]
+    return torch.cat(means).view(values[0].shape)
 
 
 def participant_shares(updates: tuple[Update, ...], weighting: str) -> Tensor:

@@ -96,9 +96,7 @@ class Shards(Sequence[ClientShard]):
     def __getitem__(self, position: int | slice) -> ClientShard | tuple[ClientShard, ...]:
         if isinstance(position, slice):
             return tuple(self[one] for one in range(*position.indices(len(self))))
-        at = position + len(self) if position < 0 else position
-        if not 0 <= at < len(self):
-            raise IndexError(f"client {position} of {len(self)}")
+        at = range(len(self))[position]
         first, last = self.offsets[at : at + 2].tolist()
         own = self.measured_by(at)
         return ClientShard(int(self.ids[at]), self.indices[first:last], own.test, own.validation)

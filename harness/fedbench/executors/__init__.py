@@ -29,7 +29,7 @@ class Executor(Protocol):
 
     @property
     def told(self) -> str:
-        """Which executor trained last and, where the other was possible in principle, why; for the log."""
+        """Which executor trained last, with the reason where it had to be the sequential one; for the log."""
         ...
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:

@@ -35,9 +35,7 @@ class Parts(Sequence[IntArray]):
     def __getitem__(self, position: int | slice) -> IntArray | tuple[IntArray, ...]:
         if isinstance(position, slice):
             return tuple(self[one] for one in range(*position.indices(len(self))))
-        at = position + len(self) if position < 0 else position
-        if not 0 <= at < len(self):
-            raise IndexError(f"client {position} of {len(self)}")
+        at = range(len(self))[position]
         return self.flat[self.offsets[at] : self.offsets[at + 1]]
 
     def __iter__(self) -> Iterator[IntArray]:
