@@ -90,4 +90,8 @@ def state_of(result: RunResult) -> RunState:
             }
             for client, methods in result.clients.items()
         },
+        own={
+            client: {name: torch.as_tensor(array) for name, array in arrays.items()}
+            for client, arrays in result.own.items()
+        },
     )

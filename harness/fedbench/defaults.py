@@ -75,13 +75,21 @@ def average(task: AggregationTask) -> Tensors:
     return {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
 
 
-@torch.no_grad()
 def largest_logit(task: EvaluationTask) -> Predictions:
-    """argmax over the logits of the global model, in batches."""
-    tensors = {**task.weights, **task.buffers}
+    """argmax over the logits of the global model and, where tensors are private, of the own models asked for."""
+    asked = task.clients if task.private else ()
+    own = {client: predicted_classes(task, *task.own_model(client)) for client in asked}
+    return Predictions(predicted_classes(task, task.weights, task.buffers), own)
+
+
+@torch.no_grad()
+def predicted_classes(task: EvaluationTask, weights: Tensors, buffers: Tensors) -> Tensor:
+    """argmax over the logits that these tensors give for the task's inputs, (n,) int64, in batches."""
+    tensors = {**weights, **buffers}
     chunks = torch.split(torch.arange(len(task.inputs)), EVALUATION_BATCH)
-    predicted = [task.model.forward(tensors, task.inputs.read(chunk), False).logits.argmax(1).cpu() for chunk in chunks]
-    return Predictions(torch.cat(predicted))
+    return torch.cat(
+        [task.model.forward(tensors, task.inputs.read(chunk), False).logits.argmax(1).cpu() for chunk in chunks]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +128,12 @@ class FedAvg:
         """The whole network, or a text-initialised linear head on frozen features."""
         self._refuse_if_replaced("build_model")
         return default_model(setup)
+
+    @default_hookimpl
+    def survey(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> str:
+        """Nobody."""
+        self._refuse_if_replaced("survey")
+        return "nobody"
 
     @default_hookimpl
     def exchanges(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int:

@@ -90,7 +90,7 @@ def evaluate_again(uri: str, asked: str, settings: Settings) -> Evaluation:
         before = read_predictions(folder, run_id)
     recorded = final_metrics(stored)
     of_the_model = {name: value for name, value in recorded.items() if not is_history(name)}
-    after = tuple(predictions.labels.tolist())
+    after = () if predictions.labels is None else tuple(predictions.labels.tolist())
     return Evaluation(
         run=stored,
         metrics=beside(of_the_model, {metric_name(name): value for name, value in metrics.items()}),

@@ -82,7 +82,7 @@ def required_head(model: Model, method: str) -> LinearHead:
     """The model's linear classifier; FedbenchError where it has none."""
     if model.head is None:
         raise FedbenchError(
-            f"{method} re-trains a linear classifier, and this model has none; use a CNN backbone, or a CLIP backbone "
+            f"{method} needs a linear classifier, and this model has none; use a CNN backbone, or a CLIP backbone "
             "with tune=head and no method that builds another model."
         )
     return model.head

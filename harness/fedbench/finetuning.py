@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from fedbench.metrics import client_accuracies
+from fedbench.errors import FedbenchError
+from fedbench.metrics import own_accuracies
 from fedbench.prepare import Run
 from fedbench.rounds import broadcast, client_task, predict
 from fedbench.state import RunState
@@ -26,8 +27,11 @@ def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
         task = client_task(run, scratch, state.round + 1, 0, client, broadcast(run, scratch, client))
         [update] = run.executor.train([task])
         tuned = replace(scratch, weights=update.weights, buffers=update.buffers)
-        by_client[client] = predict(run, tuned, run.test, client).labels
-    accuracies = client_accuracies(Predictions(next(iter(by_client.values())), by_client), run.scored)
+        predicted = predict(run, tuned, run.test, client).labels
+        if predicted is None:
+            raise FedbenchError(f"{run.spec.method} has no model to fine-tune; set finetune_epochs to 0.")
+        by_client[client] = predicted
+    accuracies = own_accuracies(Predictions(None, by_client), run.scored)
     return {
         "finetuned_mean_client_accuracy": sum(accuracies) / len(accuracies),
         "finetuned_worst_client_accuracy": min(accuracies),

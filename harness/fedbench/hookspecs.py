@@ -7,8 +7,8 @@ notifications expect none. What a hook is handed stands in `fedbench.tasks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 import pluggy
 
@@ -20,12 +20,13 @@ from fedbench.tasks import (
     EvaluationTask,
     LocalStep,
     ModelSetup,
+    ReportedTask,
     RoundRecord,
     RunInfo,
     RunResult,
     StartTask,
 )
-from fedbench.types import Broadcast, Federation, Model, Predictions, Tensors, Update
+from fedbench.types import Broadcast, Federation, GlobalModel, Model, Predictions, Tensors, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +41,7 @@ __all__ = [
     "LocalStep",
     "Method",
     "ModelSetup",
+    "ReportedTask",
     "RoundRecord",
     "RunInfo",
     "RunResult",
@@ -72,7 +74,8 @@ class Method(Protocol):
     ``Params`` is a frozen dataclass of ``hyper(...)`` fields. ``recipe`` holds optimiser settings of the paper
     (keys of ``Training``), used where neither suite row nor command line sets them. An optional ``reads`` names those
     of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that the method looks at; the last
-    two need no mention where it leaves `build_model` to the default.
+    two need no mention where it leaves `build_model` to the default. An optional ``requires`` names what the scenario
+    must grant: ``server_data`` (unlabelled samples at the server) or ``server_labels`` (labelled ones).
     """
 
     name: ClassVar[str]
@@ -108,6 +111,35 @@ class HookSpecs:
         The bytes of the answer (label histograms, say) count as sent up in round 0. Default: nothing. Answered by
         `capt` (clusters of clients) and `creff` (federated features).
         """
+
+    @_spec
+    def private(self, model: Model, spec: RunSpec) -> Collection[str] | None:
+        """Collected: names of weights and running statistics that never leave a client.
+
+        The harness keeps them with each client, trains them with the rest and leaves them out of what is sent, counted
+        and averaged. Default: none. Answered by `fedbn` (batch-norm layers), `fedloge` (a head of each client's own).
+        """
+
+    @_spec(firstresult=True)
+    def survey(
+        self, round: int, spec: RunSpec, state: Mapping[str, Tensors]
+    ) -> Literal["nobody", "cohort", "everyone"] | None:
+        """First result: which clients answer `report` before round ``round`` trains; rounds + 1 is after the last.
+
+        Default: nobody. Answered by `ccvr` (everyone, at the end) and `rucr` (the cohort, before every round).
+        """
+
+    @_spec
+    def report(self, task: ClientTask) -> Tensors | None:
+        """Collected: what a client that is surveyed tells the server about its data, without training.
+
+        ``task`` is that of a round, with the model the server sends. The answer counts as sent up; so does the model as
+        sent down, to clients that are not about to receive it for training. Default: nothing. Answered by `ccvr`.
+        """
+
+    @_spec
+    def reported(self, task: ReportedTask) -> None:
+        """Notification: the reports of a survey are in; the server writes what it makes of them in ``task.state``."""
 
     @_spec(firstresult=True)
     def exchanges(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int | None:
@@ -148,8 +180,9 @@ class HookSpecs:
         """
 
     @_spec(firstresult=True)
-    def aggregate(self, task: AggregationTask) -> Tensors | None:
-        """First result: the server's next weights. Running statistics are averaged by the harness, for every method.
+    def aggregate(self, task: AggregationTask) -> Tensors | GlobalModel | None:
+        """First result: the server's next weights. Running statistics are averaged by the harness, for every method,
+        unless the answer is a `GlobalModel`, which has its own.
 
         Default: the mean of the clients' weights, weighted by `num_examples`. Answered by `creff` (which also re-trains
         a head), `capt` (inside clusters), `fst-cbdg` (unweighted).
@@ -159,9 +192,9 @@ class HookSpecs:
     def evaluate(self, task: EvaluationTask) -> Predictions | None:
         """First result: predicted classes; the harness scores them, so that every method is measured alike.
 
-        Default: the largest logit of the global model. Answered by `creff` (with the re-trained head); a method with a
-        model of each client's own adds one row of predictions a client. ``task.client`` says whose own model it is
-        where a client was fine-tuned after the last round.
+        Default: the largest logit of the global model and, where tensors are private, of each client's own. Answered by
+        `creff` (with the re-trained head); a method with a model of each client's own adds the predictions of those in
+        ``task.clients``. ``task.client`` says whose own model it is where a client was fine-tuned after the last round.
         """
 
     @_spec
@@ -187,13 +220,17 @@ class Hooks(Protocol):
     def federate(self, *, federation: Federation, spec: RunSpec) -> Federation: ...
     def build_model(self, *, setup: ModelSetup) -> Model: ...
     def start(self, *, task: StartTask) -> list[Tensors]: ...
+    def private(self, *, model: Model, spec: RunSpec) -> list[Collection[str]]: ...
+    def survey(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> str: ...
+    def report(self, *, task: ClientTask) -> list[Tensors]: ...
+    def reported(self, *, task: ReportedTask) -> None: ...
     def exchanges(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int: ...
     def broadcast(self, *, task: BroadcastTask) -> Broadcast: ...
     def local_train(self, *, task: ClientTask) -> Update: ...
     def local_loss(self, *, step: LocalStep) -> Tensor: ...
     def loss_terms(self, *, step: LocalStep) -> list[Tensor]: ...
     def after_training(self, *, task: ClientTask, update: Update) -> list[Tensors]: ...
-    def aggregate(self, *, task: AggregationTask) -> Tensors: ...
+    def aggregate(self, *, task: AggregationTask) -> Tensors | GlobalModel: ...
     def evaluate(self, *, task: EvaluationTask) -> Predictions: ...
     def run_started(self, *, spec: RunSpec, info: RunInfo) -> None: ...
     def round_finished(self, *, spec: RunSpec, record: RoundRecord) -> None: ...

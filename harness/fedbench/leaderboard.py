@@ -32,7 +32,15 @@ __all__ = ["leaderboard", "load_results", "of_suite", "render_terminal", "to_csv
 HEADLINE = "global_accuracy"
 DOMAINS = "domain_accuracy"
 """As a column: the accuracies of all domains."""
-_STANDARD = (*GROUPS, "domain_mean_accuracy", "unseen_domain_accuracy", "worst_client_accuracy")
+_STANDARD = (
+    *GROUPS,
+    "domain_mean_accuracy",
+    "unseen_domain_accuracy",
+    "worst_client_accuracy",
+    "personal_mean_client_accuracy",
+)
+_NAMED = ("setting", "scale", "dataset", "scenario", "method", "backbone", "server_data")
+"""What a line tells of its runs as they have it."""
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
 _PROTOCOL = ("dataset", "data_hash", "scenario_settings", *BUDGET)
 _ROW = ("row", "method", "backbone", "tune", "row_settings")
@@ -104,6 +112,7 @@ def leaderboard(
       them), of every domain, and of costs. Both are NaN where a seed lacks the metric; ``incomplete`` are the shown
       metrics that only some seeds have, ``shown`` those for tables, as JSON. ``rank`` 1 has the best ``headline`` of
       its table; equal means share the smaller rank, a row without a mean is last.
+    - ``server_data``: what samples at the server the row's method learns from (unlabelled, labelled), or "".
     - ``delta_*``: the headline minus the baseline's, paired over the ``delta_seeds`` common seeds. ``baseline`` is a
       label or method, met on the row's own backbone and tuned like it and not otherwise, or a whole row.
       ``baseline_note`` says why a row has none.
@@ -253,7 +262,7 @@ def _identity(name: str, runs: pd.DataFrame, headline: str) -> dict[str, Any]:
     seeds = [str(seed) for seed in runs["seed"]]
     return {
         "label": name.replace(f" · {first['backbone']}", "", 1),
-        **{key: str(first[key]) for key in ("setting", "scale", "dataset", "scenario", "method", "backbone")},
+        **{key: str(first[key]) for key in _NAMED},
         "tuned": bool(first["tuned"]),
         "tuning": str(first["tuning"]),
         "headline": headline,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedbench.errors import FedbenchError
 from fedbench.types import Federation, Predictions, Split, Tensors
 
 
@@ -29,11 +30,20 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
     ``global_accuracy`` is over samples, ``balanced_accuracy`` the mean over classes, ``<group>_accuracy`` the mean over
     the classes of a group, ``domain_accuracy/<name>`` per domain with their unweighted mean ``domain_mean_accuracy``
     and their least ``worst_domain_accuracy``, ``mean_client_accuracy`` and ``worst_client_accuracy`` over clients. A
-    client without test samples of its own is scored by the global model's per-class accuracies weighted by its own
-    class shares. Groups without classes are left out, not zero.
+    client without test samples of its own is scored by the model's per-class accuracies weighted by its own class
+    shares. Groups without classes are left out, not zero. All of these are the global model's;
+    ``personal_mean_client_accuracy`` and ``personal_worst_client_accuracy`` are of each client's own model.
     """
+    personal = {}
+    if predictions.by_client:
+        own = own_accuracies(predictions, federation)
+        personal = {"personal_mean_client_accuracy": _mean(own), "personal_worst_client_accuracy": min(own)}
+    return personal if predictions.labels is None else _global_metrics(predictions.labels, federation) | personal
+
+
+def _global_metrics(predicted: Tensor, federation: Federation) -> dict[str, float]:
     labels = federation.test.labels
-    right = predictions.labels == labels
+    right = predicted == labels
     by_class = per_class_accuracy(right, labels, federation.num_classes)
     present = [a for a in by_class if a is not None]
     metrics = {"global_accuracy": percent_right(right), "balanced_accuracy": _mean(present)}
@@ -42,7 +52,7 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
         if accuracies:
             metrics[f"{group}_accuracy"] = _mean(accuracies)
     metrics |= _domain_metrics(right, federation)
-    clients = client_accuracies(predictions, federation)
+    clients = client_accuracies(predicted, federation)
     if clients:
         metrics["mean_client_accuracy"] = _mean(clients)
         metrics["worst_client_accuracy"] = min(clients)
@@ -52,9 +62,9 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
     return metrics
 
 
-def validation_accuracy(predictions: Predictions, validation: Split) -> float:
+def validation_accuracy(predicted: Tensor, validation: Split) -> float:
     """Unweighted mean over domains of the accuracy on the validation split; over samples where there are none."""
-    right = predictions.labels == validation.labels
+    right = predicted == validation.labels
     if validation.domains is None:
         return percent_right(right)
     return _mean([percent_right(right[validation.domains == d]) for d in sorted(set(validation.domains.tolist()))])
@@ -80,21 +90,29 @@ def _domain_metrics(right: Tensor, federation: Federation) -> dict[str, float]:
     return metrics
 
 
-def client_accuracies(predictions: Predictions, federation: Federation) -> list[float]:
-    """Accuracy of every client in percent, in the order of the federation; by its own predictions where there are any.
+def client_accuracies(predicted: Tensor, federation: Federation) -> list[float]:
+    """Accuracy of one model on every client in percent, in the order of the federation.
 
     On its own test samples; a client that has none is scored by per-class accuracies weighted by its class shares, and
     left out if it holds no class that is tested.
     """
-    shards, labels = federation.shards, federation.test.labels
-    accuracies = _of_all_clients(predictions.labels == labels, federation)
-    if predictions.by_client:
-        for position, client in enumerate(shards.ids.tolist()):
-            if client in predictions.by_client:
-                right = predictions.by_client[client] == labels
-                accuracies[position] = _of_one_client(right, federation, position)
-    scored: list[float] = accuracies[~accuracies.isnan()].tolist()
-    return scored
+    return _scored(_of_all_clients(predicted == federation.test.labels, federation))
+
+
+def own_accuracies(predictions: Predictions, federation: Federation) -> list[float]:
+    """The same, every client by its own model; by the global one where it has none (FedbenchError without either)."""
+    accuracies = []
+    for position, client in enumerate(federation.shards.ids.tolist()):
+        predicted = predictions.by_client.get(client, predictions.labels)
+        if predicted is None:
+            raise FedbenchError(f"client {client} has no predictions of its own, and there is no global model.")
+        accuracies.append(_of_one_client(predicted == federation.test.labels, federation, position))
+    return _scored(torch.tensor(accuracies, dtype=torch.float64))
+
+
+def _scored(accuracies: Tensor) -> list[float]:
+    known: list[float] = accuracies[~accuracies.isnan()].tolist()
+    return known
 
 
 def _of_all_clients(right: Tensor, federation: Federation) -> Tensor:
@@ -136,6 +154,9 @@ def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]
     """
     rounds = sorted(accuracies)
     last = dict(accuracies[rounds[-1]])
+    if "global_accuracy" not in last:
+        # a method without a global model has personal metrics, of the last round only
+        return last
     curve = [accuracies[r]["global_accuracy"] for r in rounds if r > 0] or [last["global_accuracy"]]
     last["last10_accuracy"] = _mean(curve[-10:])
     last["oracle_accuracy"] = max(curve)

@@ -20,11 +20,12 @@ from fedbench.metrics import size_in_bytes
 from fedbench.models import load_backbone
 from fedbench.models.feature_cache import encode
 from fedbench.models.inputs import FeatureInputs, ImageInputs, InputSource
+from fedbench.private import private_names
 from fedbench.scenarios import build_federation
 from fedbench.scenarios.participation import cohort
 from fedbench.spec import RunSpec
 from fedbench.state import RunState
-from fedbench.tasks import RECORDED_CLIENTS, ModelSetup, RunInfo
+from fedbench.tasks import RECORDED_CLIENTS, ModelSetup, RunInfo, ServerData
 from fedbench.types import Dataset, Federation, FrozenEncoder, Model, Split, Tensors
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class Run:
     side: dict[str, FeatureInputs]
     """The training samples as the model's ``side_encoders`` see them."""
     executor: Executor
+    private: frozenset[str]
+    """Names of weights and running statistics that never leave a client."""
+    server: ServerData | None
+    """What the method requires of the server's own samples; None where it requires none."""
 
     def initial_state(self) -> RunState:
         """The state before round 1."""
@@ -96,6 +101,7 @@ def prepare(
     _refuse_ignored_settings(spec, assembly, settings.plugin_files)
     model = assembly.hooks.build_model(setup=ModelSetup(backbone, dataset.classnames, spec, settings.data_dir))
     model = replace(model, constants=_to(model.constants, device))
+    granted = server_data_for(spec, federation, settings.plugin_files)
 
     def features(split: Split, encoder: FrozenEncoder) -> FeatureInputs:
         rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset)
@@ -123,12 +129,43 @@ def prepare(
         class_counts=tuple(map(tuple, scored.class_table.rows(0, recorded).tolist())),
         groups=scored.groups,
         scenario_clients=len(scored.clients),
+        server_data=granted,
     )
     validation = None if federation.validation is None else inputs(federation.validation)
     train, test = inputs(federation.train), inputs(federation.test)
     side = {name: features(federation.train, encoder) for name, encoder in model.side_encoders.items()}
     executor = executor_for(settings.executor, spec.training, assembly, model, settings.cores)
-    return Run(spec, assembly, federation, scored, model, info, train, test, validation, side, executor)
+    server = None
+    if granted and federation.server is not None:
+        labels = federation.server.labels.to(device) if granted == "labelled" else None
+        server = ServerData(inputs(federation.server), labels)
+    private = private_names(assembly, model, spec)
+    return Run(
+        spec, assembly, federation, scored, model, info, train, test, validation, side, executor, private, server
+    )
+
+
+def server_data_for(spec: RunSpec, federation: Federation, plugin_files: Sequence[Path]) -> str:
+    """What the run's methods read of the server's samples: "labelled", "unlabelled" or "".
+
+    Raises FedbenchError where the scenario does not grant what one of them requires.
+    """
+    required: dict[str, str] = {}
+    for method in spec.stack:
+        for name in sorted(getattr(find_method(method, plugin_files), "requires", ())):
+            if name not in ("server_data", "server_labels"):
+                raise FedbenchError(
+                    f"{method} requires {name!r}, which no scenario can grant; server_data and server_labels exist."
+                )
+            required[name] = method
+    for name, method in required.items():
+        labels = " and scenario.server_labels=visible" if name == "server_labels" else ""
+        if federation.server is None or (labels and spec.scenario.server_labels == "hidden"):
+            raise FedbenchError(
+                f"{method} needs {'labelled' if labels else 'unlabelled'} samples at the server, which this scenario "
+                f"does not grant; set scenario.server_samples (a class){labels}, for all methods it is compared with."
+            )
+    return "labelled" if "server_labels" in required else "unlabelled" if required else ""
 
 
 def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbone:

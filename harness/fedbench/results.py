@@ -33,6 +33,7 @@ BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET
 """Fields of `Training` in which runs of one table must agree."""
 _ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every")
 """Parameters with a column of their own, or without influence on the final model."""
+_TAGS = ("commit", "code_hash", "data_hash", "weights_hash", "server_data")
 _COUNTS = ("num_clients", "cohort_size", "num_train", "num_test", "trainable_parameters")
 GROUPS = tuple(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
 _OVERALL = "global_accuracy"
@@ -214,7 +215,7 @@ def _line(suite: str, run: Run) -> dict[str, Any]:
         "tuned_by": tuning.pop("command", ""),
         "tuning": json.dumps(tuning, ensure_ascii=False),
         "parent": tags.get("mlflow.parentRunId", ""),
-        **{name: tags.get(f"fedbench.{name}", "") for name in ("commit", "code_hash", "data_hash", "weights_hash")},
+        **{name: tags.get(f"fedbench.{name}", "") for name in _TAGS},
         **{name: int(tags.get(f"fedbench.{name}", 0)) for name in _COUNTS},
         "started": pd.to_datetime(run.info.start_time, unit="ms", utc=True),
         "scenario_settings": json.dumps(scenario, sort_keys=True),

@@ -10,9 +10,11 @@ import torch
 
 from fedbench.defaults import participant_shares, weighted_mean
 from fedbench.errors import FedbenchError
+from fedbench.executors.sequential import joined
 from fedbench.metrics import score, size_in_bytes, validation_accuracy
 from fedbench.models.inputs import InputSource
 from fedbench.prepare import Run
+from fedbench.private import completed, kept_and_sent, shared
 from fedbench.reports import Reports
 from fedbench.scenarios.participation import cohort
 from fedbench.state import RunState
@@ -21,10 +23,11 @@ from fedbench.tasks import (
     BroadcastTask,
     ClientTask,
     EvaluationTask,
+    ReportedTask,
     RoundRecord,
     StartTask,
 )
-from fedbench.types import Broadcast, Predictions, Tensors, Update
+from fedbench.types import Broadcast, GlobalModel, Predictions, Tensors, Update
 
 
 def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
@@ -36,7 +39,7 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     chosen = cohort(number, clients, scenario.participation, scenario.dropout, spec.seed)
     # a client that drops out has received the model, but returns nothing
     asked = cohort(number, clients, scenario.participation, 0.0, spec.seed)
-    up = down = 0
+    up, down = survey(run, state, number, asked, chosen)
     losses: list[float] = []
     exchanges = run.assembly.hooks.exchanges(round=number, spec=spec, state=state.server)
     if not isinstance(exchanges, int) or exchanges < 1:
@@ -47,23 +50,28 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     for exchange in range(exchanges):
         sent = {client: broadcast(run, state, client, exchange) for client in asked}
         tasks = [client_task(run, state, number, exchange, client, sent[client]) for client in chosen]
-        updates = tuple(run.executor.train(tasks))
-        down += sum(size_in_bytes(b.weights, state.buffers, b.payload) for b in sent.values())
+        updates = keep_private(run, state, run.executor.train(tasks))
+        down += sum(sent_bytes(run, state, b) for b in sent.values())
         up += sum(size_in_bytes(u.weights, u.buffers, u.payload) for u in updates)
         losses += [u.metrics.get("train_loss", 0.0) for u in updates]
         task = AggregationTask(
             round=number,
-            weights=state.weights,
-            buffers=state.buffers,
+            weights=shared(state.weights, run.private),
+            buffers=shared(state.buffers, run.private),
             updates=updates,
             model=run.model,
             spec=spec,
             state=state.server,
             exchange=exchange,
             exchanges=exchanges,
+            num_clients=clients,
+            server_data=run.server,
         )
-        weights = run.assembly.hooks.aggregate(task=task)
-        buffers = _average_buffers(updates, spec.training.weighting, state.buffers)
+        answer = run.assembly.hooks.aggregate(task=task)
+        buffers = _average_buffers(updates, spec.training.weighting, task.buffers)
+        weights, buffers = (answer.weights, answer.buffers) if isinstance(answer, GlobalModel) else (answer, buffers)
+        if run.private:
+            weights, buffers = {**state.weights, **weights}, {**state.buffers, **buffers}
         state = replace(state, weights=weights, buffers=buffers)
     record = RoundRecord(
         round=number,
@@ -84,21 +92,95 @@ def start(run: Run, state: RunState) -> int:
     return size_in_bytes(*run.assembly.hooks.start(task=task))
 
 
-def predict(run: Run, state: RunState, inputs: InputSource, client: int | None = None) -> Predictions:
-    """What the run's model, or a model of ``client``'s own, answers for ``inputs`` after ``state.round`` rounds."""
-    weights, classes = _channels_last(state.weights), run.federation.num_classes
-    task = EvaluationTask(run.model, weights, state.buffers, inputs, classes, client, state.server, state.clients)
+def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen: Sequence[int]) -> tuple[int, int]:
+    """Let clients report without training before round ``number``; bytes sent up and down for it.
+
+    ``asked`` are the round's clients, who receive the model anyway, ``chosen`` those of them who answer.
+    """
+    who = run.assembly.hooks.survey(round=number, spec=run.spec, state=state.server)
+    if who == "nobody":
+        return 0, 0
+    if who not in ("cohort", "everyone"):
+        owner = run.assembly.owners["survey"].partition(",")[0]
+        raise FedbenchError(f"{owner} answers the hook survey with {who!r}; it must be nobody, cohort or everyone.")
+    everyone = range(len(run.federation.clients))
+    reports, up, down = {}, 0, 0
+    for client in chosen if who == "cohort" else everyone:
+        sent = broadcast(run, state, client)
+        task = client_task(run, state, number, 0, client, sent)
+        task = replace(task, inputs=task.inputs.resident())
+        reports[client] = joined(task.hooks.report(task=task), run.spec.method)
+        up += size_in_bytes(reports[client])
+        down += 0 if client in asked else sent_bytes(run, state, sent)
+    run.assembly.hooks.reported(
+        task=ReportedTask(
+            round=number,
+            cohort=tuple(chosen),
+            reports=reports,
+            weights=shared(state.weights, run.private),
+            buffers=shared(state.buffers, run.private),
+            model=run.model,
+            spec=run.spec,
+            state=state.server,
+        )
+    )
+    return up, down
+
+
+def keep_private(run: Run, state: RunState, updates: Sequence[Update]) -> tuple[Update, ...]:
+    """The updates as they leave the clients; their private tensors stay with them, in ``state``."""
+    if not run.private:
+        return tuple(updates)
+    leaving = []
+    for update in updates:
+        state.own[update.client], sent = kept_and_sent(update, run.private)
+        leaving.append(sent)
+    return tuple(leaving)
+
+
+def sent_bytes(run: Run, state: RunState, sent: Broadcast) -> int:
+    """Bytes of what one client is sent."""
+    buffers = state.buffers if sent.buffers is None else sent.buffers
+    return size_in_bytes(shared(sent.weights, run.private), shared(buffers, run.private), sent.payload)
+
+
+def predict(
+    run: Run, state: RunState, inputs: InputSource, client: int | None = None, clients: tuple[int, ...] = ()
+) -> Predictions:
+    """What the run's model, or a fine-tuned model of ``client``'s own, answers for ``inputs`` after ``state.round``
+    rounds; methods that give each client a model of its own also answer with those of ``clients``.
+    """
+    task = EvaluationTask(
+        model=run.model,
+        weights=_channels_last(state.weights),
+        buffers=state.buffers,
+        inputs=inputs,
+        num_classes=run.federation.num_classes,
+        client=client,
+        state=state.server,
+        client_state=state.clients,
+        clients=clients,
+        own={each: _channels_last(own) for each, own in state.own.items()},
+        private=run.private,
+    )
     return run.assembly.hooks.evaluate(task=task)
 
 
 def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
-    """All metrics of the global model after ``state.round`` rounds, and the predictions behind them."""
-    predictions = predict(run, state, run.test)
+    """All metrics after ``state.round`` rounds, of clients' own models after the last only, and the predictions."""
+    is_last = state.round >= last_round(run)
+    predictions = predict(run, state, run.test, clients=tuple(run.scored.shards.ids.tolist()) if is_last else ())
     metrics = score(predictions, run.scored)
     if run.validation is not None and run.federation.validation is not None:
-        seen = predict(run, state, run.validation)
-        metrics["validation_accuracy"] = validation_accuracy(seen, run.federation.validation)
+        seen = predict(run, state, run.validation).labels
+        if seen is not None:
+            metrics["validation_accuracy"] = validation_accuracy(seen, run.federation.validation)
     return metrics, predictions
+
+
+def last_round(run: Run) -> int:
+    """The last round's number; 0 for a model without weights, which has nothing to train."""
+    return run.spec.training.rounds if run.model.weights else 0
 
 
 def rounds(
@@ -109,14 +191,24 @@ def rounds(
     From the initial state, round 0 comes first: the model before training. A model without weights (zero-shot) has
     nothing to train, so round 0 is all of it.
     """
-    last = run.spec.training.rounds if state.weights else 0
+    last = last_round(run)
     if state.round == 0:
         sent = start(run, state)
+        up, down = survey(run, state, 1, (), ()) if last == 0 else (0, 0)
         metrics, predictions = evaluate(run, state)
-        yield state, RoundRecord(0, (), metrics, sent, 0, 0.0), predictions
+        yield state, RoundRecord(0, (), metrics, sent + up, down, 0.0), predictions
     while state.round < min(last, last if until is None else until):
         state, record = train_round(run, state)
         latest = None
+        if state.round == last:
+            began = time.perf_counter()
+            up, down = survey(run, state, last + 1, (), ())
+            record = replace(
+                record,
+                bytes_up=record.bytes_up + up,
+                bytes_down=record.bytes_down + down,
+                seconds=record.seconds + time.perf_counter() - began,
+            )
         if state.round % run.spec.training.eval_every == 0 or state.round == last:
             metrics, latest = evaluate(run, state)
             record = replace(record, metrics={**record.metrics, **metrics})
@@ -135,12 +227,14 @@ def client_task(run: Run, state: RunState, number: int, exchange: int, client: i
     federation, device = run.federation, run.spec.device
     indices = federation.clients[client].indices
     visible = federation.labels_visible
+    own, initial = state.own.get(client, {}), run.model
+    buffers = state.buffers if sent.buffers is None else sent.buffers
     return ClientTask(
         client=client,
         round=number,
-        received=sent.weights,
-        buffers=state.buffers,
-        payload=sent.payload,
+        received=completed(sent.weights, own, initial.weights, run.private),
+        buffers=completed(buffers, own, initial.buffers, run.private),
+        payload={**sent.payload, **sent.held},
         inputs=run.train.select(indices),
         labels=federation.train.labels[indices].to(device) if visible else None,
         class_counts=federation.class_counts(client).to(device) if visible else None,
@@ -154,10 +248,16 @@ def client_task(run: Run, state: RunState, number: int, exchange: int, client: i
 
 
 def _average_buffers(updates: Sequence[Update], weighting: str, received: Tensors) -> Tensors:
-    """Running statistics averaged like the weights; counters (integers) copied from the first client."""
+    """Running statistics averaged like the weights; counters (integers) copied from the first client.
+
+    What clients were not sent, they do not return: it stays as it was.
+    """
     shares = participant_shares(tuple(updates), weighting)
     averaged = {}
     for name, old in received.items():
+        if any(name not in u.buffers for u in updates):
+            averaged[name] = old
+            continue
         values = [u.buffers[name] for u in updates]
         averaged[name] = weighted_mean(values, shares) if old.is_floating_point() else values[0]
     return averaged

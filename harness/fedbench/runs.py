@@ -52,11 +52,12 @@ def run_rounds(
     result = RunResult(
         records=tuple(records),
         summary=_summary(records) | finetuned,
-        predictions=tuple(predictions.labels.tolist()),
+        predictions=() if predictions.labels is None else tuple(predictions.labels.tolist()),
         weights=_arrays(state.weights),
         seconds=time.perf_counter() - started,
         buffers=_arrays(state.buffers),
         server=_kept(state.server, evaluating),
+        own={client: _arrays(tensors) for client, tensors in state.own.items()},
         executor=records[-1].executor,
         clients={client: kept for client, held in state.clients.items() if (kept := _kept(held, evaluating))},
     )
@@ -74,8 +75,7 @@ def _arrays(tensors: Tensors) -> dict[str, Any]:
 
 
 def _summary(records: Sequence[RoundRecord]) -> dict[str, float]:
-    by_round = {r.round: r.metrics for r in records if "global_accuracy" in r.metrics}
-    summary = summarise(by_round)
+    summary = summarise({r.round: r.metrics for r in records if r.round == 0 or set(r.metrics) - {"train_loss"}})
     summary["bytes_up"] = float(sum(r.bytes_up for r in records))
     summary["bytes_down"] = float(sum(r.bytes_down for r in records))
     summary["train_seconds"] = sum(r.seconds for r in records)

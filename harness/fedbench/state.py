@@ -15,7 +15,7 @@ from fedbench.files import replacing
 from fedbench.types import Tensors
 
 _FORMAT = "fedbench-state-1"
-_SEPARATORS = {"weights": 1, "buffers": 1, "server": 2, "client": 3}
+_SEPARATORS = {"weights": 1, "buffers": 1, "server": 2, "client": 3, "own": 2}
 """By the kind of tensor, the bars in its key: kind, then client, method and name as far as they apply."""
 
 
@@ -30,6 +30,8 @@ class RunState:
     """By method name."""
     clients: dict[int, dict[str, Tensors]] = field(default_factory=dict)
     """By client id, then method name."""
+    own: dict[int, Tensors] = field(default_factory=dict)
+    """The private tensors of clients that have taken part, by client id."""
 
 
 def save_state(state: RunState, path: Path, run_id: str) -> None:
@@ -44,6 +46,8 @@ def save_state(state: RunState, path: Path, run_id: str) -> None:
     for client, methods in state.clients.items():
         for method, tensors in methods.items():
             flat |= {f"client|{client}|{method}|{name}": tensor for name, tensor in tensors.items()}
+    for client, tensors in state.own.items():
+        flat |= {f"own|{client}|{name}": tensor for name, tensor in tensors.items()}
     wrong = [key for key in flat if key.count("|") != _SEPARATORS[key.partition("|")[0]]]
     if wrong:
         raise ValueError(f"tensor names of a run's state must not contain '|': {wrong[0]}")
@@ -79,6 +83,8 @@ def load_state(path: Path, run_id: str, device: str = "cpu") -> RunState:
             state.buffers[rest[0]] = tensor
         elif kind == "server":
             state.server.setdefault(rest[0], {})[rest[1]] = tensor
+        elif kind == "own":
+            state.own.setdefault(int(rest[0]), {})[rest[1]] = tensor
         else:
             state.clients.setdefault(int(rest[0]), {}).setdefault(rest[1], {})[rest[2]] = tensor
     return state

@@ -10,7 +10,7 @@ import pandas as pd
 
 from fedbench.published import AS_PRINTED, NOT_COMPARABLE, in_order
 from fedbench.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
-from fedbench.wording import NONE, heading, megabytes, spread
+from fedbench.wording import NONE, heading, megabytes, server_data_notes, spread
 
 SIGN = "*"
 """Stands after a significant difference."""
@@ -99,6 +99,7 @@ def _shown(block: pd.DataFrame) -> Shown:
             *_significance(block),
             *_without_baseline(block),
             *_incomplete(block),
+            *server_data_notes(labels, list(block["server_data"])),
             *_differs(block),
             *_tuned(block, labels),
             *_to_target(block),

@@ -163,8 +163,41 @@ class LocalStep:
 
 
 @dataclass(frozen=True, eq=False)
+class ServerData:
+    """Samples the scenario grants the server (``server_samples`` a class), as the model takes them.
+
+    ``labels`` (n,) int64; None where ``server_labels=hidden``, or where no method of the run requires them.
+    """
+
+    inputs: InputSource
+    labels: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedTask:
+    """What clients told the server without training, before round ``round``; rounds + 1 is after the last.
+
+    ``weights``, ``buffers``: the global model they were sent. ``state``: the server's tensors, to be written.
+    """
+
+    round: int
+    cohort: tuple[int, ...]
+    """The clients that train in this round; empty after the last."""
+    reports: Mapping[int, Tensors]
+    """By client, in the order of their ids."""
+    weights: Tensors
+    buffers: Tensors
+    model: Model
+    spec: RunSpec
+    state: dict[str, Tensors]
+
+
+@dataclass(frozen=True, eq=False)
 class AggregationTask:
-    """What the server has at the end of a round. ``updates`` come in the order of client ids."""
+    """What the server has at the end of a round. ``updates`` come in the order of client ids.
+
+    Private tensors (hook `private`) are neither in ``weights`` and ``buffers`` nor in the updates.
+    """
 
     round: int
     weights: Tensors
@@ -178,11 +211,15 @@ class AggregationTask:
     exchange: int = 0
     exchanges: int = 1
     """This is exchange number ``exchange`` of the round's ``exchanges``; the next one trains from the result."""
+    num_clients: int = 0
+    """N, all clients of the federation."""
+    server_data: ServerData | None = None
+    """For methods that require it."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationTask:
-    """A model and the samples to predict classes for."""
+    """A model and the samples to predict classes for; after the last round also clients whose own models to use."""
 
     model: Model
     weights: Tensors
@@ -192,7 +229,24 @@ class EvaluationTask:
     client: int | None = None
     """The client whose own model, fine-tuned after the last round, these weights are; None for the global model."""
     state: Mapping[str, Tensors] = field(default_factory=dict)
+    """The server's tensors, by method name."""
     client_state: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
+    """What methods keep with clients, by client and method name."""
+    clients: tuple[int, ...] = ()
+    """Whose own predictions are asked for, on all of ``inputs``: every client after the last round, else nobody."""
+    own: Mapping[int, Tensors] = field(default_factory=dict)
+    """The private tensors of the clients that have taken part, by client."""
+    private: frozenset[str] = frozenset()
+    """The names of private tensors."""
+
+    def own_model(self, client: int) -> tuple[Tensors, Tensors]:
+        """Weights and running statistics of ``client``: the global ones with its private tensors in their place.
+
+        Those of a client that has not taken part are the model's initial ones.
+        """
+        own = self.own.get(client, {})
+        weights = {name: own.get(name, tensor) for name, tensor in self.weights.items()}
+        return weights, {name: own.get(name, tensor) for name, tensor in self.buffers.items()}
 
 
 @dataclass(frozen=True)
@@ -218,6 +272,8 @@ class RunInfo:
     """Class indices by reporting group; empty where the scenario has none."""
     scenario_clients: int = 0
     """All clients of the scenario, of whom ``class_counts`` may have the first only."""
+    server_data: str = ""
+    """What the method reads of the server's own samples: unlabelled, labelled, or nothing (empty)."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +299,7 @@ class RunResult:
     records: tuple[RoundRecord, ...]
     summary: Mapping[str, float]
     predictions: tuple[int, ...]
-    """Predicted classes of the test split after the last round."""
+    """Predicted classes of the test split after the last round; empty for a method without a global model."""
     weights: Mapping[str, Any]
     """Final weights as numpy arrays, by name."""
     seconds: float
@@ -254,5 +310,7 @@ class RunResult:
     """What the methods that answer ``evaluate`` themselves keep on the server: numpy arrays by method, then name."""
     clients: Mapping[int, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """What they keep on clients, by client id."""
+    own: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """The private tensors of clients, by client id, then name."""
     executor: str = ""
     """Which executor trained the last round and, where it fell back, why; empty where nothing was trained."""

@@ -96,6 +96,8 @@ def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **traini
         min_client_size=4,
         labels="hidden" if hidden else "visible",
     )
+    if any(getattr(find_method(name), "requires", ()) for name in method.split("+")):
+        scenario = scenario.model_copy(update={"server_samples": 5, "server_labels": "visible"})
     suite = Suite(name="contract", backbone=backbone, rows=(Row(method=method),), training=budget)
     spec = resolve(suite, Cell(suite.rows[0]), 0, Overrides())
     merged = Training(**{**spec.training.model_dump(), **training})

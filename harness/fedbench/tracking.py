@@ -79,6 +79,7 @@ _FACTS = (
     "num_test",
     "trainable_parameters",
     "round_bytes",
+    "server_data",
 )
 """Of `RunInfo`, written as tags."""
 EXECUTOR = "fedbench.executor"
@@ -93,6 +94,7 @@ _NOTED = {
     "few_accuracy": "few-shot classes",
     "domain_mean_accuracy": "mean over domains",
     "worst_client_accuracy": "worst client",
+    "personal_mean_client_accuracy": "clients' own models",
 }
 """Final metrics that a run's note tells, and what it calls them."""
 

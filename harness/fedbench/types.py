@@ -118,6 +118,8 @@ class Federation:
     labels_visible: bool = True
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Class indices by reporting group: head / mid / tail, or many / medium / few."""
+    server: Split | None = None
+    """Samples that the server has and no client; None where the scenario grants none."""
 
     @property
     def num_classes(self) -> int:
@@ -226,17 +228,31 @@ class Model:
     """Of everything pretrained that the model reads beside the run's backbone (a teacher, a text encoder)."""
     lr_factors: Mapping[str, float] = field(default_factory=dict)
     """Factor on the learning rate by name of a weight; 1 where absent."""
+    batch_norm: frozenset[str] = frozenset()
+    """The names of all weights and buffers of batch-norm layers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
     """What the server sends to one client: the weights to train from, and further tensors (prototypes, a head).
 
-    The harness counts the bytes of both as sent down.
+    The harness counts their bytes as sent down.
     """
 
     weights: Tensors
     payload: Tensors = field(default_factory=dict)
+    buffers: Tensors | None = None
+    """Running statistics in place of the global ones; None means the global ones."""
+    held: Tensors = field(default_factory=dict)
+    """Further tensors that the client has from an earlier round: in its payload, but not counted as sent."""
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalModel:
+    """What ``aggregate`` may return in place of weights: a server that trains may also change running statistics."""
+
+    weights: Tensors
+    buffers: Tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +280,10 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Predicted classes on a split, (n,) int64; personalised methods add one row per client."""
+    """Predicted classes on a split, (n,) int64, by the global model; None for a method that has none.
 
-    labels: Tensor
+    Personalised methods add those of each client's own model, on the same split. The two are scored apart.
+    """
+
+    labels: Tensor | None
     by_client: Mapping[int, Tensor] = field(default_factory=dict)

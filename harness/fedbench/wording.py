@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 NONE = "–"
 """Stands where there is no number."""
@@ -16,6 +17,8 @@ _SHORT = {
     "selected_seen_domain": "seen (selected)",
     "selected_domain_mean": "domains (selected)",
     "finetuned_mean_client": "fine-tuned",
+    "personal_mean_client": "own models",
+    "personal_worst_client": "worst own model",
 }
 
 
@@ -23,6 +26,14 @@ def heading(metric: str) -> str:
     """A metric's name as a heading: ``head_accuracy`` is ``head``, ``domain_accuracy/photo`` is ``photo``."""
     stem = metric.rpartition("/")[2].removesuffix("_accuracy")
     return _SHORT.get(stem, stem.replace("_", " "))
+
+
+def server_data_notes(labels: Sequence[str], used: Sequence[str]) -> Iterator[str]:
+    """Which rows (by ``labels``) learn from samples at the server; ``used`` is their ``server_data``."""
+    for kind in ("labelled", "unlabelled"):
+        rows = dict.fromkeys(label for label, own in zip(labels, used, strict=True) if own == kind)
+        if rows:
+            yield f"{kind} samples at the server are used by {', '.join(rows)}"
 
 
 def spread(mean: float, std: float, sign: str = "") -> str:

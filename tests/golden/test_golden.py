@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.assemble import method_names
+from fedbench.assemble import find_method, method_names
 from fedbench.expand import expand
 from fedbench.prepare import Settings
 from fedbench.resolve import Overrides
@@ -32,11 +32,21 @@ def measured(folder: Path) -> dict[str, dict[str, float]]:
     others = [name for name in method_names() if name not in ("fedavg", "example-median")]
     specs = expand(suite, Overrides())
     for name in others:
-        specs += expand(suite, Overrides(methods=(name,), sets=(("backbone", contract_backbone(name)),)))
+        sets = [("backbone", contract_backbone(name))]
+        if getattr(find_method(name), "requires", ()):
+            sets += [("scenario.server_samples", 5), ("scenario.server_labels", "visible")]
+        specs += expand(suite, Overrides(methods=(name,), sets=tuple(sets)))
     rows = {}
     for spec in specs:
         summary = run_spec(spec, settings).summary
-        keys = ("global_accuracy", "head_accuracy", "tail_accuracy", "train_loss", "bytes_up")
+        keys = (
+            "global_accuracy",
+            "head_accuracy",
+            "tail_accuracy",
+            "personal_mean_client_accuracy",
+            "train_loss",
+            "bytes_up",
+        )
         rows[spec.row] = {key: round(summary[key], 4) for key in keys if key in summary}
     return rows
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedbench.errors import FedbenchError
 from fedbench.metrics import score, size_in_bytes, summarise, validation_accuracy
 from fedbench.types import ClientShard, Federation, Predictions, Split, TensorImages
 
@@ -61,17 +62,28 @@ def test_clients_with_own_test_samples_are_scored_on_them():
     assert (got["mean_client_accuracy"], got["worst_client_accuracy"]) == (50, 0)
 
 
-def test_personalised_predictions_score_their_client_and_not_the_global_model():
+def test_a_clients_own_predictions_and_the_global_models_are_never_in_one_number():
     predictions = Predictions(torch.tensor([1, 1, 1]), {0: torch.tensor([0, 0, 1])})
-    # global: only the dog right. Client 0's own model: cats right -> 100; client 1 (a dog) by the global model -> 100
+    # global: only the dog right. Client 0's own model: cats right -> 100; client 1 (a dog) has none: the global -> 100
     got = score(predictions, federation(split([0, 0, 1])))
     assert got["global_accuracy"] == pytest.approx(100 / 3)
-    assert got["worst_client_accuracy"] == pytest.approx(100)
+    assert (got["worst_client_accuracy"], got["mean_client_accuracy"]) == (0, 50)
+    assert (got["personal_worst_client_accuracy"], got["personal_mean_client_accuracy"]) == (100, 100)
+    alone = score(Predictions(torch.tensor([1, 1, 1])), federation(split([0, 0, 1])))
+    assert {name: value for name, value in got.items() if "personal" not in name} == alone
+
+
+def test_without_a_global_model_only_personal_numbers_are_given():
+    predictions = Predictions(None, {0: torch.tensor([0, 1, 1]), 1: torch.tensor([0, 0, 0])})
+    got = score(predictions, federation(split([0, 0, 1])))
+    assert got == {"personal_mean_client_accuracy": 25.0, "personal_worst_client_accuracy": 0.0}
+    with pytest.raises(FedbenchError, match="client 1 has no predictions"):
+        score(Predictions(None, {0: torch.tensor([0, 1, 1])}), federation(split([0, 0, 1])))
 
 
 def test_validation_accuracy_is_the_unweighted_mean_over_domains():
     validation = split([0, 0, 0, 1], [0, 0, 0, 1])
-    assert validation_accuracy(Predictions(torch.tensor([0, 0, 1, 0])), validation) == pytest.approx(100 / 3)
+    assert validation_accuracy(torch.tensor([0, 0, 1, 0]), validation) == pytest.approx(100 / 3)
 
 
 def test_summary_has_last_round_mean_of_ten_oracle_and_selected_round():

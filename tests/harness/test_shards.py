@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedbench import shards as module
-from fedbench.metrics import client_accuracies, per_class_accuracy, percent_right, score
+from fedbench.metrics import client_accuracies, own_accuracies, per_class_accuracy, percent_right, score
 from fedbench.reports import Reports
 from fedbench.scenarios import Scenario, build_federation
 from fedbench.shards import ClassTable, Measured, Shards
@@ -149,21 +149,22 @@ def test_client_accuracies_are_bit_for_bit_those_of_each_client_alone(classes, p
     predicted = torch.where(torch.rand(61, 50, generator=generator) < 0.6, federation.test.labels, draws)
     own = dict(enumerate(predicted[:60])) if personal else {}
     predictions = Predictions(predicted[60], {client: row for client, row in own.items() if client % 3})
-    assert client_accuracies(predictions, federation) == one_by_one(predictions, federation)
+    found = own_accuracies(predictions, federation) if personal else client_accuracies(predicted[60], federation)
+    assert found == one_by_one(predictions, federation)
 
 
 def test_client_accuracies_by_hand_with_own_tests_shared_tests_and_a_client_to_leave_out():
     # tested: cat, dog, owl, owl; right are cat and one owl, so by class 100, 0, 50
     clients = (*CLIENTS, ClientShard(3, torch.tensor([0, 5])), ClientShard(4, torch.tensor([5])))
     # 7 by its own test sample 0; 9 has owls: 50; 3 a cat and a dog: 50; 4 a dog: 0
-    predictions = Predictions(torch.tensor([0, 0, 2, 0]))
-    assert client_accuracies(predictions, hand_made(clients)) == [100, 50, 50, 0]
+    predicted = torch.tensor([0, 0, 2, 0])
+    assert client_accuracies(predicted, hand_made(clients)) == [100, 50, 50, 0]
     # nobody is tested on dogs: 3 is scored by its cat, 4 not at all
     untested = Federation(clients, split(LABELS), split([0, 2, 2]), ("cat", "dog", "owl"))
-    assert client_accuracies(Predictions(torch.tensor([0, 2, 0])), untested) == [100, 50, 100]
+    assert client_accuracies(torch.tensor([0, 2, 0]), untested) == [100, 50, 100]
     # the clients' own models: 7 is wrong on sample 0, 9 right on both owls
     mine = {7: torch.tensor([1, 0, 0, 0]), 9: torch.tensor([1, 0, 2, 2])}
-    assert client_accuracies(Predictions(predictions.labels, mine), hand_made(clients)) == [0, 100, 50, 0]
+    assert own_accuracies(Predictions(predicted, mine), hand_made(clients)) == [0, 100, 50, 0]
 
 
 def test_per_class_accuracy_is_none_for_a_class_without_samples():

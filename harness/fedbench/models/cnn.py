@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbench.errors import FedbenchError
 from fedbench.models.grammar import BackboneName
@@ -96,6 +97,12 @@ def cnn_model(backbone: CnnBackbone, num_classes: int, seed: int) -> tuple[Tenso
         return Outputs(logits, features)
 
     return weights, buffers, forward
+
+
+def batch_norm_names(net: nn.Module, prefix: str = "") -> frozenset[str]:
+    """The names of all weights and buffers of the batch-norm layers in ``net``, by type rather than by name."""
+    layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, _BatchNorm)}
+    return frozenset(f"{prefix}{name}.{tensor}" for name, layer in layers.items() for tensor in layer.state_dict())
 
 
 def as_function(net: nn.Module) -> tuple[Tensors, Tensors, Callable[[Mapping[str, Tensor], Tensor, bool], Any]]:

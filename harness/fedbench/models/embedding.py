@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fedbench.models.clip import ClipBackbone
-from fedbench.models.cnn import as_function, default_generator_from
+from fedbench.models.cnn import as_function, batch_norm_names, default_generator_from
 from fedbench.models.text import chosen_text_encoder
 from fedbench.models.text_tower import TextTower
 from fedbench.types import Model, Outputs
@@ -90,7 +90,8 @@ def embedding_model(setup: ModelSetup, text: Tensor | TextTower, scale: float, s
         assert isinstance(only, nn.Linear)
         nn.init.eye_(only.weight)
         nn.init.zeros_(only.bias)
-    weights, buffers, embed = as_function(nn.Sequential(OrderedDict(body=body, projector=projector)))
+    net = nn.Sequential(OrderedDict(body=body, projector=projector))
+    weights, buffers, embed = as_function(net)
     if isinstance(text, TextTower):
         weights |= text.weights
     else:
@@ -108,4 +109,5 @@ def embedding_model(setup: ModelSetup, text: Tensor | TextTower, scale: float, s
         encoder=encoder,
         transform=transform,
         constants={} if isinstance(text, TextTower) else {"text": text},
+        batch_norm=batch_norm_names(net),
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedbench.errors import FedbenchError
 from fedbench.models import load_backbone
 from fedbench.models.clip import ClipBackbone, full_clip_model
-from fedbench.models.cnn import CnnBackbone, cnn_model
+from fedbench.models.cnn import CnnBackbone, batch_norm_names, cnn_model
 from fedbench.types import LinearHead, Model, Outputs
 
 if TYPE_CHECKING:
@@ -84,7 +84,15 @@ def full_model(setup: ModelSetup) -> Model:
     head = None
     if isinstance(setup.backbone, CnnBackbone):
         weights, buffers, forward = cnn_model(setup.backbone, len(setup.classnames), setup.spec.seed)
-        head = LinearHead()
+        head, norm = LinearHead(), batch_norm_names(setup.backbone.module, "body.")
     else:
         weights, buffers, forward = full_clip_model(setup.backbone, setup.classnames, setup.spec.templates)
-    return Model(weights=weights, buffers=buffers, forward=forward, transform=setup.backbone.transform, head=head)
+        norm = batch_norm_names(setup.backbone.module)
+    return Model(
+        weights=weights,
+        buffers=buffers,
+        forward=forward,
+        transform=setup.backbone.transform,
+        head=head,
+        batch_norm=norm,
+    )

@@ -36,6 +36,7 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     whole_cut = cut = _cut(dataset, scenario, held_out, scenario.partition_seed or 0)
     if scenario.validation:
         cut = _score_on_training_data(cut, scenario.validation, seed)
+    cut, server = _set_aside_for_server(cut, len(dataset.classnames), scenario.server_samples, seed)
     kept = _thin(cut, len(dataset.classnames), scenario, seed)
     whole = len(kept) == len(cut.pool)
     train = cut.pool if whole else cut.pool.select(torch.from_numpy(kept))
@@ -57,6 +58,7 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
         # what is set aside for tuning has no samples of it
         held_out_domain=None if scenario.validation else held_out,
         labels_visible=scenario.labels == "visible",
+        server=server,
         groups=_groups(dataset, _thinned_labels(whole_cut, len(dataset.classnames), scenario, seed), scenario),
     )
 
@@ -108,6 +110,22 @@ def _score_on_training_data(cut: Cut, share: float, seed: int) -> Cut:
     if not len(chosen):
         raise FedbenchError("validation needs a class with two training samples at least; set it to 0.")
     return Cut(cut.pool, np.setdiff1d(cut.train, chosen), cut.pool.select(torch.from_numpy(chosen)), cut.validation)
+
+
+def _set_aside_for_server(cut: Cut, classes: int, samples: int, seed: int) -> tuple[Cut, Split | None]:
+    """``samples`` of every class from the training samples, for the server; the rest stays."""
+    if not samples:
+        return cut, None
+    labels = cut.pool.labels.numpy()[cut.train]
+    fewest = int(np.bincount(labels, minlength=classes).min())
+    if fewest <= samples:
+        raise FedbenchError(
+            f"server_samples={samples} leaves nothing of a class that has {fewest} training samples; set it lower."
+        )
+    rng = numpy_generator(seed, "server-data")
+    chosen = np.sort(np.concatenate([rng.permutation(cut.train[labels == c])[:samples] for c in range(classes)]))
+    rest = np.setdiff1d(cut.train, chosen)
+    return Cut(cut.pool, rest, cut.test, cut.validation), cut.pool.select(torch.from_numpy(chosen))
 
 
 def _thin(cut: Cut, classes: int, scenario: Scenario, seed: int) -> IntArray:

@@ -87,6 +87,16 @@ class Scenario(BaseModel):
         description="share of every class's training samples set aside before classes are thinned, and scored in place "
         "of the test split, which the run then never sees; 0: the test split is scored. What tuning measures on",
     )
+    server_samples: int = Field(
+        default=0,
+        ge=0,
+        le=100_000,
+        description="training samples of every class that the server has and no client, set aside before classes are "
+        "thinned; for methods that need data at the server",
+    )
+    server_labels: Literal["visible", "hidden"] = Field(
+        default="hidden", description="whether the server's own samples have labels"
+    )
     groups: GroupRule = Field(
         default="cumulative_exclusive",
         description="reporting groups of a long tail: cumulative_exclusive (75/95 % of samples, crossing class in the "

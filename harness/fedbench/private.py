@@ -1,0 +1,45 @@
+"""Tensors that never leave a client: which they are, and how they are kept apart from what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from fedbench.assemble import Assembly
+from fedbench.errors import FedbenchError
+from fedbench.spec import RunSpec
+from fedbench.types import Model, Tensors, Update
+
+
+def private_names(assembly: Assembly, model: Model, spec: RunSpec) -> frozenset[str]:
+    """What the methods' hook `private` names; FedbenchError for a name the model has not."""
+    names = frozenset(name for answer in assembly.hooks.private(model=model, spec=spec) for name in answer)
+    unknown = sorted(names - model.weights.keys() - model.buffers.keys())
+    if unknown:
+        raise FedbenchError(
+            f"{assembly.owners['private']} answers the hook private with {unknown[0]!r}, which is neither a weight nor "
+            "a running statistic of the model; name only tensors the model has."
+        )
+    return names
+
+
+def shared(tensors: Tensors, private: Collection[str]) -> Tensors:
+    """``tensors`` without the private ones; itself where nothing is private."""
+    return {name: tensor for name, tensor in tensors.items() if name not in private} if private else tensors
+
+
+def completed(sent: Tensors, own: Tensors, initial: Tensors, private: Collection[str]) -> Tensors:
+    """What a client trains from: what it was ``sent``, in the model's order, with its ``own`` tensors.
+
+    A client that has none of its own yet starts from the model's ``initial`` ones.
+    """
+    if not private:
+        return sent
+    return {name: own.get(name, first) if name in private else sent[name] for name, first in initial.items()}
+
+
+def kept_and_sent(update: Update, private: Collection[str]) -> tuple[Tensors, Update]:
+    """A trained client's private tensors, and the update that leaves it."""
+    everything = {**update.weights, **update.buffers}
+    kept = {name: tensor for name, tensor in everything.items() if name in private}
+    return kept, replace(update, weights=shared(update.weights, private), buffers=shared(update.buffers, private))
