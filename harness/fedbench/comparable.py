@@ -155,7 +155,7 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
         yield Difference("dropping out", "none", scenario["dropout"])
     if labels == "hidden" and fact["scenario"] != "unsupervised":
         yield Difference("labels", "visible", "hidden")
-    if int(scenario["server_samples"]):
+    if int(scenario["server_samples"]) and scenario["server_source"] == "aside":
         yield Difference("samples of the clients", "all", f"{scenario['server_samples']} a class at the server")
     if float(scenario["validation"]):
         yield Difference("scored on", "test", f"{100 * float(scenario['validation']):g} % of the training data")

@@ -119,7 +119,7 @@ class Federation:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Class indices by reporting group: head / mid / tail, or many / medium / few."""
     server: Split | None = None
-    """Samples that the server has and no client; None where the scenario grants none."""
+    """The server's own samples; None where the scenario grants none."""
 
     @property
     def num_classes(self) -> int:

@@ -99,6 +99,7 @@ FIELDS = {
     "dropout": ({"dropout": 0.25}, "dropping out (none, here 0.25)"),
     "validation": ({"validation": 0.2}, "scored on (test, here 20 % of the training data)"),
     "server_samples": ({"server_samples": 9}, "samples of the clients (all, here 9 a class at the server)"),
+    "server_source": ({"server_samples": 9, "server_source": "shared"}, None),
     "server_labels": ({"server_labels": "visible"}, None),
     "groups": ({"groups": "thirds"}, None),  # of the groups' own accuracies, see below
     "partition_seed": ({"partition_seed": 3}, None),

@@ -76,6 +76,17 @@ def test_the_servers_samples_are_as_many_of_each_class_and_no_clients(imbalance)
         assert int(federation.class_counts().max()) == int(counts.min()) - 4
 
 
+def test_shared_samples_leave_the_clients_what_they_have_without_a_server():
+    without = build_federation(tiny_dataset(), Scenario(clients=3), 0)
+    shared = build_federation(tiny_dataset(), Scenario(clients=3, server_samples=4, server_source="shared"), 0)
+    assert torch.equal(shared.shards.indices, without.shards.indices)
+    assert torch.bincount(shared.server.labels).tolist() == [4, 4, 4, 4]
+    scenario = Scenario(clients=3, server_samples=1000, server_source="shared")
+    assert torch.equal(
+        torch.bincount(build_federation(tiny_dataset(), scenario, 0).server.labels), without.class_counts()
+    )
+
+
 def test_another_seed_draws_others_and_none_are_drawn_where_none_are_granted():
     seeds = [build_federation(tiny_dataset(), Scenario(server_samples=4, clients=3), seed).server for seed in (0, 0, 1)]
     images = [split.images.read(torch.arange(16)) for split in seeds]

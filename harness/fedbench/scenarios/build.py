@@ -36,7 +36,7 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     whole_cut = cut = _cut(dataset, scenario, held_out, scenario.partition_seed or 0)
     if scenario.validation:
         cut = _score_on_training_data(cut, scenario.validation, seed)
-    cut, server = _set_aside_for_server(cut, len(dataset.classnames), scenario.server_samples, seed)
+    cut, server = _with_server(cut, len(dataset.classnames), scenario, seed)
     kept = _thin(cut, len(dataset.classnames), scenario, seed)
     whole = len(kept) == len(cut.pool)
     train = cut.pool if whole else cut.pool.select(torch.from_numpy(kept))
@@ -112,19 +112,21 @@ def _score_on_training_data(cut: Cut, share: float, seed: int) -> Cut:
     return Cut(cut.pool, np.setdiff1d(cut.train, chosen), cut.pool.select(torch.from_numpy(chosen)), cut.validation)
 
 
-def _set_aside_for_server(cut: Cut, classes: int, samples: int, seed: int) -> tuple[Cut, Split | None]:
-    """``samples`` of every class from the training samples, for the server; the rest stays."""
+def _with_server(cut: Cut, classes: int, scenario: Scenario, seed: int) -> tuple[Cut, Split | None]:
+    """What is left to deal to clients, and ``server_samples`` of every class of the training samples."""
+    samples = scenario.server_samples
     if not samples:
         return cut, None
     labels = cut.pool.labels.numpy()[cut.train]
     fewest = int(np.bincount(labels, minlength=classes).min())
-    if fewest <= samples:
+    if fewest <= samples and scenario.server_source == "aside":
         raise FedbenchError(
-            f"server_samples={samples} leaves nothing of a class that has {fewest} training samples; set it lower."
+            f"server_samples={samples} leaves nothing of a class that has {fewest} training samples; set it lower, or "
+            "server_source=shared."
         )
     rng = numpy_generator(seed, "server-data")
     chosen = np.sort(np.concatenate([rng.permutation(cut.train[labels == c])[:samples] for c in range(classes)]))
-    rest = np.setdiff1d(cut.train, chosen)
+    rest = cut.train if scenario.server_source == "shared" else np.setdiff1d(cut.train, chosen)
     return Cut(cut.pool, rest, cut.test, cut.validation), cut.pool.select(torch.from_numpy(chosen))
 
 

@@ -91,8 +91,14 @@ class Scenario(BaseModel):
         default=0,
         ge=0,
         le=100_000,
-        description="training samples of every class that the server has and no client, set aside before classes are "
-        "thinned; for methods that need data at the server",
+        description="training samples of every class that the server has, drawn before classes are thinned; for methods "
+        "that need data at the server",
+    )
+    server_source: Literal["aside", "shared"] = Field(
+        default="aside",
+        description="aside: no client has the server's samples; shared: they stay in the clients' pool as well (the "
+        "released Ratio Loss), so that clients train on what they would without a server's samples; a class that has "
+        "fewer gives all",
     )
     server_labels: Literal["visible", "hidden"] = Field(
         default="hidden", description="whether the server's own samples have labels"

@@ -1,0 +1,33 @@
+"""Method files: small, and no two of them say the same thing."""
+
+from itertools import combinations
+from pathlib import Path
+
+import fedbench_methods
+
+FILES = sorted(Path(fedbench_methods.__file__).parent.glob("*.py"))
+BLOCK = 10
+
+
+def blocks(file):
+    """Every run of ten lines with something in them, without their indentation."""
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {tuple(lines[i : i + BLOCK]) for i in range(len(lines) - BLOCK + 1)}
+
+
+def body(file):
+    """The same without what every file begins with: imports."""
+    return {block for block in blocks(file) if not any(line.startswith(("from ", "import ")) for line in block)}
+
+
+def test_no_two_method_files_share_a_block_of_ten_lines():
+    found = {file.name: body(file) for file in FILES}
+    shared = {(a, b): found[a] & found[b] for a, b in combinations(found, 2)}
+    assert {pair: sorted(blocks)[0] for pair, blocks in shared.items() if blocks} == {}
+
+
+def test_the_check_sees_a_block_that_was_copied(tmp_path):
+    source = FILES[1].read_text(encoding="utf-8")
+    for name in ("one.py", "two.py"):
+        (tmp_path / name).write_text(source, encoding="utf-8")
+    assert body(tmp_path / "one.py") & body(tmp_path / "two.py")
