@@ -1,4 +1,7 @@
-"""What a client can say about its classes: the features of its samples, and their mean and count by class."""
+"""What a client can say about its classes: the features of its samples, and their mean and count by class.
+
+Methods that send class means (prototypes) share how these are sent, merged over clients and compared with.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from torch import Tensor
 
 from fedbench.defaults import EVALUATION_BATCH
 from fedbench.errors import FedbenchError
-from fedbench.hookspecs import ClientTask
+from fedbench.hookspecs import ClientTask, EvaluationTask
 from fedbench.types import Tensors
 
 
@@ -30,8 +33,8 @@ def visible_labels(task: ClientTask, method: str) -> Tensor:
 
 
 @torch.no_grad()
-def client_features(task: ClientTask, weights: Tensors, buffers: Tensors) -> Tensor:
-    """Features (n_k, d) of the client's samples under a model: eval mode, not augmented."""
+def client_features(task: ClientTask | EvaluationTask, weights: Tensors, buffers: Tensors) -> Tensor:
+    """Features (n, d) of the task's samples under a model: eval mode, not augmented."""
     tensors = {**weights, **buffers}
     chunks = torch.split(torch.arange(len(task.inputs)), EVALUATION_BATCH)
     return torch.cat([task.model.forward(tensors, task.inputs.read(chunk), False).features for chunk in chunks])
@@ -43,3 +46,39 @@ def class_means(features: Tensor, labels: Tensor) -> ClassMeans:
     sums = features.new_zeros(len(classes), features.shape[1], dtype=torch.float64)
     sums.index_add_(0, which, features.double())
     return ClassMeans(classes, (sums / counts[:, None]).to(features.dtype), counts)
+
+
+def sent_means(task: ClientTask, features: Tensor, method: str) -> Tensors:
+    """What ``method`` sends of a client's ``features`` (n_k, d): the ``means`` (k, d) of the k classes it has.
+
+    They ascend by class; ``holds`` (C,) bool says which classes these are. FedbenchError where labels are hidden.
+    """
+    labels = visible_labels(task, method)
+    assert task.class_counts is not None  # visible as the labels are
+    return {"means": class_means(features, labels).means, "holds": task.class_counts > 0}
+
+
+def spread(rows: Tensor, holds: Tensor) -> Tensor:
+    """``rows`` (k, ...) of the k classes that ``holds`` (C,) bool names, among all: (C, ...), zero for the others."""
+    everywhere = rows.new_zeros(len(holds), *rows.shape[1:])
+    everywhere[holds] = rows
+    return everywhere
+
+
+def mean_over_holders(means: Tensor, weights: Tensor) -> Tensor:
+    """sum_k w_kc m_kc / sum_k w_kc by class c: (C, d) from ``means`` (m, C, d) of m clients and ``weights`` (m, C).
+
+    The weight of a client without the class is 0; a class that nobody has is zero.
+    """
+    total = weights.double().sum(0)
+    shares = torch.where(total > 0, weights / total, 0.0)
+    return (shares[..., None] * means).sum(0).to(means.dtype)
+
+
+def nearest_class(features: Tensor, means: Tensor, allowed: Tensor) -> Tensor:
+    """The class of the nearest of ``means`` (C, d) among those ``allowed`` (C,) bool, for ``features`` (n, d): (n,).
+
+    Nearest in Euclidean distance, which is nearest in mean squared error.
+    """
+    distances = torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.masked_fill(~allowed, torch.inf).argmin(1)

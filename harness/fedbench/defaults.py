@@ -75,6 +75,22 @@ def average(task: AggregationTask) -> Tensors:
     return {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
 
 
+def average_buffers(updates: tuple[Update, ...], weighting: str, received: Tensors) -> Tensors:
+    """Running statistics averaged like the weights; counters (integers) copied from the first client.
+
+    What clients were not sent, they do not return: it stays as it was.
+    """
+    shares = participant_shares(updates, weighting)
+    averaged = {}
+    for name, old in received.items():
+        if any(name not in u.buffers for u in updates):
+            averaged[name] = old
+            continue
+        values = [u.buffers[name] for u in updates]
+        averaged[name] = weighted_mean(values, shares) if old.is_floating_point() else values[0]
+    return averaged
+
+
 def largest_logit(task: EvaluationTask) -> Predictions:
     """argmax over the logits of the global model and, where tensors are private, of the own models asked for."""
     asked = task.clients if task.private else ()

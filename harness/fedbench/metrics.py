@@ -34,10 +34,9 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
     shares. Groups without classes are left out, not zero. All of these are the global model's;
     ``personal_mean_client_accuracy`` and ``personal_worst_client_accuracy`` are of each client's own model.
     """
-    personal = {}
-    if predictions.by_client:
-        own = own_accuracies(predictions, federation)
-        personal = {"personal_mean_client_accuracy": _mean(own), "personal_worst_client_accuracy": min(own)}
+    own = own_accuracies(predictions, federation) if predictions.by_client else []
+    # empty as well where no client holds a class that is tested
+    personal = {"personal_mean_client_accuracy": _mean(own), "personal_worst_client_accuracy": min(own)} if own else {}
     return personal if predictions.labels is None else _global_metrics(predictions.labels, federation) | personal
 
 

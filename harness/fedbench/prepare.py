@@ -20,7 +20,7 @@ from fedbench.metrics import size_in_bytes
 from fedbench.models import load_backbone
 from fedbench.models.feature_cache import encode
 from fedbench.models.inputs import FeatureInputs, ImageInputs, InputSource
-from fedbench.private import private_names
+from fedbench.private import private_names, shared
 from fedbench.scenarios import build_federation
 from fedbench.scenarios.participation import cohort
 from fedbench.spec import RunSpec
@@ -102,6 +102,7 @@ def prepare(
     model = assembly.hooks.build_model(setup=ModelSetup(backbone, dataset.classnames, spec, settings.data_dir))
     model = replace(model, constants=_to(model.constants, device))
     granted = server_data_for(spec, federation, settings.plugin_files)
+    private = private_names(assembly, model, spec)
 
     def features(split: Split, encoder: FrozenEncoder) -> FeatureInputs:
         rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset)
@@ -124,7 +125,7 @@ def prepare(
         num_train=len(federation.shards.indices),
         num_test=len(federation.test),
         trainable_parameters=sum(t.numel() for t in model.weights.values()),
-        round_bytes=size_in_bytes(model.weights, model.buffers),
+        round_bytes=size_in_bytes(shared(model.weights, private), shared(model.buffers, private)),
         classnames=scored.classnames,
         class_counts=tuple(map(tuple, scored.class_table.rows(0, recorded).tolist())),
         groups=scored.groups,
@@ -139,7 +140,6 @@ def prepare(
     if granted and federation.server is not None:
         labels = federation.server.labels.to(device) if granted == "labelled" else None
         server = ServerData(inputs(federation.server), labels)
-    private = private_names(assembly, model, spec)
     return Run(
         spec, assembly, federation, scored, model, info, train, test, validation, side, executor, private, server
     )

@@ -35,7 +35,9 @@ def completed(sent: Tensors, own: Tensors, initial: Tensors, private: Collection
     """
     if not private:
         return sent
-    return {name: own.get(name, first) if name in private else sent[name] for name, first in initial.items()}
+    kept = {name: own.get(name, first) for name, first in initial.items() if name in private}
+    found = {**shared(sent, private), **kept}
+    return {name: found[name] for name in dict.fromkeys((*initial, *sent)) if name in found}
 
 
 def kept_and_sent(update: Update, private: Collection[str]) -> tuple[Tensors, Update]:

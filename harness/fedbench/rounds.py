@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from fedbench.defaults import participant_shares, weighted_mean
+from fedbench.defaults import average_buffers
 from fedbench.errors import FedbenchError
 from fedbench.executors.sequential import joined
 from fedbench.metrics import score, size_in_bytes, validation_accuracy
@@ -68,7 +68,7 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
             server_data=run.server,
         )
         answer = run.assembly.hooks.aggregate(task=task)
-        buffers = _average_buffers(updates, spec.training.weighting, task.buffers)
+        buffers = average_buffers(updates, spec.training.weighting, task.buffers)
         weights, buffers = (answer.weights, answer.buffers) if isinstance(answer, GlobalModel) else (answer, buffers)
         if run.private:
             weights, buffers = {**state.weights, **weights}, {**state.buffers, **buffers}
@@ -95,7 +95,8 @@ def start(run: Run, state: RunState) -> int:
 def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen: Sequence[int]) -> tuple[int, int]:
     """Let clients report without training before round ``number``; bytes sent up and down for it.
 
-    ``asked`` are the round's clients, who receive the model anyway, ``chosen`` those of them who answer.
+    ``asked`` are the round's clients, who receive the model anyway, ``chosen`` those of them who answer: who drops out
+    of the round does not report either.
     """
     who = run.assembly.hooks.survey(round=number, spec=run.spec, state=state.server)
     if who == "nobody":
@@ -103,7 +104,8 @@ def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen:
     if who not in ("cohort", "everyone"):
         owner = run.assembly.owners["survey"].partition(",")[0]
         raise FedbenchError(f"{owner} answers the hook survey with {who!r}; it must be nobody, cohort or everyone.")
-    everyone = range(len(run.federation.clients))
+    silent = set(asked) - set(chosen)
+    everyone = [client for client in range(len(run.federation.clients)) if client not in silent]
     reports, up, down = {}, 0, 0
     for client in chosen if who == "cohort" else everyone:
         sent = broadcast(run, state, client)
@@ -160,7 +162,7 @@ def predict(
         state=state.server,
         client_state=state.clients,
         clients=clients,
-        own={each: _channels_last(own) for each, own in state.own.items()},
+        own=state.own,
         private=run.private,
     )
     return run.assembly.hooks.evaluate(task=task)
@@ -217,7 +219,8 @@ def rounds(
 
 def broadcast(run: Run, state: RunState, client: int, exchange: int = 0) -> Broadcast:
     """What the server sends to ``client`` in the round after ``state``."""
-    task = BroadcastTask(client, state.round + 1, exchange, state.weights, run.spec, state.server)
+    weights = shared(state.weights, run.private)
+    task = BroadcastTask(client, state.round + 1, exchange, weights, run.spec, state.server)
     sent = run.assembly.hooks.broadcast(task=task)
     return replace(sent, weights=_channels_last(sent.weights))
 
@@ -227,13 +230,14 @@ def client_task(run: Run, state: RunState, number: int, exchange: int, client: i
     federation, device = run.federation, run.spec.device
     indices = federation.clients[client].indices
     visible = federation.labels_visible
-    own, initial = state.own.get(client, {}), run.model
+    # private tensors are never aggregated: those of the state are the model's initial ones
+    own = state.own.get(client, {})
     buffers = state.buffers if sent.buffers is None else sent.buffers
     return ClientTask(
         client=client,
         round=number,
-        received=completed(sent.weights, own, initial.weights, run.private),
-        buffers=completed(buffers, own, initial.buffers, run.private),
+        received=_channels_last(completed(sent.weights, own, state.weights, run.private)),
+        buffers=completed(buffers, own, state.buffers, run.private),
         payload={**sent.payload, **sent.held},
         inputs=run.train.select(indices),
         labels=federation.train.labels[indices].to(device) if visible else None,
@@ -245,22 +249,6 @@ def client_task(run: Run, state: RunState, number: int, exchange: int, client: i
         side={name: rows.select(indices) for name, rows in run.side.items()},
         exchange=exchange,
     )
-
-
-def _average_buffers(updates: Sequence[Update], weighting: str, received: Tensors) -> Tensors:
-    """Running statistics averaged like the weights; counters (integers) copied from the first client.
-
-    What clients were not sent, they do not return: it stays as it was.
-    """
-    shares = participant_shares(tuple(updates), weighting)
-    averaged = {}
-    for name, old in received.items():
-        if any(name not in u.buffers for u in updates):
-            averaged[name] = old
-            continue
-        values = [u.buffers[name] for u in updates]
-        averaged[name] = weighted_mean(values, shares) if old.is_floating_point() else values[0]
-    return averaged
 
 
 def _channels_last(tensors: Tensors) -> Tensors:

@@ -64,7 +64,7 @@ class BroadcastTask:
     round: int
     exchange: int
     weights: Tensors
-    """The global weights."""
+    """The global weights, without private ones."""
     spec: RunSpec
     state: Mapping[str, Tensors]
     """The server's tensors, by method name."""
@@ -141,6 +141,14 @@ class LocalStep:
     def outputs(self) -> Outputs:
         """Logits and features of the batch, computed once however many loss terms read them."""
         return self.model.forward({**self.weights, **self.buffers}, self.batch.inputs, True)
+
+    def outputs_with(self, further: Tensors) -> Outputs:
+        """The outputs of a pass that reads ``further`` tensors too (noise, say); from now on they are the `outputs`.
+
+        For a `local_loss` that changes the forward pass: a second one would move running statistics twice.
+        """
+        vars(self)["outputs"] = self.model.forward({**self.weights, **self.buffers, **further}, self.batch.inputs, True)
+        return self.outputs
 
     @property
     def features_are_trained(self) -> bool:

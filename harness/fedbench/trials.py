@@ -63,7 +63,7 @@ class Reports:
         if record.round == 0:
             for objective in self._objectives:
                 objective.check(record.metrics)
-        if "global_accuracy" not in record.metrics:
+        if not set(record.metrics) - {"train_loss"}:
             return
         waiting = self._waiting.setdefault(record.round, [])
         waiting.append(record.metrics)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedbench.hookspecs import LocalStep, hookimpl
 from fedbench.hyper import hyper
+from fedbench.proximal import proximal_term, squared_distance
 from fedbench.types import Tensors
 
 
@@ -33,16 +34,6 @@ class FedProxParams:
     form: Literal["squared", "sqrt"] = hyper(
         "squared", symbol="form", choices=("squared", "sqrt"), source="Eq. 2; sqrt as in the FedCLIP authors' baseline"
     )
-
-
-def squared_distance(weights: Tensors, received: Tensors) -> Tensor:
-    """‖w − wᵗ‖² over the trainable tensors, a scalar."""
-    return torch.stack([(weights[name] - received[name]).square().sum() for name in weights]).sum()
-
-
-def proximal_term(weights: Tensors, received: Tensors, mu: float) -> Tensor:
-    """(μ/2) ‖w − wᵗ‖² (Eq. 2); its gradient is μ (w − wᵗ)."""
-    return 0.5 * mu * squared_distance(weights, received)
 
 
 def unsquared_term(weights: Tensors, received: Tensors, mu: float) -> Tensor:

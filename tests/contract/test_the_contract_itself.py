@@ -126,7 +126,7 @@ def test_check_catches(fault, tmp_path, monkeypatch):
     file.write_text(HEAD + dedent(body).replace("\n", "\n    "))
     original = assemble.find_method
     replacement = lambda name, files=(): original(name, [file] if name == "faulty" else files)  # noqa: E731
-    for module in ("fedbench.assemble", "fedbench.testing", "fedbench.resolve"):
+    for module in ("fedbench.assemble", "fedbench.prepare", "fedbench.testing", "fedbench.resolve"):
         monkeypatch.setattr(f"{module}.find_method", replacement)
     if check is testing.check_resume:
         # the new process is replaced by a second run of this one: what the plugin remembered is gone there too
@@ -135,5 +135,6 @@ def test_check_catches(fault, tmp_path, monkeypatch):
         half = testing.final_state(testing.tiny_run(spec), until=2)
         assert whole != testing.digest(testing.final_state(testing.tiny_run(spec), half))
         return
-    with pytest.raises((AssertionError, assemble.FedbenchError)):
+    with pytest.raises((AssertionError, assemble.FedbenchError)) as caught:
         check("faulty")
+    assert "unknown method" not in str(caught.value)  # the fault is met, not a plugin that was not found

@@ -1,6 +1,7 @@
 """The CNN bodies: images (b, 3, h, w) to features (b, d), each ending where a linear head would start.
 
 None has dropout: a local step is a pure function of its tensors, and dropout would draw from the global generator.
+Each marks where its convolution blocks end (`fedbench.models.blocks`); of residual networks a stage is a block.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedbench.models.blocks import BlockEnd
 from fedbench.models.grammar import BackboneName
 
 
@@ -30,12 +32,13 @@ class ResidualBlock(nn.Module):
         if stride != 1 or channels_in != channels_out:
             self.shortcut.add_module("conv", nn.Conv2d(channels_in, channels_out, 1, stride, bias=False))
             self.shortcut.add_module("bn", nn.BatchNorm2d(channels_out))
+        self.end = BlockEnd(channels_out)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, c, h, w) to (b, c', h/stride, w/stride)."""
         y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
-        return F.relu(y + self.shortcut(x))
+        return self.end(F.relu(y + self.shortcut(x)))  # type: ignore[no-any-return]
 
 
 class ResNet8(nn.Module):
@@ -47,6 +50,7 @@ class ResNet8(nn.Module):
         base = 16 * width
         self.conv1 = nn.Conv2d(3, base, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(base)
+        self.end = BlockEnd(base)
         self.block1 = ResidualBlock(base, base, stride=1)
         self.block2 = ResidualBlock(base, 2 * base, stride=2)
         self.block3 = ResidualBlock(2 * base, 4 * base, stride=2)
@@ -57,7 +61,7 @@ class ResNet8(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, 3, h, w) to (b, 64 width). The mean is the papers' 8x8 pool at 32 px."""
-        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.end(F.relu(self.bn1(self.conv1(x))))
         return self.block3(self.block2(self.block1(x))).mean(dim=(2, 3))  # type: ignore[no-any-return]
 
 
@@ -67,8 +71,8 @@ class ConvNet(nn.Module):
     def __init__(self) -> None:
         """Start from torch's default initialisation."""
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 6, 5)
-        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.conv1, self.end1 = nn.Conv2d(3, 6, 5), BlockEnd(6)
+        self.conv2, self.end2 = nn.Conv2d(6, 16, 5), BlockEnd(16)
         self.fc1 = nn.Linear(16 * 5 * 5, 120)
         self.fc2 = nn.Linear(120, 84)
 
@@ -78,8 +82,8 @@ class ConvNet(nn.Module):
         ReLU behind the pool gives the same bits at a quarter of the values: with the pool left out at 32 px, a training
         step takes 0.93 of the time.
         """
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = self.end1(F.relu(F.max_pool2d(self.conv1(x), 2)))
+        x = self.end2(F.relu(F.max_pool2d(self.conv2(x), 2)))
         x = x if x.shape[-2:] == (5, 5) else F.adaptive_avg_pool2d(x, 5)
         return F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
 
@@ -90,14 +94,14 @@ class FedAvgCnn(nn.Module):
     def __init__(self) -> None:
         """Start from torch's default initialisation."""
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 32, 5, padding=2)
-        self.conv2 = nn.Conv2d(32, 64, 5, padding=2)
+        self.conv1, self.end1 = nn.Conv2d(3, 32, 5, padding=2), BlockEnd(32)
+        self.conv2, self.end2 = nn.Conv2d(32, 64, 5, padding=2), BlockEnd(64)
         self.fc = nn.Linear(64 * 8 * 8, 512)
 
     def forward(self, x: Tensor) -> Tensor:
         """(b, 3, h, w) to (b, 512); the adaptive pool does nothing at 32 px."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = self.end1(F.max_pool2d(F.relu(self.conv1(x)), 2))
+        x = self.end2(F.max_pool2d(F.relu(self.conv2(x)), 2))
         return F.relu(self.fc(F.adaptive_avg_pool2d(x, 8).flatten(1)))
 
 
@@ -119,6 +123,7 @@ class AlexNet(nn.Module):
             layers[f"relu{i}"] = nn.ReLU(inplace=True)
             if i in (1, 2, 5):
                 layers[f"pool{i}"] = nn.MaxPool2d(3, 2)
+            layers[f"end{i}"] = BlockEnd(c_out)
         layers["pool"] = nn.AdaptiveAvgPool2d(6)
         self.features = nn.Sequential(layers)
         self.fc1, self.bn6 = nn.Linear(256 * 6 * 6, 4096), nn.BatchNorm1d(4096)
@@ -143,7 +148,7 @@ def vgg11() -> nn.Module:
         nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
         layers[f"conv{i}"], layers[f"relu{i}"] = convolution, nn.ReLU(inplace=True)
         if i in pooled:
-            layers[f"pool{i}"] = nn.MaxPool2d(2)
+            layers[f"pool{i}"], layers[f"end{i}"] = nn.MaxPool2d(2), BlockEnd(c_out)
     layers["pool"], layers["flatten"] = nn.AdaptiveAvgPool2d(1), nn.Flatten()
     for i in (1, 2):
         layers[f"fc{i}"], layers[f"fc{i}_relu"] = nn.Linear(512, 512), nn.ReLU(inplace=True)
@@ -158,6 +163,10 @@ def torchvision_resnet(depth: int, stem: str) -> nn.Module:
         net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
         net.maxpool = nn.Identity()
+    # inside modules that are there already, so that no parameter changes its name
+    net.maxpool = nn.Sequential(OrderedDict(pool=net.get_submodule("maxpool"), end=BlockEnd(64)))
+    for number, channels in enumerate((64, 128, 256, 512), start=1):
+        net.get_submodule(f"layer{number}").add_module("end", BlockEnd(4 * channels if depth == 50 else channels))
     return net
 
 

@@ -91,8 +91,8 @@ class Scenario(BaseModel):
         default=0,
         ge=0,
         le=100_000,
-        description="training samples of every class that the server has, drawn before classes are thinned; for methods "
-        "that need data at the server",
+        description="training samples of every class that the server has, drawn before classes are thinned; for "
+        "methods that need data at the server",
     )
     server_source: Literal["aside", "shared"] = Field(
         default="aside",

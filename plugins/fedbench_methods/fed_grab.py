@@ -1,0 +1,232 @@
+"""Fed-GraB - Xiao, Chen, Liu, Wang, Feng, Hao, Zhou, Wu, Yang, Liu, "Fed-GraB: Federated Long-tailed Learning with
+Self-Adjusting Gradient Balancer", NeurIPS 2023; arXiv 2310.07587.
+
+Classes are told apart one against the rest, with logits o and y_ij = 1 where sample i is of class j:
+    L = (1/B) Σ_i Σ_j BCE(σ(o_ij), y_ij)
+Self-adjusting gradient balancer (SGB), for every client and every controlled class j; the loss itself has no weights:
+    g_ij = w⁺_j ∂L/∂o_ij where y_ij = 1,   w⁻_j ∂L/∂o_ij elsewhere,   backpropagated in place of ∂L/∂o
+    D_j = Σ over all batches so far (Σ_{y=1} |g_ij| − Σ_{y=0} |g_ij|),   e = −D_j
+    u ← u + Kp (e − e₁) + Ki e + Kd (e − 2 e₁ + e₂),   e₁ and e₂ the errors of the last two batches
+    w⁺_j = h(u),  w⁻_j = h(−u),  h(x) = (10/9) / (1/9 + e^{−x/2}):  from 0 to 10, h(0) = 1
+Direct prior analyser (DPA), at the server after every aggregation (FedAvg's): lengths of the rows of the global head,
+z-scored, shifted to minimum 0, divided by their sum; the mean of that over the rounds, sorted, is the estimated class
+share. Largest first, the classes that begin at 95 % of the sum or later are the tail, and these are controlled.
+
+Answers: start, broadcast, local_loss, aggregate. Stacks with methods that add loss terms. Sends a flag a class down. A
+client keeps D, u and the last errors from one participation to its next; they move at every step, so clients train one
+after another. DPA needs a linear head. Meant for networks whose logits start near zero.
+Left open / contradicted. The paper's equations were not at hand, these are the released code's. In its main script
+  - the classifier is in no optimiser and stays random: here it is trained, with the balanced gradient;
+  - DPA is not called, all classes are controlled: DPA is half of the method as the abstract describes it, so it is the
+    default, and `controlled=all` the script's way. No class is controlled before the first aggregation;
+  - a gate that no text mentions exempts controlled classes (weight 1, not counted in D), visited in index order, with
+    probability 0.1^{i/(m−1)}, i being those exempted so far of m: class 0 always. Off; `gate=0.1` has it;
+  - averages take client sizes in a random order: here a client's own;
+  - the bound of 100 on u has no effect: here it has, `clamp=0` is without.
+D of an uncontrolled class goes on, its u and errors wait, as there. D may grow without end, and with it Ki's part of
+u: `reset=round` begins every participation with a new controller. That code has lr 0.03, momentum 0.5, batch size 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+
+from fedbench.defaults import average
+from fedbench.errors import FedbenchError
+from fedbench.federated_features import required_head
+from fedbench.hookspecs import AggregationTask, BroadcastTask, LocalStep, StartTask, hookimpl
+from fedbench.hyper import hyper
+from fedbench.randomness import torch_generator
+from fedbench.types import Broadcast, LabelledBatch, Tensors
+
+TAIL_FROM = 0.95
+"""The share of all samples, by DPA's estimate, that larger classes have together before the tail begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedGraBParams:
+    """Hyper-parameters of Fed-GraB."""
+
+    kp: float = hyper(10.0, symbol="Kp", low=1.0, high=100.0, log=True, off=0.0, source="released code")
+    ki: float = hyper(0.01, symbol="Ki", low=1e-3, high=0.1, log=True, off=0.0, source="released code")
+    kd: float = hyper(0.1, symbol="Kd", low=0.01, high=1.0, log=True, off=0.0, source="released code")
+    clamp: float = hyper(
+        100.0,
+        symbol="max u",
+        low=10.0,
+        high=100.0,
+        off=0.0,
+        search=False,
+        source="released code, where it has no effect",
+    )
+    controlled: Literal["tail", "all"] = hyper(
+        "tail", symbol="DPA", choices=("tail", "all"), source="the paper's abstract; all: released main script"
+    )
+    gate: float = hyper(
+        0.0, symbol="gate", low=0.01, high=1.0, off=0.0, search=False, source="released code 0.1; not described"
+    )
+    reset: Literal["never", "round"] = hyper(
+        "never", symbol="D = u = 0", choices=("never", "round"), source="released code; round is against wind-up"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Controller:
+    """What a client keeps of every class, (C,) each: D, u, e₁ and e₂."""
+
+    balance: Tensor
+    output: Tensor
+    error: Tensor
+    earlier: Tensor
+
+
+def weight_of(output: Tensor) -> Tensor:
+    """h(x) = (10/9) / (1/9 + e^{−x/2}), as 10 / (1 + 9 e^{−x/2}), which is exactly 1 at x = 0."""
+    return 10 / (1 + 9 * torch.exp(-output / 2))
+
+
+def controller_moved(state: Controller, controlled: Tensor, params: FedGraBParams) -> Controller:
+    """The controller after it has seen D, where ``controlled`` (C,) bool; elsewhere, and D itself, unchanged."""
+    now = -state.balance
+    change = params.kp * (now - state.error) + params.ki * now + params.kd * (now - 2 * state.error + state.earlier)
+    output = state.output + change
+    if params.clamp:
+        output = output.clamp(-params.clamp, params.clamp)
+    moved = zip((output, now, state.error), (state.output, state.error, state.earlier), strict=True)
+    return Controller(state.balance, *(torch.where(controlled, new, old) for new, old in moved))
+
+
+def gradient_weights(output: Tensor, targets: Tensor, balanced: Tensor) -> Tensor:
+    """w⁺_j or w⁻_j for every sample and class, (batch, C), by ``targets`` y (batch, C); 1 where not ``balanced``."""
+    weights = torch.where(targets > 0, weight_of(output), weight_of(-output))
+    return torch.where(balanced, weights, 1.0)
+
+
+def one_versus_rest(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """L = (1/B) Σ_i Σ_j BCE(σ(o_ij), y_ij), each term times ``weights`` (batch, C) where given."""
+    return binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / len(logits)
+
+
+def balanced_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """L without weights in value, and with ``weights`` times ∂L/∂o as its gradient; all (batch, C)."""
+    # weights are constants: what multiplies a term multiplies its gradient
+    weighted = one_versus_rest(logits, targets, weights)
+    return one_versus_rest(logits, targets).detach() + (weighted - weighted.detach())
+
+
+def batch_balance(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Σ_{y=1} |g_ij| − Σ_{y=0} |g_ij| of a batch, (C,); g is negative on positives and positive on negatives."""
+    return -(weights * (logits.detach().sigmoid() - targets)).sum(dim=0) / len(logits)
+
+
+def exempted(controlled: Sequence[bool], ratio: float, draws: Sequence[float]) -> list[bool]:
+    """The gate: of m ``controlled`` classes in index order one is exempt where its draw is below ratio^{i/(m−1)}, i
+    being how many already are. The first always is.
+    """
+    last, exempt = max(sum(controlled) - 1, 1), list[bool]()
+    for is_controlled, draw in zip(controlled, draws, strict=True):
+        exempt.append(is_controlled and draw < ratio ** (sum(exempt) / last))
+    return exempt
+
+
+def estimated_shares(weight: Tensor) -> Tensor:
+    """DPA: class shares (C,) float64 from the head ``weight`` (C, d); all alike where the rows have one length.
+
+    A z-score's mean and deviation drop out of (x − min) / Σ (x − min).
+    """
+    lengths = vector_norm(weight.double(), dim=1)
+    above = lengths - lengths.min()
+    return above / above.sum() if above.sum() > 0 else torch.full_like(above, 1 / len(above))
+
+
+def tail_classes(shares: Tensor) -> Tensor:
+    """Which classes begin at 95 % of the ``shares`` (C,) or later, with the largest first: (C,) bool."""
+    order = torch.argsort(shares, descending=True, stable=True)
+    largest_first = shares[order] / shares.sum()
+    before = largest_first.cumsum(0) - largest_first
+    return torch.zeros_like(shares, dtype=torch.bool).index_put((order,), before >= TAIL_FROM)
+
+
+class FedGraB:
+    """One-versus-rest training whose gradients a controller balances class by class."""
+
+    name: ClassVar[str] = "fed-grab"
+    citation: ClassVar[str] = "Xiao et al., Fed-GraB: Self-Adjusting Gradient Balancer, NeurIPS 2023"
+    Params: ClassVar[type] = FedGraBParams
+    recipe: ClassVar[Mapping[str, object]] = {}
+
+    def __init__(self, params: FedGraBParams) -> None:
+        self.params = params
+
+    @hookimpl
+    def start(self, task: StartTask) -> None:
+        """No round is analysed and, with DPA, no class controlled; nothing is sent."""
+        if self.params.controlled == "all":
+            return
+        weight = task.model.weights[required_head(task.model, self.name).weight]
+        zeros = weight.new_zeros(len(weight))
+        task.state[self.name] = {"shares": zeros.double(), "rounds": zeros[:1], "controlled": zeros.bool()}
+
+    @hookimpl
+    def broadcast(self, task: BroadcastTask) -> Broadcast:
+        """The global weights and, with DPA, which classes are controlled."""
+        if self.params.controlled == "all":
+            return Broadcast(task.weights)
+        return Broadcast(task.weights, {"controlled": task.state[self.name]["controlled"]})
+
+    @hookimpl
+    def local_loss(self, step: LocalStep) -> Tensor:
+        """L with the balanced gradient; the client's controller moves. Raises FedbenchError without labels."""
+        if not isinstance(step.batch, LabelledBatch):
+            raise FedbenchError("fed-grab needs labels for its one-versus-rest loss; set scenario.labels=visible.")
+        logits = step.outputs.logits.float()
+        targets = one_hot(step.batch.labels, logits.shape[1]).to(logits)
+        everything = torch.ones_like(targets[0], dtype=torch.bool)
+        controlled = everything if self.params.controlled == "all" else step.task.payload["controlled"]
+        state = controller_moved(self._kept(step, targets[0]), controlled, self.params)
+        exempt = self._exempt(step, controlled)
+        weights = gradient_weights(state.output, targets, controlled & ~exempt)
+        counted = torch.where(exempt, 0.0, batch_balance(logits, targets, weights))
+        step.task.state[self.name] = {
+            "balance": state.balance + counted,
+            "output": state.output,
+            "error": state.error,
+            "earlier": state.earlier,
+        }
+        return balanced_loss(logits, targets, weights)
+
+    def _kept(self, step: LocalStep, like: Tensor) -> Controller:
+        """The client's controller before this step: all zero at first."""
+        kept = step.task.state.get(self.name)
+        if kept is None or (step.number == 0 and self.params.reset == "round"):
+            zeros = torch.zeros_like(like)
+            return Controller(zeros, zeros, zeros, zeros)
+        return Controller(kept["balance"], kept["output"], kept["error"], kept["earlier"])
+
+    def _exempt(self, step: LocalStep, controlled: Tensor) -> Tensor:
+        """Which classes the gate exempts from this batch, (C,) bool; none where it is off."""
+        if not self.params.gate:
+            return torch.zeros_like(controlled)
+        task = step.task
+        keys = (task.round, task.client, task.exchange, step.number)
+        draws = torch.rand(len(controlled), generator=torch_generator(task.spec.seed, "gradient-gate", *keys))
+        exempt = exempted(controlled.tolist(), self.params.gate, draws.tolist())
+        return torch.tensor(exempt, device=controlled.device)
+
+    @hookimpl
+    def aggregate(self, task: AggregationTask) -> Tensors:
+        """The mean weighted by samples; with DPA, the tail by the lengths of the head's rows up to this round."""
+        weights = average(task)
+        if self.params.controlled == "tail":
+            kept, head = task.state[self.name], required_head(task.model, self.name)
+            rounds = kept["rounds"] + 1
+            shares = kept["shares"] + (estimated_shares(weights[head.weight]) - kept["shares"]) / rounds
+            task.state[self.name] = {"shares": shares, "rounds": rounds, "controlled": tail_classes(shares)}
+        return weights

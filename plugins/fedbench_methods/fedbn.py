@@ -1,0 +1,77 @@
+"""FedBN - Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+ICLR 2021; arXiv 2102.07623.
+
+Every client keeps its batch-norm layers, the scale and shift that it trains as well as the running mean and variance;
+all the rest ψ is averaged:
+    ψ^{t+1} = Σ_k p_k ψ_k,     (γ_k, β_k, μ_k, σ²_k) stay with client k
+Client k is evaluated with ψ and its own layers, on its own data: the columns `personal_...`. One that has not taken
+part has the initial layers.
+
+Answers: private, evaluate. Stacks with methods that change the loss or the server's mean of what is left. Batch-norm is
+found by type, not by name: the released code looks for "bn" in the names, which misses the layers inside a torchvision
+ResNet's shortcuts. Without batch-norm (`convnet`, a head on CLIP) nothing is private, and it is FedAvg bit for bit:
+choose a backbone that has some, `resnet8` for one.
+The paper has no global model. The columns of one global model need a rule, which is this harness's and not the paper's:
+ψ with the unweighted mean of the layers of all clients that have taken part; before any has, the initial ones.
+The released code averages with weights 1/N (`weighting=uniform`); here that is the run's, as for FedAvg. Its plain SGD
+at lr 0.01 and its truncated training sets are those of its comparison, so there is no recipe.
+Cost: FedAvg's, less the batch-norm entries each way, which are kept once a client and saved with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.defaults import largest_logit, predicted_classes, weighted_mean
+from fedbench.hookspecs import EvaluationTask, hookimpl
+from fedbench.spec import RunSpec
+from fedbench.types import Model, Predictions, Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBnParams:
+    """FedBN has no hyper-parameter of its own."""
+
+
+def mean_layers(own: Mapping[int, Tensors]) -> Tensors:
+    """The unweighted mean of the clients' private tensors by name; counters (integers) are the first client's."""
+    clients = [own[client] for client in sorted(own)]
+    shares = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
+
+    def mean(name: str, first: Tensor) -> Tensor:
+        return weighted_mean([each[name] for each in clients], shares) if first.is_floating_point() else first
+
+    return {name: mean(name, first) for name, first in clients[0].items()}
+
+
+class FedBN:
+    """Keeps batch-norm with the clients."""
+
+    name: ClassVar[str] = "fedbn"
+    citation: ClassVar[str] = "Li et al., FedBN: FL on Non-IID Features via Local Batch Normalization, ICLR 2021"
+    Params: ClassVar[type] = FedBnParams
+    recipe: ClassVar[Mapping[str, object]] = {}
+
+    def __init__(self, params: FedBnParams) -> None:
+        self.params = params
+
+    @hookimpl
+    def private(self, model: Model, spec: RunSpec) -> Collection[str]:
+        """All weights and running statistics of batch-norm layers."""
+        return model.batch_norm
+
+    @hookimpl
+    def evaluate(self, task: EvaluationTask) -> Predictions:
+        """Each client's own model; for the global columns, the shared rest with the mean of the clients' layers."""
+        if task.client is not None or not task.own:
+            return largest_logit(task)
+        mean = mean_layers(task.own)
+        weights = {name: mean.get(name, tensor) for name, tensor in task.weights.items()}
+        buffers = {name: mean.get(name, tensor) for name, tensor in task.buffers.items()}
+        own = {client: predicted_classes(task, *task.own_model(client)) for client in task.clients}
+        return Predictions(predicted_classes(task, weights, buffers), own)

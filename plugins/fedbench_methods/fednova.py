@@ -1,0 +1,136 @@
+"""FedNova - Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+Optimization", NeurIPS 2020.
+
+Clients that take more local steps must not weigh more. With x − y_k = η Σ_s a_{k,s} g_{k,s} the change of client k and
+a_k = ‖a_{k,·}‖₁ the weight of all its gradients in it,
+    d_k = (x − y_k) / (η a_k),    τ_eff = Σ_k p_k a_k,    x ← x − η τ_eff Σ_k p_k d_k
+    plain SGD: a_k = τ_k;    momentum ρ: a_k = [τ_k − ρ (1 − ρ^τ_k) / (1 − ρ)] / (1 − ρ)
+    proximal term (μ/2) ‖w − x‖², ρ = 0: a_k = [1 − (1 − η μ)^τ_k] / (η μ)
+    server momentum:  u ← gmf u + (step above) / η,    x ← x − η u
+η is the round's own rate, also where it decays, and a_k follows from the steps taken, the last short batch included
+(`fedbench.local_steps`). Equal a_k make it FedAvg bit for bit, whatever the p_k.
+
+Answers: start (refuses what it is not defined for), loss_terms (μ > 0), after_training (sends a_k), aggregate. Stacks
+with any method that replaces neither local_train nor aggregate. What other methods add to the loss, a proximal term
+too, is part of g and leaves a_k alone; to take the pull into a_k use this method's own μ. Only SGD, since another
+optimiser's change is no sum of gradients; μ > 0 needs one learning rate for all weights. Running statistics are
+averaged by the harness: τ_eff / a_k > 1 would extrapolate a variance below zero, as some implementations do.
+Left open / contradicted: with μ > 0 the released code takes τ_eff = Σ p_k τ_k, the raw steps: `tau_eff=steps`; default
+the equations', which keep the step as long as FedAvg's. It also adds the proximal gradient after the momentum; here it
+is part of the loss and passes through it, so for μ and ρ together a_k is worked out for that. A client's change is
+sent as its weights, from which the server has d_k. One released baseline also adds an untrained correction (nova_ccvr)
+to the gradients: left out.
+Cost: four bytes a client more (eight with tau_eff=steps), with gmf one copy of the weights on the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.defaults import participant_shares, weighted_mean
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import AggregationTask, ClientTask, LocalStep, StartTask, hookimpl
+from fedbench.hyper import hyper
+from fedbench.local_steps import gradient_weight, local_steps, rates_by_name, require_sgd
+from fedbench.proximal import proximal_term
+from fedbench.types import Tensors, Update
+
+WEIGHT, STEPS = "fednova.a", "fednova.tau"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedNovaParams:
+    """Hyper-parameters of FedNova."""
+
+    gmf: float = hyper(
+        0.0, symbol="gmf", low=0.1, high=0.99, off=0.0, search=(0.1, 0.95), source="released code: 0; also 0.5, 0.9"
+    )
+    mu: float = hyper(0.0, symbol="μ", low=1e-4, high=1.0, log=True, off=0.0, source="released code: 0, no such term")
+    tau_eff: Literal["weights", "steps"] = hyper(
+        "weights",
+        symbol="τ_eff",
+        choices=("weights", "steps"),
+        needs="mu",
+        source="weights: Σ p_k a_k; steps: Σ p_k τ_k, the released code where μ > 0",
+    )
+
+
+def mean_over_clients(values: Tensor, shares: Tensor) -> Tensor:
+    """Σ p_k v_k of (m,) float64, a scalar; equal values come back bit for bit."""
+    return values[0] + (shares * (values - values[0])).sum()
+
+
+def normalised_shares(shares: Tensor, weight: Tensor, tau_eff: Tensor) -> Tensor:
+    """How x and the y_k enter the new x, (1 + m,), from p and a (m,) and τ_eff, all float64; they sum to one.
+
+    x − τ_eff Σ p_k (x − y_k) / a_k, sorted by x and y_k. Exactly (0, p) where a_k = τ_eff for all k.
+    """
+    ratio = tau_eff / weight
+    return torch.cat([(shares * (1 - ratio)).sum()[None], shares * ratio])
+
+
+class FedNova:
+    """Normalises each client's change by its local progress."""
+
+    name: ClassVar[str] = "fednova"
+    citation: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
+    Params: ClassVar[type] = FedNovaParams
+    recipe: ClassVar[Mapping[str, object]] = {}
+
+    def __init__(self, params: FedNovaParams) -> None:
+        self.params = params
+
+    @hookimpl
+    def start(self, task: StartTask) -> None:
+        """Nothing; FedbenchError for another optimiser than SGD, and for μ > 0 with several learning rates."""
+        require_sgd(task.spec.training, self.name)
+        if self.params.mu and len(set(rates_by_name(task.spec.training, task.model, 1).values())) > 1:
+            raise FedbenchError(
+                "fednova.mu above 0 needs one learning rate for all weights, and this model has several; set "
+                "fednova.mu=0, or stack fedprox for the proximal term."
+            )
+
+    @hookimpl
+    def loss_terms(self, step: LocalStep) -> Tensor | None:
+        """The proximal term of the variant with μ > 0."""
+        return proximal_term(step.weights, step.received, self.params.mu) if self.params.mu else None
+
+    @hookimpl
+    def after_training(self, task: ClientTask, update: Update) -> Tensors:
+        """a_k, a scalar; with tau_eff=steps also τ_k."""
+        training, steps = task.training, local_steps(task)
+        rate = next(iter(rates_by_name(training, task.model, task.round).values()))
+        sent = {WEIGHT: torch.tensor(gradient_weight(steps, training.momentum, rate * self.params.mu))}
+        return {**sent, STEPS: torch.tensor(float(steps))} if self._counts_steps else sent
+
+    @hookimpl
+    def aggregate(self, task: AggregationTask) -> Tensors:
+        """The normalised step, with server momentum where gmf > 0."""
+        shares = participant_shares(task.updates, task.spec.training.weighting)
+        weight = torch.tensor([float(u.payload[WEIGHT]) for u in task.updates], dtype=torch.float64)
+        counted = torch.tensor([float(u.payload[STEPS]) for u in task.updates]) if self._counts_steps else weight
+        parts = normalised_shares(shares, weight, mean_over_clients(counted.double(), shares))
+        stepped = {
+            name: weighted_mean([x, *(u.weights[name] for u in task.updates)], parts)
+            for name, x in task.weights.items()
+        }
+        return self._with_momentum(task, stepped) if self.params.gmf else stepped
+
+    def _with_momentum(self, task: AggregationTask, stepped: Tensors) -> Tensors:
+        """x − η u, from where x would be without the momentum; u is kept."""
+        gmf, before = self.params.gmf, task.state.get(self.name, {})
+        rates = rates_by_name(task.spec.training, task.model, task.round)
+        task.state[self.name] = {
+            name: gmf * before.get(name, torch.zeros_like(x)) + (x - stepped[name]) / rates[name]
+            for name, x in task.weights.items()
+        }
+        return {name: x - rates[name] * task.state[self.name][name] for name, x in task.weights.items()}
+
+    @property
+    def _counts_steps(self) -> bool:
+        return self.params.tau_eff == "steps" and self.params.mu > 0

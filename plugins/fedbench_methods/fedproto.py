@@ -1,0 +1,177 @@
+"""FedProto - Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
+Clients", AAAI 2022; arXiv 2105.00243.
+
+Only class prototypes travel, no weights. h(x) ∈ R^d are the features of a sample, N_j the clients that hold class j:
+    C_j^k = mean of h(x) over the samples of class j of client k              (client prototype)
+    P_j = (1/|N_j|) Σ_{k ∈ N_j} C_j^k                                         (global prototype)
+    L = CE + λ L_R,   L_R = mean over batch and coordinates of (h(x) − P_y)²
+Client k predicts by the nearest P_j among its own classes, or by its own classifier: the columns `personal_...`.
+
+Answers: private, broadcast, loss_terms, after_training, aggregate, evaluate. Stacks with methods that change the model
+or the loss. There is no global model, hence no global columns, unless `aggregate_weights`: then the weights are
+averaged as well, and the global model is evaluated by its classifier, as the comparisons of the FedGLCL paper need it;
+with λ = 0 that is FedAvg. Without, λ = 0 is training alone. Features must be trained: frozen ones (CLIP with tune=head)
+are refused, as their prototypes never change.
+Paper against released code, and what was left open: the paper's mean has 1/|N_j| and the shares n_kj / N_j, which
+together shrink P_j by |N_j|; the code takes the plain mean (default), `mean=samples` the one weighted by n_kj. The code
+adds up prototypes during the last epoch, from weights that still move and batch statistics (`prototypes=running`); the
+definition is the mean under the trained model, in eval mode (default). Its accuracies are running averages, since the
+counters are not set to zero between clients: here each client is scored alone. In round 1 there are no prototypes, and
+no L_R; a sample whose class has none adds zero. All clients of the paper take part in every round; where some do not,
+a class that nobody of the round holds keeps its P_j. A client that never took part predicts with its initial model
+among all classes that have a prototype. The code's momentum .5 and batches of 4 are of its comparison: no recipe. Its
+λ is 1 on MNIST and FEMNIST, 0.1 on CIFAR-10; L_R is a mean over coordinates, so that a sum would have λ/d.
+Cost: k d floats and C mask bytes up for the k classes a client has, C d floats and the mask down; each client's whole
+model is kept and saved with the run; one pass over the client's data for its prototypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.class_statistics import client_features, mean_over_holders, nearest_class, sent_means, spread
+from fedbench.defaults import average, largest_logit, predicted_classes
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, hookimpl
+from fedbench.hyper import hyper
+from fedbench.spec import RunSpec
+from fedbench.types import Broadcast, LabelledBatch, Model, Predictions, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProtoParams:
+    """Hyper-parameters of FedProto."""
+
+    lam: float = hyper(
+        1.0, symbol="λ", low=0.01, high=10.0, log=True, neutral=0.0, source="released code: 1, on CIFAR-10 0.1"
+    )
+    mean: Literal["clients", "samples"] = hyper(
+        "clients", symbol="P_j", choices=("clients", "samples"), source="clients: released code; samples: n_kj / N_j"
+    )
+    prototypes: Literal["recomputed", "running"] = hyper(
+        "recomputed",
+        symbol="C_j^k",
+        choices=("recomputed", "running"),
+        source="recomputed: its definition, after training; running: released code, during the last epoch",
+    )
+    evaluation: Literal["prototype", "classifier"] = hyper(
+        "prototype",
+        symbol="ŷ",
+        choices=("prototype", "classifier"),
+        when={"aggregate_weights": (False,)},
+        source="both in the released code, of the client's own model",
+    )
+    aggregate_weights: bool = hyper(
+        False, symbol="w", choices=(False, True), neutral=True, source="True: comparisons in the FedGLCL paper"
+    )
+
+
+def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """L_R: mean of (h − P_y)² over the batch and its coordinates, a scalar; zero for a class that is not known.
+
+    ``features`` (b, d), ``labels`` (b,), ``prototypes`` (C, d), ``known`` (C,) bool.
+    """
+    away = (features - prototypes[labels]) * known[labels][:, None]
+    return away.square().mean()
+
+
+class FedProto:
+    """Clients train whole models of their own, tied by the mean features of each class."""
+
+    name: ClassVar[str] = "fedproto"
+    citation: ClassVar[str] = "Tan et al., FedProto: Federated Prototype Learning, AAAI 2022"
+    Params: ClassVar[type] = FedProtoParams
+    recipe: ClassVar[Mapping[str, object]] = {}
+
+    def __init__(self, params: FedProtoParams) -> None:
+        self.params = params
+
+    @hookimpl
+    def private(self, model: Model, spec: RunSpec) -> Collection[str]:
+        """The whole model, unless weights are averaged too."""
+        return () if self.params.aggregate_weights else (*model.weights, *model.buffers)
+
+    @hookimpl
+    def broadcast(self, task: BroadcastTask) -> Broadcast:
+        """The global prototypes P (C, d) and which classes have one; nothing before the first are made."""
+        return Broadcast(task.weights, dict(task.state.get(self.name, {})))
+
+    @hookimpl
+    def loss_terms(self, step: LocalStep) -> Tensor | None:
+        """λ L_R; nothing in round 1. Raises FedbenchError without labels, or where features are frozen."""
+        if not isinstance(step.batch, LabelledBatch):
+            raise FedbenchError("fedproto needs labels to know a sample's prototype; set scenario.labels=visible.")
+        if self.params.prototypes == "running":
+            self._keep_features(step)
+        if not self.params.lam:
+            return None
+        if not step.features_are_trained:
+            raise FedbenchError(
+                "fedproto moves features, and those of this model are frozen; choose a backbone that is trained "
+                "(a CNN, or tune=full), or stack it with a method that trains a projector (fedglcl+fedproto)."
+            )
+        sent = step.task.payload
+        if "prototypes" not in sent:
+            return None
+        distance = prototype_distance(step.outputs.features, step.batch.labels, sent["prototypes"], sent["known"])
+        return self.params.lam * distance
+
+    def _keep_features(self, step: LocalStep) -> None:
+        """Note the batch's features (b, d) by sample: every epoch overwrites all, so that the last epoch's are left."""
+        kept, found = step.task.state.setdefault(self.name, {}), step.outputs.features.detach()
+        if "features" not in kept:
+            kept["features"] = found.new_zeros(len(step.task.inputs), found.shape[1])
+        kept["features"][step.batch.index.to(found.device)] = found
+
+    @hookimpl
+    def after_training(self, task: ClientTask, update: Update) -> Tensors:
+        """The client's prototypes C^k, of which it remembers the classes; counts too where P is weighted by them."""
+        if self.params.prototypes == "running":
+            features = task.state[self.name]["features"]
+        else:
+            features = client_features(task, update.weights, update.buffers)
+        sent = sent_means(task, features, self.name)
+        task.state[self.name] = {"holds": sent["holds"]}
+        if self.params.mean == "samples" and task.class_counts is not None:
+            sent["counts"] = task.class_counts
+        return sent
+
+    @hookimpl
+    def aggregate(self, task: AggregationTask) -> Tensors:
+        """P (C, d), the mean over the round's clients that hold a class; the mean of the weights that are sent."""
+        sent = [update.payload for update in task.updates]
+        weights = torch.stack([each["counts" if self.params.mean == "samples" else "holds"] for each in sent])
+        prototypes = mean_over_holders(torch.stack([spread(each["means"], each["holds"]) for each in sent]), weights)
+        known = (weights > 0).any(0)
+        before = task.state.get(self.name)
+        if before is not None:
+            prototypes = torch.where(known[:, None], prototypes, before["prototypes"])
+            known = known | before["known"]
+        task.state[self.name] = {"prototypes": prototypes, "known": known}
+        return average(task)
+
+    @hookimpl
+    def evaluate(self, task: EvaluationTask) -> Predictions:
+        """Each client by its own model; no global model unless weights are averaged."""
+        if self.params.aggregate_weights:
+            return largest_logit(task)
+        if task.client is not None:
+            return Predictions(self._predicted(task, task.client, task.weights, task.buffers))
+        own = {client: self._predicted(task, client, *task.own_model(client)) for client in task.clients}
+        return Predictions(None, own)
+
+    def _predicted(self, task: EvaluationTask, client: int, weights: Tensors, buffers: Tensors) -> Tensor:
+        """Classes (n,) by a client's model: the nearest P_j of its own classes, or the classifier's."""
+        if self.params.evaluation == "classifier":
+            return predicted_classes(task, weights, buffers)
+        if self.name not in task.state:
+            raise FedbenchError("fedproto has no prototypes to predict by before round 1; set rounds to 1 or more.")
+        held = task.state[self.name]
+        own = task.client_state.get(client, {}).get(self.name, {}).get("holds", held["known"])
+        features = client_features(task, weights, buffers)
+        return nearest_class(features, held["prototypes"], own).cpu()

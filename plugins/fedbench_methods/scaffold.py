@@ -1,0 +1,146 @@
+"""SCAFFOLD - Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for Federated
+Learning", ICML 2020 (Algorithm 1).
+
+Controls c of the server and c_k of every client estimate the gradients of all and of its own data, zero at first:
+    y ← y − η (g_k(y) − c_k + c), K steps from x                                                     (client)
+    Option I:  c_k⁺ = ∇f_k(x), over all its data;    Option II:  c_k⁺ = c_k − c + (x − y_k) / (η K)
+    x ← x + (η_g / m) Σ_{k∈S} (y_k − x),    c ← c + (1/N) Σ_{k∈S} (c_k⁺ − c_k)                        (server)
+N counts all clients, m the cohort: so c stays the mean of all c_k, whoever takes part.
+
+The correction c − c_k is the gradient of ⟨w − x, c − c_k⟩, which is added to the loss: zero where a round begins. So it
+passes through the momentum ρ, and Option II divides by η a(K) instead of η K, a(K) the weight of all gradients in the
+change (`fedbench.local_steps`; K itself without momentum, 4.1 times K at K = 10 and ρ = 0.9).
+
+Answers: start (refuses other optimisers than SGD), broadcast (c), loss_terms, after_training (keeps c_k⁺, sends its
+change), aggregate. Stacks with methods that change the local loss or the model only; what they add is part of g_k, and
+so is weight decay, in both options.
+Left open / contradicted: Option II is the default, as in released code; `option=I` costs one pass over the data a
+round, after training (stacked with `moon` it contrasts with the model just trained). The paper averages the y_k without
+weights; some released code weights them by samples: `weighting`. Some starts the controls with a random network's
+weights, once divided by m, corrects running statistics too, or adds the correction after an optimiser step with
+momentum while dividing by η K: none of it here. Running statistics are averaged by the harness, with the run's own
+weighting. η_g = 1 in released code.
+Cost: c down and a control up, as large as the weights each: twice FedAvg's bytes both ways, without the running
+statistics. One copy of the weights for every client that took part, kept and saved with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.defaults import participant_shares, weighted_mean
+from fedbench.hookspecs import AggregationTask, BroadcastTask, ClientTask, LocalStep, StartTask, hookimpl
+from fedbench.hyper import hyper
+from fedbench.local_steps import gradient_weight, local_steps, rates_by_name, require_sgd
+from fedbench.training import batch_at, batch_table, step_loss
+from fedbench.types import Broadcast, Tensors, Update
+
+CONTROL = "control/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaffoldParams:
+    """Hyper-parameters of SCAFFOLD."""
+
+    server_lr: float = hyper(
+        1.0, symbol="η_g", low=0.01, high=10.0, log=True, search=(0.1, 1.0), source="Alg. 1; released code 1"
+    )
+    option: Literal["II", "I"] = hyper("II", symbol="option", choices=("II", "I"), source="Alg. 1, line 12")
+    weighting: Literal["uniform", "samples"] = hyper(
+        "uniform", symbol="1/m", choices=("uniform", "samples"), source="uniform: Alg. 1; samples: released code"
+    )
+
+
+def correction(server: Tensors, own: Tensors) -> Tensors:
+    """c − c_k by name; a client that has no control yet has zero."""
+    return {name: c - own[name] if name in own else c for name, c in server.items()}
+
+
+def correction_term(weights: Tensors, received: Tensors, correction: Tensors) -> Tensor:
+    """⟨w − x, c − c_k⟩ over the tensors of ``correction``, a scalar whose gradient in w is c − c_k."""
+    return torch.stack([((weights[name] - received[name]) * value).sum() for name, value in correction.items()]).sum()
+
+
+def control_of_change(received: Tensor, trained: Tensor, correction: Tensor, length: float) -> Tensor:
+    """c_k⁺ = (x − y_k) / length − (c − c_k) (Option II), all of one shape; ``length`` is η a(K)."""
+    return (received - trained) / length - correction
+
+
+def full_gradient(task: ClientTask) -> Tensors:
+    """The gradient of the client's loss at x over all its data, weight decay and every loss term included, by name."""
+    weights = {name: value.detach().clone().requires_grad_() for name, value in task.received.items()}
+    total = {name: task.training.weight_decay * value for name, value in task.received.items()}
+    noise, count = task.generator("augmentation of the control"), len(task.inputs)
+    for index in batch_table(count, 1, task.training.batch_size, task.generator("batches of the control")):
+        # the pass must not count as training: running statistics are thrown away
+        buffers = {name: value.clone() for name, value in task.buffers.items()}
+        loss = step_loss(LocalStep(weights, buffers, batch_at(task, index, noise), task, 0))
+        gradients = torch.autograd.grad(loss * (len(index) / count), list(weights.values()), allow_unused=True)
+        total |= {n: total[n] + g for n, g in zip(weights, gradients, strict=True) if g is not None}
+    return total
+
+
+class SCAFFOLD:
+    """Corrects every local step by the difference of two controls."""
+
+    name: ClassVar[str] = "scaffold"
+    citation: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
+    Params: ClassVar[type] = ScaffoldParams
+    recipe: ClassVar[Mapping[str, object]] = {}
+
+    def __init__(self, params: ScaffoldParams) -> None:
+        self.params = params
+
+    @hookimpl
+    def start(self, task: StartTask) -> None:
+        """c = 0, of the weights only. Raises FedbenchError for another optimiser than SGD."""
+        require_sgd(task.spec.training, self.name)
+        task.state[self.name] = {name: torch.zeros_like(x) for name, x in task.model.weights.items()}
+
+    @hookimpl
+    def broadcast(self, task: BroadcastTask) -> Broadcast:
+        """The global weights and c."""
+        control = task.state[self.name]
+        return Broadcast(task.weights, {CONTROL + name: control[name] for name in task.weights if name in control})
+
+    @hookimpl
+    def loss_terms(self, step: LocalStep) -> Tensor:
+        """⟨w − x, c − c_k⟩."""
+        return correction_term(step.weights, step.received, self._correction(step.task))
+
+    @hookimpl
+    def after_training(self, task: ClientTask, update: Update) -> Tensors:
+        """Keep c_k⁺ and send c_k⁺ − c_k, both as large as c."""
+        drift = self._correction(task)
+        if self.params.option == "I":
+            # the gradient at x of this method's own term, which is no part of f_k, is the correction
+            gradient = full_gradient(task)
+            control = {name: gradient[name] - value for name, value in drift.items()}
+        else:
+            rates = rates_by_name(task.training, task.model, task.round)
+            weight = gradient_weight(local_steps(task), task.training.momentum)
+            control = {
+                name: control_of_change(task.received[name], update.weights[name], value, rates[name] * weight)
+                for name, value in drift.items()
+            }
+        before = task.state.get(self.name, {})
+        task.state[self.name] = control
+        return {CONTROL + name: new - before[name] if name in before else new for name, new in control.items()}
+
+    @hookimpl
+    def aggregate(self, task: AggregationTask) -> Tensors:
+        """x and c of Algorithm 1: x by the mean over the cohort, c by the sum over N."""
+        control, shares = task.state[self.name], participant_shares(task.updates, self.params.weighting)
+        changes = {name: sum(u.payload[CONTROL + name] for u in task.updates) for name in task.weights}
+        task.state[self.name] = {name: control[name] + change / task.num_clients for name, change in changes.items()}
+        means = {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
+        return {name: torch.lerp(x, means[name], self.params.server_lr) for name, x in task.weights.items()}
+
+    def _correction(self, task: ClientTask) -> Tensors:
+        control = {n.removeprefix(CONTROL): c for n, c in task.payload.items() if n.startswith(CONTROL)}
+        return correction(control, task.state.get(self.name, {}))
