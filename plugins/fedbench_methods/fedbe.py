@@ -1,0 +1,217 @@
+"""FedBE - Chen, Chao, "FedBE: Making Bayesian Model Ensemble Applicable to Federated Learning", ICLR 2021; arXiv
+2009.01974.
+
+The server takes the clients' models for draws from a distribution over global models, draws M more, and distils the
+mean prediction of FedAvg's model w̄, the samples and the clients' own models back into w̄, on samples without labels:
+    gaussian (released code), by tensor, u_k = (w_k − wᵗ) / ‖w_k − wᵗ‖ with plain mean ū and variance v over clients:
+        w = wᵗ + ρ mean_k‖w_k − wᵗ‖ (ū + s √max(v, floor) ε),  ε ~ N(0, I)
+    gaussian_paper:  w ~ N(w̄, diag Σ_k p_k (w_k − w̄)²),  p_k = n_k / Σ_j n_j
+    dirichlet:  w = Σ_k γ_k w_k,  γ ~ Dir(a, ..., a)
+    q̄ = mean over teachers of softmax(o),   q_c ∝ q̄_c^{1/T} (sharpened),   L = (1/b) Σ_i KL(q_i ‖ softmax(o_s,i))
+by SGD, the weights averaged along the way (SWA); the average is the next global model.
+
+Answers: aggregate. Stacks with methods that change what clients do and keep no tensor private. Requires server_data.
+Left open / contradicted: the code's v is at least 1e-5, which for a large tensor is more than v itself and makes the
+draw isotropic noise: here the floor is 0, `variance_floor` sets it. Its loss is the mean over classes as well, C times
+smaller (`reduction=mean`), its budget 20 epochs on 10,000 samples, 1560 steps, averaged every 25 from step 500 on: here
+it is 100 steps of the loss above, averaged over the same part of them. Its option for the server's learning rate is not
+read, and it does not run as released. A client whose tensor did not move has no direction in it and is left out
+there. Samples have w̄'s running statistics, since drawn variances may be negative; those of the average are taken anew
+from the server's samples. With steps = 0 it is FedAvg. w̄ weighs each participant by its own n_k (the code's weights
+are by position, right at full participation only).
+Cost: M + S + 1 forward passes over the server's samples for S participants, and `steps` steps a round: 1.0 s of a core
+for convnet, S = 8 and 200 samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.defaults import participant_shares, weighted_mean
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import AggregationTask, hookimpl
+from fedbench.hyper import hyper
+from fedbench.models.inputs import InputSource
+from fedbench.randomness import numpy_generator, torch_generator
+from fedbench.server_training import (
+    Course,
+    client_models,
+    divergence_gradient,
+    ensemble,
+    granted,
+    mean_model,
+    server_batches,
+    trained_copy,
+)
+from fedbench.types import GlobalModel, Tensors
+
+TeacherMix = Literal["gaussian", "gaussian_paper", "dirichlet"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBeParams:
+    """Hyper-parameters of FedBE."""
+
+    samples: int = hyper(10, symbol="M", low=0, high=100, search=(5, 20), source="paper and released code")
+    teacher_mix: TeacherMix = hyper(
+        "gaussian",
+        symbol="p(w|D)",
+        choices=("gaussian", "gaussian_paper", "dirichlet"),
+        source="gaussian: released code; gaussian_paper, dirichlet: paper",
+    )
+    var_scale: float = hyper(
+        0.1,
+        symbol="s",
+        low=0.0,
+        high=10.0,
+        search=(0.01, 1.0),
+        when={"teacher_mix": ("gaussian",)},
+        source="released code",
+    )
+    variance_floor: float = hyper(0.0, symbol="floor", low=0.0, high=1.0, search=False, source="released code 1e-5")
+    step_length: float = hyper(1.0, symbol="ρ", low=0.1, high=10.0, log=True, search=False, source="released code")
+    concentration: float = hyper(
+        1.0,
+        symbol="a",
+        low=0.01,
+        high=100.0,
+        log=True,
+        when={"teacher_mix": ("dirichlet",)},
+        source="released code; every client's",
+    )
+    use_mean: bool = hyper(True, symbol="w̄", choices=(True, False), source="whether w̄ teaches; paper: yes")
+    use_clients: bool = hyper(True, symbol="w_k", choices=(True, False), source="whether the w_k teach; use_client")
+    sharpening: float = hyper(0.5, symbol="T", low=0.25, high=1.0, needs="steps", source="released code: squares")
+    steps: int = hyper(
+        100,
+        symbol="N",
+        low=1,
+        high=10_000,
+        log=True,
+        neutral=0,
+        search=False,
+        source="released code 20 epochs, 1560 steps",
+    )
+    lr: float = hyper(
+        1e-3, symbol="η_s", low=1e-5, high=0.1, log=True, search=(1e-4, 1e-2), needs="steps", source="released code"
+    )
+    momentum: float = hyper(0.9, symbol="ρ_s", low=0.0, high=0.99, search=False, source="released code")
+    weight_decay: float = hyper(1e-5, symbol="λ_s", low=0.0, high=0.1, search=False, source="released code")
+    batch_size: int = hyper(128, symbol="b", low=2, high=4096, log=True, search=False, source="released code")
+    reduction: Literal["batch", "mean"] = hyper(
+        "batch", symbol="L", choices=("batch", "mean"), source="batch: a divergence; mean: by C as well, released code"
+    )
+    swa_start: float = hyper(
+        0.32, symbol="SWA", low=0.0, high=1.0, search=False, source="part of the steps; released 500 of 1560; 1: off"
+    )
+    swa_every: int = hyper(2, symbol="SWA freq", low=1, high=1000, search=False, source="released 25, of 1560 steps")
+
+
+def unit_gaussian(clients: list[Tensor], received: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ū, v (like ``received``) and the mean norm, of the clients' moves in one tensor; zeros where nobody moved."""
+    moves = [move for move in (client - received for client in clients) if move.any()]
+    if not moves:
+        return torch.zeros_like(received), torch.zeros_like(received), received.new_zeros(())
+    norms = torch.stack([torch.linalg.vector_norm(move) for move in moves])
+    units = torch.stack([move / norm for move, norm in zip(moves, norms, strict=True)])
+    return units.mean(dim=0), units.var(dim=0, correction=0), norms.mean()
+
+
+def weighted_gaussian(clients: list[Tensor], shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of one tensor over the clients, by their ``shares`` (m,), which sum to one."""
+    mean = weighted_mean(clients, shares)
+    return mean, weighted_mean([(client - mean) ** 2 for client in clients], shares)
+
+
+def sharpened(probabilities: Tensor, temperature: float) -> Tensor:
+    """q_c ∝ q̄_c^{1/T}, rows of (n, C)."""
+    powers = probabilities ** (1 / temperature)
+    return powers / powers.sum(dim=1, keepdim=True)
+
+
+def draw_models(task: AggregationTask, params: FedBeParams) -> Iterator[Tensors]:
+    """The M sampled models' weights, one after another."""
+    # in the order of names, which noise is drawn in: that of a run which was resumed is another
+    clients = {name: [u.weights[name] for u in task.updates] for name in sorted(task.weights)}
+    generator = torch_generator(task.spec.seed, "sampled-models", task.round, task.exchange)
+
+    def noise(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator).to(like)
+
+    if params.teacher_mix == "dirichlet":
+        rng = numpy_generator(task.spec.seed, "sampled-models", task.round, task.exchange)
+        for gamma in rng.dirichlet([params.concentration] * len(task.updates), params.samples):
+            yield {name: weighted_mean(values, torch.from_numpy(gamma)) for name, values in clients.items()}
+        return
+    if params.teacher_mix == "gaussian_paper":
+        shares = participant_shares(task.updates, "samples")
+        fitted = {name: weighted_gaussian(values, shares) for name, values in clients.items()}
+        for _ in range(params.samples):
+            yield {name: mean + variance.sqrt() * noise(mean) for name, (mean, variance) in fitted.items()}
+        return
+    units = {name: unit_gaussian(values, task.weights[name]) for name, values in clients.items()}
+    for _ in range(params.samples):
+        yield {
+            name: task.weights[name]
+            + params.step_length
+            * norm
+            * (mean + params.var_scale * variance.clamp(min=params.variance_floor).sqrt() * noise(mean))
+            for name, (mean, variance, norm) in units.items()
+        }
+
+
+class FedBE:
+    """Distils a Bayesian ensemble of sampled and real models into FedAvg's."""
+
+    name: ClassVar[str] = "fedbe"
+    citation: ClassVar[str] = "Chen and Chao, FedBE: Bayesian Model Ensemble for Federated Learning, ICLR 2021"
+    Params: ClassVar[type] = FedBeParams
+    recipe: ClassVar[Mapping[str, object]] = {}
+    requires: ClassVar[frozenset[str]] = frozenset({"server_data"})
+
+    def __init__(self, params: FedBeParams) -> None:
+        if not (params.samples or params.use_mean or params.use_clients):
+            raise FedbenchError("fedbe has no teacher; set samples above 0, use_mean or use_clients.")
+        self.params = params
+
+    def teachers(self, task: AggregationTask, mean: GlobalModel) -> Iterator[GlobalModel]:
+        """FedAvg's model, the samples with its running statistics, and the clients' models."""
+        if self.params.use_mean:
+            yield mean
+        for weights in draw_models(task, self.params):
+            yield GlobalModel(weights, mean.buffers)
+        if self.params.use_clients:
+            yield from client_models(task)
+
+    def targets(self, task: AggregationTask, inputs: InputSource, mean: GlobalModel) -> Tensor:
+        """q (n, C): the sharpened mean prediction of all teachers for each of the server's n samples."""
+        soft = partial(torch.softmax, dim=1)
+        return sharpened(ensemble(task.model, self.teachers(task, mean), inputs, soft), self.params.sharpening)
+
+    @hookimpl
+    def aggregate(self, task: AggregationTask) -> GlobalModel:
+        """FedAvg's model after `steps` of distillation: the average of the weights on the way."""
+        params, inputs = self.params, granted(task, self.name).inputs
+        start = mean_model(task, task.spec.training.weighting)
+        targets = self.targets(task, inputs, start)
+        generator = torch_generator(task.spec.seed, "distillation", task.round, task.exchange)
+        course = Course(
+            server_batches(len(inputs), params.batch_size, params.steps, generator),
+            lambda weights: torch.optim.SGD(
+                weights.values(), lr=params.lr, momentum=params.momentum, weight_decay=params.weight_decay
+            ),
+            averaged_from=max(1, round(params.swa_start * params.steps)) if params.swa_start < 1 else None,
+            averaged_every=params.swa_every,
+        )
+        divisor = targets.shape[1] if params.reduction == "mean" else 1
+
+        def gradient(logits: Tensor, index: Tensor) -> Tensor:
+            return divergence_gradient(logits, targets[index]) / divisor
+
+        return trained_copy(task.model, start, inputs, gradient, course)

@@ -1,0 +1,262 @@
+"""RUCR - Huang, Liu, Ye, Chen, Du, "Federated Learning with Long-Tailed Data via Representation Unification and
+Classifier Rectification", IEEE TIFS 2024.
+
+Before a round the cohort reports n_ck and the mean feature μ_ck of each class under the received model:
+    P_c = Σ_k n_ck μ_ck / Σ_k n_ck,   π_c = Σ_k n_ck / Σ_k n_k   over the cohort
+    s_c = cos(z, P_c) / t, 0 for a class that the client does not own;   s_y ← s_y + a log π_y, for the label only
+    L = CE(o, y) + λ CE(s, y),   o the model's logits
+The server averages as FedAvg does. In the last `rectify_rounds` + 1 rounds every client reports, and
+    P̂_c = Σ_k n_ck μ_ck/|μ_ck| / Σ_k n_ck over all clients, not brought to unit length
+    v = l P̂_c + (1 - l) z̃/|z̃|, l ~ U(left, right) to 2 decimals, z̃ a feature of the client's own, of any class
+each client of the cohort trains its updated head on m such v of every class c, labelled c; the heads are averaged by
+n_k. The global model with this head is what is evaluated from then on; clients train from FedAvg's weights.
+
+Answers: start, survey, report, reported, broadcast, loss_terms, after_training, aggregate, evaluate. Stacks with
+methods that change the local loss only. With loss_weight=0 and rectify_rounds=0 it is FedAvg bit for bit.
+The published equations were not at hand: this follows the released code, which exists twice. The original scripts have
+a cosine head of scale 30, the cleaned code a plain linear one. Here the head is the model's own, linear one
+(`Model.head`), its fixed scale s included. Virtual features have at most unit length, as what a head on CLIP reads has;
+features of a CNN are longer, so its rectified head is trained at another length than it is used at, as in the cleaned
+code, whose `left` is the default. Both codes take means and z̃ in train mode, on batch statistics; here it is
+eval mode, since means under batch statistics depend on how samples are batched. It reports the best round on the test
+set, of 150. z̃ are drawn without replacement; where a client has fewer than m samples they start over (the code fails).
+Guards: a class nobody reports has P_c = 0, cosine 0 and no prior, and gets no virtual features.
+On frozen features the term moves nothing and is refused: set loss_weight=0 and have the rectification alone.
+Fine-tuning after the last round is by the base loss alone: no prototypes are sent for it.
+Cost: two forward passes of all clients' samples at most, one before a round and one to rectify; C d + C numbers up and
+down a round, in the last rounds also from all clients, with a model down to each. Privacy: exact class counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.class_statistics import class_means, client_features, mean_over_holders, spread, visible_labels
+from fedbench.defaults import average, largest_logit, participant_shares, weighted_mean
+from fedbench.errors import FedbenchError
+from fedbench.federated_features import largest_logit_with_head, required_head, retrained
+from fedbench.hookspecs import (
+    AggregationTask,
+    BroadcastTask,
+    ClientTask,
+    EvaluationTask,
+    LocalStep,
+    ReportedTask,
+    StartTask,
+    hookimpl,
+)
+from fedbench.hyper import hyper
+from fedbench.models.embedding import unit
+from fedbench.spec import RunSpec
+from fedbench.types import Broadcast, LabelledBatch, Predictions, Tensors, Update
+
+SENT_DOWN = ("prototypes", "prior", "directions")
+"""What the server keeps of a survey until the round ends, and sends to the cohort."""
+HEAD = ("head.weight", "head.bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RUCRParams:
+    """Hyper-parameters of RUCR; defaults are those of CIFAR-10 at an imbalance of 100."""
+
+    loss_weight: float = hyper(
+        0.15, symbol="λ", low=0.01, high=2.0, log=True, neutral=0.0, source="code, C10 IF100; 0.05 to 1 elsewhere"
+    )
+    temperature: float = hyper(0.9, symbol="t", low=0.05, high=1.0, log=True, needs="loss_weight", source="code 0.9")
+    prior_weight: float = hyper(
+        1.0, symbol="a", low=0.0, high=10.0, search=False, needs="loss_weight", source="code's `times`, 1"
+    )
+    rectify_rounds: int = hyper(
+        20, symbol="crt_ep", low=1, high=1000, neutral=0, search=False, source="code 20, its last 21 rounds; 0: none"
+    )
+    virtual_features: int = hyper(
+        100, symbol="m", low=1, high=1000, log=True, search=False, needs="rectify_rounds", source="a class; code 100"
+    )
+    left: float = hyper(
+        0.35,
+        symbol="left",
+        low=0.0,
+        high=1.0,
+        search=(0.0, 0.6),
+        needs="rectify_rounds",
+        source="code with the linear head, C10 IF100; with the cosine head 0.1",
+    )
+    right: float = hyper(
+        0.95, symbol="right", low=0.0, high=1.0, search=(0.8, 1.0), needs="rectify_rounds", source="code 0.95"
+    )
+    rectify_epochs: int = hyper(
+        50, symbol="local_bal_ep", low=1, high=1000, search=False, needs="rectify_rounds", source="code 50"
+    )
+    lr_head: float = hyper(
+        0.01, symbol="lr_cls", low=1e-3, high=0.1, log=True, needs="rectify_rounds", source="code 0.01"
+    )
+    batch_size: int = hyper(
+        256, symbol="crt_batch_size", low=1, high=10000, search=False, needs="rectify_rounds", source="code 256"
+    )
+
+
+def merged(reports: Collection[Tensors], *, unit_length: bool = False) -> Tensor:
+    """P over the clients of ``reports``, (C, d): means by class weighted by counts; of μ/|μ| with ``unit_length``.
+
+    Each has "means" (k, d) of the k classes the client owns and "counts" (C,). A class that nobody owns is zero.
+    """
+    counts = torch.stack([report["counts"] for report in reports])
+    means = torch.stack([spread(report["means"], report["counts"] > 0) for report in reports])
+    return mean_over_holders(unit(means) if unit_length else means, counts)
+
+
+def unification_loss(
+    features: Tensor, labels: Tensor, prototypes: Tensor, log_prior: Tensor, owned: Tensor, temperature: float
+) -> Tensor:
+    """CE(s, y), the mean over the batch: ``features`` z (b, d), ``labels`` (b,), ``prototypes`` P (C, d), a log π (C,),
+    ``owned`` (C,) bool.
+    """
+    similarity = (unit(features) @ unit(prototypes).T) / temperature * owned
+    is_label = labels[:, None] == torch.arange(len(prototypes), device=labels.device)
+    scores = similarity + is_label * log_prior
+    return -torch.log_softmax(scores, dim=1).gather(1, labels[:, None]).mean()
+
+
+def scaled_log(prior: Tensor, weight: float) -> Tensor:
+    """a log π (C,); 0 where π is 0, which no label of the cohort has."""
+    return weight * torch.where(prior > 0, prior, torch.ones_like(prior)).log()
+
+
+def virtual_features(
+    directions: Tensor, features: Tensor, count: int, left: float, right: float, generator: torch.Generator
+) -> Tensor:
+    """v = l P̂_c + (1 - l) z̃/|z̃|, (k, m, d), for ``directions`` P̂ (k, d) and the client's ``features`` (n, d)."""
+    kinds, device = len(directions), features.device
+    # without replacement, and over again where a client has fewer than m samples
+    turns = torch.arange(count) % len(features)
+    picks = torch.stack([torch.randperm(len(features), generator=generator)[turns] for _ in range(kinds)])
+    shares = torch.rand(kinds, count, 1, generator=generator, dtype=torch.float64)
+    shares = torch.round(left + (right - left) * shares, decimals=2).float().to(device)
+    return shares * directions[:, None, :] + (1 - shares) * unit(features)[picks.to(device)]
+
+
+class RUCR:
+    """Pulls features towards prototypes that the cohort shares, and rectifies the head in the last rounds."""
+
+    name: ClassVar[str] = "rucr"
+    citation: ClassVar[str] = "Huang et al., Representation Unification and Classifier Rectification, IEEE TIFS 2024"
+    Params: ClassVar[type] = RUCRParams
+    recipe: ClassVar[Mapping[str, object]] = {}
+
+    def __init__(self, params: RUCRParams) -> None:
+        self.params = params
+        if params.left > params.right:
+            raise FedbenchError(f"rucr.left={params.left:g} is above rucr.right={params.right:g}; lower left.")
+
+    def _rectifies(self, round: int, spec: RunSpec) -> bool:
+        tail, last = self.params.rectify_rounds, spec.training.rounds
+        return tail > 0 and last - tail <= round <= last
+
+    @hookimpl
+    def start(self, task: StartTask) -> None:
+        """Refuse a model without linear head now, not in the last rounds."""
+        if self.params.rectify_rounds:
+            required_head(task.model, self.name)
+
+    @hookimpl
+    def survey(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> str:
+        """The cohort before every round, everyone in the last ones."""
+        if self._rectifies(round, spec):
+            return "everyone"
+        return "cohort" if self.params.loss_weight and round <= spec.training.rounds else "nobody"
+
+    @hookimpl
+    def report(self, task: ClientTask) -> Tensors:
+        """Mean feature of each class the client owns, and its counts."""
+        labels = visible_labels(task, self.name)
+        features = client_features(task, task.received, task.buffers)
+        assert task.class_counts is not None  # known where labels are visible
+        return {"means": class_means(features, labels).means, "counts": task.class_counts}
+
+    @hookimpl
+    def reported(self, task: ReportedTask) -> None:
+        """P and π over the cohort, P̂ over everyone."""
+        made: Tensors = {}
+        cohort = [task.reports[client] for client in task.cohort]
+        if self.params.loss_weight and cohort:
+            counts = torch.stack([report["counts"] for report in cohort]).sum(dim=0)
+            made = {"prototypes": merged(cohort), "prior": counts / counts.sum()}
+        if self._rectifies(task.round, task.spec):
+            made["directions"] = merged(task.reports.values(), unit_length=True)
+        task.state[self.name] = made
+
+    @hookimpl
+    def broadcast(self, task: BroadcastTask) -> Broadcast:
+        """The global weights and what the survey of this round gave."""
+        kept = task.state.get(self.name, {})
+        return Broadcast(task.weights, {name: kept[name] for name in SENT_DOWN if name in kept})
+
+    @hookimpl
+    def loss_terms(self, step: LocalStep) -> Tensor | None:
+        """λ CE(s, y). FedbenchError for features that are frozen."""
+        params, payload = self.params, step.task.payload
+        if not params.loss_weight or "prototypes" not in payload:
+            return None
+        if not step.features_are_trained:
+            raise FedbenchError(
+                "rucr's local term moves features, and those of this model are frozen; choose a backbone that is "
+                "trained (a CNN, or tune=full), or set loss_weight=0, which leaves the rectified head."
+            )
+        assert isinstance(step.batch, LabelledBatch) and step.task.class_counts is not None  # the survey saw labels
+        log_prior = scaled_log(payload["prior"], params.prior_weight)
+        owned = step.task.class_counts > 0
+        return params.loss_weight * unification_loss(
+            step.outputs.features, step.batch.labels, payload["prototypes"], log_prior, owned, params.temperature
+        )
+
+    @hookimpl
+    def after_training(self, task: ClientTask, update: Update) -> Tensors | None:
+        """In the last rounds the updated head, trained on virtual features of every class."""
+        if "directions" not in task.payload:
+            return None
+        params, head = self.params, required_head(task.model, self.name)
+        generator = task.generator("virtual-features")
+        features = client_features(task, task.received, task.buffers)
+        directions = task.payload["directions"]
+        [classes] = torch.nonzero(directions.any(dim=1), as_tuple=True)
+        made = virtual_features(
+            directions[classes], features, params.virtual_features, params.left, params.right, generator
+        )
+        weight, bias = retrained(
+            head.scale * made,
+            update.weights[head.weight],
+            update.weights[head.bias],
+            head.scale,
+            params.rectify_epochs,
+            params.lr_head,
+            generator,
+            classes=classes,
+            batch_size=params.batch_size,
+        )
+        return dict(zip(HEAD, (weight, bias), strict=True))
+
+    @hookimpl
+    def aggregate(self, task: AggregationTask) -> Tensors:
+        """FedAvg's mean; rectified heads are averaged by n_k as well, beside it."""
+        kept = dict(task.state.get(self.name, {}))
+        if all(name in update.payload for update in task.updates for name in HEAD):
+            shares = participant_shares(task.updates, task.spec.training.weighting)
+            kept |= {name: weighted_mean([u.payload[name] for u in task.updates], shares) for name in HEAD}
+        if task.exchange == task.exchanges - 1:
+            # of this round's model: the next survey is not sent them
+            kept = {name: tensor for name, tensor in kept.items() if name not in SENT_DOWN}
+        task.state[self.name] = kept
+        return average(task)
+
+    @hookimpl
+    def evaluate(self, task: EvaluationTask) -> Predictions:
+        """The largest logit with the rectified head, once there is one; a fine-tuned model keeps its own."""
+        kept = task.state.get(self.name, {})
+        if HEAD[0] not in kept or task.client is not None:
+            return largest_logit(task)
+        return largest_logit_with_head(task, kept["head.weight"], kept["head.bias"])

@@ -1,0 +1,177 @@
+"""FedDF: Lin et al., NeurIPS 2020."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import kl_div, log_softmax
+
+from fedbench.errors import FedbenchError
+from fedbench.models.inputs import FeatureInputs
+from fedbench.spec import RunSpec, Training
+from fedbench.tasks import AggregationTask, ServerData
+from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.types import Model, Outputs, Update
+from fedbench_methods.feddf import FedDF, FedDfParams, soften, student_gradient
+
+POINT = torch.tensor([[1.0, 0.0]])
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Random weights of these tests are the same in every order of the tests."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def hidden_layer(tensors, inputs, training):
+    return Outputs(torch.relu(inputs @ tensors["u"]) @ tensors["w"], inputs)
+
+
+def linear(tensors, inputs, training):
+    return Outputs(inputs @ tensors["w"], inputs)
+
+
+def fusion(clients, inputs=POINT, forward=linear, sizes=None, weighting="samples"):
+    """An aggregation of ``clients``' weights, one sample each unless ``sizes``, with ``inputs`` at the server."""
+    updates = tuple(
+        Update(k, w, {}, n) for k, (w, n) in enumerate(zip(clients, sizes or [1] * len(clients), strict=True))
+    )
+    model = Model(weights=clients[0], forward=forward)
+    spec = RunSpec(method="feddf", training=Training(weighting=weighting))
+    return AggregationTask(
+        1, clients[0], {}, updates, model, spec, {}, server_data=ServerData(FeatureInputs(inputs), None)
+    )
+
+
+def head(*logits):
+    """Weights that answer ``POINT`` with these logits."""
+    return {"w": torch.tensor([logits, [0.0] * len(logits)])}
+
+
+def targets(task, **params):
+    return FedDF(FedDfParams(**params)).targets(task, task.server_data.inputs)
+
+
+def with_params(spec, **params):
+    return spec.model_copy(update={"params": {"feddf": {**spec.params["feddf"], **params}}})
+
+
+def test_mean_logits_of_opposite_teachers_are_an_even_target():
+    assert targets(fusion([head(2.0, 0.0), head(0.0, 2.0)]))[0].tolist() == [0.5, 0.5]
+
+
+def test_schemes_differ_where_one_teacher_is_surer():
+    task = fusion([head(4.0, 0.0), head(0.0, 2.0)])
+    # softmax((2, 1)) = .731059; (softmax(4, 0) + softmax(0, 2)) / 2 = (.982014 + .119203) / 2
+    assert targets(task)[0, 0].item() == pytest.approx(0.731059, abs=1e-6)
+    for scheme in ("avg_probs", "avg_losses"):
+        assert targets(task, scheme=scheme)[0, 0].item() == pytest.approx(0.550608, abs=1e-6)
+    # at T = 2: softmax((1, .5)) = .622459; (.880797 + .268941) / 2
+    assert targets(task, temperature=2.0)[0, 0].item() == pytest.approx(0.622459, abs=1e-6)
+    assert targets(task, temperature=2.0, scheme="avg_probs")[0, 0].item() == pytest.approx(0.574869, abs=1e-6)
+
+
+def test_averaged_losses_have_the_gradient_of_averaged_probabilities():
+    student = torch.tensor([[0.5, -0.2, 0.1]], requires_grad=True)
+    teachers = [torch.tensor([[3.0, 0.0, 1.0]]), torch.tensor([[0.0, 1.0, -1.0]])]
+    losses = [kl_div(log_softmax(student, 1), soften(o, 1.0), reduction="batchmean") for o in teachers]
+    (wanted,) = torch.autograd.grad(sum(losses) / 2, student)
+    mean = sum(soften(o, 1.0) for o in teachers) / 2
+    torch.testing.assert_close(student_gradient(student.detach(), mean, 1.0, True), wanted)
+
+
+def test_t_squared_keeps_the_size_of_the_gradient_and_is_one_at_t_one():
+    logits, target = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
+    # (1/2 - 1) / T, times T^2
+    assert student_gradient(logits, target, 4.0, False)[0, 0].item() == pytest.approx(-0.125)
+    assert student_gradient(logits, target, 4.0, True)[0, 0].item() == pytest.approx(-2.0)
+    assert torch.equal(student_gradient(logits, target, 1.0, True), student_gradient(logits, target, 1.0, False))
+    batch = student_gradient(logits.expand(4, 2), target.expand(4, 2), 1.0, True)
+    assert batch[0, 0].item() == pytest.approx(-0.125)
+
+
+@pytest.mark.parametrize("t_squared", [True, False])
+def test_aggregate_takes_the_factor_it_is_told(t_squared):
+    # the gradient of the first step, before Adam, is beyond the clip with T^2 only: seen by a spy on the optimiser
+    task, seen = fusion([head(9.0, 0.0), head(0.0, 1.0)]), []
+    params = FedDfParams(steps=1, temperature=4.0, t_squared=t_squared, scheme="avg_probs")
+
+    class Spy(torch.optim.SGD):
+        def step(self):
+            seen.append(self.param_groups[0]["params"][0].grad.clone())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "Adam", Spy)
+        FedDF(params).aggregate(task)
+    q = (1 / (1 + torch.tensor(-9 / 4).exp()) + 1 / (1 + torch.tensor(1 / 4).exp())) / 2
+    p = 1 / (1 + torch.tensor(-(4.5 - 0.5) / 4).exp())
+    assert seen[0][0, 0].item() == pytest.approx(float(p - q) / 4 * (16 if t_squared else 1), rel=1e-4)
+
+
+def test_student_starts_from_the_plain_mean_unless_told_fedavgs():
+    task = fusion([head(4.0, 0.0), head(0.0, 0.0)], sizes=[3, 1])
+    for start, wanted in (("uniform", 2.0), ("fedavg", 3.0)):
+        found = FedDF(FedDfParams(steps=0, student_start=start)).aggregate(task)
+        assert found.weights["w"][0, 0].item() == wanted
+
+
+def test_no_steps_are_the_uniform_average_bit_for_bit():
+    spec = with_params(tiny_spec("feddf", backbone="convnet", rounds=2), steps=0)
+    plain = spec.model_copy(update={"method": "fedavg", "params": {}})
+    plain = plain.model_copy(update={"training": plain.training.model_copy(update={"weighting": "uniform"})})
+    assert digest(final_state(tiny_run(spec))) == digest(final_state(tiny_run(plain)))
+
+
+@pytest.mark.parametrize("scheme", ["avg_logits", "avg_probs"])
+def test_teachers_that_are_the_student_leave_it_as_it_is(scheme):
+    # three hundred samples in batches of 7: batches of other sizes may round otherwise
+    own = {"u": torch.randn(6, 8), "w": torch.randn(8, 3)}
+    task = fusion([own, own, own], torch.randn(300, 6), hidden_layer)
+    found = FedDF(FedDfParams(steps=5, batch_size=7, scheme=scheme)).aggregate(task)
+    assert all(torch.equal(found.weights[name], own[name]) for name in own)
+
+
+def test_on_a_linear_head_the_mean_logits_are_the_mean_heads_own():
+    clients = [{"w": torch.randn(6, 3)} for _ in range(3)]
+    task = fusion(clients, torch.randn(40, 6))
+    mean = FedDF(FedDfParams(steps=0)).aggregate(task).weights["w"]
+    assert torch.equal(FedDF(FedDfParams(steps=5)).aggregate(task).weights["w"], mean)
+    assert not torch.equal(FedDF(FedDfParams(steps=5, scheme="avg_probs")).aggregate(task).weights["w"], mean)
+
+
+def test_student_comes_closer_to_the_ensemble():
+    task = fusion(
+        [{"u": torch.randn(6, 8), "w": torch.randn(8, 3)} for _ in range(3)], torch.randn(64, 6), hidden_layer
+    )
+    wanted = targets(task)
+    left = []
+    for steps in (0, 50):
+        found = FedDF(FedDfParams(steps=steps, lr=1e-2)).aggregate(task)
+        logits = hidden_layer(found.weights, task.server_data.inputs.features, False).logits
+        left.append(kl_div(log_softmax(logits, 1), wanted, reduction="batchmean").item())
+    assert left[1] < 0.5 * left[0]
+
+
+def test_order_of_clients_does_not_matter():
+    clients = [{"u": torch.randn(6, 8), "w": torch.randn(8, 3)} for _ in range(3)]
+    one = fusion(clients, torch.randn(20, 6), hidden_layer)
+    other = replace(one, updates=one.updates[::-1])
+    found = [FedDF(FedDfParams(steps=3)).aggregate(task).weights["w"] for task in (one, other)]
+    torch.testing.assert_close(*found)
+
+
+def test_running_statistics_move_with_the_student_and_labels_are_out_of_reach():
+    spec = tiny_spec("feddf", backbone="resnet8?width=1", rounds=1)
+    run = tiny_run(with_params(spec, steps=2))
+    assert run.server.labels is None
+    moved, still = final_state(run), final_state(tiny_run(with_params(spec, steps=0)))
+    assert not torch.equal(moved.buffers["body.bn1.running_mean"], still.buffers["body.bn1.running_mean"])
+
+
+def test_without_samples_at_the_server_it_is_refused():
+    spec = tiny_spec("feddf", rounds=1)
+    bare = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"server_samples": 0})})
+    with pytest.raises(FedbenchError, match="feddf needs unlabelled samples at the server"):
+        tiny_run(bare)

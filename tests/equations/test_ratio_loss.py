@@ -1,0 +1,173 @@
+"""Ratio Loss: Wang et al., AAAI 2021."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedbench.defaults import average
+from fedbench.errors import FedbenchError
+from fedbench.models.inputs import FeatureInputs
+from fedbench.rounds import rounds, train_round
+from fedbench.spec import RunSpec, Training
+from fedbench.tasks import AggregationTask, ServerData
+from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.types import LinearHead, Model, Outputs, Update
+from fedbench_methods.ratio_loss import (
+    RatioLoss,
+    RatioLossParams,
+    climb_ratios,
+    released_ratios,
+    weighted_cross_entropy,
+)
+
+
+def with_params(spec, **params):
+    return spec.model_copy(update={"params": {"ratio-loss": {**spec.params["ratio-loss"], **params}}})
+
+
+def head(tensors, inputs, training):
+    return Outputs(inputs @ tensors["head.weight"].T + tensors["head.bias"], inputs)
+
+
+def end_of_round(received, *, updated=None, inputs=None, labels=(0, 1, 2), **training):
+    """The end of a round that began with ``received`` (C, d), one client having answered ``updated``."""
+    start = {"head.weight": received, "head.bias": torch.zeros(len(received))}
+    sent = {**start, "head.weight": received if updated is None else updated}
+    data = ServerData(FeatureInputs(torch.eye(3) if inputs is None else inputs), torch.tensor(labels))
+    spec = RunSpec(method="ratio-loss", training=Training(**{"lr": 0.5, "momentum": 0.0, **training}))
+    model = Model(start, head, head=LinearHead())
+    return AggregationTask(2, start, {}, (Update(0, sent, {}, 5),), model, spec, {}, server_data=data)
+
+
+def kept(task, **params):
+    RatioLoss(RatioLossParams(**params)).aggregate(task)
+    return task.state["ratio-loss"]["class_weights"]
+
+
+def test_ratios_by_hand_and_ten_where_the_others_sum_to_nothing():
+    changes = torch.tensor([[[1.0, 0.0], [0.0, 0.0]], [[0.1, 0.0], [0.0, 1.0]]])
+    assert released_ratios(changes, 5000.0).tolist() == [10.0, 10.0]
+    changes[0, 1, 1] = 0.25
+    assert released_ratios(changes, 5000.0).tolist() == [10.0, 4.0]
+
+
+def test_a_position_that_another_class_reaches_to_80_percent_in_absolute_value_does_not_count():
+    # (0,0): 1 against .5 and 0 counts; (0,1): -.9 reaches .8 of 1; (1,0): .79 does not; (1,1): the largest is negative
+    first = torch.tensor([[1.0, 1.0], [1.0, -0.1]])
+    second = torch.tensor([[0.5, -0.9], [0.79, -0.5]])
+    third = torch.zeros(2, 2)
+    third[1, 1] = -0.2
+    ratio = released_ratios(torch.stack([first, second, third]), 5000.0)[0].item()
+    assert ratio == pytest.approx((1 + 1) / ((0.5 + 0.79) / 2))
+
+
+def test_ratios_are_of_sums_not_means_of_ratios_and_capped():
+    changes = torch.tensor([[[1.0, 1.0], [0.0, 0.0]], [[0.5, 0.0], [0.0, 0.0]]])
+    assert released_ratios(changes, 5000.0)[0].item() == 4.0
+    assert released_ratios(changes, 3.0)[0].item() == 3.0
+    changes[1, 0] = torch.tensor([1e-6, 0.0])
+    assert released_ratios(changes, 5000.0)[0].item() == 5000.0
+
+
+def test_permuting_classes_permutes_ratios():
+    changes, order = torch.randn(4, 4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([2, 0, 3, 1])
+    for ratios in (released_ratios, climb_ratios):
+        torch.testing.assert_close(ratios(changes[order][:, order], 50.0), ratios(changes, 50.0)[order])
+
+
+def test_climbs_ratio_by_hand():
+    changes = torch.zeros(3, 3, 2)
+    changes[0, 0], changes[1, 0], changes[2, 0] = torch.tensor([[-2.0, -1.0], [0.5, 0.25], [0.5, 0.0]])
+    # row 0: 2 * (-2 / 1, -1 / .25) = (-4, -8), mean -6; row 1 has no others
+    assert climb_ratios(changes, 50.0).tolist() == [6.0, 10.0, 10.0]
+
+
+def test_changes_are_what_training_on_one_class_adds_to_the_received_model():
+    received = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]])
+    task = end_of_round(received, updated=received + 7)
+    plugin = RatioLoss(RatioLossParams())
+    samples = [task.server_data.inputs.select(torch.tensor([k])) for k in range(3)]
+    changes = plugin.trained_changes(task, LinearHead(), samples)
+    # class 1: x = (0, 1, 0), logits (0, 2, 0), one step of lr .5: -.5 (p - e_1) x^T, with the sign of the update
+    p = torch.softmax(torch.tensor([0.0, 2.0, 0.0]), dim=0)
+    torch.testing.assert_close(changes[1][:, 1], -0.5 * (p - torch.tensor([0.0, 1.0, 0.0])))
+    assert not changes[1][:, [0, 2]].any()
+    gradients = plugin.gradients(task, LinearHead(), samples)
+    torch.testing.assert_close(gradients * -0.5, changes)
+    twice = plugin.trained_changes(end_of_round(received, local_epochs=2), LinearHead(), samples)
+    assert twice[1, 1, 1] > 1.5 * changes[1, 1, 1]
+
+
+def test_weights_come_from_the_model_before_the_round_and_aggregation_is_fedavgs():
+    # all server samples alike: a class the received head hardly knows changes it most, others little
+    inputs = torch.ones(3, 3)
+    received = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    one = end_of_round(received, inputs=inputs)
+    other = end_of_round(received, updated=received.flip(0), inputs=inputs)
+    torch.testing.assert_close(kept(one), kept(other))
+    found = RatioLoss(RatioLossParams()).aggregate(other)
+    assert all(torch.equal(found[name], value) for name, value in average(other).items())
+    assert not torch.allclose(kept(one), kept(end_of_round(received.flip(0), inputs=inputs)))
+
+
+def test_class_weights_are_alpha_plus_beta_r_and_of_mean_one_when_normalised():
+    # three orthogonal samples: nobody else changes at a class's own position but by its own row, R = |.33 / .17| ...
+    task = end_of_round(torch.zeros(3, 3), inputs=torch.ones(3, 3))
+    # every row p: class p changes it by .5 * 2/3, the other two by -.5 * 1/3 each, which is half: R = 2
+    assert kept(task).tolist() == pytest.approx([1.2] * 3)
+    assert kept(task, alpha=0.5, beta=1.0).tolist() == pytest.approx([2.5] * 3)
+    assert kept(task, cap=1.0).tolist() == pytest.approx([1.1] * 3)
+    assert kept(task, ratio="climb").tolist() == pytest.approx([1.2] * 3)
+    skewed = end_of_round(torch.tensor([[3.0, 0, 0], [0, 0, 0], [0, 0, 0]]), inputs=torch.ones(3, 3))
+    assert kept(skewed, normalise=True).mean().item() == pytest.approx(1.0)
+
+
+def test_loss_is_divided_by_the_samples_and_survives_an_underflow():
+    logits = torch.log(torch.tensor([[0.25, 0.75], [0.5, 0.5]]))
+    # (3 * .287682 + 1 * .693147) / 2, not / 4
+    got = weighted_cross_entropy(logits, torch.tensor([1, 0]), torch.tensor([1.0, 3.0]))
+    assert got.item() == pytest.approx((3 * 0.287682 + 0.693147) / 2, abs=1e-6)
+    far = weighted_cross_entropy(torch.tensor([[0.0, 200.0]]), torch.tensor([0]), torch.ones(2))
+    assert far.item() == 200.0
+
+
+def test_first_round_is_fedavgs_and_later_ones_send_c_floats_more():
+    run, plain = tiny_run(tiny_spec("ratio-loss", rounds=2)), tiny_run(tiny_spec("fedavg", rounds=2))
+    plain = replace(plain, federation=run.federation, train=run.train)
+    (one, sent), (other, usual) = (train_round(r, r.initial_state()) for r in (run, plain))
+    torch.testing.assert_close(one.weights, other.weights)
+    assert sent.bytes_down == usual.bytes_down
+    again = train_round(run, one)[1]
+    assert again.bytes_down == sent.bytes_down + len(again.cohort) * 4 * 4
+    assert again.bytes_up == usual.bytes_up
+
+
+@pytest.mark.parametrize("backbone", ["clip:embedded", "convnet"])
+def test_beta_zero_is_fedavg_bit_for_bit_and_ratios_are_not(backbone):
+    spec = tiny_spec("ratio-loss", backbone=backbone, rounds=2)
+    plain = spec.model_copy(update={"method": "fedavg", "params": {}})
+    found = [
+        digest(final_state(tiny_run(s, executor="sequential")))
+        for s in (plain, with_params(spec, beta=0.0), with_params(spec, beta=0.0, normalise=True), spec)
+    ]
+    assert found[0] == found[1] == found[2] != found[3]
+
+
+@pytest.mark.parametrize("ratio", ["released", "climb"])
+def test_class_weights_are_kept_by_the_server_and_used_by_the_clients(ratio):
+    run = tiny_run(with_params(tiny_spec("ratio-loss", rounds=3), ratio=ratio, normalise=True))
+    seen = [
+        state.server["ratio-loss"]["class_weights"] for state, *_ in rounds(run, run.initial_state()) if state.round
+    ]
+    assert all(w.shape == (4,) and torch.isfinite(w).all() and (w > 0).all() for w in seen)
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_a_model_without_linear_head_and_hidden_labels_at_the_server_are_refused():
+    spec = tiny_spec("ratio-loss", rounds=1)
+    with pytest.raises(FedbenchError, match="backbone"):
+        final_state(tiny_run(spec.model_copy(update={"tune": "full"})))
+    hidden = spec.scenario.model_copy(update={"server_labels": "hidden"})
+    with pytest.raises(FedbenchError, match="ratio-loss needs labelled samples"):
+        tiny_run(spec.model_copy(update={"scenario": hidden}))
