@@ -372,7 +372,7 @@ def _paired(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _Reading) ->
         "delta_std": difference.std(ddof=1),
         "delta_seeds": len(difference),
         "p_value": outcome.p_value,
-        "significance": outcome.reason,
+        "significance": outcome.reason if len(difference) else f"no {reading.headline}",
         "test": reading.test.title,
     }
 

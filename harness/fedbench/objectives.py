@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from fedbench.errors import FedbenchError, unknown_name
+from fedbench.errors import FedbenchError, Unworkable, unknown_name
 from fedbench.metrics import summarise
 
+_PERSONAL = "personal_"
 _COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
 
 
@@ -39,15 +40,30 @@ class Objective:
         if self.metric in ("seconds", "train_seconds"):
             return summary["train_seconds"]
         name = self.name_in(summary)
-        assert name is not None  # `check` comes first
+        if name is None:
+            raise self._unknown(summary)
         return summary[name]
 
     def check(self, metrics: Mapping[str, float]) -> None:
-        """Raise UnknownObjective unless a run whose round 0 gave ``metrics`` will have the metric in its summary."""
+        """Raise UnknownObjective unless a run whose round 0 gave ``metrics`` will have the metric in its summary.
+
+        Metrics of clients' own models come with the last round alone. Of a run without a global model round 0 has no
+        metrics: Unworkable, so that other rows are tuned all the same.
+        """
+        if self.is_cost or self.metric.startswith(_PERSONAL):
+            return
+        if not metrics:
+            raise Unworkable(
+                f"there is no global model and so no {self.metric}; tune this row alone, with --objective "
+                f"{_PERSONAL}mean_client_accuracy."
+            )
         summary = summarise({0: metrics})
-        if not self.is_cost and self.name_in(summary) is None:
-            known = sorted({name for name in summary if "/" not in name} | set(_COSTS))
-            raise UnknownObjective(str(unknown_name("objective", self.metric, known, "Measured on validation data.")))
+        if self.name_in(summary) is None:
+            raise self._unknown(summary)
+
+    def _unknown(self, summary: Mapping[str, float]) -> UnknownObjective:
+        known = sorted({name for name in summary if "/" not in name} | set(_COSTS))
+        return UnknownObjective(str(unknown_name("objective", self.metric, known, "Measured on validation data.")))
 
     def name_in(self, metrics: Mapping[str, float]) -> str | None:
         """What the metric is called there: ``tail`` is short for ``tail_accuracy``; None where it is absent."""

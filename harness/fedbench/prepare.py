@@ -103,6 +103,11 @@ def prepare(
     model = replace(model, constants=_to(model.constants, device))
     granted = server_data_for(spec, federation, settings.plugin_files)
     private = private_names(assembly, model, spec)
+    if private and len(federation.clients) != len(scored.clients):
+        raise FedbenchError(
+            f"{spec.method} pools the clients, and {assembly.owners['private']} keeps tensors with each of them; run "
+            "the two as separate rows."
+        )
 
     def features(split: Split, encoder: FrozenEncoder) -> FeatureInputs:
         rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset)

@@ -50,7 +50,11 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     for exchange in range(exchanges):
         sent = {client: broadcast(run, state, client, exchange) for client in asked}
         tasks = [client_task(run, state, number, exchange, client, sent[client]) for client in chosen]
-        updates = keep_private(run, state, run.executor.train(tasks))
+        trained = run.executor.train(tasks)
+        for asked_of, update in zip(tasks, trained, strict=True):
+            _require_names(run, "local_train", asked_of.received, update.weights)
+            _require_names(run, "local_train", asked_of.buffers, update.buffers)
+        updates = keep_private(run, state, trained)
         down += sum(sent_bytes(run, state, b) for b in sent.values())
         up += sum(size_in_bytes(u.weights, u.buffers, u.payload) for u in updates)
         losses += [u.metrics.get("train_loss", 0.0) for u in updates]
@@ -70,6 +74,8 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         answer = run.assembly.hooks.aggregate(task=task)
         buffers = average_buffers(updates, spec.training.weighting, task.buffers)
         weights, buffers = (answer.weights, answer.buffers) if isinstance(answer, GlobalModel) else (answer, buffers)
+        _require_names(run, "aggregate", task.weights, weights)
+        _require_names(run, "aggregate", task.buffers, buffers)
         if run.private:
             weights, buffers = {**state.weights, **weights}, {**state.buffers, **buffers}
         state = replace(state, weights=weights, buffers=buffers)
@@ -101,6 +107,8 @@ def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen:
     who = run.assembly.hooks.survey(round=number, spec=run.spec, state=state.server)
     if who == "nobody":
         return 0, 0
+    if who == "cohort" and not asked:
+        return 0, 0  # after the last round no cohort is about to train
     if who not in ("cohort", "everyone"):
         owner = run.assembly.owners["survey"].partition(",")[0]
         raise FedbenchError(f"{owner} answers the hook survey with {who!r}; it must be nobody, cohort or everyone.")
@@ -196,7 +204,7 @@ def rounds(
     last = last_round(run)
     if state.round == 0:
         sent = start(run, state)
-        up, down = survey(run, state, 1, (), ()) if last == 0 else (0, 0)
+        up, down = survey(run, state, run.spec.training.rounds + 1, (), ()) if last == 0 else (0, 0)
         metrics, predictions = evaluate(run, state)
         yield state, RoundRecord(0, (), metrics, sent + up, down, 0.0), predictions
     while state.round < min(last, last if until is None else until):
@@ -249,6 +257,15 @@ def client_task(run: Run, state: RunState, number: int, exchange: int, client: i
         side={name: rows.select(indices) for name, rows in run.side.items()},
         exchange=exchange,
     )
+
+
+def _require_names(run: Run, hook: str, wanted: Tensors, given: Tensors) -> None:
+    """Raise FedbenchError where the answer to ``hook`` has not exactly the tensors it was handed."""
+    wrong = sorted(wanted.keys() ^ given.keys())
+    if wrong:
+        owner = run.assembly.owners[hook].partition(",")[0]
+        what = f"leaves out {wrong[0]!r}" if wrong[0] in wanted else f"returns {wrong[0]!r}, which it was not handed"
+        raise FedbenchError(f"{owner} answers the hook {hook} but {what}; return every tensor by its own name.")
 
 
 def _channels_last(tensors: Tensors) -> Tensors:

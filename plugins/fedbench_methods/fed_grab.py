@@ -14,7 +14,8 @@ share. Largest first, the classes that begin at 95 % of the sum or later are the
 
 Answers: start, broadcast, local_loss, aggregate. Stacks with methods that add loss terms. Sends a flag a class down. A
 client keeps D, u and the last errors from one participation to its next; they move at every step, so clients train one
-after another. DPA needs a linear head. Meant for networks whose logits start near zero.
+after another. DPA needs a linear head. Meant for networks whose logits start near zero. The rows of a text-initialised
+CLIP head start equally long, so that DPA soon controls one class or none; `controlled=all` is the other form.
 Left open / contradicted. The paper's equations were not at hand, these are the released code's. In its main script
   - the classifier is in no optimiser and stays random: here it is trained, with the balanced gradient;
   - DPA is not called, all classes are controlled: DPA is half of the method as the abstract describes it, so it is the

@@ -3,18 +3,19 @@ ICLR 2021; arXiv 2102.07623.
 
 Every client keeps its batch-norm layers, the scale and shift that it trains as well as the running mean and variance;
 all the rest ψ is averaged:
-    ψ^{t+1} = Σ_k p_k ψ_k,     (γ_k, β_k, μ_k, σ²_k) stay with client k
-Client k is evaluated with ψ and its own layers, on its own data: the columns `personal_...`. One that has not taken
-part has the initial layers.
+    ψ^{t+1} = (1/m) Σ_k ψ_k over the m participants,     (γ_k, β_k, μ_k, σ²_k) stay with client k
+Client k is evaluated with ψ and its own layers, on its own data: the columns `personal_...`.
 
-Answers: private, evaluate. Stacks with methods that change the loss or the server's mean of what is left. Batch-norm is
-found by type, not by name: the released code looks for "bn" in the names, which misses the layers inside a torchvision
-ResNet's shortcuts. Without batch-norm (`convnet`, a head on CLIP) nothing is private, and it is FedAvg bit for bit:
-choose a backbone that has some, `resnet8` for one.
+Answers: private, aggregate, evaluate. Stacks with methods that change the loss or the model, not with those that answer
+`aggregate`, as most with a server of their own do. Batch-norm is found by type, not by name: the released code looks
+for "bn" in the names, which misses the layers inside a torchvision ResNet's shortcuts. Without batch-norm (`convnet`, a
+head on CLIP) nothing is private, and it is FedAvg with weighting=uniform bit for bit: choose a backbone that has some,
+`resnet8` for one.
+The mean is plain as in the released code, whatever the run's weighting; `weighting=samples` weights it by n_k.
 The paper has no global model. The columns of one global model need a rule, which is this harness's and not the paper's:
-ψ with the unweighted mean of the layers of all clients that have taken part; before any has, the initial ones.
-The released code averages with weights 1/N (`weighting=uniform`); here that is the run's, as for FedAvg. Its plain SGD
-at lr 0.01 and its truncated training sets are those of its comparison, so there is no recipe.
+ψ with the unweighted mean of the layers of all clients that have taken part; before any has, the initial ones. A client
+that has not taken part is scored with the same layers, also in `personal_...`; it trains from the initial ones.
+The code's plain SGD at lr 0.01 and its truncated training sets are those of its comparison, so there is no recipe.
 Cost: FedAvg's, less the batch-norm entries each way, which are kept once a client and saved with the run.
 """
 
@@ -22,20 +23,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.defaults import largest_logit, predicted_classes, weighted_mean
-from fedbench.hookspecs import EvaluationTask, hookimpl
+from fedbench.defaults import average_buffers, largest_logit, participant_shares, predicted_classes, weighted_mean
+from fedbench.hookspecs import AggregationTask, EvaluationTask, hookimpl
+from fedbench.hyper import hyper
 from fedbench.spec import RunSpec
-from fedbench.types import Model, Predictions, Tensors
+from fedbench.types import GlobalModel, Model, Predictions, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedBnParams:
-    """FedBN has no hyper-parameter of its own."""
+    """Hyper-parameters of FedBN."""
+
+    weighting: Literal["uniform", "samples"] = hyper(
+        "uniform", symbol="1/m", choices=("uniform", "samples"), source="released code; samples as FedAvg"
+    )
 
 
 def mean_layers(own: Mapping[int, Tensors]) -> Tensors:
@@ -66,12 +72,23 @@ class FedBN:
         return model.batch_norm
 
     @hookimpl
+    def aggregate(self, task: AggregationTask) -> GlobalModel:
+        """The plain mean of what is not private, weights and running statistics (of other layers) alike."""
+        shares = participant_shares(task.updates, self.params.weighting)
+        weights = {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
+        return GlobalModel(weights, average_buffers(task.updates, self.params.weighting, task.buffers))
+
+    @hookimpl
     def evaluate(self, task: EvaluationTask) -> Predictions:
-        """Each client's own model; for the global columns, the shared rest with the mean of the clients' layers."""
+        """Each client's own model; globally, and for one without layers of its own, with the mean of the layers."""
         if task.client is not None or not task.own:
             return largest_logit(task)
         mean = mean_layers(task.own)
         weights = {name: mean.get(name, tensor) for name, tensor in task.weights.items()}
         buffers = {name: mean.get(name, tensor) for name, tensor in task.buffers.items()}
-        own = {client: predicted_classes(task, *task.own_model(client)) for client in task.clients}
-        return Predictions(predicted_classes(task, weights, buffers), own)
+        labels = predicted_classes(task, weights, buffers)
+        own = {
+            client: predicted_classes(task, *task.own_model(client)) if client in task.own else labels
+            for client in task.clients
+        }
+        return Predictions(labels, own)

@@ -20,7 +20,7 @@ stage 2 with the trained one. What each client is scored on as its own is its cl
 M = 1, FedAvg's). A cluster without participants keeps its model; one that never had any keeps the initial model, and
 adds it to the sum.
 On frozen CLIP features an encoder has no weights: all M parts are the same features, and a wide head is no more than a
-linear head with M times the learning rate; clusters then differ in stage 1 only.
+linear head whose weight, but not its bias, has M times the learning rate; clusters then differ in stage 1 only.
 Cost: label shares up once; in stage 2 the wide head both ways, and all encoders down once a client (again to one that
 dropped out, of whom the server does not know); M forward passes without gradients a step, and a prediction.
 """

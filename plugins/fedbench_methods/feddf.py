@@ -15,8 +15,9 @@ constant, so its steps are the same. The code stops early by the accuracy on lab
 student, and can drop teachers below 1.2 times chance by it: with unlabelled data only there are fixed steps, the last
 student, and all teachers. Teachers answer in eval mode, the student trains in train mode on batch statistics, so with
 batch-norm it moves even where all teachers agree with it; without, its gradient is then exactly zero. So it is, always,
-for avg_logits on a linear head over frozen features: the mean head has the mean logits, and FedDF is the uniform mean;
-there take avg_probs. An ensemble of clients with a long tail has their bias, which distillation keeps.
+for avg_logits on a linear head over frozen features: the mean head has the mean logits, and FedDF is the uniform mean.
+There avg_probs differs, and by Adam at 1e-3 fits the ensemble of head-biased clients fully, well below the mean: suite
+longtail-full, CLIP features, seed 0: 52.1 against 66.0 (60.8 at lr 1e-4, 63.5 at T = 4). That is the method's doing.
 Cost: K + 1 models in memory, K forward passes over the server's samples and `steps` steps a round: 0.9 s of a core for
 convnet, 8 teachers and 200 samples.
 """

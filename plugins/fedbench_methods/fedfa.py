@@ -8,17 +8,18 @@ probability p a block and step. With μ, σ (B, c) the mean and deviation of eac
     β ~ N(μ, (G_μ + 1) V_μ),   γ ~ N(σ, (G_σ + 1) V_σ)
     X' = γ (X - μ) / σ + β
 A client's running means of μ and σ have the factor α and move when the layer fires. The server takes the plain mean of
-the weights and sends S with them. Evaluated is the global model as it is.
+all entries, running statistics included, and sends S with them. Evaluated is the global model as it is.
 
 Answers: build_model, start, broadcast, local_loss, aggregate. Stacks with methods that add loss terms (fedprox, moon);
 those read the outputs of the same augmented pass. Needs a backbone with convolution blocks, which is trained whole.
 Paper against released code: there S is one variance over clients and channels, so that G = 1 everywhere
 (`sharing=as_released`). The paper's algorithm starts running means at 0 and 1 in every round; the code goes on from the
-average over clients, as here, where the harness averages them like all running statistics. Until S is known, G is 1.
-The code divides variances by n - 1; here it is n, so that a batch of one, a map of one pixel and a cohort of one have
-the variance 0 rather than none. As in the code, 1e-6 is added to every variance, gradients pass through V, and blocks
-end behind their pooling (also the fifth of AlexNet; for other networks see `fedbench.models.nets`). The code keeps a
-client's optimiser for the whole run; here it is rebuilt. With p = 0 it is FedAvg with weighting=uniform, bit for bit.
+average over clients, as here. Until S is known, G is 1. The code divides variances by n - 1; here it is n, so that a
+batch of one, a map of one pixel and a cohort of one have the variance 0 rather than none. As in the code, 1e-6 is added
+to every variance, gradients pass through V, and blocks end behind their pooling (also the fifth of AlexNet; for other
+networks see `fedbench.models.nets`). The code keeps a client's optimiser for the whole run; here it is rebuilt.
+`weighting` is of weights and running statistics alike, whatever the run's: with p = 0 it is FedAvg in a run with
+weighting=uniform, bit for bit, batch-norm included.
 Cost: beside the weights, 4 c floats a block are sent down and 2 c up.
 """
 
@@ -32,14 +33,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import cross_entropy, participant_shares, weighted_mean
+from fedbench.defaults import average_buffers, cross_entropy, participant_shares, weighted_mean
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import AggregationTask, BroadcastTask, LocalStep, ModelSetup, StartTask, hookimpl
 from fedbench.hyper import hyper
 from fedbench.models.blocks import block_channels, with_changed_blocks
 from fedbench.models.heads import full_model
 from fedbench.randomness import torch_generator
-from fedbench.types import Broadcast, Model, Tensors
+from fedbench.types import Broadcast, GlobalModel, Model, Tensors
 
 EPSILON = 1e-6
 STATISTICS = ("mean", "std")
@@ -178,8 +179,8 @@ class FedFA:
         return cross_entropy(step)
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
-        """The plain mean of the weights; S from the clients' running statistics."""
+    def aggregate(self, task: AggregationTask) -> GlobalModel:
+        """The plain mean of weights and running statistics; S from the clients' running statistics."""
         task.state[self.name] = {
             tensor_name("shared", statistic, block): variance_over_clients(
                 [update.buffers[name] for update in task.updates], self.params.sharing
@@ -188,7 +189,8 @@ class FedFA:
             for block, name in enumerate(_running_names(task.model, statistic))
         }
         shares = participant_shares(task.updates, self.params.weighting)
-        return {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
+        weights = {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
+        return GlobalModel(weights, average_buffers(task.updates, self.params.weighting, task.buffers))
 
 
 def _running_names(model: Model, statistic: str) -> list[str]:

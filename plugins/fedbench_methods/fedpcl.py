@@ -20,10 +20,10 @@ denominators, and the global prototypes for classes that a client lacks, as in t
 not augmented, as of the code on Office, are the same: so here, where features are computed once. The cross-entropy that
 the code computes is not in its loss; its head is left out, so that there are no logits. In round 1 there are no
 prototypes: no weight has a gradient, the optimiser takes no step, and the projector stays as it was, also under weight
-decay (the code's zero loss lets Adam's decay of 1e-4 move it). Prototypes are computed after training, in eval mode,
-and not brought to length one. Where not all clients take part, the server keeps the last set of each, P is the mean
-over these, and only clients with a set are summed over; a sample whose class nobody has sent yet adds zero. A client
-that never took part predicts with its initial projector by the nearest P_j.
+decay (the code's zero loss lets Adam's decay of 1e-4 move it), unless a method stacked on it adds a term. Prototypes
+are computed after training, in eval mode, and not brought to length one. Where not all clients take part, the server
+keeps the last set of each, P is the mean over these, and only clients with a set are summed over; a sample whose class
+nobody has sent yet adds zero. A client that never took part predicts with its initial projector by the nearest P_j.
 Cost: k 256 floats up for the k classes a client has; (N + 1) C 256 floats down, N the clients of the federation, zeros
 for classes they lack included; masks besides. Each client's projector is kept and saved with the run.
 """

@@ -5,19 +5,20 @@ that the round began with on the samples of p alone, as a client trains; D_p (C,
 layer's weight. How much class p stands out there says how little the federation has of it:
     S_p = {(i, j): D_p[i, j] is the largest of all classes', and no other reaches 80 % of it in absolute value}
     R_p = |Σ_{S_p} D_p| / |Σ_{S_p} mean_{q≠p} D_q|, at most `cap`, 10 where the denominator is 0
-and the clients of the next round, sent the C numbers α + β R_p, minimise
-    L = −(1/B) Σ_i (α + β R_{y_i}) log p_{i, y_i}
+and the clients of the next round, sent the C numbers w_p = α + β R_p divided by their mean, minimise
+    L = −(1/B) Σ_i w_{y_i} log p_{i, y_i}
 In the first round all weights are 1: it is FedAvg's.
 
 Answers: broadcast, local_loss, aggregate. Stacks with methods that answer none of these and keep no tensor private.
 Requires server_labels, and a model with a linear head (`Model.head`). β = 0 and α = 1 is FedAvg, bit for bit
 where clients train one after another.
 Left open / contradicted: the code takes the first 63 training images of a class, which its clients train on too; here
-the server's samples are no client's. It averages clients without weights; here the run's `weighting` says. It takes
-log(softmax(o)), which is −∞ where the softmax underflows; here log_softmax. R_p reaches the code's cap of 5000 on
-CLIP features, and a class weight of 501 makes training diverge: the cap is 50 here, and `normalise` divides the weights
-by their mean. `ratio=climb` is the form of CLIMB's authors,
-from a single gradient at wᵗ, R_p = |mean_j (C − 1) D_p[p, j] / Σ_{q≠p} D_q[p, j]|, without the j where that sum is 0.
+the server's samples are no client's, unless scenario.server_source=shared. It averages clients without weights; here
+the run's `weighting` says. It takes log(softmax(o)), which is −∞ where the softmax underflows; here log_softmax. R_p
+reaches the code's cap of 5000 on CLIP features, and a class weight of 501 makes training diverge: the cap is 50 here.
+The code does not divide by the mean weight, which, often 2 to 4, then acts as a factor on the learning rate;
+weights with `normalise=False` and `cap=5000` are the code's. `ratio=climb` is the form of CLIMB's authors, from one
+gradient at wᵗ, R_p = |mean_j (C − 1) D_p[p, j] / Σ_{q≠p} D_q[p, j]|, without the j where that sum is 0.
 Copies are trained as many epochs as the clients, by the run's optimiser. Left out: the monitor that estimates the
 composition of the clients' data, which the loss does not use.
 Cost: C trainings on one class's samples a round, on the server: 0.1 s of a core for convnet, 10 classes of 20 samples
@@ -64,7 +65,10 @@ class RatioLossParams:
         50.0, symbol="R_max", low=1.0, high=1e6, log=True, search=False, needs="beta", source="released code 5000"
     )
     normalise: bool = hyper(
-        False, symbol="α + β R", choices=(True, False), source="whether the weights have mean 1; released code: no"
+        True,
+        symbol="w",
+        choices=(True, False),
+        source="whether the weights have mean 1; False with cap=5000: released code",
     )
 
 

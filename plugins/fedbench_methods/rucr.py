@@ -20,6 +20,7 @@ features of a CNN are longer, so its rectified head is trained at another length
 code, whose `left` is the default. Both codes take means and z̃ in train mode, on batch statistics; here it is
 eval mode, since means under batch statistics depend on how samples are batched. It reports the best round on the test
 set, of 150. z̃ are drawn without replacement; where a client has fewer than m samples they start over (the code fails).
+`rectify_rounds` counts from the end: in a run of `rectify_rounds` + 1 rounds or fewer, every round surveys everyone.
 Guards: a class nobody reports has P_c = 0, cosine 0 and no prior, and gets no virtual features.
 On frozen features the term moves nothing and is refused: set loss_weight=0 and have the rectification alone.
 Fine-tuning after the last round is by the base loss alone: no prototypes are sent for it.

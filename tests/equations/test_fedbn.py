@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.hookspecs import EvaluationTask
+from fedbench.hookspecs import AggregationTask, EvaluationTask
 from fedbench.metrics import size_in_bytes
 from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds import broadcast, client_task, evaluate, train_round
 from fedbench.testing import check_training, digest, final_state, tiny_backbone, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs
+from fedbench.types import Model, Outputs, Update
 from fedbench_methods.fedbn import FedBN, FedBnParams, mean_layers
 
 METHOD = FedBN(FedBnParams())
@@ -28,10 +28,11 @@ class Watched:
         return list(self.updates.values())
 
 
-def run_of(backbone, method="fedbn", clients=4, participation=0.5, **training):
+def run_of(backbone, method="fedbn", clients=4, participation=0.5, params=None, **training):
     spec = tiny_spec(method, backbone=backbone, **training)
     scenario = spec.scenario.model_copy(update={"clients": clients, "participation": participation})
-    return tiny_run(spec.model_copy(update={"scenario": scenario}))
+    every = {**spec.params, **({"fedbn": params} if params else {})}
+    return tiny_run(spec.model_copy(update={"scenario": scenario, "params": every}))
 
 
 @pytest.mark.parametrize("backbone", ["resnet8", "resnet18"])
@@ -63,7 +64,7 @@ def test_batch_norm_stays_as_the_client_left_it_and_everything_else_is_the_mean(
     run = replace(run, executor=watched)
     after, record = train_round(run, run.initial_state())
     first = {k: {**u.weights, **u.buffers} for k, u in watched.updates.items()}
-    sizes = {k: watched.updates[k].num_examples for k in record.cohort}
+    assert len({watched.updates[k].num_examples for k in record.cohort}) > 1
     for name, initial in {**run.model.weights, **run.model.buffers}.items():
         values = {k: first[k][name] for k in record.cohort}
         if name in run.private:
@@ -71,7 +72,7 @@ def test_batch_norm_stays_as_the_client_left_it_and_everything_else_is_the_mean(
             assert torch.equal({**after.weights, **after.buffers}[name], initial)
             assert all(torch.equal(after.own[k][name], values[k]) for k in record.cohort)
         else:
-            mean = sum(sizes[k] * values[k].double() for k in record.cohort) / sum(sizes.values())
+            mean = sum(values[k].double() for k in record.cohort) / len(record.cohort)
             torch.testing.assert_close(after.weights[name].double(), mean, rtol=1e-5, atol=1e-7)
     tasks = {k: client_task(run, after, 2, 0, k, broadcast(run, after, k)) for k in record.cohort}
     for k, task in tasks.items():
@@ -105,9 +106,33 @@ def test_batch_norm_is_neither_sent_nor_counted():
     assert record.bytes_up == record.bytes_down == 2 * (everything - kept)
 
 
+def aggregated(**params):
+    """The mean of 1 and 5 as a weight, of 2 and 10 as a statistic and of counters 7 and 8, from 1 and 3 samples."""
+    updates = tuple(
+        Update(k, {"w": torch.tensor(w)}, {"mean": torch.tensor(2 * w), "count": torch.tensor(7 + k)}, n)
+        for k, (w, n) in enumerate(((1.0, 1), (5.0, 3)))
+    )
+    buffers = {"mean": torch.tensor(0.0), "count": torch.tensor(0)}
+    spec = tiny_spec("fedavg", backbone="convnet", weighting="samples")
+    task = AggregationTask(1, {"w": torch.tensor(0.0)}, buffers, updates, Model({}, None), spec, {})
+    made = FedBN(FedBnParams(**params)).aggregate(task)
+    return {name: tensor.item() for name, tensor in {**made.weights, **made.buffers}.items()}
+
+
+def test_the_mean_of_weights_and_of_other_statistics_is_plain_whatever_the_runs_weighting():
+    assert aggregated() == {"w": 3.0, "mean": 6.0, "count": 7}
+    assert aggregated(weighting="samples") == {"w": 4.0, "mean": 8.0, "count": 7}
+
+
+# by FedBN's option, and by that of the run that FedAvg reads
+EQUAL_WEIGHTING = [({}, "uniform"), ({"weighting": "samples"}, "samples")]
+
+
 @pytest.mark.parametrize("backbone", ["convnet", "clip:embedded"])
-def test_without_batch_norm_it_is_fedavg_bit_for_bit(backbone):
-    ours, plain = (run_of(backbone, method, rounds=2) for method in ("fedbn", "fedavg"))
+@pytest.mark.parametrize(("params", "weighting"), EQUAL_WEIGHTING)
+def test_without_batch_norm_it_is_fedavg_bit_for_bit(backbone, params, weighting):
+    ours = run_of(backbone, params=params, rounds=2)
+    plain = run_of(backbone, "fedavg", rounds=2, weighting=weighting)
     one, other = final_state(ours), final_state(plain)
     assert digest(one) == digest(other) and not one.own
     assert evaluate(ours, one)[0] == evaluate(plain, other)[0]
@@ -142,7 +167,7 @@ def shifted(tensors, inputs, training):
 
 
 def evaluation(client=None, clients=(0, 1, 2), own=None):
-    # shift: 1 at client 0, -3 at client 1; client 2 has not taken part: the initial 0
+    # shift: 1 at client 0, -3 at client 1; client 2 has not taken part; initially 0
     held = {0: {"shift": torch.tensor(1.0)}, 1: {"shift": torch.tensor(-3.0)}} if own is None else own
     weights = {"shared": torch.tensor(0.0), "shift": torch.tensor(0.0)}
     model = Model(weights, shifted, batch_norm=frozenset({"shift"}))
@@ -151,12 +176,13 @@ def evaluation(client=None, clients=(0, 1, 2), own=None):
     return EvaluationTask(model, weights, {}, inputs, 2, client, clients=clients, own=held, private=private)
 
 
-def test_global_columns_use_the_mean_and_own_models_their_own_layers():
+def test_global_columns_and_who_never_took_part_use_the_mean_and_own_models_their_own_layers():
     got = METHOD.evaluate(evaluation())
     # mean shift -1: -1.5, -.5, 1
     assert got.labels.tolist() == [1, 1, 0]
     own = {client: found.tolist() for client, found in got.by_client.items()}
-    assert own == {0: [0, 0, 0], 1: [1, 1, 1], 2: [1, 0, 0]}
+    # client 2 by the mean layers; by the initial ones it would be 1, 0, 0
+    assert own == {0: [0, 0, 0], 1: [1, 1, 1], 2: [1, 1, 0]}
     assert METHOD.evaluate(evaluation(clients=())).by_client == {}
 
 

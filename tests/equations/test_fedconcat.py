@@ -67,8 +67,8 @@ def update(client, size, enc, mean=0.0, count=0):
     return Update(client, weights, {"mean": torch.tensor(mean), "count": torch.tensor(count)}, size)
 
 
-def aggregated(plugin, spec, state, updates, round=1):
-    model = small_model()
+def aggregated(plugin, spec, state, updates, round=1, model=None):
+    model = model or small_model()
     task = AggregationTask(round, model.weights, model.buffers, tuple(updates), model, spec, state)
     return plugin.aggregate(task)
 
@@ -116,6 +116,15 @@ def test_means_are_by_samples_inside_a_cluster_and_global_ones_over_all():
     assert kept["encoder/count"].tolist() == [7, 9]
     # (1·1 + 3·5 + 2·10) / 6 = 6
     assert weights["enc"].item() == 6.0
+
+
+def test_a_state_of_an_earlier_round_is_left_as_it_was():
+    plugin, spec, state, _ = started(FOUR, clusters=2)
+    earlier = dict(state["fedconcat"])
+    before = {name: tensor.clone() for name, tensor in earlier.items()}
+    aggregated(plugin, spec, state, [update(0, 1, 4.0, 2.0, 7), update(2, 2, 10.0, 3.0, 9)])
+    assert all(torch.equal(before[name], tensor) for name, tensor in earlier.items())
+    assert state["fedconcat"]["encoder/enc"].tolist() == [4.0, 10.0]
 
 
 def test_a_cluster_without_participants_keeps_its_model():
@@ -188,13 +197,13 @@ def test_warm_logits_are_exactly_the_sum_of_the_clusters_logits():
     assert torch.equal(wide, sum(z @ w.T + b for z, w, b in zip(features, weights, biases, strict=True)))
 
 
-def stage_2(**params):
+def stage_2(model=None, **params):
     """Two clusters with e = 4, m = 5 and e = 10, m = 3, their heads filled with e; stage 2 begins."""
-    plugin, spec, state, _ = started(FOUR, clusters=2, **params)
+    plugin, spec, state, _ = started(FOUR, clusters=2, model=model, **params)
     updates = [update(0, 1, 4.0, 5.0, 7), update(2, 2, 10.0, 3.0, 9)]
-    aggregated(plugin, spec, state, updates, round=1)
+    aggregated(plugin, spec, state, updates, round=1, model=model)
     assert WEIGHT not in state["fedconcat"]
-    aggregated(plugin, spec, state, updates, round=2)
+    aggregated(plugin, spec, state, updates, round=2, model=model)
     return plugin, spec, state
 
 
@@ -209,6 +218,14 @@ def test_a_fresh_wide_head_is_drawn_within_one_over_the_root_of_its_width():
     for name, shape in ((WEIGHT, (2, 2)), (BIAS, (2,))):
         drawn = state["fedconcat"][name]
         assert drawn.shape == shape and 0 < drawn.abs().max() <= 2**-0.5
+
+
+def test_a_fresh_bias_under_a_head_scale_is_divided_by_it_and_the_weight_is_not():
+    plain = stage_2(head_start="fresh")[2]["fedconcat"]
+    scaled = stage_2(replace(small_model(), head=LinearHead(scale=4.0)), head_start="fresh")[2]["fedconcat"]
+    # a layer on the features 4 z: logits 4 (W z + b) have the bias of one without scale
+    assert torch.equal(4 * scaled[BIAS], plain[BIAS]) and plain[BIAS].all()
+    assert torch.equal(scaled[WEIGHT], plain[WEIGHT])
 
 
 def test_stage_2_sends_the_wide_head_and_the_encoders_once_a_client_that_answered():

@@ -54,6 +54,21 @@ def targets(task, **params):
     return FedDF(FedDfParams(**params)).targets(task, task.server_data.inputs)
 
 
+def server_steps(task, params):
+    """The learning rate and the gradient at every step of the server, by a spy in Adam's place."""
+    seen = []
+
+    class Spy(torch.optim.SGD):
+        def step(self):
+            [group] = self.param_groups
+            seen.append((group["lr"], group["params"][0].grad.clone()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "Adam", Spy)
+        FedDF(params).aggregate(task)
+    return seen
+
+
 def with_params(spec, **params):
     return spec.model_copy(update={"params": {"feddf": {**spec.params["feddf"], **params}}})
 
@@ -94,20 +109,30 @@ def test_t_squared_keeps_the_size_of_the_gradient_and_is_one_at_t_one():
 
 @pytest.mark.parametrize("t_squared", [True, False])
 def test_aggregate_takes_the_factor_it_is_told(t_squared):
-    # the gradient of the first step, before Adam, is beyond the clip with T^2 only: seen by a spy on the optimiser
-    task, seen = fusion([head(9.0, 0.0), head(0.0, 1.0)]), []
+    # seen before Adam, which does away with the factor, and below the clip
+    task = fusion([head(9.0, 0.0), head(0.0, 1.0)])
     params = FedDfParams(steps=1, temperature=4.0, t_squared=t_squared, scheme="avg_probs")
-
-    class Spy(torch.optim.SGD):
-        def step(self):
-            seen.append(self.param_groups[0]["params"][0].grad.clone())
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.optim, "Adam", Spy)
-        FedDF(params).aggregate(task)
+    [(_, gradient)] = server_steps(task, params)
     q = (1 / (1 + torch.tensor(-9 / 4).exp()) + 1 / (1 + torch.tensor(1 / 4).exp())) / 2
     p = 1 / (1 + torch.tensor(-(4.5 - 0.5) / 4).exp())
-    assert seen[0][0, 0].item() == pytest.approx(float(p - q) / 4 * (16 if t_squared else 1), rel=1e-4)
+    assert gradient[0, 0].item() == pytest.approx(float(p - q) / 4 * (16 if t_squared else 1), rel=1e-4)
+
+
+def test_servers_rate_falls_to_zero_by_half_a_cosine():
+    task = fusion([head(9.0, 0.0), head(0.0, 1.0)])
+    rates = [rate for rate, _ in server_steps(task, FedDfParams(steps=4, lr=0.08, scheme="avg_probs"))]
+    # .04 (1 + cos(pi i / 4))
+    assert rates == pytest.approx([0.08, 0.068284, 0.04, 0.011716], abs=1e-6)
+
+
+def test_servers_gradients_are_clipped_at_a_norm_of_five():
+    task = fusion([head(9.0, 0.0), head(0.0, 1.0)], 100 * POINT)
+    free, five, one = (
+        server_steps(task, FedDfParams(steps=1, scheme="avg_probs", **clip))[0][1].norm().item()
+        for clip in ({"clip": 100.0}, {}, {"clip": 1.0})
+    )
+    assert 5 < free < 100
+    assert (five, one) == pytest.approx((5.0, 1.0), rel=1e-4)
 
 
 def test_student_starts_from_the_plain_mean_unless_told_fedavgs():

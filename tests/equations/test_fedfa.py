@@ -193,8 +193,8 @@ def server(values, sizes, **params):
         for k, (v, n) in enumerate(zip(values, sizes, strict=True))
     )
     task = AggregationTask(1, {"w": torch.zeros(1)}, {}, updates, model, tiny_spec("fedavg"), {})
-    weights = FedFA(FedFAParams(**params)).aggregate(task)
-    return weights["w"].tolist(), {name: tensor.tolist() for name, tensor in task.state["fedfa"].items()}
+    made = FedFA(FedFAParams(**params)).aggregate(task)
+    return made.weights["w"].tolist(), {name: tensor.tolist() for name, tensor in task.state["fedfa"].items()}
 
 
 def test_server_takes_the_plain_mean_of_weights_and_the_variance_of_both_statistics():
@@ -355,12 +355,14 @@ def test_probability_zero_is_fedavg_bit_for_bit_under_uniform_weighting_and_half
     assert common(final_state(tiny_run(fedfa(backbone)))) != digest(wanted)
 
 
-def test_only_the_plain_mean_differs_from_fedavg_where_the_run_weights_by_samples():
-    spec = fedfa(params={"probability": 0.0}, weighting="samples", rounds=1)
-    wanted = digest(replace(final_state(tiny_run(plain(spec))), buffers={}))
-    assert digest(replace(final_state(tiny_run(spec)), buffers={})) != wanted
-    weighted = fedfa(params={"probability": 0.0, "weighting": "samples"}, weighting="samples", rounds=1)
-    assert digest(replace(final_state(tiny_run(weighted)), buffers={})) == wanted
+@pytest.mark.parametrize(("own", "of_run"), [("uniform", "samples"), ("samples", "uniform")])
+def test_weights_and_batch_norm_are_averaged_by_its_own_weighting_not_by_the_runs(own, of_run):
+    backbone, params = "resnet8?width=1", {"probability": 0.0, "weighting": own}
+    state = final_state(tiny_run(fedfa(backbone, params=params, weighting=of_run)))
+    wanted, other = (final_state(tiny_run(plain(fedfa(backbone, weighting=each)))) for each in (own, of_run))
+    ours = replace(state, buffers={name: state.buffers[name] for name in wanted.buffers})
+    assert "body.bn1.running_mean" in wanted.buffers
+    assert digest(ours) == digest(wanted) != digest(other)
 
 
 def test_as_released_is_the_constant_factor_two_whatever_the_clients_tell():

@@ -222,7 +222,18 @@ def test_prototypes_are_all_that_is_sent():
     assert first.bytes_up == 4 * 84 * classes_of(run, first.cohort) + 2 * 4
     _, second = train_round(run, state)
     assert second.bytes_down == 2 * (4 * 4 * 84 + 4)
-    assert size_in_bytes(state.own[first.cohort[0]]) == run.info.round_bytes
+    assert run.info.round_bytes == 0
+    assert size_in_bytes(state.own[first.cohort[0]]) == size_in_bytes(run.model.weights, run.model.buffers)
+
+
+def test_running_statistics_are_private_too():
+    run = run_of(backbone="resnet8?width=1", rounds=1)
+    state, record = train_round(run, run.initial_state())
+    # 64 features: k rows and a mask of 4 bytes each
+    assert record.bytes_up == 4 * 64 * classes_of(run, record.cohort) + 2 * 4 and record.bytes_down == 0
+    one, other = (state.own[client]["body.bn1.running_mean"] for client in record.cohort)
+    assert not torch.equal(one, other)
+    assert torch.equal(state.buffers["body.bn1.running_mean"], run.model.buffers["body.bn1.running_mean"])
 
 
 def scored_by_distance(tensors, inputs, training):

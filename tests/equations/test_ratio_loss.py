@@ -30,6 +30,11 @@ def head(tensors, inputs, training):
     return Outputs(inputs @ tensors["head.weight"].T + tensors["head.bias"], inputs)
 
 
+def scaled_head(tensors, inputs, training):
+    outputs = head(tensors, inputs, training)
+    return Outputs(16.0 * outputs.logits, outputs.features)
+
+
 def end_of_round(received, *, updated=None, inputs=None, labels=(0, 1, 2), **training):
     """The end of a round that began with ``received`` (C, d), one client having answered ``updated``."""
     start = {"head.weight": received, "head.bias": torch.zeros(len(received))}
@@ -60,6 +65,12 @@ def test_a_position_that_another_class_reaches_to_80_percent_in_absolute_value_d
     third[1, 1] = -0.2
     ratio = released_ratios(torch.stack([first, second, third]), 5000.0)[0].item()
     assert ratio == pytest.approx((1 + 1) / ((0.5 + 0.79) / 2))
+
+
+def test_a_class_stands_out_only_where_its_change_is_the_largest_with_its_sign():
+    # at (0,1) class 0 changes by -1 and class 1 by .1, the largest, whose 80 % the other reaches: nobody's
+    changes = torch.tensor([[[1.0, -1.0], [0.0, 0.0]], [[0.5, 0.1], [0.0, 0.0]]])
+    assert released_ratios(changes, 5000.0).tolist() == [2.0, 10.0]
 
 
 def test_ratios_are_of_sums_not_means_of_ratios_and_capped():
@@ -99,6 +110,34 @@ def test_changes_are_what_training_on_one_class_adds_to_the_received_model():
     assert twice[1, 1, 1] > 1.5 * changes[1, 1, 1]
 
 
+def test_copies_are_trained_at_the_rate_that_clients_had_in_the_round():
+    samples = [FeatureInputs(row[None]) for row in torch.eye(3)]
+    first, decayed = (
+        RatioLoss(RatioLossParams()).trained_changes(task, LinearHead(), samples)
+        for task in (end_of_round(torch.zeros(3, 3)), end_of_round(torch.zeros(3, 3), lr_decay=0.5))
+    )
+    torch.testing.assert_close(decayed, 0.5 * first)  # the task's round is 2
+
+
+def test_climbs_gradients_are_autograds_with_a_scaled_head_and_a_bias():
+    generator = torch.Generator().manual_seed(0)
+    received, bias = (0.1 * torch.randn(shape, generator=generator) for shape in ((3, 4), (3,)))
+    inputs, labels = torch.randn(6, 4, generator=generator), torch.tensor([0, 1, 2, 0, 1, 0])
+    task = end_of_round(received, inputs=inputs, labels=labels.tolist())
+    weights, place = {"head.weight": received, "head.bias": bias}, LinearHead(scale=16.0)
+    task = replace(task, weights=weights, model=Model(weights, scaled_head, head=place))
+    wanted = []
+    for label in range(3):
+        weight = received.clone().requires_grad_()
+        logits = scaled_head({**weights, "head.weight": weight}, inputs[labels == label], True).logits
+        loss = torch.nn.functional.cross_entropy(logits, labels[labels == label])
+        wanted.append(torch.autograd.grad(loss, weight)[0])
+    samples = [task.server_data.inputs.select(torch.nonzero(labels == k).flatten()) for k in range(3)]
+    torch.testing.assert_close(RatioLoss(RatioLossParams()).gradients(task, place, samples), torch.stack(wanted))
+    ratios = 0.1 * climb_ratios(torch.stack(wanted), 50.0)
+    torch.testing.assert_close(kept(task, ratio="climb", normalise=False), 1 + ratios)
+
+
 def test_weights_come_from_the_model_before_the_round_and_aggregation_is_fedavgs():
     # all server samples alike: a class the received head hardly knows changes it most, others little
     inputs = torch.ones(3, 3)
@@ -111,16 +150,19 @@ def test_weights_come_from_the_model_before_the_round_and_aggregation_is_fedavgs
     assert not torch.allclose(kept(one), kept(end_of_round(received.flip(0), inputs=inputs)))
 
 
-def test_class_weights_are_alpha_plus_beta_r_and_of_mean_one_when_normalised():
+def test_class_weights_are_alpha_plus_beta_r_divided_by_their_mean_unless_told_otherwise():
     # three orthogonal samples: nobody else changes at a class's own position but by its own row, R = |.33 / .17| ...
     task = end_of_round(torch.zeros(3, 3), inputs=torch.ones(3, 3))
     # every row p: class p changes it by .5 * 2/3, the other two by -.5 * 1/3 each, which is half: R = 2
-    assert kept(task).tolist() == pytest.approx([1.2] * 3)
-    assert kept(task, alpha=0.5, beta=1.0).tolist() == pytest.approx([2.5] * 3)
-    assert kept(task, cap=1.0).tolist() == pytest.approx([1.1] * 3)
-    assert kept(task, ratio="climb").tolist() == pytest.approx([1.2] * 3)
+    assert kept(task, normalise=False).tolist() == pytest.approx([1.2] * 3)
+    assert kept(task, normalise=False, alpha=0.5, beta=1.0).tolist() == pytest.approx([2.5] * 3)
+    assert kept(task, normalise=False, cap=1.0).tolist() == pytest.approx([1.1] * 3)
+    assert kept(task, normalise=False, ratio="climb").tolist() == pytest.approx([1.2] * 3)
+    assert kept(task).tolist() == pytest.approx([1.0] * 3)
     skewed = end_of_round(torch.tensor([[3.0, 0, 0], [0, 0, 0], [0, 0, 0]]), inputs=torch.ones(3, 3))
-    assert kept(skewed, normalise=True).mean().item() == pytest.approx(1.0)
+    plain = kept(skewed, normalise=False)
+    assert plain.std() > 0.1
+    torch.testing.assert_close(kept(skewed), plain / plain.mean())
 
 
 def test_loss_is_divided_by_the_samples_and_survives_an_underflow():
@@ -149,14 +191,14 @@ def test_beta_zero_is_fedavg_bit_for_bit_and_ratios_are_not(backbone):
     plain = spec.model_copy(update={"method": "fedavg", "params": {}})
     found = [
         digest(final_state(tiny_run(s, executor="sequential")))
-        for s in (plain, with_params(spec, beta=0.0), with_params(spec, beta=0.0, normalise=True), spec)
+        for s in (plain, with_params(spec, beta=0.0), with_params(spec, beta=0.0, normalise=False), spec)
     ]
     assert found[0] == found[1] == found[2] != found[3]
 
 
 @pytest.mark.parametrize("ratio", ["released", "climb"])
 def test_class_weights_are_kept_by_the_server_and_used_by_the_clients(ratio):
-    run = tiny_run(with_params(tiny_spec("ratio-loss", rounds=3), ratio=ratio, normalise=True))
+    run = tiny_run(with_params(tiny_spec("ratio-loss", rounds=3), ratio=ratio))
     seen = [
         state.server["ratio-loss"]["class_weights"] for state, *_ in rounds(run, run.initial_state()) if state.round
     ]

@@ -237,7 +237,7 @@ def test_evaluate_shows_both_numbers_and_ends_with_0(fedbench: Command, recorded
     assert line.split() == ["global_accuracy", accuracy, accuracy, "0.00"]
     assert "class_accuracy/" not in ended.out
     assert "Equal as well: the accuracies of 4 classes; --classes shows them." in ended.out
-    assert "equal: every metric and all 30 predictions are the recorded ones, bit for bit." in ended.out
+    assert "equal: every metric and all 30 predictions are as recorded, bit for bit." in ended.out
     assert max(map(len, ended.out.splitlines()[:5])) <= 100
     assert "class_accuracy/bird" in fedbench(run.info.run_id, "--classes").out
 

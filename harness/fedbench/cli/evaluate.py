@@ -62,7 +62,9 @@ def _show(evaluation: Evaluation, classes: bool) -> None:
 def _conclude(evaluation: Evaluation) -> None:
     causes = "; ".join(evaluation.causes)
     if evaluation.is_equal:
-        say(f"equal: every metric and all {evaluation.predictions} predictions are the recorded ones, bit for bit.")
+        # a method without a global model has none
+        predictions = f" and all {evaluation.predictions} predictions" if evaluation.predictions else ""
+        say(f"equal: every metric{predictions} {'are' if predictions else 'is'} as recorded, bit for bit.")
         if causes:
             say(f"That is so although something changed: {causes}.")
         return
