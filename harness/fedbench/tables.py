@@ -10,8 +10,9 @@ import pandas as pd
 
 from fedbench.published import AS_PRINTED, NOT_COMPARABLE, in_order
 from fedbench.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
-from fedbench.wording import NONE, heading, megabytes, server_data_notes, spread
+from fedbench.wording import NONE, OWN_MODELS, heading, megabytes, server_data_notes, spread
 
+_OWN = "personal_mean_client_accuracy"
 SIGN = "*"
 """Stands after a significant difference."""
 _MARKS = {NOT_COMPARABLE: "≠", AS_PRINTED: "≈"}
@@ -87,19 +88,21 @@ def _shown(block: pd.DataFrame) -> Shown:
     caption = f"{block['caption'].iloc[0]}" + (f" · {shared}" if shared else "")
     told = f"{seeds} seeds, mean ± sample std" if seeds > 1 else "1 seed"
     common, rows = _described(block, names[0].cells)
+    scores = list(_scores(block))
     return Shown(
         caption=f"{caption} · {told}; MB up and down",
         rank=Column("#", [str(rank) for rank in block["rank"]]),
         names=names,
         short=names if shared else [Column("method", labels), Column("on", [letters[b] for b in block["backbone"]])],
         letters="" if shared else f"on: {legend}",
-        scores=[*_scores(block), *_difference(block)],
+        scores=[*scores, *_difference(block)],
         further=[*_published(block), *_costs(block)],
         notes=[
             *_significance(block),
             *_without_baseline(block),
             *_incomplete(block),
             *server_data_notes(labels, list(block["server_data"])),
+            *([OWN_MODELS] if any(column.heading == heading(_OWN) for column in scores) else []),
             *_differs(block),
             *_tuned(block, labels),
             *_to_target(block),

@@ -36,6 +36,10 @@ def server_data_notes(labels: Sequence[str], used: Sequence[str]) -> Iterator[st
             yield f"{kind} samples at the server are used by {', '.join(rows)}"
 
 
+OWN_MODELS = "own models: every client by its own model, mean over clients; other columns are the global model's"
+"""Said under a table that has the column."""
+
+
 def spread(mean: float, std: float, sign: str = "") -> str:
     """``mean ± std`` with one decimal; the mean alone where ``std`` is NaN, a dash where ``mean`` is."""
     if math.isnan(mean):

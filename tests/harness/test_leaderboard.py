@@ -40,6 +40,8 @@ from fedbench.scenarios.scenario import Partition, Scenario
 from fedbench.significance import Test
 from fedbench.spec import RunSpec, Training
 from fedbench.suite import load_suite
+from fedbench.tables import tables
+from fedbench.wording import OWN_MODELS
 
 LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)
 # seed -> head, tail; accuracy is between them
@@ -1019,3 +1021,17 @@ def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeyp
     # a run of before is superseded, the six that count have round 0
     assert (len(given["curves"]), len(given["federations"])) == (6, 6)
     assert invoke(uri, "--format", "html").stdout == "<html>"
+
+
+def test_own_models_and_data_at_the_server_are_named_under_the_table(uri: str) -> None:
+    results = load_results(uri, "longtail")
+    is_prox = results["method"] == "fedprox"
+    results["server_data"] = ["unlabelled" if prox else "" for prox in is_prox]
+    results["final/personal_mean_client_accuracy"] = [80.0 if prox else float("nan") for prox in is_prox]
+    (shown,) = tables(leaderboard(results))
+    assert "unlabelled samples at the server are used by fedprox" in shown.notes
+    assert OWN_MODELS in shown.notes
+    (column,) = [column for column in shown.scores if column.heading == "own models"]
+    assert sorted(column.cells) == ["80.0 ± 0.0", "–"]
+    (plain,) = tables(leaderboard(load_results(uri, "longtail")))
+    assert OWN_MODELS not in plain.notes and not any("at the server" in note for note in plain.notes)
