@@ -115,6 +115,8 @@ def test_every_published_accuracy_of_a_registered_method_is_replayed(replay):
     wanted = wanted[~wanted["table"].isin(LEFT_OUT[suite.published])]
     wanted = wanted[wanted["variant"] != "text encoder=GloVe"]  # word vectors, for which no loader is built
     wanted = wanted[[set(stack_names(m)) <= known for m in wanted["method"]]]
+    # its VGG-11 must have batch-norm layers, which ours has not
+    wanted = wanted[(wanted["method"] != "fedbn") | (wanted["table"] != "12")]
     if suite.name == "fedclip":
         # a target's own accuracies are joined; means over targets, and table 11's single domains, are derived from them
         wanted = wanted[(wanted["group"] != "avg") | (wanted["table"] == "11")]
@@ -232,7 +234,9 @@ def uri(tmp_path_factory):
     """A store with one seed of four rows of the embedded CLIP2FL suite; the first of them is in no table of it."""
     uri = store.store_uri(str(tmp_path_factory.mktemp("store")))
     listener = tracking.Tracking(uri, "clip2fl")
-    specs = [s for s in expand(load_suite("clip2fl"), Overrides(seeds=(0,))) if s.setting == "IF 100"][:4]
+    chosen = ("clip-zs", "fedavg", "fedprox", "creff")
+    specs = expand(load_suite("clip2fl"), Overrides(methods=chosen, seeds=(0,)))
+    specs = [s for s in specs if s.setting == "IF 100"]
     info = RunInfo({}, "d" * 64, "", 20, 8, 400, 80, 6, 24)
     for number, spec in enumerate(specs):
         listener.run_started(spec, info)

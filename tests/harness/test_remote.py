@@ -122,7 +122,7 @@ def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
     by_method = results.set_index("method")["run_id"]
     evaluated = fedbench("evaluate", str(by_method["creff"]), "--cache-dir", "cache")
     assert evaluated.code == 0, evaluated.err
-    assert "equal: every metric and all 30 predictions are the recorded ones" in evaluated.out
+    assert "equal: every metric and all 30 predictions are as recorded" in evaluated.out
     compared = fedbench("compare", *by_method.astype(str))
     assert compared.code == 0, compared.err
     assert "provenance: all " in compared.out
