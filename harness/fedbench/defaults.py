@@ -30,7 +30,7 @@ from fedbench.hookspecs import (
 from fedbench.models.heads import default_model
 from fedbench.spec import RunSpec
 from fedbench.training import local_sgd
-from fedbench.types import Broadcast, Federation, LabelledBatch, Model, Predictions, Tensors, Update
+from fedbench.types import Broadcast, Federation, GlobalModel, LabelledBatch, Model, Predictions, Tensors, Update
 
 EVALUATION_BATCH = 500
 AVERAGED_AT_ONCE = 2**16
@@ -69,9 +69,9 @@ def participant_shares(updates: tuple[Update, ...], weighting: str) -> Tensor:
     return sizes / sizes.sum()
 
 
-def average(task: AggregationTask) -> Tensors:
-    """The mean of the clients' weights over the participants (Alg. 1, server)."""
-    shares = participant_shares(task.updates, task.spec.training.weighting)
+def average(task: AggregationTask, weighting: str | None = None) -> Tensors:
+    """The mean of the clients' weights over the participants (Alg. 1, server); by default weighted as the run says."""
+    shares = participant_shares(task.updates, weighting or task.spec.training.weighting)
     return {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
 
 
@@ -89,6 +89,11 @@ def average_buffers(updates: tuple[Update, ...], weighting: str, received: Tenso
         values = [u.buffers[name] for u in updates]
         averaged[name] = weighted_mean(values, shares) if old.is_floating_point() else values[0]
     return averaged
+
+
+def mean_model(task: AggregationTask, weighting: str) -> GlobalModel:
+    """The mean of the participants' weights and running statistics alike: by ``samples``, or ``uniform``."""
+    return GlobalModel(average(task, weighting), average_buffers(task.updates, weighting, task.buffers))
 
 
 def largest_logit(task: EvaluationTask) -> Predictions:

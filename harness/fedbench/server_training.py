@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
-from fedbench.defaults import EVALUATION_BATCH, participant_shares, weighted_mean
+from fedbench.defaults import EVALUATION_BATCH
 from fedbench.errors import FedbenchError, Unworkable
 from fedbench.hookspecs import AggregationTask
 from fedbench.models.inputs import InputSource
@@ -73,17 +73,6 @@ def granted(task: AggregationTask, method: str) -> ServerData:
 def client_models(task: AggregationTask) -> list[GlobalModel]:
     """The participants' trained models with their own running statistics."""
     return [GlobalModel(update.weights, update.buffers) for update in task.updates]
-
-
-def mean_model(task: AggregationTask, weighting: str) -> GlobalModel:
-    """The mean of the participants' weights and running statistics: by samples, as FedAvg has it, or ``uniform``."""
-    shares = participant_shares(task.updates, weighting)
-    weights = {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
-    buffers = {}
-    for name, old in task.buffers.items():
-        values = [u.buffers[name] for u in task.updates]
-        buffers[name] = weighted_mean(values, shares) if old.is_floating_point() else values[0].clone()
-    return GlobalModel(weights, buffers)
 
 
 @torch.no_grad()

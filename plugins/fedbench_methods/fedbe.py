@@ -33,7 +33,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import participant_shares, weighted_mean
+from fedbench.defaults import mean_model, participant_shares, weighted_mean
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import AggregationTask, hookimpl
 from fedbench.hyper import hyper
@@ -45,7 +45,6 @@ from fedbench.server_training import (
     divergence_gradient,
     ensemble,
     granted,
-    mean_model,
     server_batches,
     trained_copy,
 )

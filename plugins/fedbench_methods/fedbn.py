@@ -28,7 +28,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import average_buffers, largest_logit, participant_shares, predicted_classes, weighted_mean
+from fedbench.defaults import largest_logit, mean_model, predicted_classes, weighted_mean
 from fedbench.hookspecs import AggregationTask, EvaluationTask, hookimpl
 from fedbench.hyper import hyper
 from fedbench.spec import RunSpec
@@ -74,9 +74,7 @@ class FedBN:
     @hookimpl
     def aggregate(self, task: AggregationTask) -> GlobalModel:
         """The plain mean of what is not private, weights and running statistics (of other layers) alike."""
-        shares = participant_shares(task.updates, self.params.weighting)
-        weights = {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
-        return GlobalModel(weights, average_buffers(task.updates, self.params.weighting, task.buffers))
+        return mean_model(task, self.params.weighting)
 
     @hookimpl
     def evaluate(self, task: EvaluationTask) -> Predictions:

@@ -32,6 +32,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedbench.defaults import mean_model
 from fedbench.hookspecs import AggregationTask, hookimpl
 from fedbench.hyper import hyper
 from fedbench.models.inputs import InputSource
@@ -42,7 +43,6 @@ from fedbench.server_training import (
     divergence_gradient,
     ensemble,
     granted,
-    mean_model,
     server_batches,
     trained_copy,
 )

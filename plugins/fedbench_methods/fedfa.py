@@ -33,7 +33,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import average_buffers, cross_entropy, participant_shares, weighted_mean
+from fedbench.defaults import cross_entropy, mean_model
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import AggregationTask, BroadcastTask, LocalStep, ModelSetup, StartTask, hookimpl
 from fedbench.hyper import hyper
@@ -188,9 +188,7 @@ class FedFA:
             for statistic in STATISTICS
             for block, name in enumerate(_running_names(task.model, statistic))
         }
-        shares = participant_shares(task.updates, self.params.weighting)
-        weights = {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
-        return GlobalModel(weights, average_buffers(task.updates, self.params.weighting, task.buffers))
+        return mean_model(task, self.params.weighting)
 
 
 def _running_names(model: Model, statistic: str) -> list[str]:

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedbench.defaults import participant_shares, weighted_mean
+from fedbench.defaults import average
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import AggregationTask, LocalStep, ModelSetup, hookimpl
 from fedbench.hyper import hyper
@@ -202,8 +202,7 @@ class FSTCBDG:
     @hookimpl
     def aggregate(self, task: AggregationTask) -> Tensors:
         """The plain mean over the participants (Alg. 1), or weighted by their samples."""
-        shares = participant_shares(task.updates, self.params.weighting)
-        return {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
+        return average(task, self.params.weighting)
 
 
 def _all_logits(step: LocalStep, weights: Tensors) -> Tensor:

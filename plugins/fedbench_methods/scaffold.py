@@ -34,7 +34,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import participant_shares, weighted_mean
+from fedbench.defaults import average
 from fedbench.hookspecs import AggregationTask, BroadcastTask, ClientTask, LocalStep, StartTask, hookimpl
 from fedbench.hyper import hyper
 from fedbench.local_steps import gradient_weight, local_steps, rates_by_name, require_sgd
@@ -136,10 +136,9 @@ class SCAFFOLD:
     @hookimpl
     def aggregate(self, task: AggregationTask) -> Tensors:
         """x and c of Algorithm 1: x by the mean over the cohort, c by the sum over N."""
-        control, shares = task.state[self.name], participant_shares(task.updates, self.params.weighting)
+        control, means = task.state[self.name], average(task, self.params.weighting)
         changes = {name: sum(u.payload[CONTROL + name] for u in task.updates) for name in task.weights}
         task.state[self.name] = {name: control[name] + change / task.num_clients for name, change in changes.items()}
-        means = {name: weighted_mean([u.weights[name] for u in task.updates], shares) for name in task.weights}
         return {name: torch.lerp(x, means[name], self.params.server_lr) for name, x in task.weights.items()}
 
     def _correction(self, task: ClientTask) -> Tensors:

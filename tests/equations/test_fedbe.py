@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from fedbench.defaults import mean_model
 from fedbench.errors import FedbenchError
 from fedbench.models.inputs import FeatureInputs
-from fedbench.server_training import mean_model, statistics_of
+from fedbench.server_training import statistics_of
 from fedbench.spec import RunSpec
 from fedbench.tasks import AggregationTask, ServerData
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec

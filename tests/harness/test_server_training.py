@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
+from fedbench.defaults import mean_model
 from fedbench.errors import FedbenchError, Unworkable
 from fedbench.models.inputs import FeatureInputs
 from fedbench.randomness import torch_generator
@@ -16,7 +17,6 @@ from fedbench.server_training import (
     divergence_gradient,
     ensemble,
     granted,
-    mean_model,
     server_batches,
     statistics_of,
     trained_copy,
