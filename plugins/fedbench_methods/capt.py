@@ -114,7 +114,9 @@ class CAPT:
             "prompt.class": initial_context(clip, seed, params.class_length, params.init, classes=len(names)),
         }
         weights = {name: drawn[name] for name in BLOCKS[params.prompts]}
-        visual = require_vision_transformer(clip, "capt.vl_align") if params.vl_align else None
+        visual = None
+        if params.vl_align:
+            visual = require_vision_transformer(clip, "capt appends tokens to the image tower", "capt.vl_align=off")
         model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, visual)
         if visual is None:
             return Model(weights=weights, forward=model, encoder=clip.image_encoder())

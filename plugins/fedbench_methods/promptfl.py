@@ -20,14 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-from torch.nn.functional import normalize
-
 from fedbench.hookspecs import ModelSetup, hookimpl
 from fedbench.hyper import hyper
-from fedbench.models.heads import require_clip, scaled_logits
+from fedbench.models.heads import require_clip, text_classifier
 from fedbench.models.prompts import INITS, POSITIONS, Init, Position, initial_context, prompt_tower
-from fedbench.types import Model, Outputs
+from fedbench.types import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +68,5 @@ class PromptFL:
         context = initial_context(clip, setup.spec.seed, params.context_length, params.init, classes=classes)
         tower = prompt_tower(clip, setup.classnames, context.shape[-2], params.position)
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
-            features = normalize(inputs, dim=-1)
-            text = tower.encode(tensors["prompt.context"])
-            return Outputs(scaled_logits(features, text, None, clip.logit_scale), features)
-
+        forward = text_classifier(lambda tensors: tower.encode(tensors["prompt.context"]), clip.logit_scale)
         return Model(weights={"prompt.context": context}, forward=forward, encoder=clip.image_encoder())

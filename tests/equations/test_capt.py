@@ -156,7 +156,7 @@ def test_a_step_encodes_the_images_once_and_trains_the_coupling(make_step):
     run, clip, passes = tiny_run(capt_spec()), tiny_backbone("clip:embedded"), []
     weights = {name: value.clone().requires_grad_() for name, value in run.model.weights.items()}
     step = local_step(make_step, run, [0, 1, 2], [0.25] * 4, weights=weights)
-    handle = clip.module.visual.transformer.register_forward_pre_hook(lambda *_: passes.append(1))
+    handle = clip.module.visual.ln_pre.register_forward_pre_hook(lambda *_: passes.append(1))
     CAPT(CaptParams()).local_loss(step).backward()
     handle.remove()
     assert len(passes) == 1

@@ -13,17 +13,17 @@ the text tower of ViT-B-32 with 16 shared vectors take 1 / 4.9 (three pairs).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from open_clip.model import CLIP
-from open_clip.transformer import ResidualAttentionBlock, Transformer
-from torch import Tensor, nn
-from torch.nn.functional import linear, one_hot, pad
+from torch import Tensor
+from torch.nn.functional import one_hot, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fedbench.models.clip import project_text, text_ends
+from fedbench.models.transformer_blocks import Added, apply_block, is_plain
 
 SCORE_COST = 200
 """What an attention score costs beside its dot products (mask, softmax), in multiply-adds of a matrix product."""
@@ -51,6 +51,8 @@ class PackedTexts:
     """(G, T, d_t) what does not depend on the context: the positions, and the embeddings of all other tokens."""
     places: tuple[Tensor, ...]
     """For each block (G, T, m), or (G, T, C m) for vectors of each text's own: 1 where a place takes a vector."""
+    outside: Tensor
+    """(G, T, 1) 0 where a place takes a vector, else 1."""
     mask: Tensor
     """(G, 1, T, T), or (T, T): what attention adds to its scores: 0 where a token sees another, else minus infinity."""
     ends: Tensor
@@ -60,19 +62,32 @@ class PackedTexts:
     count: int
     """K; places in the last sequence for further texts give features that are dropped."""
 
-    def encode(self, *blocks: Tensor) -> Tensor:
-        """Text features (..., K, d), not normalised, from the blocks, (..., K or 1, m, d_t) each."""
-        x = self.frozen
-        for place, block in zip(self.places, blocks, strict=True):
-            x = x + place @ self._rows(block)
+    def encode(
+        self,
+        *blocks: Tensor,
+        deep: Sequence[Sequence[Tensor]] = (),
+        added: Callable[[int], Added | None] = lambda number: None,
+    ) -> Tensor:
+        """Text features (..., K, d), not normalised, from the blocks, (..., K or 1, m, d_t) each.
+
+        ``deep``: blocks of the same shapes that take the places of the context's states behind the first layer, the
+        second, and so on. ``added``: what layer ``number`` gets besides.
+        """
+        x = self._with_context(self.frozen, blocks)
         *layers, last = self.clip.transformer.resblocks
-        for layer in layers:
-            normed = layer.ln_1(x)
-            x = _apply(layer, x, normed, normed, self.mask)
-        normed, x = last.ln_1(x), self.ends @ x
-        x = _apply(last, x, last.ln_1(x), normed, self.ends_mask)
+        for number, layer in enumerate(layers):
+            x = apply_block(layer, x, layer.ln_1(x), self.mask, added=added(number))
+            if number < len(deep):
+                x = self._with_context(x * self.outside, deep[number])
+        seen = last.ln_1(x)
+        x = apply_block(last, self.ends @ x, seen, self.ends_mask, is_all=False, added=added(len(layers)))
         features = project_text(self.clip, self.clip.ln_final(x))
         return features if self.frozen.ndim == 2 else features.flatten(-3, -2)[..., : self.count, :]
+
+    def _with_context(self, x: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        for place, block in zip(self.places, blocks, strict=True):
+            x = x + place @ self._rows(block)
+        return x
 
     def _rows(self, block: Tensor) -> Tensor:
         """The block's vectors by sequence: (..., 1, m, d_t) or (..., G, C m, d_t), without that dimension for G = 1."""
@@ -91,11 +106,10 @@ def can_pack(clip: CLIP) -> bool:
     Its other blocks (normed queries and keys, scaled heads, cosine attention) and checkpointed activations are left to
     open_clip itself.
     """
-    mask, tower = clip.attn_mask, clip.transformer
-    if mask is None or type(tower) is not Transformer or tower.grad_checkpointing:
+    mask = clip.attn_mask
+    if mask is None or not is_plain(clip.transformer):
         return False
-    causal = torch.full_like(mask, -torch.inf).triu(1)
-    return torch.equal(mask, causal) and all(_is_plain(layer) for layer in tower.resblocks)
+    return torch.equal(mask, torch.full_like(mask, -torch.inf).triu(1))
 
 
 def pack_texts(
@@ -109,8 +123,8 @@ def pack_texts(
     # what stands where: a token, or below zero the context vector -1 - j
     vectors = -1 - torch.arange(slots.shape[1], device=device)
     content = tokens.scatter(1, slots, vectors.expand_as(slots))
-    is_own = torch.tensor([block.is_own for block in context for _ in range(block.length)], device=device)
-    differs = (content != content[0]).any(0) | torch.isin(content[0], vectors[is_own])
+    is_own = torch.tensor([block.is_own for block in context for _ in range(block.length)])
+    differs = (content != content[0]).any(0) | torch.isin(content[0], vectors[is_own.bool().to(device)])
     start = next((place for place, other in enumerate(differs.tolist()) if other), len(differs))
     start = min(start, *ends)
     size = _texts_in_a_sequence(clip, count, start, sum(ends) / count + 1 - start)
@@ -118,7 +132,8 @@ def pack_texts(
 
     text = owner.clamp(min=0)
     content, embedded = content[text, place], embedded[text, place]
-    frozen = torch.where((content < 0)[..., None], 0.0, embedded) + clip.positional_embedding.detach()[place]
+    outside = (content >= 0).to(embedded.dtype)[..., None]
+    frozen = embedded * outside + clip.positional_embedding.detach()[place]
     visible = (owner[:, None] == -1) | (owner[:, None] == owner[..., None])
     visible &= place[:, None] <= place[..., None]
     mask = torch.zeros_like(visible, dtype=frozen.dtype).masked_fill(~visible, -torch.inf)
@@ -128,8 +143,8 @@ def pack_texts(
     selected = one_hot(end, mask.shape[-1]).to(frozen.dtype)
     if len(end) == 1:
         taken = tuple(each[0] for each in taken)
-        return PackedTexts(clip, frozen[0], taken, mask[0], selected[0], ends_mask[0], count)
-    return PackedTexts(clip, frozen, taken, mask[:, None], selected, ends_mask[:, None], count)
+        return PackedTexts(clip, frozen[0], taken, outside[0], mask[0], selected[0], ends_mask[0], count)
+    return PackedTexts(clip, frozen, taken, outside, mask[:, None], selected, ends_mask[:, None], count)
 
 
 def _arrangement(start: int, ends: list[int], size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -176,43 +191,3 @@ def _texts_in_a_sequence(clip: CLIP, count: int, start: int, added: float) -> in
         return sequences * (12 * width**2 * length + (2 * width + SCORE_COST * heads) * length**2)
 
     return min(range(1, count + 1), key=cost)
-
-
-def _apply(layer: ResidualAttentionBlock, x: Tensor, queries: Tensor, seen: Tensor, mask: Tensor) -> Tensor:
-    """A block of the tower at the states ``x`` (..., q, d_t), which look at others; ``queries`` are ``x`` normed.
-
-    ``seen`` (..., T, d_t) are the normed states they look at, ``mask`` (..., q, T) is added to the scores.
-    """
-    attention = layer.attn
-    weight, bias, heads = attention.in_proj_weight, attention.in_proj_bias, attention.num_heads
-    width = x.shape[-1]
-    if queries is seen:
-        query, key, value = _heads(linear(seen, weight, bias), 3 * heads).chunk(3, dim=-3)
-    else:
-        query = _heads(linear(queries, weight[:width], bias[:width]), heads)
-        key, value = _heads(linear(seen, weight[width:], bias[width:]), 2 * heads).chunk(2, dim=-3)
-    # written out, since scaled_dot_product_attention has no batching rule for vmap on the CPU
-    scores = query @ key.mT * attention.head_dim**-0.5 + mask
-    gathered = (scores.softmax(-1) @ value).transpose(-2, -3).flatten(-2)
-    x = x + layer.ls_1(linear(gathered, attention.out_proj.weight, attention.out_proj.bias))
-    result: Tensor = x + layer.ls_2(layer.mlp(layer.ln_2(x)))
-    return result
-
-
-def _heads(projected: Tensor, count: int) -> Tensor:
-    """(..., T, heads * w) to (..., heads, T, w)."""
-    return projected.reshape(*projected.shape[:-1], count, -1).transpose(-2, -3)
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    if type(layer) is not ResidualAttentionBlock or hasattr(layer, "ln_1_kv"):
-        return False
-    attention = layer.attn
-    return (
-        type(attention) is nn.MultiheadAttention
-        and attention.in_proj_weight is not None
-        and attention.in_proj_bias is not None
-        and attention.bias_k is None
-        and not attention.add_zero_attn
-        and attention.dropout == 0.0
-    )

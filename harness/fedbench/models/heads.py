@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fedbench.errors import FedbenchError
 from fedbench.models import load_backbone
-from fedbench.models.clip import ClipBackbone, full_clip_model
+from fedbench.models.clip import ClipBackbone, Forward, full_clip_model
 from fedbench.models.cnn import CnnBackbone, batch_norm_names, cnn_model
 from fedbench.types import LinearHead, Model, Outputs
 
@@ -43,6 +44,34 @@ def scaled_logits(features: Tensor, weight: Tensor, bias: Tensor | None, scale: 
     """s (z W^T + b), (batch, C), with ``features`` z (batch, d), ``weight`` W (C, d), ``bias`` b (C,)."""
     logits = torch.nn.functional.linear(features, weight, bias)
     return logits if scale == 1 else scale * logits
+
+
+@dataclass(frozen=True, eq=False)
+class TextOutputs(Outputs):
+    """Of a model whose classifier is its classes' texts: ``features`` are unit image features."""
+
+    texts: Tensor
+    """Unit text features (K, d), or (b, K, d) where every image has its own."""
+
+
+def text_classifier(texts: Callable[[Mapping[str, Tensor]], Tensor], scale: float) -> Forward:
+    """A forward pass from raw image features (b, d) to ``scale`` times their cosines to the classes' texts.
+
+    ``texts`` gives unit text features (K, d) from the trained tensors. The outputs are `TextOutputs`.
+    """
+
+    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        features, vectors = torch.nn.functional.normalize(inputs, dim=-1), texts(tensors)
+        return TextOutputs(scaled_logits(features, vectors, None, scale), features, vectors)
+
+    return forward
+
+
+def linear_layer(name: str, rows: int, columns: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """``name.weight`` (rows, columns) and ``name.bias`` (rows,), uniform in +-1/sqrt(columns): torch's own default."""
+    bound = columns**-0.5
+    weight = (2 * torch.rand(rows, columns, generator=generator) - 1) * bound
+    return {f"{name}.weight": weight, f"{name}.bias": (2 * torch.rand(rows, generator=generator) - 1) * bound}
 
 
 def default_model(setup: ModelSetup) -> Model:

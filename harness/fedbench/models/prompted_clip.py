@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from open_clip.transformer import VisionTransformer
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
 from fedbench.models.clip import ClipBackbone
-from fedbench.models.heads import scaled_logits
+from fedbench.models.heads import linear_layer, scaled_logits
 from fedbench.models.prompts import PromptTower, prompt_tower
 from fedbench.models.visual_prompts import encode_with_tokens
 from fedbench.randomness import torch_generator
@@ -23,9 +22,7 @@ from fedbench.types import Outputs, Tensors
 
 def coupling(text_width: int, image_width: int, seed: int) -> Tensors:
     """A linear map from context to image tokens, W (d_v, d_t) and b (d_v,): uniform in +-1/sqrt(d_t)."""
-    generator, bound = torch_generator(seed, "prompt coupling"), text_width**-0.5
-    weight = (2 * torch.rand(image_width, text_width, generator=generator) - 1) * bound
-    return {"coupling.weight": weight, "coupling.bias": (2 * torch.rand(image_width, generator=generator) - 1) * bound}
+    return linear_layer("coupling", image_width, text_width, torch_generator(seed, "prompt coupling"))
 
 
 @dataclass(frozen=True, eq=False)

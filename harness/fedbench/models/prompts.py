@@ -67,14 +67,21 @@ class PromptTower:
         """d_t, the width of a context vector."""
         return int(self.embedded.shape[2])
 
-    def encode(self, *blocks: Tensor) -> Tensor:
+    def encode(self, *blocks: Tensor, deep: Sequence[Sequence[Tensor]] = ()) -> Tensor:
         """Unit text features (K, d) for a context of one or several blocks, placed one behind the other.
 
         A block is (m, d_t), shared by all classes, or (..., K, m, d_t) with K or 1 classes; the m add up to M. Leading
-        dimensions (one context an image, say) are kept: (..., K, d). Differentiable in the blocks. Where the tower
-        ``packs`` it works under ``torch.func.vmap``, also with the warnings of missing batching rules as errors.
+        dimensions (one context an image, say) are kept: (..., K, d). ``deep``: blocks of the same shapes, which take
+        the places of the context behind the first layer, the second, and so on (MaPLe, Khattak et al., CVPR 2023);
+        FedbenchError where the tower does not pack. Differentiable in all blocks. Where the tower ``packs`` it works
+        under ``torch.func.vmap``, also with the warnings of missing batching rules as errors.
         """
-        per_class = [block if block.ndim > 2 else block[None] for block in blocks]
+        if deep and not self.packs:
+            raise FedbenchError(
+                "prompts in deeper layers need a text tower of open_clip's plain blocks under a causal mask, without "
+                "checkpointed activations; use another backbone, or a depth of 1."
+            )
+        per_class = _per_class(blocks)
         shapes = (block.shape[:-2] for block in per_class)
         lead: torch.Size = torch.broadcast_shapes(*shapes, (self.num_classes,))  # type: ignore[no-untyped-call]
         given = sum(block.shape[-2] for block in per_class)
@@ -83,15 +90,18 @@ class PromptTower:
                 f"the context has shape {(given, per_class[0].shape[-1])}, but the prompt tower was built for "
                 f"{(self.context_length, self.width)}; give blocks that add up to it."
             )
-        features = self._encode_packed(per_class) if self.packs else self._encode_whole(per_class, lead)
+        if self.packs:
+            features = self._encode_packed(per_class, [_per_class(layer) for layer in deep])
+        else:
+            features = self._encode_whole(per_class, lead)
         return normalize(features, dim=-1)
 
-    def _encode_packed(self, blocks: list[Tensor]) -> Tensor:
+    def _encode_packed(self, blocks: list[Tensor], deep: list[list[Tensor]]) -> Tensor:
         layout = tuple(ContextBlock(block.shape[-2], block.shape[-3] > 1) for block in blocks)
         if layout not in self._packed:
             with torch.inference_mode(False):  # else a first call without gradients would leave none to later ones
                 self._packed[layout] = pack_texts(self.clip, self.tokens, self.embedded, self.slots, layout)
-        return self._packed[layout].encode(*blocks)
+        return self._packed[layout].encode(*blocks, deep=deep)
 
     def _encode_whole(self, blocks: list[Tensor], lead: torch.Size) -> Tensor:
         """Every class text from its first token to its last, by open_clip's own blocks."""
@@ -150,6 +160,23 @@ def prompt_tower(
     return PromptTower(clip, tokens, embedded, slots.to(backbone.device), can_pack(clip))
 
 
+def fixed_texts(backbone: ClipBackbone, texts: Sequence[str], method: str) -> PackedTexts:
+    """Whole ``texts`` for a ``method`` that reaches into the layers they pass through.
+
+    FedbenchError where the text tower is not made of open_clip's plain blocks under a causal mask.
+    """
+    clip = backbone.module
+    if not can_pack(clip):
+        raise FedbenchError(
+            f"{method} reaches into the text tower, and that of backbone {backbone.name!r} is not made of open_clip's "
+            "plain blocks under a causal mask; use another, such as clip:embedded."
+        )
+    tokens = truncated(backbone.tokenizer(list(texts)), clip).to(backbone.device)
+    with torch.no_grad():
+        embedded = clip.token_embedding(tokens).detach()
+    return pack_texts(clip, tokens, embedded, tokens.new_zeros(len(tokens), 0), ())
+
+
 def word_context(backbone: ClipBackbone, words: str = "a photo of a") -> Tensor:
     """The embedded words, (M, d_t) on the CPU; M is the number of their tokens, not of the words."""
     tokens = backbone.tokenizer([words])
@@ -177,6 +204,10 @@ def initial_context(
         return words.expand(*lead, *words.shape).clone()
     purpose = "context" if classes is None else "contexts of classes"
     return random_context(seed, purpose, *lead, length, backbone.module.token_embedding.embedding_dim)
+
+
+def _per_class(blocks: Sequence[Tensor]) -> list[Tensor]:
+    return [block if block.ndim > 2 else block[None] for block in blocks]
 
 
 def _count_tokens(backbone: ClipBackbone, texts: list[str]) -> Tensor:
