@@ -17,6 +17,8 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import parse_qsl
 
+from fedbench.models.grammar import split_checkpoint
+
 
 @dataclass(frozen=True, order=True)
 class Difference:
@@ -149,6 +151,8 @@ def _metric(fact: Mapping[str, str], metric: str) -> Iterator[Difference]:
 
 def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) -> Iterator[Difference]:
     """What the clients are given and do, and what is scored."""
+    if scenario["partition"] == "domain" and scenario["within_domain"] != "iid":
+        yield Difference("samples of a domain", "dealt iid", scenario["within_domain"])
     if scenario["equal_sizes"] == "true":
         yield Difference("client sizes", "as dealt", "cut to equal ones")
     if float(scenario["dropout"]):
@@ -157,6 +161,8 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
         yield Difference("labels", "visible", "hidden")
     if int(scenario["server_samples"]) and scenario["server_source"] == "aside":
         yield Difference("samples of the clients", "all", f"{scenario['server_samples']} a class at the server")
+    if float(scenario["unseen_classes"]):
+        yield Difference("classes", "all", f"without {100 * float(scenario['unseen_classes']):g} %, which are unseen")
     if float(scenario["validation"]):
         yield Difference("scored on", "test", f"{100 * float(scenario['validation']):g} % of the training data")
 
@@ -173,13 +179,8 @@ def _held_out(fact: Mapping[str, str], ours: str) -> Iterator[Difference]:
 
 
 def _data(printed: str, ours: str) -> Iterator[Difference]:
-    name, options = _named(ours)
-    scheme, _, place = name.partition(":")
-    if scheme in ("imagefolder", "listfile"):
-        # the folder's own name, wherever it lies
-        name = f"{scheme}:{PurePosixPath(place).name.removesuffix('.tar')}"
+    name, changed = _images_of(ours)
     data = _DATA.get(printed)
-    changed = {key: value for key, value in options.items() if key not in _SAME_DATA_OPTIONS}
     if data is not None and name in data.names and changed == dict(data.options):
         return
     decided = data is not None and name in _KNOWN
@@ -190,7 +191,9 @@ def _backbone(printed: str, ours: str) -> Iterator[Difference]:
     if not printed:
         return
     name, options = _named(ours)
-    name, _, checkpoint = name.partition("@")
+    family, colon, rest = name.partition(":")
+    arch, _, checkpoint = split_checkpoint(rest)
+    name = f"{family}{colon}{arch}"
     backbone = _BACKBONES.get(printed)
     if backbone is None:
         yield Difference("backbone", printed, f"{ours}, unknown")
@@ -199,9 +202,26 @@ def _backbone(printed: str, ours: str) -> Iterator[Difference]:
     alike = name in backbone.names
     if alike and checkpoint == backbone.checkpoint and changed.items() <= backbone.options.items():
         return
-    # papers don't say what they do with images that a network is not made for, nor is a file's content in its name
+    # papers don't say what they do with images that a network is not made for, nor is a file's content in its name:
+    # openai.safetensors may hold anything, the tag openai may not
     undecided = alike and ("resize" in changed or "/" in checkpoint or "." in checkpoint)
     yield Difference("backbone", printed, f"{ours}, unknown" if undecided else ours)
+
+
+def same_data(one: str, other: str) -> bool:
+    """Whether two names are of the same images; options that only say where they are do not count."""
+    return _images_of(one) == _images_of(other)
+
+
+def _images_of(text: str) -> tuple[str, dict[str, str]]:
+    """Which images a name is of: the data set, by the first of its names, and the options that change them."""
+    name, options = _named(text)
+    scheme, _, place = name.partition(":")
+    if scheme in ("imagefolder", "listfile"):
+        # the folder's own name, wherever it lies
+        name = f"{scheme}:{PurePosixPath(place).name.removesuffix('.tar')}"
+    alike = next((data.names for data in _DATA.values() if name in data.names), frozenset({name}))
+    return min(alike), {key: value for key, value in options.items() if key not in _SAME_DATA_OPTIONS}
 
 
 def _imbalance(fact: Mapping[str, str], scenario: Mapping[str, str]) -> Iterator[Difference]:

@@ -103,6 +103,17 @@ def largest_logit(task: EvaluationTask) -> Predictions:
     return Predictions(predicted_classes(task, task.weights, task.buffers), own)
 
 
+def personal_predictions(task: EvaluationTask, instead: Tensors) -> Predictions:
+    """`largest_logit` of a method whose global model has the tensors ``instead``, by name, of its private weights.
+
+    The own models asked for have the client's; a fine-tuned one is evaluated as it is.
+    """
+    if task.client is not None:
+        return largest_logit(task)
+    own = {client: predicted_classes(task, *task.own_model(client)) for client in task.clients}
+    return Predictions(predicted_classes(task, {**task.weights, **instead}, task.buffers), own)
+
+
 @torch.no_grad()
 def predicted_classes(task: EvaluationTask, weights: Tensors, buffers: Tensors) -> Tensor:
     """argmax over the logits that these tensors give for the task's inputs, (n,) int64, in batches."""

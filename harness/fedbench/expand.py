@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedbench.assemble import find_method
+from fedbench.comparable import same_data
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.hyper import declared
 from fedbench.resolve import READ_BY_SOME, Cell, Overrides, reads, resolve, section_of
 from fedbench.spec import RunSpec, stack_names
-from fedbench.suite import Row, Scale, Suite
+from fedbench.suite import Row, Scale, Setting, Suite
 
 
 def single(scenario: str | None, dataset: str | None, backbone: str | None) -> Suite:
@@ -22,6 +24,7 @@ def single(scenario: str | None, dataset: str | None, backbone: str | None) -> S
 def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
     """All runs of ``suite`` by setting, row, then seed. ``--method`` picks the suite's rows of that name, or adds one.
 
+    A data set in ``overrides`` picks settings where it can, see `narrowed`.
     Cells that come to the same run give one spec, which carries the published keys of all of them.
     """
     rows: list[Row] = list(suite.rows)
@@ -32,6 +35,7 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
             chosen = [row for row in suite.rows if stack_names(row.method) == wanted]
             rows.extend(chosen or [Row(method="+".join(wanted))])
     _refuse_stray_keys(suite, rows, overrides)
+    overrides = narrowed(suite, overrides)
     specs: dict[str, RunSpec] = {}
     scale = _scale(suite, overrides.scale)
     for cell in _cells(suite, rows, overrides):
@@ -49,6 +53,31 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
             "see its rows' `only`, or choose another --scale or --setting."
         )
     return list(specs.values())
+
+
+def narrowed(suite: Suite, overrides: Overrides) -> Overrides:
+    """``overrides`` with the settings that ``--set dataset=D`` picks, and their scale.
+
+    Those of the scale asked for that are on D, else, where no scale was asked for, those of the first scale that has
+    any. Settings asked for by name are taken as they are. Where no setting is on D, nothing is picked: D then takes the
+    place of every setting's own data.
+    """
+    asked = dict(overrides.sets).get("dataset")
+    if asked is None:
+        return overrides
+    for name, scale in suite.scales.items():
+        if overrides.scale in ("", name):
+            on = tuple(setting.name for setting in scale.settings if same_data(asked, _data_of(suite, scale, setting)))
+            if overrides.settings and set(overrides.settings) <= set(on):
+                return replace(overrides, scale=name)
+            if on and not overrides.settings:
+                return replace(overrides, scale=name, settings=on)
+    return overrides
+
+
+def _data_of(suite: Suite, scale: Scale, setting: Setting) -> str:
+    """The data set of ``setting``, before what rows may say."""
+    return str(setting.set.get("dataset", scale.set.get("dataset", suite.dataset)))
 
 
 def _cells(suite: Suite, rows: Sequence[Row], overrides: Overrides) -> Iterator[Cell]:

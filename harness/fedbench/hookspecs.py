@@ -98,7 +98,10 @@ class HookSpecs:
 
     @_spec(firstresult=True)
     def build_model(self, setup: ModelSetup) -> Model | None:
-        """First result: what is trained and sent, around the backbone. Called once.
+        """First result: what is trained and sent, around the backbone. Called once on a plugin object.
+
+        Where a scenario has unseen classes, another object of the plugin is asked for the model of their names. It is
+        tested with the trained tensors if all have the names and shapes of those here, for any number of classes.
 
         Default: a text-initialised linear head on frozen CLIP features, or the whole network. Answered by `fedclip`
         (an adapter), `clip-zs` (nothing to train).
@@ -195,6 +198,8 @@ class HookSpecs:
         Default: the largest logit of the global model and, where tensors are private, of each client's own. Answered by
         `creff` (with the re-trained head); a method with a model of each client's own adds the predictions of those in
         ``task.clients``. ``task.client`` says whose own model it is where a client was fine-tuned after the last round.
+        With ``task.is_unseen`` the classes are those of ``task.model``, not those trained on: a method that answers by
+        what it has kept of each class gives ``Predictions(None)``.
         """
 
     @_spec

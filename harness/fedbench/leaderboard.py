@@ -36,10 +36,12 @@ _STANDARD = (
     *GROUPS,
     "domain_mean_accuracy",
     "unseen_domain_accuracy",
+    "new_accuracy",
+    "harmonic_accuracy",
     "worst_client_accuracy",
     "personal_mean_client_accuracy",
 )
-_NAMED = ("setting", "scale", "dataset", "scenario", "method", "backbone", "server_data")
+_NAMED = ("setting", "scale", "dataset", "scenario", "method", "backbone", "server_data", "not_on_unseen")
 """What a line tells of its runs as they have it."""
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
 _PROTOCOL = ("dataset", "data_hash", "scenario_settings", *BUDGET)
@@ -108,11 +110,12 @@ def leaderboard(
     ``settings`` beside its table's protocol as JSON, ``tuning`` as JSON, ``runs`` and ``mlflow_ids`` by seed as JSON):
 
     - ``M_mean`` and ``M_std`` (sample standard deviation over seeds, NaN for one seed) of every metric M in ``columns``
-      (``head`` is short for ``head_accuracy``; by default groups, domain mean and the worst client, where any run has
-      them), of every domain, and of costs. Both are NaN where a seed lacks the metric; ``incomplete`` are the shown
-      metrics that only some seeds have, ``shown`` those for tables, as JSON. ``rank`` 1 has the best ``headline`` of
-      its table; equal means share the smaller rank, a row without a mean is last.
+      (``head`` is short for ``head_accuracy``; by default groups, domain mean, unseen classes and the worst client,
+      where any run has them), of every domain, and of costs. Both are NaN where a seed lacks the metric;
+      ``incomplete`` are the shown metrics that only some seeds have, ``shown`` those for tables, as JSON. ``rank`` 1
+      has the best ``headline`` of its table; equal means share the smaller rank, a row without a mean is last.
     - ``server_data``: what samples at the server the row's method learns from (unlabelled, labelled), or "".
+    - ``not_on_unseen``: why the row has no accuracy on the scenario's unseen classes; "" where it has, or none are.
     - ``delta_*``: the headline minus the baseline's, paired over the ``delta_seeds`` common seeds. ``baseline`` is a
       label or method, met on the row's own backbone and tuned like it and not otherwise, or a whole row.
       ``baseline_note`` says why a row has none.

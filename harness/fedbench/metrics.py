@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
-from fedbench.types import Federation, Predictions, Split, Tensors
+from fedbench.types import Federation, Predictions, Split, Tensors, Unseen
 
 
 def percent_right(right: Tensor) -> float:
@@ -32,11 +32,19 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
     and their least ``worst_domain_accuracy``, ``mean_client_accuracy`` and ``worst_client_accuracy`` over clients. A
     client without test samples of its own is scored by the model's per-class accuracies weighted by its own class
     shares. Groups without classes are left out, not zero. All of these are the global model's;
-    ``personal_mean_client_accuracy`` and ``personal_worst_client_accuracy`` are of each client's own model.
+    ``personal_mean_client_accuracy`` and ``personal_worst_client_accuracy`` are of each client's own model, and so is
+    ``personal_mean_global_accuracy``, the mean over clients of its accuracy on the whole test split. Where the scenario
+    has unseen classes, `unseen_metrics` adds ``new_accuracy`` and ``harmonic_accuracy``.
     """
     own = own_accuracies(predictions, federation) if predictions.by_client else []
     # empty as well where no client holds a class that is tested
-    personal = {"personal_mean_client_accuracy": _mean(own), "personal_worst_client_accuracy": min(own)} if own else {}
+    personal = {}
+    if own:
+        personal = {
+            "personal_mean_client_accuracy": _mean(own),
+            "personal_worst_client_accuracy": min(own),
+            "personal_mean_global_accuracy": _mean(own_accuracies_everywhere(predictions, federation)),
+        }
     return personal if predictions.labels is None else _global_metrics(predictions.labels, federation) | personal
 
 
@@ -67,6 +75,19 @@ def validation_accuracy(predicted: Tensor, validation: Split) -> float:
     if validation.domains is None:
         return percent_right(right)
     return _mean([percent_right(right[validation.domains == d]) for d in sorted(set(validation.domains.tolist()))])
+
+
+def unseen_metrics(predicted: Tensor, unseen: Unseen, base: float | None) -> dict[str, float]:
+    """Metrics of ``predicted`` (n,), classes among the unseen ones, on their test samples.
+
+    ``new_accuracy`` is over samples. ``harmonic_accuracy`` is 2 a b / (a + b) of it and ``base``, the accuracy over the
+    test samples of the classes trained on (``global_accuracy``): the H of CoCoOp (Zhou et al., CVPR 2022). It is left
+    out where ``base`` is None.
+    """
+    new = percent_right(predicted == unseen.test.labels)
+    if base is None:
+        return {"new_accuracy": new}
+    return {"new_accuracy": new, "harmonic_accuracy": 2 * base * new / (base + new) if base + new else 0.0}
 
 
 def _domain_metrics(right: Tensor, federation: Federation) -> dict[str, float]:
@@ -100,13 +121,25 @@ def client_accuracies(predicted: Tensor, federation: Federation) -> list[float]:
 
 def own_accuracies(predictions: Predictions, federation: Federation) -> list[float]:
     """The same, every client by its own model; by the global one where it has none (FedbenchError without either)."""
-    accuracies = []
-    for position, client in enumerate(federation.shards.ids.tolist()):
+    accuracies = [
+        _of_one_client(right, federation, position)
+        for position, right in enumerate(_right_by_client(predictions, federation))
+    ]
+    return _scored(torch.tensor(accuracies, dtype=torch.float64))
+
+
+def own_accuracies_everywhere(predictions: Predictions, federation: Federation) -> list[float]:
+    """Accuracy of every client's own model on the whole test split, in percent, in the order of the federation."""
+    return [percent_right(right) for right in _right_by_client(predictions, federation)]
+
+
+def _right_by_client(predictions: Predictions, federation: Federation) -> Iterator[Tensor]:
+    """Where the model of each client, else the global one, is right on the test split, (n,) bool."""
+    for client in federation.shards.ids.tolist():
         predicted = predictions.by_client.get(client, predictions.labels)
         if predicted is None:
             raise FedbenchError(f"client {client} has no predictions of its own, and there is no global model.")
-        accuracies.append(_of_one_client(predicted == federation.test.labels, federation, position))
-    return _scored(torch.tensor(accuracies, dtype=torch.float64))
+        yield predicted == federation.test.labels
 
 
 def _scored(accuracies: Tensor) -> list[float]:

@@ -13,13 +13,14 @@ import torch
 
 from fedbench.allocator import keep_freed_memory
 from fedbench.assemble import Assembly, assemble, find_method
+from fedbench.base_to_new import Renamed, UnseenTest, renamed_model
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
 from fedbench.executors import Executor, ExecutorName, executor_for
 from fedbench.metrics import size_in_bytes
 from fedbench.models import load_backbone
 from fedbench.models.feature_cache import encode
-from fedbench.models.inputs import FeatureInputs, ImageInputs, InputSource
+from fedbench.models.inputs import FeatureInputs, ImageInputs, InputSource, UncachedFeatures
 from fedbench.private import private_names, shared
 from fedbench.scenarios import build_federation
 from fedbench.scenarios.participation import cohort
@@ -61,13 +62,15 @@ class Run:
     train: InputSource
     test: InputSource
     validation: InputSource | None
-    side: dict[str, FeatureInputs]
+    side: dict[str, InputSource]
     """The training samples as the model's ``side_encoders`` see them."""
     executor: Executor
     private: frozenset[str]
     """Names of weights and running statistics that never leave a client."""
     server: ServerData | None
     """What the method requires of the server's own samples; None where it requires none."""
+    unseen: UnseenTest | None = None
+    """None where the scenario has no unseen classes to test, or the model cannot name them."""
 
     def initial_state(self) -> RunState:
         """The state before round 1."""
@@ -82,10 +85,12 @@ def prepare(
     listeners: Sequence[object] = (),
     dataset: Dataset | None = None,
     backbone: Backbone | None = None,
+    encode_all: bool = True,
 ) -> Run:
     """Load data and backbone, deal the federation, build the model. Raises FedbenchError for anything unusable.
 
-    ``dataset`` and ``backbone`` spare the loading where a caller already has them.
+    ``dataset`` and ``backbone`` spare the loading where a caller already has them. Without ``encode_all`` images are
+    encoded when they are read and no cache is filled: for a run that is looked at, not trained.
     """
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
@@ -99,7 +104,8 @@ def prepare(
     if spec.training.finetune_epochs and len(federation.clients) != len(scored.clients):
         raise FedbenchError(f"{spec.method} pools the clients; finetune_epochs needs clients, set it to 0.")
     _refuse_ignored_settings(spec, assembly, settings.plugin_files)
-    model = assembly.hooks.build_model(setup=ModelSetup(backbone, dataset.classnames, spec, settings.data_dir))
+    setup = ModelSetup(backbone, scored.classnames, spec, settings.data_dir)
+    model = assembly.hooks.build_model(setup=setup)
     model = replace(model, constants=_to(model.constants, device))
     granted = server_data_for(spec, federation, settings.plugin_files)
     private = private_names(assembly, model, spec)
@@ -108,17 +114,21 @@ def prepare(
             f"{spec.method} pools the clients, and {assembly.owners['private']} keeps tensors with each of them; run "
             "the two as separate rows."
         )
+    new = scored.unseen
+    renamed = None if new is None else renamed_model(setup, model, new.classnames, settings.plugin_files)
 
-    def features(split: Split, encoder: FrozenEncoder) -> FeatureInputs:
+    def features(split: Split, encoder: FrozenEncoder) -> InputSource:
+        if not encode_all:
+            return UncachedFeatures(split.images, encoder, device)
         rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset)
         return FeatureInputs(rows.to(device))
 
-    def inputs(split: Split) -> InputSource:
-        if model.encoder is not None:
-            return features(split, model.encoder)
-        if model.transform is None:
+    def inputs(split: Split, of: Model = model) -> InputSource:
+        if of.encoder is not None:
+            return features(split, of.encoder)
+        if of.transform is None:
             raise FedbenchError(f"{spec.method}: build_model gave neither an encoder nor a transform.")
-        return ImageInputs(split.images, model.transform, device)
+        return ImageInputs(split.images, of.transform, device)
 
     recorded = min(len(scored.clients), RECORDED_CLIENTS)
     info = RunInfo(
@@ -136,6 +146,7 @@ def prepare(
         groups=scored.groups,
         scenario_clients=len(scored.clients),
         server_data=granted,
+        not_on_unseen=renamed if isinstance(renamed, str) else "",
     )
     validation = None if federation.validation is None else inputs(federation.validation)
     train, test = inputs(federation.train), inputs(federation.test)
@@ -145,8 +156,12 @@ def prepare(
     if granted and federation.server is not None:
         labels = federation.server.labels.to(device) if granted == "labelled" else None
         server = ServerData(inputs(federation.server), labels)
+    named = None
+    if new is not None and isinstance(renamed, Renamed):
+        of_new = replace(renamed.model, constants=_to(renamed.model.constants, device))
+        named = UnseenTest(renamed.hooks, of_new, inputs(new.test, of_new))
     return Run(
-        spec, assembly, federation, scored, model, info, train, test, validation, side, executor, private, server
+        spec, assembly, federation, scored, model, info, train, test, validation, side, executor, private, server, named
     )
 
 

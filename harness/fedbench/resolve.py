@@ -14,9 +14,11 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedbench.assemble import find_method
+from fedbench.comparable import same_data
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.hookspecs import Method
 from fedbench.hyper import build_params, declared
+from fedbench.models.grammar import canonical_backbone
 from fedbench.scenarios import scenario_named
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import OPTIMISER_KEYS, RunSpec, Training, stack_names
@@ -26,6 +28,8 @@ _RUN_KEYS = ("dataset", "backbone", "text_encoder", "teacher", "tune", "head_sca
 _ALIASES = {"backbone.text": "text_encoder", "backbone.teacher": "teacher"}
 READ_BY_SOME = ("text_encoder", "teacher")
 """Run settings that only methods naming them in ``reads`` look at."""
+_SAME_CELL = ("backbone", "device")
+"""Run settings that leave a run the published cell: another backbone is told wherever the two stand side by side."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,13 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
         draft.apply({"scenario": given.pop("scenario")}, "--set", strict=False)
     for source, settings in own:
         draft.apply(settings, source, strict=True)
+    of_the_cell = str(draft.run["dataset"])
     draft.apply(given, "--set", strict=False)
+    draft.run["backbone"] = canonical_backbone(str(draft.run["backbone"]))
+    same_cell = all(
+        key in _SAME_CELL or (key == "dataset" and same_data(value, of_the_cell))
+        for key, value in dict(overrides.sets).items()
+    )
     resolved = {}
     for name, cls in classes.items():
         built = build_params(name, cls.Params, draft.params[name])
@@ -129,7 +139,7 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
         setting=cell.name,
         scale=overrides.scale or next(iter(suite.scales), ""),
         # with other settings it is no longer the published cell
-        published=() if overrides.sets else cell.published,
+        published=cell.published if same_cell else (),
     )
 
 

@@ -33,7 +33,7 @@ BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET
 """Fields of `Training` in which runs of one table must agree."""
 _ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every")
 """Parameters with a column of their own, or without influence on the final model."""
-_TAGS = ("commit", "code_hash", "data_hash", "weights_hash", "server_data")
+_TAGS = ("commit", "code_hash", "data_hash", "weights_hash", "server_data", "not_on_unseen")
 _COUNTS = ("num_clients", "cohort_size", "num_train", "num_test", "trainable_parameters")
 GROUPS = tuple(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
 _OVERALL = "global_accuracy"
@@ -159,7 +159,9 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
     fields = Scenario.model_fields
     value = {name: field.get_default() for name, field in fields.items()} | dict(scenario)
     partition = str(value["partition"])
-    shown = {"imbalance", "partition", "participation", "dropout", "holdout_domain", "labels", "clients"}
+    shown = {
+        *("imbalance", "partition", "within_domain", "participation", "dropout", "holdout_domain", "labels", "clients")
+    }
     # a partition's own number; the fields of the others are without effect
     own = {
         "dirichlet": "dirichlet_alpha",
@@ -174,6 +176,8 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
     elif value["imbalance"] != "none":
         words.append(f"imbalance {value['imbalance']}")
     words.append(f"{partition}({value[own[partition]]})" if partition in own else partition)
+    if partition == "domain" and value["within_domain"] == "dirichlet":
+        words.append(f"dirichlet({value['dirichlet_alpha']}) in each domain")
     if value["holdout_domain"] not in (None, "none"):
         words.append(f"without {value['holdout_domain']}")
     words.append(f"{100 * float(value['participation']):g} % participating")

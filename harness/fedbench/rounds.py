@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from fedbench.defaults import average_buffers
 from fedbench.errors import FedbenchError
 from fedbench.executors.sequential import joined
-from fedbench.metrics import score, size_in_bytes, validation_accuracy
+from fedbench.metrics import score, size_in_bytes, unseen_metrics, validation_accuracy
 from fedbench.models.inputs import InputSource
 from fedbench.prepare import Run
 from fedbench.private import completed, kept_and_sent, shared
@@ -185,7 +186,44 @@ def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
         seen = predict(run, state, run.validation).labels
         if seen is not None:
             metrics["validation_accuracy"] = validation_accuracy(seen, run.federation.validation)
+    if run.scored.unseen is not None:
+        new = predict_unseen(run, state)
+        if new is not None:
+            metrics |= unseen_metrics(new, run.scored.unseen, metrics.get("global_accuracy"))
     return metrics, predictions
+
+
+def predict_unseen(run: Run, state: RunState) -> Tensor | None:
+    """What the trained tensors answer for the test samples of the unseen classes under their names, (n,) int64.
+
+    None for a model that cannot name them, or a method without a global model. FedbenchError for answers that are none
+    of these classes.
+    """
+    if run.unseen is None or run.scored.unseen is None:
+        return None
+    task = EvaluationTask(
+        model=run.unseen.model,
+        weights=_channels_last(state.weights),
+        buffers=state.buffers,
+        inputs=run.unseen.inputs,
+        num_classes=run.scored.unseen.num_classes,
+        state=state.server,
+        client_state=state.clients,
+        own=state.own,
+        private=run.private,
+        is_unseen=True,
+    )
+    labels = run.unseen.hooks.evaluate(task=task).labels
+    if labels is not None and not (
+        labels.shape == (len(task.inputs),) and bool(((labels >= 0) & (labels < task.num_classes)).all())
+    ):
+        owner = run.assembly.owners["evaluate"].partition(",")[0]
+        raise FedbenchError(
+            f"{owner} answers the hook evaluate for {task.num_classes} unseen classes with labels that are not one of "
+            "them for each sample; where what it answers by is of the classes trained on, return Predictions(None) for "
+            "task.is_unseen."
+        )
+    return labels
 
 
 def last_round(run: Run) -> int:

@@ -10,9 +10,19 @@ import pandas as pd
 
 from fedbench.published import AS_PRINTED, NOT_COMPARABLE, in_order
 from fedbench.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
-from fedbench.wording import NONE, OWN_MODELS, heading, megabytes, server_data_notes, spread
+from fedbench.wording import (
+    NONE,
+    OWN_MODELS,
+    UNSEEN,
+    heading,
+    megabytes,
+    not_on_unseen_notes,
+    server_data_notes,
+    spread,
+)
 
 _OWN = "personal_mean_client_accuracy"
+_NEW = "new_accuracy"
 SIGN = "*"
 """Stands after a significant difference."""
 _MARKS = {NOT_COMPARABLE: "≠", AS_PRINTED: "≈"}
@@ -102,6 +112,8 @@ def _shown(block: pd.DataFrame) -> Shown:
             *_without_baseline(block),
             *_incomplete(block),
             *server_data_notes(labels, list(block["server_data"])),
+            *not_on_unseen_notes(labels, list(block["not_on_unseen"])),
+            *([UNSEEN] if any(column.heading == heading(_NEW) for column in scores) else []),
             *([OWN_MODELS] if any(column.heading == heading(_OWN) for column in scores) else []),
             *_differs(block),
             *_tuned(block, labels),

@@ -246,6 +246,9 @@ class EvaluationTask:
     """The private tensors of the clients that have taken part, by client."""
     private: frozenset[str] = frozenset()
     """The names of private tensors."""
+    is_unseen: bool = False
+    """Whether the samples are of the scenario's unseen classes: ``model`` then has their names, and labels count from 0
+    among them. What was kept by class in training is of other classes."""
 
     def own_model(self, client: int) -> tuple[Tensors, Tensors]:
         """Weights and running statistics of ``client``: the global ones with its private tensors in their place.
@@ -282,6 +285,8 @@ class RunInfo:
     """All clients of the scenario, of whom ``class_counts`` may have the first only."""
     server_data: str = ""
     """What the method reads of the server's own samples: unlabelled, labelled, or nothing (empty)."""
+    not_on_unseen: str = ""
+    """Why the run is not scored on the scenario's unseen classes; empty where it is, or where there are none."""
 
 
 @dataclass(frozen=True)

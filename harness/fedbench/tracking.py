@@ -80,6 +80,7 @@ _FACTS = (
     "trainable_parameters",
     "round_bytes",
     "server_data",
+    "not_on_unseen",
 )
 """Of `RunInfo`, written as tags."""
 EXECUTOR = "fedbench.executor"
@@ -94,6 +95,7 @@ _NOTED = {
     "few_accuracy": "few-shot classes",
     "domain_mean_accuracy": "mean over domains",
     "worst_client_accuracy": "worst client",
+    "new_accuracy": "unseen classes",
     "personal_mean_client_accuracy": "clients' own models",
 }
 """Final metrics that a run's note tells, and what it calls them."""

@@ -105,6 +105,22 @@ class Dataset:
 
 
 @dataclass(frozen=True, eq=False)
+class Unseen:
+    """Classes left out of training: no client has a sample of them, and nobody knows their names until they are tested.
+
+    Labels of ``test`` count from 0 in ``classnames``.
+    """
+
+    test: Split
+    classnames: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """How many they are."""
+        return len(self.classnames)
+
+
+@dataclass(frozen=True, eq=False)
 class Federation:
     """The clients with their shards, and the splits everything is measured on."""
 
@@ -120,6 +136,8 @@ class Federation:
     """Class indices by reporting group: head / mid / tail, or many / medium / few."""
     server: Split | None = None
     """The server's own samples; None where the scenario grants none."""
+    unseen: Unseen | None = None
+    """What is tested beside these classes; None where the scenario has no unseen classes, or scores training data."""
 
     @property
     def num_classes(self) -> int:
@@ -186,7 +204,7 @@ class FrozenEncoder(Protocol):
         ...
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """uint8 (b, 3, h, w) to float32 (b, ...)."""
+        """uint8 (b, 3, h, w) to float32 (b, ...), or float16, in which the cache then keeps it; models get float32."""
         ...
 
 

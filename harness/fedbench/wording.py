@@ -19,6 +19,7 @@ _SHORT = {
     "finetuned_mean_client": "fine-tuned",
     "personal_mean_client": "own models",
     "personal_worst_client": "worst own model",
+    "personal_mean_global": "own models, whole test set",
 }
 
 
@@ -36,6 +37,15 @@ def server_data_notes(labels: Sequence[str], used: Sequence[str]) -> Iterator[st
             yield f"{kind} samples at the server are used by {', '.join(rows)}"
 
 
+def not_on_unseen_notes(labels: Sequence[str], why: Sequence[str]) -> Iterator[str]:
+    """Which rows (by ``labels``) are not scored on unseen classes; ``why`` is their ``not_on_unseen``."""
+    for reason in dict.fromkeys(filter(None, why)):
+        rows = dict.fromkeys(label for label, own in zip(labels, why, strict=True) if own == reason)
+        yield f"not scored on unseen classes: {', '.join(rows)}, since {reason}"
+
+
+UNSEEN = "accuracy: on the classes trained on; new: unseen classes among themselves; harmonic: mean of the two"
+"""Said under a table that has the column ``new``."""
 OWN_MODELS = "own models: every client by its own model, mean over clients; other columns are the global model's"
 """Said under a table that has the column."""
 

@@ -295,7 +295,7 @@ def test_both_losses_learn_and_differ():
         states[name] = final_state(run)
         metrics, predictions = evaluate(run, states[name])
         assert metrics["personal_mean_client_accuracy"] > 75 and predictions.labels is None
-        assert metrics.keys() == {"personal_mean_client_accuracy", "personal_worst_client_accuracy"}
+        assert all(name.startswith("personal_") for name in metrics)
     assert digest(states["released"]) != digest(states["paper"])
     training = run.spec.training.model_copy(update={"finetune_epochs": 1})
     tuned = replace(run, spec=run.spec.model_copy(update={"training": training}))

@@ -299,7 +299,7 @@ def test_every_client_is_scored_alone_and_not_by_counters_that_run_on():
     always_cat = {0: torch.zeros(4, dtype=torch.int64), 1: torch.zeros(4, dtype=torch.int64)}
     got = score(Predictions(None, always_cat), federation)
     # 100 and 0; counters that go on from client to client would say 100 and 50
-    assert got == {"personal_mean_client_accuracy": 50.0, "personal_worst_client_accuracy": 0.0}
+    assert (got["personal_mean_client_accuracy"], got["personal_worst_client_accuracy"]) == (50.0, 0.0)
 
 
 def test_a_run_has_own_models_columns_and_no_global_ones():
@@ -307,7 +307,7 @@ def test_a_run_has_own_models_columns_and_no_global_ones():
     state = final_state(run)
     metrics, predictions = evaluate(run, state)
     assert predictions.labels is None and predictions.by_client.keys() == {0, 1, 2, 3}
-    assert metrics.keys() == {"personal_mean_client_accuracy", "personal_worst_client_accuracy"}
+    assert metrics and all(name.startswith("personal_") for name in metrics)
     assert evaluate(run, final_state(run, until=1))[0] == {}
     tuned = replace(
         run, spec=run.spec.model_copy(update={"training": run.spec.training.model_copy(update={"finetune_epochs": 1})})

@@ -42,6 +42,23 @@ CASES = {
     "missing suite file": (["run", "--suite", "mine.yaml"], r"suite file 'mine.yaml' does not exist"),
     "unknown method": ([*RUN, "--method", "fedprx"], r"unknown method 'fedprx'; did you mean 'fedprox'.*list methods"),
     "unknown method in a stack": ([*RUN, "--method", "fedclip+fedporx"], r"unknown method 'fedporx'"),
+    "a word without a value": (
+        [*RUN, "--set", "rounds=2", "fedprox"],
+        r"unexpected argument 'fedprox'.*--method fedprox",
+    ),
+    "set twice": ([*RUN, "--set", "rounds=2", "rounds=3"], r"rounds is set twice, by 'rounds=2' and 'rounds=3'"),
+    "domain too small for its clients": (
+        [
+            *RUN,
+            "--scenario",
+            "feature-skew",
+            "--set",
+            "within_domain=dirichlet",
+            "clients_per_domain=9",
+            "dataset=embedded?train=200&test=40",
+        ],
+        r"within domain photo, whose clients are clients_per_domain: 9 clients",
+    ),
     "nothing to run": (["run"], r"nothing to run: give --suite NAME .*longtail.* or --method"),
     "unknown dataset": ([*RUN, "--set", "dataset=cifar01"], r"unknown data ?set.* 'cifar01'.*did you mean 'cifar10'"),
     "unknown dataset option": ([*RUN, "--set", "dataset=embedded?clases=10"], r"clases.*classes"),

@@ -92,12 +92,14 @@ FIELDS = {
     "class_scheme": ({"class_scheme": "round_robin"}, None),
     "equal_sizes": ({"equal_sizes": True}, "client sizes (as dealt, here cut to equal ones)"),
     "clients_per_domain": ({"clients_per_domain": 3}, None),
+    "within_domain": ({"within_domain": "dirichlet"}, None),  # of the partition by domain, see below
     "holdout_domain": ({"holdout_domain": "sketch"}, "held-out domain (none, here sketch)"),
     "domain_split": ({"domain_split": "60/20/20"}, None),
     "labels": ({"labels": "hidden"}, "labels (visible, here hidden)"),
     "participation": ({"participation": 1.0}, "participation (0.4, here 1.0)"),
     "dropout": ({"dropout": 0.25}, "dropping out (none, here 0.25)"),
     "validation": ({"validation": 0.2}, "scored on (test, here 20 % of the training data)"),
+    "unseen_classes": ({"unseen_classes": 0.5}, "classes (all, here without 50 %, which are unseen)"),
     "server_samples": ({"server_samples": 9}, "samples of the clients (all, here 9 a class at the server)"),
     "server_source": ({"server_samples": 9, "server_source": "shared"}, None),
     "server_labels": ({"server_labels": "visible"}, None),
@@ -124,6 +126,13 @@ def test_the_value_of_the_partition_in_use_makes_a_difference(partition):
     )
     assert told(fact, {"partition": partition}) == []
     assert told(fact, {"partition": partition, field: 5}) == [f"partition ({partition} 2, here {partition} 5)"]
+
+
+def test_label_skew_within_domains_makes_a_difference():
+    fact = {"partition": "domain", "partition_value": ""}
+    assert told(fact, {"partition": "domain"}) == []
+    said = told(fact, {"partition": "domain", "within_domain": "dirichlet"})
+    assert said == ["samples of a domain (dealt iid, here dirichlet)"]
 
 
 def test_groups_of_classes_are_compared_by_the_papers_rule():
@@ -185,7 +194,10 @@ def test_a_mean_over_domains_is_compared_with_the_mean_over_domains():
         ("clip:ViT-B-16@openai", []),
         ("clip:ViT-B-16-quickgelu@openai", []),
         ("clip:ViT-B-16@laion2b_s34b_b88k", ["here clip:ViT-B-16@laion2b_s34b_b88k)"]),
+        ("clip:ViT-B-16:openai", []),
         ("clip:ViT-B-16@w/ViT-B-16.safetensors", ["here clip:ViT-B-16@w/ViT-B-16.safetensors, unknown)"]),
+        ("clip:ViT-B-16:/w/openai.safetensors", ["here clip:ViT-B-16:/w/openai.safetensors, unknown)"]),
+        ("clip:ViT-B-32:/w/openai.safetensors", ["here clip:ViT-B-32:/w/openai.safetensors)"]),
         ("clip:ViT-B-32@openai", ["here clip:ViT-B-32@openai)"]),
         ("clip:ViT-B-16-plus-240@openai", ["here clip:ViT-B-16-plus-240@openai)"]),
         ("clip:embedded", ["here clip:embedded)"]),

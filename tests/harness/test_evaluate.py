@@ -201,7 +201,8 @@ def test_the_clients_own_models_count(recorded: Recorded, monkeypatch: pytest.Mo
     monkeypatch.setattr("fedbench.evaluation.read_state", without)
     again = evaluate_again(recorded.uri, recorded.specs["personal"].run_id, recorded.settings)
     changed = set(again.metrics.loc[again.metrics["difference"] != 0, "metric"])
-    assert changed == {"personal_mean_client_accuracy", "personal_worst_client_accuracy"}
+    own = {"personal_mean_client_accuracy", "personal_worst_client_accuracy", "personal_mean_global_accuracy"}
+    assert changed == own
     assert not again.is_equal and again.changed_predictions == 0
 
 

@@ -60,6 +60,31 @@ def test_second_call_reads_the_file(images: TensorImages, tmp_path: Path) -> Non
     assert again.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(torch.float16, torch.float16), (torch.bfloat16, torch.float32), (torch.float64, torch.float32)],
+)
+def test_an_encoders_halves_stay_halves_and_all_else_is_float32(
+    images: TensorImages, tmp_path: Path, given: torch.dtype, kept: torch.dtype
+) -> None:
+    class Other(MeanEncoder):
+        def __call__(self, pixels: Tensor) -> Tensor:
+            return super().__call__(pixels).to(given)
+
+    wanted = images.pixels.float().mean(dim=(2, 3)).to(given).to(kept)
+    for folder in (None, tmp_path, tmp_path):
+        found = encode(images, Other(), folder, batch_size=4)
+        assert found.dtype == kept and torch.equal(found, wanted)
+
+
+def test_features_of_another_kind_are_damage(images: TensorImages, tmp_path: Path) -> None:
+    encode(images, MeanEncoder(), tmp_path)
+    (file,) = files(tmp_path)
+    save_file({"features": torch.zeros(10, 3, dtype=torch.float64)}, file, {"key": file.stem})
+    with pytest.raises(FedbenchError, match="it holds no float32 or float16 features"):
+        encode(images, MeanEncoder(), tmp_path)
+
+
 def test_other_images_or_another_encoder_make_another_file(images: TensorImages, tmp_path: Path) -> None:
     encode(images, MeanEncoder("one"), tmp_path)
     encode(images, MeanEncoder("two"), tmp_path)

@@ -69,6 +69,8 @@ def test_a_clients_own_predictions_and_the_global_models_are_never_in_one_number
     assert got["global_accuracy"] == pytest.approx(100 / 3)
     assert (got["worst_client_accuracy"], got["mean_client_accuracy"]) == (0, 50)
     assert (got["personal_worst_client_accuracy"], got["personal_mean_client_accuracy"]) == (100, 100)
+    # on everything: all right by client 0's own model, the dog alone by the global one that serves client 1
+    assert got["personal_mean_global_accuracy"] == pytest.approx((100 + 100 / 3) / 2)
     alone = score(Predictions(torch.tensor([1, 1, 1])), federation(split([0, 0, 1])))
     assert {name: value for name, value in got.items() if "personal" not in name} == alone
 
@@ -76,9 +78,24 @@ def test_a_clients_own_predictions_and_the_global_models_are_never_in_one_number
 def test_without_a_global_model_only_personal_numbers_are_given():
     predictions = Predictions(None, {0: torch.tensor([0, 1, 1]), 1: torch.tensor([0, 0, 0])})
     got = score(predictions, federation(split([0, 0, 1])))
+    everywhere = got.pop("personal_mean_global_accuracy")
     assert got == {"personal_mean_client_accuracy": 25.0, "personal_worst_client_accuracy": 0.0}
+    # two of three by either
+    assert everywhere == pytest.approx(200 / 3)
     with pytest.raises(FedbenchError, match="client 1 has no predictions"):
         score(Predictions(None, {0: torch.tensor([0, 1, 1])}), federation(split([0, 0, 1])))
+
+
+def test_own_models_on_the_whole_test_split_are_not_scored_by_the_clients_samples():
+    shards = (
+        ClientShard(0, torch.tensor([0]), torch.tensor([0, 1])),
+        ClientShard(1, torch.tensor([3]), torch.tensor([2])),
+    )
+    predictions = Predictions(torch.tensor([2, 2, 2]), {0: torch.tensor([0, 0, 0]), 1: torch.tensor([1, 1, 1])})
+    got = score(predictions, federation(split([0, 0, 1]), clients=shards))
+    # each is right on all of its own samples; of all three, one on the two cats and the other on the dog
+    assert (got["personal_mean_client_accuracy"], got["global_accuracy"]) == (100, 0)
+    assert got["personal_mean_global_accuracy"] == pytest.approx((200 / 3 + 100 / 3) / 2)
 
 
 def test_validation_accuracy_is_the_unweighted_mean_over_domains():

@@ -119,6 +119,8 @@ def test_listing_backbones_imports_neither_torch_nor_open_clip() -> None:
         ("clip:ViT-B-16", "names no weights: write 'clip:ViT-B-16@CHECKPOINT'"),
         ("clip:ViT-B-16-SigLIP@webli", "takes open_clip's CLIP class only"),
         ("clip:", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
+        ("clip:ViT-B-16:", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
+        ("clip::openai", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip:embedded?width=2", "takes no options, got 'width=2'"),
         ("clip:ViT-B-32@/nowhere/weights.pt", "there is no file '/nowhere/weights.pt'"),
         ("resnet8?widht=2", "unknown option of backbone 'resnet8': 'widht'; did you mean 'width'"),
@@ -361,6 +363,21 @@ def test_weights_without_network_say_where_to_put_the_file(tagged: Path, monkeyp
     target = tagged / "clip" / "fbtiny-quickgelu-absent.safetensors"
     assert "no network: download it from https://nowhere.invalid/absent.pt" in str(error.value)
     assert f"write 'clip:fbtiny-quickgelu@{target}'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rest", "arch", "checkpoint"),
+    [
+        ("ViT-B-16@openai", "ViT-B-16", "openai"),
+        ("ViT-B-16:openai", "ViT-B-16", "openai"),
+        ("ViT-B-16:/w@home/v:1.pt", "ViT-B-16", "/w@home/v:1.pt"),
+        ("ViT-B/16@/w@home/v:1.pt", "ViT-B-16", "/w@home/v:1.pt"),
+        ("embedded", "embedded", ""),
+    ],
+)
+def test_a_checkpoint_follows_the_first_at_sign_or_colon(rest: str, arch: str, checkpoint: str) -> None:
+    parsed = parse_backbone(f"clip:{rest}")
+    assert (parsed.text, parsed.arch, parsed.checkpoint) == (f"clip:{rest}", arch, checkpoint)
 
 
 def test_files_of_both_kinds_give_the_same_model(tagged: Path) -> None:

@@ -8,18 +8,19 @@ import torch
 
 from fedbench import testing
 from fedbench.assemble import Assembly, assemble
-from fedbench.defaults import average
+from fedbench.defaults import average, personal_predictions
 from fedbench.errors import FedbenchError
 from fedbench.executors.sequential import Sequential
 from fedbench.finetuning import finetuned_metrics
-from fedbench.hookspecs import hookimpl
+from fedbench.hookspecs import EvaluationTask, hookimpl
 from fedbench.metrics import score, size_in_bytes
+from fedbench.models.inputs import FeatureInputs
 from fedbench.private import completed, private_names, shared
 from fedbench.rounds import broadcast, client_task, evaluate, rounds, train_round
 from fedbench.scenarios.participation import cohort
 from fedbench.state import load_state, save_state
 from fedbench.testing import check_training, digest, final_state, tiny_run, tiny_spec
-from fedbench.types import ClientShard, Federation, Predictions, Split, TensorImages
+from fedbench.types import ClientShard, Federation, Model, Outputs, Predictions, Split, TensorImages
 
 SMALL = "resnet8?width=1"
 
@@ -171,7 +172,39 @@ def test_own_models_are_scored_apart_from_the_global_one():
     shares = [float(c[k] / c.sum()) for k in range(4) for c in [run.federation.class_counts(k).double()]]
     assert metrics["personal_mean_client_accuracy"] == pytest.approx(100 * sum(shares) / 4)
     assert metrics["personal_worst_client_accuracy"] == pytest.approx(100 * min(shares))
-    assert metrics.keys() - globally.keys() == {"personal_mean_client_accuracy", "personal_worst_client_accuracy"}
+    # on the whole test split client k is right on class k, so that together they are right on all of it once
+    assert metrics["personal_mean_global_accuracy"] == pytest.approx(25)
+    personal = {"personal_mean_client_accuracy", "personal_worst_client_accuracy", "personal_mean_global_accuracy"}
+    assert metrics.keys() - globally.keys() == personal
+
+
+def sign_task(client=None, clients=(0, 1)):
+    """Class 0 where x + shared + own exceeds 0; ``own`` is private: 2 initially, -3 at client 0."""
+
+    def forward(tensors, inputs, training):
+        score = inputs[:, 0] + tensors["shared"] + tensors["own"]
+        return Outputs(torch.stack([score, torch.zeros_like(score)], 1), inputs)
+
+    weights = {"shared": torch.tensor(1.0), "own": torch.tensor(2.0)}
+    inputs = FeatureInputs(torch.tensor([[-4.0], [-2.0], [0.0], [4.0]]))
+    held = {0: {"own": torch.tensor(-3.0)}}
+    private = frozenset({"own"})
+    return EvaluationTask(
+        Model(weights, forward), weights, {}, inputs, 2, client, clients=clients, own=held, private=private
+    )
+
+
+def test_personal_predictions_have_other_tensors_in_the_global_model_alone():
+    got = personal_predictions(sign_task(), {"own": torch.tensor(0.0)})
+    # shifts: globally 1 + 0; client 0 1 - 3; client 1, which has not taken part, 1 + 2
+    assert got.labels.tolist() == [1, 1, 0, 0]
+    assert {client: found.tolist() for client, found in got.by_client.items()} == {0: [1, 1, 1, 0], 1: [1, 0, 0, 0]}
+    assert personal_predictions(sign_task(clients=()), {"own": torch.tensor(0.0)}).by_client == {}
+
+
+def test_personal_predictions_leave_a_fine_tuned_model_as_it_is():
+    got = personal_predictions(sign_task(client=0, clients=()), {"own": torch.tensor(0.0)})
+    assert got.labels.tolist() == [1, 0, 0, 0] and got.by_client == {}
 
 
 def test_own_models_are_asked_for_after_the_last_round_only():

@@ -353,6 +353,19 @@ def test_a_held_out_domain_is_named(show: Command, use: Data) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
+def test_unseen_classes_are_counted_and_named(show: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ("--set", "unseen_classes=0.5", "--set", "clients=2")
+    shown = show("iid", *settings)
+    assert shown.out.splitlines()[2] == "Unseen in training: 2 of 4 classes (4 test samples): kind 2, kind 3."
+    tuned = show("iid", *settings, "--set", "validation=0.2")
+    assert "2 of 4 classes (not tested, since training data are scored): kind 2, kind 3." in tuned.out
+    assert "Unseen" not in show("iid", "--set", "clients=2").out
+    monkeypatch.setattr("fedbench.cli.scenario._MOST_NAMES", 1)
+    assert "kind 2 and 1 more." in show("iid", *settings).out
+    assert "kind 2, kind 3." in show("iid", *settings, "--all").out
+
+
+@pytest.mark.usefixtures("tiny")
 def test_hidden_labels_dropout_and_tuning_splits_are_told(show: Command) -> None:
     settings = ("labels=hidden", "dropout=0.25", "validation=0.2", "clients=2")
     shown = show("iid", *(part for setting in settings for part in ("--set", setting)))

@@ -308,6 +308,82 @@ def test_keys_are_dropped_where_the_command_line_changes_the_cell():
     assert all(s.published == () for s in changed)
 
 
+DATA = """
+name: data
+published: capt
+training: {rounds: 5}
+scales:
+  small:
+    settings: [{name: here}]
+  paper:
+    set: {dataset: cifar10}
+    settings:
+      - {name: ten, published: {dataset: CIFAR-10-LT}}
+      - {name: hundred, set: {dataset: cifar100}, published: {dataset: CIFAR-100-LT}}
+      - {name: hundred again, set: {dataset: cifar100, dirichlet_alpha: 0.1}, published: {dataset: CIFAR-100-LT}}
+  last:
+    settings: [{name: hundred, set: {dataset: cifar100}}]
+rows: [{method: fedavg, published: {}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen", "cells"),
+    [
+        # the first scale that has the data, and only its settings on them
+        ("cifar100", {}, [("paper", "hundred", "cifar100"), ("paper", "hundred again", "cifar100")]),
+        ("cifar10", {}, [("paper", "ten", "cifar10")]),
+        ("embedded", {}, [("small", "here", "embedded")]),
+        # another way to name the same images
+        ("cifar10?download=true", {}, [("paper", "ten", "cifar10?download=true")]),
+        # a scale asked for is kept, and so are settings asked for
+        ("cifar100", {"scale": "last"}, [("last", "hundred", "cifar100")]),
+        ("cifar100", {"scale": "small"}, [("small", "here", "cifar100")]),
+        ("cifar100", {"settings": ("hundred again",)}, [("paper", "hundred again", "cifar100")]),
+        ("cifar100", {"settings": ("here",)}, [("small", "here", "cifar100")]),
+        # nobody has them: all run on them, and cells that come to the same run are one
+        ("embedded?train=200", {}, [("small", "here", "embedded?train=200")]),
+        ("fashion-mnist", {"scale": "paper"}, [("paper", name, "fashion-mnist") for name in ("ten", "hundred again")]),
+    ],
+)
+def test_a_data_set_picks_the_settings_on_it_or_takes_the_place_of_theirs(asked, chosen, cells):
+    suite = parse_suite(DATA, "data.yaml")
+    specs = expand(suite, Overrides(sets=(("dataset", asked),), **chosen))
+    assert [(s.scale, s.setting, s.dataset) for s in specs] == cells
+
+
+def test_picked_runs_are_those_of_their_settings_and_keep_their_keys():
+    suite = parse_suite(DATA, "data.yaml")
+    named = expand(suite, Overrides(scale="paper", settings=("hundred", "hundred again")))
+    picked = expand(suite, Overrides(sets=(("dataset", "cifar100"),)))
+    assert picked == named and all(s.published for s in picked)
+
+
+@pytest.mark.parametrize(
+    ("sets", "kept"),
+    [
+        ((("dataset", "cifar100"), ("backbone", "clip:ViT-B-16:/w/openai.safetensors")), True),
+        ((("backbone", "convnet"),), True),
+        ((("dataset", "cifar100"), ("lr", "0.5")), False),
+        ((("dataset", "fashion-mnist"),), False),
+        ((("rounds", "5"),), False),
+        ((("backbone", "convnet"), ("clients", "7")), False),
+        ((("scenario", "iid"),), False),
+    ],
+)
+def test_keys_stay_where_the_cell_is_the_same_but_for_its_backbone(sets, kept):
+    specs = expand(parse_suite(DATA, "data.yaml"), Overrides(sets=sets, scale="paper"))
+    assert all(bool(s.published) == kept for s in specs)
+
+
+def test_one_backbone_has_one_name_however_it_is_written():
+    written = ("clip:ViT-B-16-quickgelu@openai", "clip:ViT-B-16-quickgelu:openai", "clip:ViT-B/16-quickgelu@openai")
+    runs = [expand(parse_suite(DATA, "data.yaml"), Overrides(sets=(("backbone", name),))) for name in written]
+    assert runs[0] == runs[1] == runs[2] and runs[0][0].backbone == written[0]
+    (file,) = expand(parse_suite(DATA, "data.yaml"), Overrides(sets=(("backbone", "clip:ViT-B-32:/a/b:c@d.pt"),)))
+    assert file.backbone == "clip:ViT-B-32@/a/b:c@d.pt"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

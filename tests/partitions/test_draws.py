@@ -27,6 +27,7 @@ from fedbench.scenarios.label_skew import (
     shards_sorted,
 )
 from fedbench.scenarios.participation import cohort
+from fedbench.scenarios.parts import equal_parts
 from fedbench.types import Dataset, Split, TensorImages
 
 RECORD = Path(__file__).with_name("draws.json")
@@ -40,7 +41,7 @@ SCHEMES: dict[str, Scheme] = {
     "classes_round_robin-1": lambda y, n, rng: classes_round_robin(y, n, 1, rng),
     "classes_equal": lambda y, n, rng: classes_equal(y, n, 3, rng),
     "recut": lambda y, n, rng: recut(dirichlet_uncapped(y, n, 0.5, 1, rng)),
-    "domains": lambda y, n, rng: domain_clients(y, [2, 0, 5], n, rng),
+    "domains": lambda y, n, rng: domain_clients(y, [2, 0, 5], lambda m: equal_parts(rng.permutation(m), n)),
 }
 for _alpha in (0.05, 0.5, 100.0):
     SCHEMES[f"creff-{_alpha}"] = lambda y, n, rng, a=_alpha: creff_equal(y, n, a, rng)

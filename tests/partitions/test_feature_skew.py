@@ -59,6 +59,37 @@ def test_each_client_has_one_domain(dataset: Callable[..., Dataset], clients_per
     assert [len(federation.train), len(federation.test)] == [80 + 26 + 80, 20 + 7 + 21]
 
 
+@pytest.mark.parametrize("scheme", ["capped", "uncapped", "clientwise"])
+def test_label_skew_within_domains_deals_each_of_them_by_its_own_draw(
+    dataset: Callable[..., Dataset], scheme: str
+) -> None:
+    shared = {"partition": "domain", "clients_per_domain": 4, "within_domain": "dirichlet", "min_client_size": 2}
+    data = dataset([[200, 200, 200]] * 2)
+    skews = {}
+    for alpha in (0.1, 1e5):
+        scenario = Scenario(**shared, dirichlet_alpha=alpha, dirichlet_scheme=scheme)
+        federation = build_federation(data, scenario, seed=0)
+        assert len(federation.clients) == 8 and min(len(shard.indices) for shard in federation.clients) >= 2
+        assert federation.train.domains is not None
+        for shard in federation.clients:
+            assert set(federation.train.domains[shard.indices].tolist()) == {shard.id // 4}
+            assert shard.test_indices is not None
+        dealt = torch.cat([shard.indices for shard in federation.clients])
+        assert sorted(dealt.tolist()) == list(range(len(federation.train)))
+        shares = federation.class_table.rows(0, 8).double()
+        skews[alpha] = (shares / shares.sum(1, keepdim=True)).amax(1).mean().item()
+        # the clients of one domain are not those of the other over again
+        assert alpha > 1 or not torch.equal(shares[:4], shares[4:])
+    assert skews[1e5] < 0.45 and skews[0.1] > 0.6
+
+
+def test_without_a_domain_partition_label_skew_within_domains_changes_nothing(dataset: Callable[..., Dataset]) -> None:
+    data, plain = dataset(THREE_DOMAINS), Scenario(partition="iid", clients=5)
+    one = build_federation(data, plain, 0)
+    other = build_federation(data, plain.model_copy(update={"within_domain": "dirichlet"}), 0)
+    assert torch.equal(one.shards.indices, other.shards.indices)
+
+
 @pytest.mark.parametrize("held_out", ["art", "cartoon", "photo"])
 def test_held_out_domain_is_never_trained_on_and_all_tested(dataset: Callable[..., Dataset], held_out: str) -> None:
     data = dataset(THREE_DOMAINS)

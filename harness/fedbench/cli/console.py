@@ -56,6 +56,14 @@ def megabytes(count: float) -> str:
     return f"{size:,.{digits}f}"
 
 
+def gigabytes(count: float) -> str:
+    """Bytes in GB (10^9) with their unit, two significant digits or more; below 0.1 GB in MB."""
+    size = count / 1e9
+    if size < 0.1:
+        return f"{count / 1e6:.{1 if count < 1e7 else 0}f} MB"
+    return f"{size:,.{0 if size >= 100 else 1 if size >= 10 else 2}f} GB"
+
+
 def clock(seconds: float) -> str:
     """``m:ss``, or ``h:mm:ss`` from an hour on."""
     minutes, rest = divmod(int(seconds), 60)

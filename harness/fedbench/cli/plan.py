@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fedbench.cli.console import cell, console, megabytes, say, table
+from fedbench.cli.console import cell, console, gigabytes, megabytes, say, table
 from fedbench.cli.options import Request
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
-from fedbench.expand import expand, single
+from fedbench.executors.cohort import MEMORY
+from fedbench.expand import expand, narrowed, single
 from fedbench.hookspecs import RunInfo
-from fedbench.prepare import Settings, backbone_for, prepare
+from fedbench.memory import Measured, Memory, measure, memory_of
+from fedbench.prepare import Run, Settings, backbone_for, prepare
+from fedbench.private import shared
 from fedbench.resolve import Overrides, parse_assignment
 from fedbench.spec import RunSpec
 from fedbench.suite import Suite, load_suite, suite_names
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedbench.models import Backbone
     from fedbench.types import Dataset
 
@@ -28,6 +33,10 @@ class PlannedRow:
 
     specs: tuple[RunSpec, ...]
     info: RunInfo
+    memory: Memory | None = None
+    """Of a dry run only."""
+    sent: int = 0
+    """Trained parameters that leave the client; its private ones do not."""
 
     @property
     def rounds(self) -> int:
@@ -67,7 +76,12 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
         scale=request.scale,
         settings=request.settings,
     )
-    specs = expand(suite, overrides)
+    picked = narrowed(suite, overrides)
+    specs = expand(suite, picked)
+    if picked.settings != overrides.settings:
+        chosen, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
+        plural = "setting" if chosen == 1 else "settings"
+        say(f"dataset={dict(sets)['dataset']} picks {chosen} {plural} of the {known} of scale {picked.scale}")
     return suite, _tuned(specs, request) if request.tuned else specs
 
 
@@ -92,11 +106,14 @@ def _tuned(specs: list[RunSpec], request: Request) -> list[RunSpec]:
     return with_best(specs, best, [key for key, _ in map(parse_assignment, request.assignments)])
 
 
-def plan(specs: Sequence[RunSpec], settings: Settings, *, every_seed: bool = False) -> list[PlannedRow]:
+def plan(
+    specs: Sequence[RunSpec], settings: Settings, *, every_seed: bool = False, dry: bool = False
+) -> list[PlannedRow]:
     """Prepare the first run of every row, so that whatever is missing or does not fit shows before anything trains.
 
     With ``every_seed`` every run is a row of its own.
-    It also fills the caches of data and features once, where workers would all do it at the same time.
+    It also fills the caches of data and features once, where workers would all do it at the same time. A ``dry`` plan
+    encodes no more images than it takes to tell what memory a run needs, and fills no cache of features.
     """
     datasets = dict.fromkeys(spec.dataset for spec in specs)
     backbones = dict.fromkeys(spec.backbone for spec in specs)
@@ -105,29 +122,72 @@ def plan(specs: Sequence[RunSpec], settings: Settings, *, every_seed: bool = Fal
     out = console()
     if out.is_terminal:
         with out.status(cell(doing)):
-            return list(_planned(rows, settings))
+            return list(_planned(rows, settings, dry))
     say(doing)
-    return list(_planned(rows, settings))
+    return list(_planned(rows, settings, dry))
 
 
-def _planned(rows: Sequence[tuple[RunSpec, ...]], settings: Settings) -> Iterator[PlannedRow]:
+def _planned(rows: Sequence[tuple[RunSpec, ...]], settings: Settings, dry: bool) -> Iterator[PlannedRow]:
     datasets: dict[str, Dataset] = {}
-    backbones: dict[tuple[str, str, int], Backbone] = {}
+    backbones: dict[tuple[str, ...], Backbone] = {}
+    seen = _Seen()
     for row in rows:
         spec = row[0]
-        name, key = spec.dataset, (spec.dataset, spec.backbone, spec.seed)
+        name, key = spec.dataset, _backbone_key(spec)
         try:
             if name not in datasets:
                 datasets[name] = load_dataset(name, data_dir=settings.data_dir, cache_dir=settings.cache_dir)
             if key not in backbones:
                 backbones[key] = backbone_for(spec, datasets[spec.dataset], settings)
-            run = prepare(spec, settings, dataset=datasets[name], backbone=backbones[key])
+            run = prepare(spec, settings, dataset=datasets[name], backbone=backbones[key], encode_all=not dry)
         except FedbenchError as error:
             raise FedbenchError(f"row {spec.title!r}: {error} Nothing was run.") from error
         except Exception as error:
             error.add_note(f"while preparing row {spec.title!r}; nothing was run")
             raise
-        yield PlannedRow(row, run.info)
+        yield seen.row(row, run, backbones[key]) if dry else PlannedRow(row, run.info)
+
+
+def _backbone_key(spec: RunSpec) -> tuple[str, ...]:
+    """What a backbone depends on: a pretrained one on its name alone, one from scratch on seed and image size too."""
+    return (spec.backbone,) if spec.backbone.startswith("clip:") else (spec.backbone, spec.dataset, str(spec.seed))
+
+
+@dataclass
+class _Seen:
+    """What is known of rows already: those that differ in nothing that matters to their memory are measured once."""
+
+    rows: dict[str, Measured] = field(default_factory=dict)
+
+    def row(self, specs: tuple[RunSpec, ...], run: Run, backbone: Backbone) -> PlannedRow:
+        """The dry run's row of ``run``, the first of ``specs``."""
+        key = _memory_key(run)
+        if key not in self.rows:
+            self.rows[key] = measure(run)
+        memory = memory_of(run, _frozen(run, backbone), self.rows[key])
+        sent = sum(tensor.numel() for tensor in shared(run.model.weights, run.private).values())
+        return PlannedRow(specs, run.info, memory, sent)
+
+
+def _memory_key(run: Run) -> str:
+    """What a local step's memory depends on: neither on how data are dealt, nor on seeds, rates and budget.
+
+    Rows of one method are taken to be alike where their models' weights are, by name and shape: a measurement with all
+    of ViT-B/16 takes ten seconds, and a paper's suite has dozens of ablations that change the server alone.
+    """
+    spec, model = run.spec, run.model
+    alike = spec.model_dump(mode="json", exclude={"scenario", "training", "seed", "tuned", "params"})
+    of_training = spec.training.model_dump(include={"optimizer", "precision", "augment"})
+    shapes = {name: tuple(t.shape) for name, t in (*model.weights.items(), *model.buffers.items())}
+    encoders = [encoder.key for encoder in (model.encoder, *model.side_encoders.values()) if encoder is not None]
+    return repr((alike, of_training, spec.scenario.labels, run.info.classnames, shapes, encoders))
+
+
+def _frozen(run: Run, backbone: Backbone) -> list[nn.Module]:
+    """The frozen modules that a process holds for the run."""
+    encoders = [run.model.encoder, *run.model.side_encoders.values()]
+    beside = [getattr(encoder, "backbone", None) for encoder in encoders]
+    return [backbone.module, *(other.module for other in beside if other is not None)]
 
 
 def rows_of(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
@@ -141,23 +201,51 @@ def rows_of(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
 def show(suite: Suite, rows: Sequence[PlannedRow]) -> None:
     """The table of ``--dry-run``."""
     runs = sum(len(row.specs) for row in rows)
-    say(f"suite {suite.name}: {runs} runs")
-    numbers = ("rounds", "parameters", "MB/client", "MB/run")
+    say(f"suite {suite.name}: {runs} {'run' if runs == 1 else 'runs'}")
+    has_private = any(row.sent != row.info.trainable_parameters for row in rows)
+    numbers = ("rounds", *(("trained",) if has_private else ()), "sent", "MB/client", "MB/run", "memory")
     grid = any(row.specs[0].setting for row in rows)
+    backbones = {row.specs[0].backbone for row in rows}
+    shared_name = next(iter(backbones)) if len(backbones) == 1 and len(rows) > 1 else ""
+    if shared_name:
+        say(f"backbone {shared_name}")
     made = table(*(["setting"] if grid else []), "row", "seeds", "rounds", "clients", *numbers[1:], right=numbers)
     for row in rows:
         made.add_row(
             *([cell(row.specs[0].setting)] if grid else []),
-            cell(row.specs[0].row),
+            cell(row.specs[0].row.replace(f" · {shared_name}", "", 1) if shared_name else row.specs[0].row),
             cell(" ".join(str(spec.seed) for spec in row.specs)),
             cell(row.rounds),
             cell(f"{row.info.cohort_size} of {row.info.num_clients}"),
-            cell(f"{row.info.trainable_parameters:,}"),
+            *([cell(f"{row.info.trainable_parameters:,}")] if has_private else []),
+            cell(f"{row.sent:,}"),
             cell(megabytes(row.bytes_per_client)),
             cell(megabytes(row.run_bytes)),
+            cell("not measured" if row.memory is None or row.memory.total is None else gigabytes(row.memory.total)),
         )
     console().print(made)
+    _explain(rows, has_private)
+
+
+def _explain(rows: Sequence[PlannedRow], has_private: bool) -> None:
+    """What the numbers of the dry run mean."""
+    parts = (
+        "trained: parameters; sent: those of them that leave a client" if has_private else "sent: trained parameters"
+    )
     total = megabytes(sum(row.run_bytes * len(row.specs) for row in rows))
-    say(f"MB/client: the model down and up, in a round. All runs together: {total} MB or more:", style="dim")
-    say("what a method sends besides (payloads, further exchanges) is counted when it runs.", style="dim")
-    say("Nothing was run or stored.", style="dim")
+    lines = [
+        f"{parts}. MB/client: the model down and up, in a round.",
+        f"All runs together: {total} MB or more: what a method sends besides is counted when it runs.",
+        "memory: a run's process beside Python: weights, samples and one client's local step, measured on few samples.",
+        f"Where clients train at once, their steps together take up to {gigabytes(MEMORY)}, or one client's.",
+    ]
+    needs = [(row.specs[0].title, row.memory) for row in rows if row.memory is not None]
+    known = [(memory.total, title, memory) for title, memory in needs if memory.total is not None]
+    if known:
+        _, title, memory = max(known, key=lambda one: one[0])
+        step = f", a step on {memory.batch} samples {gigabytes(memory.step)}" if memory.step else ""
+        lines.append(f"Most: {title}: weights {gigabytes(memory.weights)}, samples {gigabytes(memory.samples)}{step}.")
+    reasons = {memory.unmeasured: title for title, memory in needs[::-1] if memory.unmeasured}
+    lines += [f"Not measured: {title}: {reason}" for reason, title in reasons.items()]
+    for line in (*lines, "Nothing was run or stored."):
+        say(line, style="dim")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,10 @@ from fedbench.errors import FedbenchError
 if TYPE_CHECKING:
     from fedbench.resolve import Overrides
     from fedbench.spec import RunSpec
+    from fedbench.types import Federation
+
+_MOST_NAMES = 12
+"""Of more unseen classes the first are named."""
 
 scenario = typer.Typer(
     help="Look at a scenario: which client holds what.",
@@ -64,8 +68,10 @@ def show(
     from fedbench.scenarios.picture import picture_of
 
     data = load_dataset(spec.dataset, data_dir=data_dir.expanduser(), cache_dir=cache_dir.expanduser())
-    picture = picture_of(build_federation(data, spec.scenario, spec.seed))
-    title = (_title(name, suite, spec, overrides), in_words(picture, spec))
+    federation = build_federation(data, spec.scenario, spec.seed)
+    picture = picture_of(federation)
+    left_out = data.classnames[federation.num_classes :]
+    title = (_title(name, suite, spec, overrides), in_words(picture, spec), *_unseen(left_out, federation, everything))
     show_picture(picture, spec, title, everything=everything)
     if png is not None:
         from fedbench.scenarios.drawing import draw, write_png
@@ -144,6 +150,17 @@ def _refuse_ineffective(key: str) -> None:
         f"--set {key}: a partition doesn't depend on it, but on the scenario's settings, dataset and --seed alone; "
         "leave it out."
     )
+
+
+def _unseen(names: Sequence[str], federation: Federation, everything: bool) -> Iterator[str]:
+    """Which classes no client has and nobody names in training, and whether they are tested."""
+    if not names:
+        return
+    shown = names if everything else names[:_MOST_NAMES]
+    further = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    unseen, of = federation.unseen, f"{len(names)} of {len(names) + federation.num_classes} classes"
+    tested = "not tested, since training data are scored" if unseen is None else f"{len(unseen.test):,} test samples"
+    yield f"Unseen in training: {of} ({tested}): {', '.join(shown)}{further}."
 
 
 def _title(name: str | None, suite: str | None, spec: RunSpec, overrides: Overrides) -> str:

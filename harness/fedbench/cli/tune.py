@@ -115,7 +115,9 @@ def tune(
     settings = Settings(request.data_dir, request.cache_dir, request.plugin_files)
     uri = store_uri(store)
     url = storage_url(storage, uri)
-    name = study or chosen.name + (f"-{scale}" if scale else "")
+    # a data set may have picked another scale than the first
+    at = scale or (specs[0].scale if specs[0].scale != next(iter(chosen.scales), "") else "")
+    name = study or chosen.name + (f"-{at}" if at else "")
     asked = {
         "--trials": [str(trials)],
         "--objective": objective or [],

@@ -157,10 +157,10 @@ def head_features(task: ClientTask) -> Tensor | None:
         return None
     table: Tensor = cast(Any, task.inputs).features
     with torch.no_grad():
-        first = model.forward(task.received, table[:1], True).features
-        if torch.equal(first, table[:1]) and first.data_ptr() == table.data_ptr():
+        first = model.forward(task.received, table[:1].float(), True).features
+        if first.data_ptr() == table.data_ptr() and torch.equal(first, table[:1]):
             return table
-        parts = [model.forward(task.received, part, True).features for part in torch.split(table, 1024)]
+        parts = [model.forward(task.received, part.float(), True).features for part in torch.split(table, 1024)]
     return torch.cat(parts)
 
 

@@ -225,8 +225,11 @@ def mapped(tensors: PerClient, function: Any) -> PerClient:
 
 
 def rows_of(table: Tensor, rows: Tensor) -> Tensor:
-    """The rows (a, b, ...) of ``table`` (n, ...) at ``rows`` (a, b); three times as fast as by an index of two axes."""
-    return table.index_select(0, rows.flatten()).view(*rows.shape, *table.shape[1:])
+    """The rows (a, b, ...) of ``table`` (n, ...) at ``rows`` (a, b), as float32.
+
+    Three times as fast as by an index of two axes.
+    """
+    return table.index_select(0, rows.flatten()).float().view(*rows.shape, *table.shape[1:])
 
 
 def flat_of(tensors: PerClient) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
     clip:embedded                           the tiny CLIP that ships with fedbench
     clip:ViT-B-32-quickgelu@openai          an open_clip architecture and pretrained tag
-    clip:ViT-B-32@weights/open_clip.safetensors   ... or a weights file
+    clip:ViT-B-32:weights/open_clip.safetensors   ... or a weights file
     resnet8?width=1&projector=512           a CNN with options
 
 Importing this package is cheap; torch and open_clip are imported when a backbone is loaded.

@@ -23,6 +23,8 @@ Forward = Callable[[Mapping[str, Tensor], Tensor, bool], Outputs]
 
 TEXT_BATCH = 256
 """Prompts encoded at once: a thousand classes by several templates would not fit."""
+TEXTS_KEPT = 4
+"""Lists of prompts whose features a backbone keeps."""
 
 
 def fill_templates(classnames: Sequence[str], templates: Sequence[str]) -> list[str]:
@@ -101,9 +103,22 @@ class ClipBackbone:
 
     @torch.no_grad()
     def encode_text(self, texts: list[str]) -> Tensor:
-        """Text features, not normalised, (len(texts), d)."""
-        tokens = self.tokenizer(texts).to(self.device)
-        return torch.cat([self.module.encode_text(part) for part in torch.split(tokens, TEXT_BATCH)])
+        """Text features, not normalised, (len(texts), d).
+
+        Those of the last ``TEXTS_KEPT`` lists are kept, since the runs that share a backbone ask for the same again.
+        """
+        words = (self.device, tuple(texts))
+        if words not in self._encoded:
+            tokens = self.tokenizer(texts).to(self.device)
+            parts = [self.module.encode_text(part) for part in torch.split(tokens, TEXT_BATCH)]
+            self._encoded[words] = torch.cat(parts)
+            for oldest in list(self._encoded)[:-TEXTS_KEPT]:
+                del self._encoded[oldest]
+        return self._encoded[words].clone()
+
+    @cached_property
+    def _encoded(self) -> dict[tuple[torch.device, tuple[str, ...]], Tensor]:
+        return {}
 
     def text_features(self, classnames: Sequence[str], templates: Sequence[str]) -> Tensor:
         """One unit vector a class, (K, d): the mean over templates of unit features, renormalised."""

@@ -13,6 +13,7 @@ from fedbench.kept import Content, damaged, kept
 from fedbench.types import FrozenEncoder, ImageSource, Subset
 
 _KIND = "feature cache"
+_KEPT = (torch.float32, torch.float16)
 
 
 def encode(
@@ -23,7 +24,9 @@ def encode(
     device: str | torch.device = "cpu",
     data: str = "",
 ) -> Tensor:
-    """The encoder's output for every image, float32 (n, ...) on the CPU; not to be changed in place.
+    """The encoder's output for every image, (n, ...) on the CPU; not to be changed in place.
+
+    float16 where that is what the encoder gives, in memory as in the file; else float32.
 
     With ``cache_dir``, read from the file of an earlier run (memory-mapped, one tensor for all runs of a process) or
     computed and written there, by one process while others that need the same wait. A subset is cut out of its
@@ -57,11 +60,15 @@ def _compute(images: ImageSource, encoder: FrozenEncoder, batch_size: int, devic
     features = torch.empty(0)
     for index in torch.split(torch.arange(len(images)), batch_size):
         with torch.no_grad():
-            part = encoder(images.read(index).to(device)).float().cpu()
+            part = _as_kept(encoder(images.read(index).to(device))).cpu()
         if index[0] == 0:
-            features = torch.empty(len(images), *part.shape[1:])
+            features = torch.empty(len(images), *part.shape[1:], dtype=part.dtype)
         features[index[0] : index[-1] + 1] = part
     return features
+
+
+def _as_kept(features: Tensor) -> Tensor:
+    return features if features.dtype in _KEPT else features.float()
 
 
 def _checksum(features: Tensor) -> str:
@@ -71,8 +78,8 @@ def _checksum(features: Tensor) -> str:
 def _fault(file: Path, content: Content) -> str:
     tensors, header = content
     features = tensors.get("features")
-    if features is None or features.dtype != torch.float32:
-        return "it holds no float32 features"
+    if features is None or features.dtype not in _KEPT:
+        return "it holds no float32 or float16 features"
     if header.get("key") != file.stem or header.get("sha256") != _checksum(features):
         return "its checksum or its name doesn't fit its content"
     return ""

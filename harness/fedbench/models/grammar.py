@@ -1,4 +1,4 @@
-"""How a backbone is written: ``family[:arch[@checkpoint]][?option=value&...]``."""
+"""How a backbone is written: ``family[:arch[@checkpoint]][?option=value&...]``; a colon may take the place of ``@``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ EMBEDDED = "the tiny CLIP that ships with fedbench, for the embedded data; needs
 FAMILIES = {
     "clip": Family(
         "clip:ARCH@CHECKPOINT",
-        "CLIP of any architecture of open_clip's CLIP class; CHECKPOINT is a pretrained tag or a weights file",
+        "CLIP of any architecture of open_clip's CLIP class; CHECKPOINT is a pretrained tag or a weights file "
+        "(clip:ARCH:CHECKPOINT is the same)",
     ),
     "resnet8": Family(
         "resnet8",
@@ -67,6 +68,25 @@ _NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, 
 _WORDS = {"stem": ("cifar", "imagenet")}
 
 
+def split_checkpoint(rest: str) -> tuple[str, str, str]:
+    """``ARCH@CHECKPOINT`` or ``ARCH:CHECKPOINT`` as architecture, sign and checkpoint; both empty where none is named.
+
+    The first sign counts: an architecture has neither, a path may have both.
+    """
+    sign = next((letter for letter in rest if letter in "@:"), "")
+    arch, _, checkpoint = rest.partition(sign) if sign else (rest, "", "")
+    return arch, sign, checkpoint
+
+
+def canonical_backbone(name: str) -> str:
+    """``name`` as it stands in a run's identity: ``clip:ViT-B-32@openai`` for ``clip:ViT-B/32:openai``."""
+    family, colon, rest = name.partition(":")
+    arch, sign, checkpoint = split_checkpoint(rest)
+    if family != "clip" or not arch:
+        return name
+    return f"{family}{colon}{arch.replace('/', '-')}{sign and '@'}{checkpoint}"
+
+
 def parse_backbone(name: str) -> BackboneName:
     """Take a backbone's name apart; FedbenchError where family or options are wrong."""
     body, _, query = name.partition("?")
@@ -74,8 +94,8 @@ def parse_backbone(name: str) -> BackboneName:
     if family not in FAMILIES:
         raise unknown_name("backbone", family, FAMILIES, LIST_HINT)
     if family == "clip":
-        arch, at, checkpoint = rest.partition("@")
-        if not arch or (at and not checkpoint):
+        arch, sign, checkpoint = split_checkpoint(rest)
+        if not arch or (sign and not checkpoint):
             raise FedbenchError(f"backbone {name!r} is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'.")
         arch = arch.replace("/", "-")  # open_clip writes ViT-B-32 for the papers' ViT-B/32
     else:

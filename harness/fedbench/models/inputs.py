@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedbench.types import ImageSource
+from fedbench.models.feature_cache import encode
+from fedbench.types import FrozenEncoder, ImageSource, Subset
 
 RESIDENT_BYTES = 256 * 2**20
 """Of a client's transformed images that are kept while it trains."""
@@ -40,7 +41,10 @@ class InputSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FeatureInputs:
-    """Encoded samples in memory: the rows of ``features`` float32 (n, ...), or those at ``rows`` int64 (m,) of them."""
+    """Encoded samples in memory: the rows of ``features`` (n, ...), or those at ``rows`` int64 (m,) of them.
+
+    ``features`` are float32, or float16, of which what is read becomes float32.
+    """
 
     features: Tensor
     rows: Tensor | None = None
@@ -51,7 +55,7 @@ class FeatureInputs:
 
     def read(self, indices: Tensor) -> Tensor:
         """float32 (b, ...)."""
-        return self.features[self.rows_of(indices).to(self.features.device)]
+        return self.features[self.rows_of(indices).to(self.features.device)].float()
 
     def select(self, indices: Tensor) -> FeatureInputs:
         """The same table by the composed index: a client's samples take no memory of their own."""
@@ -64,6 +68,38 @@ class FeatureInputs:
     def rows_of(self, indices: Tensor) -> Tensor:
         """Which rows of the table the samples at ``indices`` (b,) are, int64 (b,)."""
         return indices if self.rows is None else self.rows[indices]
+
+
+@dataclass(frozen=True, eq=False)
+class UncachedFeatures:
+    """Samples encoded when they are read, and forgotten: for looking at a few where encoding all would take hours."""
+
+    images: ImageSource
+    encoder: FrozenEncoder
+    device: torch.device
+    indices: Tensor | None = None
+    is_image: bool = False
+
+    def __len__(self) -> int:
+        return len(self.images) if self.indices is None else int(self.indices.shape[0])
+
+    def read(self, indices: Tensor) -> Tensor:
+        """float32 (b, ...)."""
+        return FeatureInputs(self.table(indices).to(self.device)).read(torch.arange(len(indices)))
+
+    def table(self, indices: Tensor) -> Tensor:
+        """The rows (b, ...) as the feature cache keeps them."""
+        chosen = indices if self.indices is None else self.indices[indices]
+        return encode(Subset(self.images, chosen), self.encoder, None, device=self.device)
+
+    def select(self, indices: Tensor) -> UncachedFeatures:
+        """The same images, by the composed index."""
+        chosen = indices if self.indices is None else self.indices[indices]
+        return UncachedFeatures(self.images, self.encoder, self.device, chosen)
+
+    def resident(self) -> UncachedFeatures:
+        """Itself."""
+        return self
 
 
 @dataclass(frozen=True, eq=False)

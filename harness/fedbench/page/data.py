@@ -32,7 +32,16 @@ from fedbench.page.table import (
 )
 from fedbench.provenance import versions
 from fedbench.significance import ALPHA, BASELINE, NO_BASELINE
-from fedbench.wording import NONE, OWN_MODELS, heading, megabytes, server_data_notes, spread
+from fedbench.wording import (
+    NONE,
+    OWN_MODELS,
+    UNSEEN,
+    heading,
+    megabytes,
+    not_on_unseen_notes,
+    server_data_notes,
+    spread,
+)
 
 _OVERALL = "global_accuracy"
 _GROUPS = (("head", "mid", "tail"), ("many", "medium", "few"))
@@ -331,8 +340,10 @@ def _notes(block: pd.DataFrame, headline: str) -> list[str]:
         last = "; ranked last" if metric == headline else ""
         notes.append(f"{heading(metric)}: a row of which some seed lacks it has no mean{last}.")
     used = server_data_notes(_labels(block), texts(block, "server_data"))
-    own = [OWN_MODELS] if has(block, "personal_mean_client_accuracy_mean") else []
-    notes += [f"{note[:1].upper()}{note[1:]}." for note in (*used, *own)]
+    unnamed = not_on_unseen_notes(_labels(block), texts(block, "not_on_unseen"))
+    own = [UNSEEN] if has(block, "new_accuracy_mean") else []
+    own += [OWN_MODELS] if has(block, "personal_mean_client_accuracy_mean") else []
+    notes += [f"{note[:1].upper()}{note[1:]}." for note in (*used, *unnamed, *own)]
     if has(block, "published"):
         notes.append("Published: the paper's number; what differs, or is not printed, is under the row's name.")
     notes.append("MB: sent up and down by all clients in all rounds, 10⁶ bytes.")

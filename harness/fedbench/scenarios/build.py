@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +14,12 @@ from fedbench.scenarios import dirichlet, feature_skew, label_skew
 from fedbench.scenarios.feature_skew import Cut, domains_of
 from fedbench.scenarios.groups import reporting_groups
 from fedbench.scenarios.long_tail import thin
-from fedbench.scenarios.parts import Parts
+from fedbench.scenarios.parts import Parts, equal_parts
 from fedbench.scenarios.rounding import IntArray
 from fedbench.scenarios.scenario import Scenario
+from fedbench.scenarios.unseen import by_class, require_tested
 from fedbench.shards import Measured, Shards
-from fedbench.types import Dataset, Federation, Split
+from fedbench.types import Dataset, Federation, Split, Unseen
 
 
 def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
@@ -28,10 +29,12 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     is tuned on one seed has seen no test sample of another.
     Testing samples are cut off before the classes are thinned, so that test and validation keep their class balance.
     With ``scenario.validation`` the federation's test split is cut from the training samples: the data set's own test
-    split, and a held-out domain, are no part of it.
+    split, and a held-out domain, are no part of it; neither are the unseen classes. These are left out before anything
+    else, so that all that is drawn is what it would be if the data set had the others alone.
     """
     seed = seed if scenario.partition_seed is None else scenario.partition_seed
     _refuse_impossible(dataset, scenario)
+    dataset, left_out = by_class(dataset, scenario)
     held_out = None if scenario.holdout_domain is None else feature_skew.domain_index(dataset, scenario.holdout_domain)
     whole_cut = cut = _cut(dataset, scenario, held_out, scenario.partition_seed or 0)
     if scenario.validation:
@@ -44,7 +47,8 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     if scenario.partition == "domain":
         # every domain of the data, so that one left without training samples is refused instead of forgotten
         present = [int(d) for d in np.unique(domains_of(cut.pool)) if d != held_out]
-        parts = feature_skew.domain_clients(domains_of(train), present, scenario.clients_per_domain, rng)
+        deal = _within_domain(train, dataset.domain_names, scenario, rng)
+        parts = feature_skew.domain_clients(domains_of(train), present, deal)
     else:
         parts = _by_label(train.labels.numpy(), scenario, rng)
         parts = label_skew.recut(parts) if scenario.equal_sizes else parts
@@ -59,6 +63,7 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
         held_out_domain=None if scenario.validation else held_out,
         labels_visible=scenario.labels == "visible",
         server=server,
+        unseen=None if left_out is None or scenario.validation else _unseen(left_out, scenario, held_out),
         groups=_groups(dataset, _thinned_labels(whole_cut, len(dataset.classnames), scenario, seed), scenario),
     )
 
@@ -84,6 +89,13 @@ def _refuse_impossible(dataset: Dataset, scenario: Scenario) -> None:
             "equal_sizes cuts the clients' samples end to end and would mix domains; set it to false, or choose a "
             "partition other than 'domain'"
         )
+
+
+def _unseen(dataset: Dataset, scenario: Scenario, held_out: int | None) -> Unseen:
+    """The unseen classes with the part of their samples that is the test split's, cut as that of the others is."""
+    test = _cut(dataset, scenario, held_out, scenario.partition_seed or 0).test
+    require_tested(test, dataset.classnames)
+    return Unseen(test, dataset.classnames)
 
 
 def _cut(dataset: Dataset, scenario: Scenario, held_out: int | None, seed: int) -> Cut:
@@ -164,6 +176,26 @@ def _by_label(labels: IntArray, scenario: Scenario, rng: np.random.Generator) ->
             return hands[scenario.class_scheme](labels, clients, scenario.classes_per_client, rng)
         case _:
             return label_skew.iid(labels, clients, rng)
+
+
+def _within_domain(
+    train: Split, names: tuple[str, ...], scenario: Scenario, rng: np.random.Generator
+) -> Callable[[IntArray], Parts]:
+    """How the samples of one domain, by their indices, are cut into those of its clients."""
+    clients, labels = scenario.clients_per_domain, train.labels.numpy()
+    if scenario.within_domain == "iid":
+        return lambda members: equal_parts(rng.permutation(members), clients)
+    by_label = scenario.model_copy(update={"partition": "dirichlet", "clients": clients})
+
+    def deal(members: IntArray) -> Parts:
+        try:
+            parts = _by_label(labels[members], by_label, rng)
+        except FedbenchError as error:
+            domain = names[int(domains_of(train)[members[0]])] if len(members) else "without samples"
+            raise FedbenchError(f"within domain {domain}, whose clients are clients_per_domain: {error}") from None
+        return Parts(members[parts.flat], parts.offsets)
+
+    return deal
 
 
 def _shards(parts: Parts, train: Split, cut: Cut, scenario: Scenario) -> Shards:

@@ -7,7 +7,7 @@ floors training and validation as FedCLIP does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.randomness import numpy_generator
-from fedbench.scenarios.parts import Parts, equal_parts
+from fedbench.scenarios.parts import Parts
 from fedbench.scenarios.rounding import IntArray
 from fedbench.types import Dataset, ImageSource, Split
 
@@ -76,7 +76,7 @@ def cut_by_domain(dataset: Dataset, split: DomainSplit, held_out: int | None, se
     domains = domains_of(dataset.train)
     if dataset.test is not None and held_out is None:
         return _keep_own_test(dataset.train, dataset.test, domains, split, seed)
-    pool = dataset.train if dataset.test is None else _pooled(dataset.train, dataset.test)
+    pool = dataset.train if dataset.test is None else pooled(dataset.train, dataset.test)
     domains = domains_of(pool)
     train: list[IntArray] = []
     validation: list[IntArray] = []
@@ -96,11 +96,9 @@ def cut_by_domain(dataset: Dataset, split: DomainSplit, held_out: int | None, se
     return Cut(pool, _sorted(train), _select(pool, test), _select(pool, validation) if split == "60/20/20" else None)
 
 
-def domain_clients(
-    domains: IntArray, present: Sequence[int], clients_per_domain: int, rng: np.random.Generator
-) -> Parts:
-    """One domain a client, ordered as in ``present``; the clients of a domain share its samples iid, sizes ±1."""
-    dealt = [equal_parts(rng.permutation(np.flatnonzero(domains == domain)), clients_per_domain) for domain in present]
+def domain_clients(domains: IntArray, present: Sequence[int], deal: Callable[[IntArray], Parts]) -> Parts:
+    """One domain a client, ordered as in ``present``; ``deal`` cuts the samples (m,) of a domain into its clients'."""
+    dealt = [deal(np.flatnonzero(domains == domain)) for domain in present]
     sizes = np.concatenate([parts.sizes for parts in dealt])
     return Parts(np.concatenate([parts.flat for parts in dealt]), np.concatenate([[0], np.cumsum(sizes)]))
 
@@ -132,7 +130,8 @@ def _keep_own_test(train: Split, test: Split, domains: IntArray, split: DomainSp
     return Cut(train, _sorted(kept), test, _select(train, validation))
 
 
-def _pooled(train: Split, test: Split) -> Split:
+def pooled(train: Split, test: Split) -> Split:
+    """Two splits with domains as one, the samples of ``train`` first."""
     domains = torch.from_numpy(np.concatenate([domains_of(train), domains_of(test)]))
     return Split(Joined(train.images, test.images), torch.cat([train.labels, test.labels]), domains)
 

@@ -30,6 +30,10 @@ _PRESETS: dict[str, tuple[str, Scenario]] = {
         "one client a domain, one domain only tested, 60/20/20 elsewhere (FedCLIP); set holdout_domain",
         Scenario(partition="domain", domain_split="60/20/20", holdout_domain=UNSET_DOMAIN),
     ),
+    "base-to-new": (
+        "the last half of the classes unseen (CoOp's base-to-new split), the others dealt as in label-skew",
+        Scenario(unseen_classes=0.5, partition="dirichlet", participation=0.4),
+    ),
     "longtail": (
         "exponential tail IF 100, uncapped Dirichlet(0.5), 20 clients, 40 % a round, CAPT's head/mid/tail",
         Scenario(imbalance="exponential", partition="dirichlet", dirichlet_scheme="uncapped", participation=0.4),

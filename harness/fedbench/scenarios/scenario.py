@@ -66,7 +66,12 @@ class Scenario(BaseModel):
         default=False,
         description="afterwards lay the clients end to end and cut again into equal slices; not for domain",
     )
-    clients_per_domain: int = Field(default=1, ge=1, le=10_000, description="clients that share one domain, dealt iid")
+    clients_per_domain: int = Field(default=1, ge=1, le=10_000, description="clients that share one domain")
+    within_domain: Literal["iid", "dirichlet"] = Field(
+        default="iid",
+        description="how the clients of a domain share its samples; dirichlet (with dirichlet_alpha, dirichlet_scheme "
+        "and min_client_size) puts label skew on top of feature skew",
+    )
     holdout_domain: str | None = Field(
         default=None, description="domain no client trains on; all of it is tested (leave-one-domain-out)"
     )
@@ -74,6 +79,15 @@ class Scenario(BaseModel):
         default="80/20",
         description="train/test or train/validation/test, cut for each domain of data with domains; a data set's own "
         "test split stays as it is unless a domain is held out, and 60/20/20 then takes a quarter of train to validate",
+    )
+    unseen_classes: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the classes, the last in label order, that are left out of training: no client has a "
+        "sample, no method knows the name. Rounded, halves down as in CoOp's base-to-new split; at least one where it "
+        "is not 0. Everything else happens to the others as if the data had only them; models that can name classes "
+        "are scored on both",
     )
     labels: Literal["visible", "hidden"] = Field(
         default="visible", description="hidden: clients get batches without labels"

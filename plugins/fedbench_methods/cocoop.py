@@ -1,0 +1,118 @@
+"""CoCoOp + FedAvg - Zhou, Yang, Loy, Liu, "Conditional Prompt Learning for Vision-Language Models", CVPR 2022;
+federated by FedAvg, as in the comparisons of FedTPG and CAPT.
+
+Every image moves the context that it is classified with; CLIP is frozen:
+    f_x = f(x) / |·|,   b(x) = W_b relu(W_a f_x + a) + c ∈ R^{d_t}         (meta-net, hidden width d / r)
+    v_m(x) = v_m + b(x), m = 1..M,   t_k(x) = g([v(x); name_k]) / |·|
+    L = CE(s f_x·t_k(x), y);   all weights ← Σ_i (n_i / Σ_j n_j) weights_i
+Trained and sent: v (M, d_t) and the meta-net, M d_t + (d+1) d/r + (d/r+1) d_t floats: 35,360 for ViT-B/16, M = 4.
+
+Answers: build_model. Everything else is FedAvg; stacks with methods that add loss terms or aggregate otherwise.
+A step encodes B·K texts, evaluation K a test image. Beyond `SEQUENCES` of them images are taken in chunks, and a chunk
+is computed again in the backward pass, so that memory is that of one chunk; where a batch may need more than one,
+clients train one after another. Values and gradients are those of the whole batch, to rounding.
+Paper against released code: "a photo of a" as initial context (M = 4) is that of the released scripts; 16 is only the
+default of their configuration. The meta-net starts as torch's linear layers do, so round 0 is not zero-shot CLIP; with
+W_b = 0 and c = 0 the model is PromptFL. The code trains on batches of one image for want of memory; here it is the
+run's batch size, as in CAPT's comparison as far as that can be told. Recipe: SGD 2e-3 of the code, with momentum 0.9
+and decay 5e-4 of the toolbox it is built on; its cosine schedule and warm-up epoch have no counterpart in a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, normalize, relu
+from torch.utils.checkpoint import checkpoint
+
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import ModelSetup, hookimpl
+from fedbench.hyper import hyper
+from fedbench.models.heads import linear_layer, require_clip
+from fedbench.models.prompts import INITS, Init, initial_context, prompt_tower
+from fedbench.randomness import torch_generator
+from fedbench.types import Model, Outputs
+
+SEQUENCES = 1024
+"""Texts encoded at once, though never less than one image's: of each, ViT-B/16 keeps 1.4 MB for the gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoCoOpParams:
+    """Hyper-parameters of CoCoOp."""
+
+    reduction: int = hyper(
+        16, symbol="r", low=1, high=64, search=False, source="released code: the meta-net is d / 16 wide inside"
+    )
+    init: Init = hyper("words", symbol="v⁰", choices=INITS, source='released scripts: "a photo of a"')
+    context_length: int = hyper(
+        4, symbol="M", low=1, high=32, search=(1, 16), when={"init": ("random",)}, source="released scripts; words: 4"
+    )
+
+
+def meta_net(features: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """b(x) = W_b relu(W_a f_x + a) + c: (b, d_t) from unit image ``features`` f_x (b, d)."""
+    inner = relu(linear(features, weights["meta.inner.weight"], weights["meta.inner.bias"]))
+    return linear(inner, weights["meta.outer.weight"], weights["meta.outer.bias"])
+
+
+def conditional_context(features: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """v_m(x) = v_m + b(x): (b, 1, M, d_t), shared by an image's classes, from unit ``features`` f_x (b, d)."""
+    return weights["prompt.context"] + meta_net(features, weights)[:, None, None, :]
+
+
+def in_chunks(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
+    """``function`` of ``rows`` (b, ...), which takes each by itself, at most ``size`` at once.
+
+    Of more than one chunk nothing but the result is kept for the gradient: it is computed again in the backward pass.
+    """
+    if len(rows) <= size:
+        return function(rows)
+    chunks = torch.split(rows, size)
+    if not torch.is_grad_enabled():
+        return torch.cat([function(chunk) for chunk in chunks])
+    again = [checkpoint(function, chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
+    return torch.cat(again)
+
+
+class CoCoOp:
+    """A shared context, and a small network that moves it for every image, learned by FedAvg."""
+
+    name: ClassVar[str] = "cocoop"
+    citation: ClassVar[str] = "Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022"
+    Params: ClassVar[type] = CoCoOpParams
+    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4}
+
+    def __init__(self, params: CoCoOpParams) -> None:
+        self.params = params
+
+    @hookimpl
+    def build_model(self, setup: ModelSetup) -> Model:
+        """Context and meta-net; logits are scaled cosines of the frozen image features to their own texts."""
+        clip, params, seed = require_clip(setup, self.name), self.params, setup.spec.seed
+        context = initial_context(clip, seed, params.context_length, params.init)
+        tower = prompt_tower(clip, setup.classnames, len(context))
+        hidden, generator = max(clip.embed_dim // params.reduction, 1), torch_generator(seed, "cocoop meta-net")
+        meta = linear_layer("meta.inner", hidden, clip.embed_dim, generator)
+        meta |= linear_layer("meta.outer", tower.width, hidden, generator)
+        scale, size = clip.logit_scale, max(SEQUENCES // tower.num_classes, 1)
+        # the last batch of a round may have one sample more
+        is_chunked = setup.spec.training.batch_size + 1 > size
+
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+            features = normalize(inputs, dim=-1)
+            # under vmap the batch of a client, and so its memory, is out of sight
+            if is_chunked and torch._C._functorch.is_batchedtensor(features):
+                raise FedbenchError(f"cocoop takes {size} images at once with {tower.num_classes} classes.")
+
+            def logits(images: Tensor) -> Tensor:
+                texts = tower.encode(conditional_context(images, tensors))
+                return scale * (texts @ images[:, :, None])[:, :, 0]
+
+            return Outputs(in_chunks(logits, features, size), features)
+
+        return Model(weights={"prompt.context": context, **meta}, forward=forward, encoder=clip.image_encoder())

@@ -1,0 +1,132 @@
+"""FedPGP - Cui, Li, Wang, Shi, "Harmonizing Generalization and Personalization in Federated Prompt Learning", ICML
+2024; arXiv 2405.09771.
+
+A prompt σ (M, d_t) that all clients share, and a low-rank addition U V, (M, b) times (b, d_t), of each client's own:
+    z^s_k = g([σ; name_k]) / |·|,   z_k = g([σ + U V; name_k]) / |·|,   z⁰_k a unit text of frozen CLIP
+    L = CE(s f_x·z_k, y) + μ L_con                                                       (s: CLIP's own scale, frozen)
+    L_con = −(1/K) Σ_k log [e^{c(z⁰,z^s)/τ} / (e^{c(z⁰,z^s)/τ} + e^{c(z^s,z)/τ})],   c the cosine
+    σ ← Σ_i (n_i / Σ_j n_j) σ_i;   U and V stay
+The term pulls the shared prompt to what CLIP knows and pushes the personal one away from it. σ is sent; U and V are
+not, nor counted or averaged. All three are drawn from N(0, 0.02²), U and V alike for all clients.
+
+Answers: build_model, private, loss_terms, evaluate. Stacks with methods that change the base loss, add terms or
+aggregate otherwise; terms on the weights (fedprox) hold U and V as well. Any CLIP, ResNets included.
+Own models, in the columns `personal_...`, are the new σ with the client's U V; a client that has not taken part has the
+first draw. The global model is σ alone. U V is 1e-3 at first, so that c(z^s, z) is nearly 1 and the push outweighs the
+pull; not zero as with LoRA, so that round 0 of the own models is not PromptFL's.
+Paper against released code: z⁰ is there the text "X X ... X name." of M placeholders (`anchor=placeholder`); here it
+is that of the run's `templates`, which say what CLIP knows. The script's two prompts a client give 2K logits for K
+labels, of which the second half is never a target; here there is one. The script's b = 8 and μ = 0.5 are the defaults;
+the code's are 4 and 1. Its `init=words` ends in an error and is not offered. The code lets all clients train in the
+first round and carries momentum from client to client; here the run's participation holds, and each begins anew.
+Recipe: SGD 1e-3 of the code, with momentum 0.9 and decay 5e-4 of the toolbox it is built on. μ = 0 leaves L_con out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, softplus
+
+from fedbench.defaults import personal_predictions
+from fedbench.hookspecs import EvaluationTask, LocalStep, ModelSetup, hookimpl
+from fedbench.hyper import hyper
+from fedbench.models.clip import encode_tokens
+from fedbench.models.heads import TextOutputs, require_clip, scaled_logits
+from fedbench.models.prompts import PromptTower, initial_context, prompt_tower, random_context
+from fedbench.spec import RunSpec
+from fedbench.types import Model, Outputs, Predictions
+
+SHARED, LEFT, RIGHT = "prompt.global", "prompt.U", "prompt.V"
+ANCHOR = "anchor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPgpParams:
+    """Hyper-parameters of FedPGP."""
+
+    context_length: int = hyper(16, symbol="M", low=1, high=64, search=(4, 16), source="released code: 16")
+    bottleneck: int = hyper(8, symbol="b", low=1, high=64, search=(2, 16), source="released script; by default 4")
+    mu: float = hyper(
+        0.5, symbol="μ", low=0.1, high=10.0, log=True, off=0.0, source="released script; by default 1; 0: no L_con"
+    )
+    tau: float = hyper(0.5, symbol="τ", low=0.05, high=1.0, log=True, needs="mu", source="released code")
+    anchor: Literal["template", "placeholder"] = hyper(
+        "template", symbol="z⁰", choices=("template", "placeholder"), source="run's templates; placeholder: the code"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PersonalOutputs(TextOutputs):
+    """Of a classifier by personal ``texts`` z (K, d)."""
+
+    shared: Tensor
+    """z^s (K, d), unit text features of the shared prompt alone."""
+
+
+def contrast(anchor: Tensor, shared: Tensor, personal: Tensor, tau: float) -> Tensor:
+    """L_con, a scalar, from unit vectors z⁰, z^s and z, (K, d) each."""
+    pull, push = (anchor * shared).sum(dim=-1), (shared * personal).sum(dim=-1)
+    return softplus((push - pull) / tau).mean()
+
+
+def placeholder_texts(tower: PromptTower) -> Tensor:
+    """Unit text features (K, d) of what the tower's context stands in place of: "X X ... X name."."""
+    with torch.no_grad():
+        return normalize(encode_tokens(tower.clip, tower.tokens), dim=-1)
+
+
+class FedPGP:
+    """A shared prompt with a private low-rank addition, kept apart by a contrast with CLIP's own texts."""
+
+    name: ClassVar[str] = "fedpgp"
+    citation: ClassVar[str] = "Cui et al., Harmonizing Generalization and Personalization in FPL, ICML 2024"
+    Params: ClassVar[type] = FedPgpParams
+    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+
+    def __init__(self, params: FedPgpParams) -> None:
+        self.params = params
+
+    @hookimpl
+    def build_model(self, setup: ModelSetup) -> Model:
+        """σ, U and V; logits by the personal texts, and z⁰ encoded once."""
+        clip, params, seed = require_clip(setup, self.name), self.params, setup.spec.seed
+        length, rank = params.context_length, params.bottleneck
+        tower, scale = prompt_tower(clip, setup.classnames, length), clip.logit_scale
+        template = params.anchor == "template"
+        anchor = clip.text_features(setup.classnames, setup.spec.templates) if template else placeholder_texts(tower)
+
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+            personal = tensors[SHARED] + tensors[LEFT] @ tensors[RIGHT]
+            shared, own = tower.encode(torch.stack([tensors[SHARED], personal])[:, None]).unbind()
+            features = normalize(inputs, dim=-1)
+            return PersonalOutputs(scaled_logits(features, own, None, scale), features, own, shared)
+
+        weights = {
+            SHARED: initial_context(clip, seed, length, "random"),
+            LEFT: random_context(seed, "U of fedpgp", length, rank),
+            RIGHT: random_context(seed, "V of fedpgp", rank, tower.width),
+        }
+        return Model(weights=weights, forward=forward, encoder=clip.image_encoder(), constants={ANCHOR: anchor})
+
+    @hookimpl
+    def private(self, model: Model, spec: RunSpec) -> Collection[str]:
+        """The low-rank addition."""
+        return (LEFT, RIGHT)
+
+    @hookimpl
+    def loss_terms(self, step: LocalStep) -> Tensor | None:
+        """μ L_con, on the texts that the step's logits come from; none where μ = 0."""
+        if not self.params.mu:
+            return None
+        outputs = cast(PersonalOutputs, step.outputs)
+        return self.params.mu * contrast(step.model.constants[ANCHOR], outputs.shared, outputs.texts, self.params.tau)
+
+    @hookimpl
+    def evaluate(self, task: EvaluationTask) -> Predictions:
+        """The global model by σ alone; own models by the new σ and the client's U V."""
+        return personal_predictions(task, {LEFT: torch.zeros_like(task.weights[LEFT])})
