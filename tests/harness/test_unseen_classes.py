@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.assemble import assemble, find_method
+from fedbench.base_to_new import Renamed, renamed_model
 from fedbench.errors import FedbenchError
 from fedbench.evaluation import evaluate_again
 from fedbench.leaderboard import leaderboard, to_csv, to_markdown
@@ -111,6 +112,15 @@ def test_weights_for_each_class_name_no_others_even_as_many(
     assert run.unseen is None and run.info.not_on_unseen == f"{name} depends on the number of classes"
     metrics = evaluate(run, run.initial_state())[0]
     assert "global_accuracy" in metrics and not {"new_accuracy", "harmonic_accuracy"} & set(metrics)
+
+
+def test_names_that_do_not_fit_beside_the_trained_context_are_a_reason_not_an_error() -> None:
+    spec, backbone = tiny_spec("promptfl", backbone="clip:embedded"), tiny_backbone("clip:embedded")
+    setup = ModelSetup(backbone, tiny_dataset().classnames, spec, Path("."))
+    model = assemble(spec.method, spec.params).hooks.build_model(setup=setup)
+    assert isinstance(renamed_model(setup, model, ("house",), ()), Renamed)
+    reason = renamed_model(setup, model, ("house " * 16,), ())
+    assert isinstance(reason, str) and "context of 16 tokens does not fit" in reason
 
 
 def test_the_whole_of_clip_trained_with_prompts_as_classifier_can_name_them(tmp_path: Path) -> None:
