@@ -51,7 +51,7 @@ class TextOutputs(Outputs):
     """Of a model whose classifier is its classes' texts: ``features`` are unit image features."""
 
     texts: Tensor
-    """Unit text features (K, d), or (b, K, d) where every image has its own."""
+    """Unit text features (K, d)."""
 
 
 def text_classifier(texts: Callable[[Mapping[str, Tensor]], Tensor], scale: float) -> Forward:

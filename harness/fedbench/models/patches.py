@@ -14,6 +14,7 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from fedbench.errors import FedbenchError
 from fedbench.models.clip import ClipBackbone, activation_of
+from fedbench.models.visual_prompts import has_class_token
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +30,7 @@ class ClipPatchEncoder:
 
     def __post_init__(self) -> None:
         visual = self.backbone.module.visual
-        pools_token = isinstance(visual, VisionTransformer) and visual.attn_pool is None and visual.pool_type == "tok"
-        if not pools_token and not isinstance(visual, ModifiedResNet):
+        if not has_class_token(visual) and not isinstance(visual, ModifiedResNet):
             raise FedbenchError(
                 f"the image tower of backbone {self.backbone.name!r} has no features of single patches in the space of "
                 "its texts; use a vision transformer with a class token, such as clip:embedded, or CLIP's own ResNet, "

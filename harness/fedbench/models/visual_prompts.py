@@ -18,14 +18,18 @@ from fedbench.models.clip import ClipBackbone
 from fedbench.models.transformer_blocks import Added, apply_block, is_plain
 
 
+def has_class_token(visual: object) -> bool:
+    """Whether an image tower is a vision transformer whose feature is its class token's."""
+    return isinstance(visual, VisionTransformer) and visual.attn_pool is None and visual.pool_type == "tok"
+
+
 def require_vision_transformer(backbone: ClipBackbone, what: str, instead: str = "") -> VisionTransformer:
     """The backbone's image tower; FedbenchError where it has no class token to read, or blocks of another kind.
 
     ``what`` a method does there, and what to choose ``instead`` of another backbone.
     """
     visual = backbone.module.visual
-    usable = isinstance(visual, VisionTransformer) and visual.attn_pool is None and visual.pool_type == "tok"
-    if not usable or not is_plain(visual.transformer):
+    if not (isinstance(visual, VisionTransformer) and has_class_token(visual) and is_plain(visual.transformer)):
         raise FedbenchError(
             f"{what}, and the image tower of backbone {backbone.name!r} is no vision transformer of open_clip's plain "
             f"blocks with a class token; use one, such as clip:embedded{instead and f', or {instead}'}."
