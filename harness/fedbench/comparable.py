@@ -106,6 +106,14 @@ _HELD_OUT = frozenset({"accuracy_generalization", "accuracy_personalization", "a
 _LETTERS = {"painting": "A"}
 """Our domains that a paper's letter stands for, where it is not their first."""
 
+_FAULTS = {
+    "dropout": "dropping out",
+    "late_dropout": "lost updates",
+    "stragglers": "stragglers",
+    "corrupt": "damaged updates",
+}
+"""The scenario's probabilities of faults, and what they are called."""
+
 _OTHER_ROUNDS = {"last10": "mean of the last ten rounds", "oracle": "best round on the test split"}
 """Beginnings of our metrics that are not of the last round."""
 
@@ -155,8 +163,9 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
         yield Difference("samples of a domain", "dealt iid", scenario["within_domain"])
     if scenario["equal_sizes"] == "true":
         yield Difference("client sizes", "as dealt", "cut to equal ones")
-    if float(scenario["dropout"]):
-        yield Difference("dropping out", "none", scenario["dropout"])
+    for name, aspect in _FAULTS.items():
+        if float(scenario[name]):
+            yield Difference(aspect, "none", scenario[name])
     if labels == "hidden" and fact["scenario"] != "unsupervised":
         yield Difference("labels", "visible", "hidden")
     if int(scenario["server_samples"]) and scenario["server_source"] == "aside":

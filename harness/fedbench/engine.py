@@ -1,123 +1,114 @@
-"""Run many specs, in this process or in a pool of them; the same spec gives the same numbers either way."""
+"""Run many specs on an engine: which begins when, what is tried again, what has taken too long, what is reported.
+
+The same spec gives the same numbers on every engine, whatever happened on the way.
+"""
 
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
-import pickle
-import queue
-import signal
-import threading
-import traceback
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.managers import SyncManager
-from typing import Any
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import Hooks, RoundRecord, RunInfo, RunResult, hookimpl
-from fedbench.pool import context
+from fedbench.claims import Claims
+from fedbench.engines import Engine
+from fedbench.engines.in_process import InProcess
+from fedbench.engines.processes import Processes, quiet_worker
+from fedbench.events import (
+    Event,
+    Lost,
+    RoundFinished,
+    RunFailed,
+    RunFinished,
+    RunRetried,
+    RunSkipped,
+    RunStarted,
+    RunWarned,
+    notify,
+)
 from fedbench.prepare import Settings
-from fedbench.runs import run_spec
 from fedbench.spec import RunSpec
 
+__all__ = [
+    "Event",
+    "Policy",
+    "RoundFinished",
+    "RunFailed",
+    "RunFinished",
+    "RunRetried",
+    "RunSkipped",
+    "RunStarted",
+    "RunWarned",
+    "default_workers",
+    "execute",
+    "notify",
+    "quiet_worker",
+]
+
 _LOOK_SECONDS = 0.5
-"""Between two looks whether a worker has died. Events themselves are waited for."""
-POOL_DIED = (
-    "a worker process died (killed, or out of memory), and the pool with it; finished runs are kept and the same "
-    "command resumes the others; try --workers 1"
-)
-"""Why the runs failed that were not finished then, in whichever worker they were."""
-RUN_THREAD = "fedbench-run"
-"""Name of the thread that runs a spec in this process."""
+"""Between two looks at what takes too long, and at runs that others have claimed. Events themselves are waited for."""
+_STALLED = 5.0
+"""Seconds between two looks after which this process was held up, and no run is to blame."""
 
 
 @dataclass(frozen=True)
-class RunStarted:
-    """A run is assembled."""
+class Policy:
+    """What becomes of runs that go wrong."""
 
+    timeout: float | None = None
+    """Seconds that an attempt may take; it is ended then."""
+    retries: int = 2
+    """Further attempts at a run whose process died, or that found the machine short of something."""
+    fail_fast: bool = False
+    """Whether the first failure ends everything."""
+
+
+@dataclass
+class _Attempt:
     spec: RunSpec
-    info: RunInfo
+    number: int = 1
+    began: float = 0.0
 
 
-@dataclass(frozen=True)
-class RoundFinished:
-    """A round of a run is done."""
+def execute(
+    specs: Sequence[RunSpec],
+    settings: Settings,
+    workers: int,
+    *,
+    engine: Engine | None = None,
+    policy: Policy | None = None,
+    claims: Claims | None = None,
+) -> Generator[Event, None, None]:
+    """The events of all runs as they happen; runs interleave.
 
-    spec: RunSpec
-    record: RoundRecord
-
-
-@dataclass(frozen=True)
-class RunFinished:
-    """A run is done."""
-
-    spec: RunSpec
-    info: RunInfo
-    result: RunResult
-
-
-@dataclass(frozen=True)
-class RunFailed:
-    """A run ended early. ``reason`` is one line; ``details`` the traceback, empty for bad input."""
-
-    spec: RunSpec
-    reason: str
-    details: str = ""
-
-
-Event = RunStarted | RoundFinished | RunFinished | RunFailed
-
-
-class _Forward:
-    """A listener inside a run that hands every notification on as an event."""
-
-    def __init__(self, emit: Any) -> None:
-        self.emit = emit
-
-    @hookimpl
-    def run_started(self, spec: RunSpec, info: RunInfo) -> None:
-        """Forward."""
-        self.emit(RunStarted(spec, info))
-
-    @hookimpl
-    def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
-        """Forward."""
-        self.emit(RoundFinished(spec, record))
-
-    @hookimpl
-    def run_finished(self, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
-        """Forward."""
-        self.emit(RunFinished(spec, info, result))
-
-
-def execute(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Generator[Event, None, None]:
-    """The events of all runs as they happen; with more than one worker, runs interleave.
-
+    Without an ``engine`` they are carried out in this process, or in a pool of ``workers`` where there are several.
     Workers beyond the number of runs train clients of a run side by side. A run that fails yields `RunFailed` and the
-    others go on. Closing the generator ends the workers.
+    others go on. ``claims`` are held from before a run begins until its last event was taken. Closing the generator
+    ends the engine.
     """
     gc.enable()
-    settings = replace(settings, cores=max(workers // max(len(specs), 1), 1))
-    if workers <= 1 or len(specs) <= 1:
-        yield from _in_process(specs, settings)
-    else:
-        yield from _in_pool(specs, settings, min(workers, len(specs)))
+    if engine is None:
+        engine = engine_for(len(specs), settings, workers)
+    schedule = _Schedule(specs, engine, policy or Policy(), claims)
+    try:
+        yield from schedule.events()
+    finally:
+        engine.close()
+        if claims is not None:
+            claims.close()
 
 
-def notify(hooks: Hooks, event: Event) -> None:
-    """Call the notification hook of ``event`` on the listeners behind ``hooks``."""
-    if isinstance(event, RunStarted):
-        hooks.run_started(spec=event.spec, info=event.info)
-    elif isinstance(event, RoundFinished):
-        hooks.round_finished(spec=event.spec, record=event.record)
-    elif isinstance(event, RunFinished):
-        hooks.run_finished(spec=event.spec, info=event.info, result=event.result)
-    else:
-        hooks.run_failed(spec=event.spec, reason=event.reason)
+def engine_for(runs: int, settings: Settings, workers: int) -> Engine:
+    """This process for a single worker or run, else a pool."""
+    settings = with_cores(settings, runs, workers)
+    return InProcess(settings) if workers <= 1 or runs <= 1 else Processes(settings, min(workers, runs))
+
+
+def with_cores(settings: Settings, runs: int, workers: int) -> Settings:
+    """Cores that no other run needs train clients of a run side by side."""
+    return replace(settings, cores=max(workers // max(runs, 1), 1))
 
 
 def default_workers() -> int:
@@ -125,97 +116,89 @@ def default_workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_process(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
-    # A thread feeds the queue, so that events are seen while the run goes on.
-    for spec in specs:
-        events: queue.Queue[Event | None] = queue.Queue()
+class _Schedule:
+    """The runs that wait, those under way, and those that other processes have."""
 
-        def work(spec: RunSpec = spec, events: queue.Queue[Event | None] = events) -> None:
-            try:
-                _attempt(spec, settings, events.put)
-            finally:
-                events.put(None)
+    def __init__(self, specs: Iterable[RunSpec], engine: Engine, policy: Policy, claims: Claims | None) -> None:
+        self._waiting = deque(_Attempt(spec) for spec in specs)
+        self._again: deque[_Attempt] = deque()
+        self._elsewhere: deque[_Attempt] = deque()
+        self._running: dict[str, _Attempt] = {}
+        self._engine = engine
+        self._policy = policy
+        self._claims = claims
 
-        thread = threading.Thread(target=work, name=RUN_THREAD, daemon=True)
-        thread.start()
-        while (event := events.get()) is not None:
-            yield event
-        thread.join()
-
-
-def _in_pool(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iterator[Event]:
-    starting = context()
-    manager = SyncManager(ctx=starting)
-    # its process ends with this one, however that ends
-    manager.start(quiet_worker)
-    with manager:
-        events = manager.Queue()
-        pool = ProcessPoolExecutor(workers, mp_context=starting, initializer=quiet_worker)
-        try:
-            # every run ends with an event, unless its process does first
-            unended: dict[str, Future[None]] = {
-                spec.run_id: pool.submit(_attempt_remotely, spec, settings, events) for spec in specs
-            }
-            by_id = {spec.run_id: spec for spec in specs}
-            while unended:
-                try:
-                    event: Event = pickle.loads(events.get(timeout=_LOOK_SECONDS))
-                except queue.Empty:
-                    for failure in _died(unended):
-                        del unended[failure]
-                        yield RunFailed(by_id[failure], POOL_DIED)
+    def events(self) -> Generator[Event, None, None]:
+        """What happens until every run has ended."""
+        looked = time.monotonic()
+        while self._waiting or self._again or self._elsewhere or self._running:
+            yield from self._begin()
+            self._forgive(time.monotonic() - looked)
+            heard = self._engine.wait(_LOOK_SECONDS)
+            looked = time.monotonic()
+            for said in [*heard, *self._overdue()]:
+                event = self._judged(said)
+                if event is None:
                     continue
-                if event.spec.run_id not in unended:
-                    continue  # said after its process was taken for dead
-                if isinstance(event, RunFinished | RunFailed):
-                    del unended[event.spec.run_id]
                 yield event
-        except BaseException:
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+                if isinstance(event, RunFinished | RunFailed) and self._claims is not None:
+                    self._claims.release(event.spec.run_id)  # only now: whoever listens has stored it
+                if isinstance(event, RunFailed) and self._policy.fail_fast:
+                    return
 
+    def _begin(self) -> Generator[Event, None, None]:
+        """Begin runs while there is room."""
+        elsewhere = len(self._elsewhere)
+        while len(self._running) < self._engine.slots():
+            if self._waiting:
+                attempt = self._waiting.popleft()
+            elif self._again and not (self._running and self._engine.is_one_machine):
+                attempt = self._again.popleft()
+            elif elsewhere:
+                attempt, elsewhere = self._elsewhere.popleft(), elsewhere - 1
+            else:
+                return
+            taken = "ours" if self._claims is None else self._claims.take(attempt.spec)
+            if taken == "finished":
+                yield RunSkipped(attempt.spec)
+            elif taken == "elsewhere":
+                self._elsewhere.append(attempt)
+            else:
+                attempt.began = time.monotonic()
+                self._running[attempt.spec.run_id] = attempt
+                self._engine.begin(attempt.spec)
 
-def _died(futures: Mapping[str, Future[None]]) -> list[str]:
-    """The runs whose process has gone; any other error of the pool is raised."""
-    died = []
-    for run_id, future in futures.items():
-        error = future.exception() if future.done() else None
-        if isinstance(error, BrokenProcessPool):
-            died.append(run_id)
-        elif error is not None:
-            raise error
-    return died
+    def _judged(self, said: Event | Lost) -> Event | None:
+        """What to report of what an engine says; None for what is said of a run that has ended already."""
+        attempt = self._running.get(said.spec.run_id)
+        if attempt is None:
+            return None
+        if isinstance(said, RunFinished):
+            del self._running[said.spec.run_id]
+        if not isinstance(said, Lost | RunFailed):
+            return said
+        del self._running[said.spec.run_id]
+        failed = said if isinstance(said, RunFailed) else RunFailed(said.spec, said.reason, may_pass=True)
+        if failed.may_pass and attempt.number <= self._policy.retries:
+            # after all others and, on one machine, alone: with what was short, it may have enough then
+            self._again.append(_Attempt(attempt.spec, attempt.number + 1))
+            return RunRetried(failed.spec, failed.reason, attempt.number)
+        if attempt.number > 1:
+            return replace(failed, reason=f"{failed.reason} (attempt {attempt.number} of {self._policy.retries + 1})")
+        return failed
 
+    def _overdue(self) -> list[RunFailed]:
+        """End the runs that have taken too long."""
+        limit = self._policy.timeout
+        if limit is None:
+            return []
+        late = [attempt for attempt in self._running.values() if time.monotonic() - attempt.began > limit]
+        for attempt in late:
+            self._engine.stop(attempt.spec)
+        return [RunFailed(attempt.spec, f"timed out: took more than {limit:g} s (--run-timeout)") for attempt in late]
 
-def _attempt(spec: RunSpec, settings: Settings, emit: Any) -> None:
-    try:
-        run_spec(spec, settings, [_Forward(emit)])
-    except FedbenchError as error:
-        emit(RunFailed(spec, str(error)))
-    except Exception as error:
-        notes = "; ".join(getattr(error, "__notes__", []))
-        where = f" ({notes})" if notes else ""
-        emit(RunFailed(spec, f"{type(error).__name__}: {error}{where}", traceback.format_exc()))
-
-
-def _attempt_remotely(spec: RunSpec, settings: Settings, events: Any) -> None:
-    # as bytes, which the queue's own process passes on without building the tensors and records in them
-    _attempt(spec, settings, lambda event: events.put(pickle.dumps(event)))
-
-
-def quiet_worker() -> None:
-    """To be called first in a worker process: Ctrl-C is the parent's to answer, and the worker ends with it."""
-    # Ctrl-C reaches the whole process group; only the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-
-
-def _leave_with_parent() -> None:
-    # A parent that is killed outright can't stop its workers, and they would train on for nobody.
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    def _forgive(self, away: float) -> None:
+        """Runs waited while whoever listens was ``away`` for long, for a store that could not be written, say."""
+        if away > _STALLED:
+            for attempt in self._running.values():
+                attempt.began += away

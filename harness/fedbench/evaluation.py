@@ -20,6 +20,7 @@ from fedbench.provenance import code_hash, versions
 from fedbench.recording import metric_name
 from fedbench.rounds import evaluate
 from fedbench.store import local_artifacts
+from fedbench.tasks import FAULT_COUNTS
 
 # isort: split
 from mlflow import MlflowClient
@@ -28,7 +29,7 @@ from mlflow.exceptions import MlflowException
 
 _HISTORY = frozenset(
     {"train_loss", "last10_accuracy", "oracle_accuracy", "bytes_up", "bytes_down", "train_seconds", "seconds"}
-)
+).union(FAULT_COUNTS)
 _HISTORY_PREFIXES = ("selected_", "finetuned_")
 """Final metrics that come of the rounds, or of models that are not kept: the final model does not give them."""
 _CALLED = {

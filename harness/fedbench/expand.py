@@ -8,9 +8,10 @@ from typing import Any
 
 from fedbench.assemble import find_method
 from fedbench.comparable import same_data
+from fedbench.draft import READ_BY_SOME, Source, reads, section_of
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.hyper import declared
-from fedbench.resolve import READ_BY_SOME, Cell, Overrides, reads, resolve, section_of
+from fedbench.resolve import Cell, Overrides, resolve
 from fedbench.spec import RunSpec, stack_names
 from fedbench.suite import Row, Scale, Setting, Suite
 
@@ -113,22 +114,35 @@ def _refuse_stray_keys(suite: Suite, rows: Iterable[Row], overrides: Overrides) 
     """A setting of the grid or of ``--set`` that no row of the suite would read is a mistake, not a no-op."""
     everywhere = [name for row in suite.rows for name in stack_names(row.method)]
     for scale_name, scale in suite.scales.items():
-        _refuse_stray(scale.set, everywhere, f"suite {suite.name!r}, scale {scale_name!r}:", overrides)
+        where = f"suite {suite.name!r}, scale {scale_name!r}:"
+        _refuse_stray(Source(where, scale.set, scale, ("set",)), everywhere, overrides)
         for setting in scale.settings:
-            _refuse_stray(setting.set, everywhere, f"suite {suite.name!r}, setting {setting.name!r}:", overrides)
+            where = f"suite {suite.name!r}, setting {setting.name!r}:"
+            _refuse_stray(Source(where, setting.set, setting, ("set",)), everywhere, overrides)
     stacks = [name for row in rows for name in stack_names(row.method)]
-    _refuse_stray(dict(overrides.sets), stacks, "--set", overrides)
+    _refuse_stray(Source("--set", dict(overrides.sets)), stacks, overrides)
 
 
-def _refuse_stray(keys: Iterable[str], stacks: Sequence[str], where: str, overrides: Overrides) -> None:
-    for key in keys:
-        section, name = section_of(key, stacks)
-        methods = (find_method(method, overrides.plugin_files) for method in stacks)
-        if section == "run" and name in READ_BY_SOME and not reads(methods, name):
-            raise FedbenchError(f"{where} {key}: none of the methods reads it ({', '.join(sorted(set(stacks)))}).")
-        if section == "other-method":
-            head = key.partition(".")[0]
+def _refuse_stray(source: Source, stacks: Sequence[str], overrides: Overrides) -> None:
+    for key in source.settings:
+        try:
+            _refuse_unread(key, stacks, source.said, overrides)
+        except FedbenchError as error:
+            raise FedbenchError(f"{source.place(key)}{error}") from None
+
+
+def _refuse_unread(key: str, stacks: Sequence[str], where: str, overrides: Overrides) -> None:
+    """FedbenchError for a setting that there is not, or that none of the methods reads."""
+    section, name = section_of(key, stacks)
+    methods = (find_method(method, overrides.plugin_files) for method in stacks)
+    if section == "run" and name in READ_BY_SOME and not reads(methods, name):
+        raise FedbenchError(f"{where} {key}: none of the methods reads it ({', '.join(sorted(set(stacks)))}).")
+    if section == "other-method":
+        head = key.partition(".")[0]
+        try:
             cls = find_method(head, overrides.plugin_files)
-            if name not in declared(cls.Params):
-                raise unknown_name(f"hyper-parameter of {head}", name, declared(cls.Params))
-            raise FedbenchError(f"{where} {key}: no row runs {head}; rows run {', '.join(sorted(set(stacks)))}.")
+        except FedbenchError as error:
+            raise FedbenchError(f"{where} {key}: {error}") from None
+        if name not in declared(cls.Params):
+            raise unknown_name(f"hyper-parameter of {head}", name, declared(cls.Params))
+        raise FedbenchError(f"{where} {key}: no row runs {head}; rows run {', '.join(sorted(set(stacks)))}.")

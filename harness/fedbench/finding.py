@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from fedbench.errors import FedbenchError
 from fedbench.store import INVOCATION, KIND, filed, open_store, runs_of
+from fedbench.uris import shown
 
 # isort: split
 from mlflow import MlflowClient
@@ -23,7 +24,7 @@ def reading_client(uri: str) -> MlflowClient:
     """A client of the store at ``uri``; FedbenchError where there is none."""
     client = open_store(uri, create=False)
     if client is None:
-        raise FedbenchError(f"there is no store at {uri}; name yours with --store.")
+        raise FedbenchError(f"there is no store at {shown(uri)}; name yours with --store.")
     return client
 
 

@@ -211,12 +211,24 @@ class HookSpecs:
         """Notification: a round is done. MLflow and the progress view listen."""
 
     @_spec
+    def run_warned(self, spec: RunSpec, warning: str) -> None:
+        """Notification: something to know about a run that goes on all the same, such as a checkpoint not written."""
+
+    @_spec
     def run_finished(self, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
         """Notification: a run is done. MLflow listens."""
 
     @_spec
     def run_failed(self, spec: RunSpec, reason: str) -> None:
         """Notification: a run ended early, with the reason in one line. MLflow listens."""
+
+    @_spec
+    def run_retried(self, spec: RunSpec, reason: str, attempt: int) -> None:
+        """Notification: attempt number ``attempt`` of a run ended early for a reason that may pass; another follows."""
+
+    @_spec
+    def run_skipped(self, spec: RunSpec) -> None:
+        """Notification: another process that shares the store has finished a run that this one was to carry out."""
 
 
 class Hooks(Protocol):
@@ -239,8 +251,11 @@ class Hooks(Protocol):
     def evaluate(self, *, task: EvaluationTask) -> Predictions: ...
     def run_started(self, *, spec: RunSpec, info: RunInfo) -> None: ...
     def round_finished(self, *, spec: RunSpec, record: RoundRecord) -> None: ...
+    def run_warned(self, *, spec: RunSpec, warning: str) -> None: ...
     def run_finished(self, *, spec: RunSpec, info: RunInfo, result: RunResult) -> None: ...
     def run_failed(self, *, spec: RunSpec, reason: str) -> None: ...
+    def run_retried(self, *, spec: RunSpec, reason: str, attempt: int) -> None: ...
+    def run_skipped(self, *, spec: RunSpec) -> None: ...
 
 
 def plugin_manager() -> pluggy.PluginManager:

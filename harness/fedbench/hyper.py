@@ -166,8 +166,10 @@ def build_params(method: str, params: type, values: Mapping[str, object]) -> Any
 def parse_value(key: str, parameter: Declared, value: object) -> Any:
     """``value`` as the parameter's type, checked against its range; ``key`` names it in the error."""
     try:
+        if isinstance(value, bool) and parameter.type in (int, float):
+            raise ValueError("pydantic would take it for 0 or 1")
         parsed = pydantic.TypeAdapter(parameter.type).validate_python(value)
-    except pydantic.ValidationError:
+    except ValueError:  # pydantic's ValidationError is one
         raise FedbenchError(
             f"{key}={value!r} is not a {_type_name(parameter.type)}; allowed: {parameter.hyper.allowed()} "
             f"(symbol {parameter.hyper.symbol}, default {parameter.default!r})."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pandas as pd
 
@@ -25,6 +26,8 @@ _SPECIAL = {
     "·": r"$\cdot$",
     "×": r"$\times$",
     "→": r"$\rightarrow$",
+    "†": r"\dag{}",
+    "…": r"\ldots{}",
     "*": r"$^{*}$",
 }
 _GREEK = {
@@ -49,10 +52,12 @@ def escape(text: str) -> str:
 
 
 def _environment(shown: Shown) -> str:
-    columns = [shown.rank, *shown.names, *shown.scores, *shown.further]
-    alignment = "".join("l" if column in shown.names else "r" for column in columns)
+    # a reason is too long for a cell
+    status = [replace(one, cells=[cell.partition(":")[0] for cell in one.cells]) for one in shown.status]
+    columns = [shown.rank, *shown.names, *shown.scores, *shown.further, *status]
+    alignment = "".join("l" if column in (*shown.names, *status) else "r" for column in columns)
     lines = [" & ".join(_cell(column, number) for column in columns) for number in range(len(shown.rows))]
-    notes = [rf"\par\smallskip{{\footnotesize {escape(note)}\par}}" for note in shown.notes]
+    notes = [rf"\par\smallskip{{\footnotesize {escape(note)}\par}}" for note in (*_failures(shown), *shown.notes)]
     return "\n".join(
         [
             r"\begin{table}[htbp]",
@@ -70,6 +75,11 @@ def _environment(shown: Shown) -> str:
             "",
         ]
     )
+
+
+def _failures(shown: Shown) -> list[str]:
+    marked = [(column.sign(line), row) for column in shown.names[:1] for line, row in enumerate(shown.rows)]
+    return [f"{sign} {row.name}: {row.failure}".strip() for sign, row in marked if row.failure]
 
 
 def _cell(column: Column, line: int) -> str:

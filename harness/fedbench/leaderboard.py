@@ -1,13 +1,14 @@
 """The leaderboard: rows of methods by mean and spread over seeds, beside a baseline, only like with like in a table.
 
 A table (block) holds rows that agree in data, scenario, budget and seeds. Rows with other seeds get a table of their
-own; their difference to the baseline is still paired, over the seeds both have.
+own; their difference to the baseline is still paired, over the seeds both have. A row that lost seeds to failed runs
+stands in the table it would have been in, with the numbers of the others and without a rank.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedbench import failures
 from fedbench.captions import caption
-from fedbench.errors import unknown_name
+from fedbench.errors import FedbenchError, unknown_name
 from fedbench.files import replacing
 from fedbench.latex import to_latex
 from fedbench.milestones import is_tracked, rounds_to_target
 from fedbench.published import Published, beside
 from fedbench.render import render_terminal, to_csv, to_markdown
-from fedbench.results import BUDGET, GROUPS, load_results
+from fedbench.results import GROUPS, load_results
+from fedbench.rows import PROTOCOL, ROW, cells, identity, label_of, mean_of, named_rows, row_of, seeds_of
 from fedbench.significance import BASELINE, NO_BASELINE, Test, holm, paired, verdict
 from fedbench.store import FINAL
 from fedbench.suite import Suite
@@ -41,14 +44,12 @@ _STANDARD = (
     "worst_client_accuracy",
     "personal_mean_client_accuracy",
 )
-_NAMED = ("setting", "scale", "dataset", "scenario", "method", "backbone", "server_data", "not_on_unseen")
-"""What a line tells of its runs as they have it."""
-_COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
-_PROTOCOL = ("dataset", "data_hash", "scenario_settings", *BUDGET)
-_ROW = ("row", "method", "backbone", "tune", "row_settings")
 _KINDS = ("backbone", "tune", "tuned")
 """What a row shares with its baseline; a row that has no such baseline has none."""
 _NAN = float("nan")
+_UNPUBLISHED = {"published": _NAN, "published_delta": _NAN, "published_source": "", "published_keys": "[]"}
+_UNPUBLISHED |= {"published_several": "[]", "comparable": "", "differs": "", "differences": "[]", "not_printed": "[]"}
+"""What a row without a number says of the paper's."""
 _RANK_DIGITS = 9
 """Means of percentages that agree to so many digits share a rank."""
 
@@ -74,9 +75,14 @@ class _Baseline:
 
 
 def of_suite(
-    suite: Suite, results: pd.DataFrame, curves: pd.DataFrame, published: Published | None, test: Test = Test.t
+    suite: Suite,
+    results: pd.DataFrame,
+    curves: pd.DataFrame,
+    published: Published | None,
+    test: Test = Test.t,
+    failed: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """The `leaderboard` of ``results`` as ``suite`` has them read."""
+    """The `leaderboard` of ``results`` and ``failed`` runs as ``suite`` has them read."""
     return leaderboard(
         results,
         suite.columns,
@@ -87,6 +93,7 @@ def of_suite(
         target=suite.target,
         curves=curves,
         published=published,
+        failed=failed,
     )
 
 
@@ -101,6 +108,7 @@ def leaderboard(
     target: float | None = None,
     curves: pd.DataFrame | None = None,
     published: Published | None = None,
+    failed: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """One line a table and row, best ``headline`` first within a table, the newest table first.
 
@@ -123,32 +131,36 @@ def leaderboard(
     - ``rounds_to_target_*`` over the seeds that reach ``target`` in ``curves`` (`load_curves`), ``target_reached`` as
       "2/3"; by default the target is the mean that the row's baseline ends with.
     - what ``published`` prints for the row, see `fedbench.published.beside`.
+    - ``status`` (finished, partly failed, failed), ``failure`` in words and ``failures`` as JSON: what `failures.told`
+      says of the row's runs among ``failed`` (`fedbench.results.load_runs`). They enter no number. A row with fewer
+      seeds than its table has no rank and is last; ``seeds`` is 0 for one without a finished run.
     """
     by_age = results.sort_values("started", kind="stable")
-    results = by_age.drop_duplicates([*_PROTOCOL, *_ROW, "seed"], keep="last")
+    results = by_age.drop_duplicates([*PROTOCOL, *ROW, "seed"], keep="last")
     blocks: list[tuple[Any, str, list[dict[str, Any]]]] = []
-    for _, protocol in results.groupby(list(_PROTOCOL), sort=False, dropna=False):
+    for _, tried in failures.attempts(results, failed).groupby(list(PROTOCOL), sort=False, dropna=False):
+        protocol, lost = failures.split(tried)
         ranked_by = _ranked_by(protocol, headline)
         shown = _chosen(results, columns, ranked_by)
         tracked = curves is not None and is_tracked(curves, list(protocol["mlflow_id"]), ranked_by)
         reading = _Reading(ranked_by, test, target, ranked_by if tracked else HEADLINE, curves, published)
         remarks = [f"ranked by {ranked_by}, since not every run has {headline}"] if ranked_by != headline else []
-        for seeds, block in _by_seeds(protocol, [*shown, *_domains(results)], baseline, reading).items():
-            lines = _compared([_told(line, runs, shown) for line, runs in block], reading)
-            told = caption(
-                pd.concat([runs for _, runs in block]), seeds, [*remarks, *_target_remark(lines, baseline, reading)]
-            )
-            setting = str(protocol["setting"].iloc[0])
+        for seeds, block in _by_seeds(protocol, lost, [*shown, *_domains(results)], baseline, reading).items():
+            lines = _compared([_told(line, runs, shown) for line, runs in block], len(seeds), reading)
+            told = caption(_captioned(block), seeds, [*remarks, *_target_remark(lines, baseline, reading)])
+            setting = str((tried if protocol.empty else protocol)["setting"].iloc[0])
             place = -settings.index(setting) if setting in settings else -len(settings)
-            blocks.append(((place, protocol["started"].max(), len(block) * len(seeds)), told, lines))
+            blocks.append(((place, tried["started"].max(), len(block) * len(seeds)), told, lines))
     blocks.sort(key=lambda block: block[0], reverse=True)
-    return pd.DataFrame(
+    board = pd.DataFrame(
         [
             {"block": number, "caption": told, "baseline": baseline, **line}
             for number, (_, told, lines) in enumerate(blocks)
             for line in lines
         ]
     )
+    # whole numbers stay whole beside a row without a rank
+    return board.astype({"rank": "Int64"}) if len(board) and bool(board["rank"].isna().any()) else board
 
 
 def metric_named(results: pd.DataFrame, name: str) -> str:
@@ -156,17 +168,24 @@ def metric_named(results: pd.DataFrame, name: str) -> str:
     known = [str(column).removeprefix(FINAL) for column in results if str(column).startswith(FINAL)]
     accuracies = [metric for metric in known if "accuracy" in metric]
     full = name if name in accuracies else f"{name}_accuracy"
+    if not accuracies:
+        raise FedbenchError(
+            f"no run has finished, so there is no accuracy {name!r}; ask without --metric and --column."
+        )
     if full not in accuracies:
         short = [metric.removesuffix("_accuracy") for metric in accuracies]
         raise unknown_name("accuracy in these results", name, short)
     return full
 
 
-def baseline_named(results: pd.DataFrame, name: str) -> str:
-    """``name`` if it is a row, a method or a label in ``results``; FedbenchError otherwise."""
-    known = {*results["row"], *results["method"], *(_label(row) for row in results["row"])}
-    for _, protocol in results.groupby(list(_PROTOCOL), sort=False, dropna=False):
-        known |= set(_named_rows(protocol))
+def baseline_named(results: pd.DataFrame, name: str, failed: pd.DataFrame | None = None) -> str:
+    """``name`` if it is a row, a method or a label in ``results`` or of ``failed`` runs; FedbenchError otherwise."""
+    tried = failures.attempts(results, failed)
+    known = {*tried["row"], *tried["method"], *(label_of(row) for row in tried["row"])}
+    for _, of_protocol in tried.groupby(list(PROTOCOL), sort=False, dropna=False):
+        protocol, lost = failures.split(of_protocol)
+        rows = named_rows(protocol)
+        known |= {*rows, *failures.without_a_run(rows, lost)}
     if name not in known:
         raise unknown_name("baseline", name, known, "It is a row, or the method of one.")
     return name
@@ -191,30 +210,55 @@ def write(results: pd.DataFrame, board: pd.DataFrame, folder: Path, command: str
 
 
 def _by_seeds(
-    protocol: pd.DataFrame, metrics: Sequence[str], baseline: str, reading: _Reading
+    protocol: pd.DataFrame, lost: pd.DataFrame, metrics: Sequence[str], baseline: str, reading: _Reading
 ) -> dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]]:
-    """The rows of one protocol with their runs, by the seeds they have."""
-    rows = _named_rows(protocol)
+    """The rows of one protocol with their runs, by the seeds of the table they stand in; those without a run last."""
+    rows = named_rows(protocol)
+    failed = failures.without_a_run(rows, lost)
+    tables = failures.seeds_of_tables(rows, lost)
     found: dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
-    for name, runs in rows.items():
-        base = _baseline_of(runs, rows, baseline)
+    for name, runs in (rows | failed).items():
+        base = _Baseline(None) if name in failed else _baseline_of(runs, rows, baseline)
+        why = f"{baseline} failed" if base.why and failures.is_of_failed(baseline, runs, failed) else base.why
         line = {
             "row": name,
-            **_identity(name, runs, reading.headline),
-            **_cells(runs, metrics),
+            **identity(name, runs, reading.headline),
+            **cells(runs, metrics),
             **_paired(runs, base.runs, reading),
-            "baseline_note": base.why,
+            "baseline_note": why,
             **_rounds_to_target(runs, base.runs, reading),
         }
-        if reading.published is not None:
+        if reading.published is not None and name not in failed:
             line |= beside(reading.published, runs, reading.headline, line[f"{reading.headline}_mean"])
-        found.setdefault(tuple(int(seed) for seed in runs["seed"]), []).append((line, runs))
+        line |= _without_numbers(reading) if name in failed else {}
+        seeds = () if name in failed else seeds_of(runs)
+        of_this = runs if name in failed else failures.of_row(runs, lost)
+        line |= failures.told(of_this, seeds, len(tables[name]), protocol["code_hash"])
+        found.setdefault(tables[name], []).append((line, runs))
     return found
+
+
+def _without_numbers(reading: _Reading) -> dict[str, Any]:
+    """What the line of a row says of which no run has finished."""
+    named = [f"{reading.headline}_mean", f"{reading.headline}_std"]
+    unpublished = {} if reading.published is None else _UNPUBLISHED
+    none = {"seeds": 0, "runs": "{}", "mlflow_ids": "{}", "significance": ""}
+    return {**dict.fromkeys(named, _NAN), **none, **unpublished}
+
+
+def _captioned(block: Sequence[tuple[Mapping[str, Any], pd.DataFrame]]) -> pd.DataFrame:
+    """The runs that a table's caption tells of: those that finished, where any did."""
+    finished = [runs for line, runs in block if line["status"] != failures.FAILED]
+    runs = pd.concat(finished or [runs for _, runs in block])
+    # a run that failed before its data were dealt knows no number of clients
+    return runs if runs["num_clients"].max() else runs.assign(num_clients="an unknown number of")
 
 
 def _ranked_by(protocol: pd.DataFrame, headline: str) -> str:
     """``headline``, or the overall accuracy for a table of which some run lacks it; the caption then says so."""
     column = FINAL + headline
+    if protocol.empty:
+        return headline
     return headline if column in protocol and bool(protocol[column].notna().all()) else HEADLINE
 
 
@@ -231,27 +275,6 @@ def _domains(results: pd.DataFrame) -> list[str]:
     return sorted(str(c).removeprefix(FINAL) for c in results if str(c).startswith(f"{FINAL}{DOMAINS}/"))
 
 
-def _named_rows(protocol: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The rows of one protocol by their full names, each with its runs by seed."""
-    rows = [runs.sort_values("seed") for _, runs in protocol.groupby(list(_ROW), sort=False, dropna=False)]
-    return dict(zip(_names(rows), rows, strict=True))
-
-
-def _names(rows: Sequence[pd.DataFrame]) -> list[str]:
-    """The rows' names; where two are called the same, with the settings in which they differ."""
-    names = [str(runs["row"].iloc[0]) for runs in rows]
-    # the method as well: two may have been given one label
-    kinds = ("method", "backbone", "tune")
-    settings = [{**{k: runs[k].iloc[0] for k in kinds}, **json.loads(runs["row_settings"].iloc[0])} for runs in rows]
-    full = []
-    for name, own in zip(names, settings, strict=True):
-        namesakes = [other for n, other in zip(names, settings, strict=True) if n == name]
-        keys = sorted({key for other in namesakes for key in {*own, *other} if own.get(key) != other.get(key)})
-        told = ", ".join(f"{key.removeprefix('training.')}={own.get(key, '-')}" for key in keys)
-        full.append(f"{name} [{told}]" if told else name)
-    return full
-
-
 def _told(line: dict[str, Any], runs: pd.DataFrame, shown: Sequence[str]) -> dict[str, Any]:
     """The line with what tables show of it."""
     known = {metric: runs[FINAL + metric].notna() for metric in shown}
@@ -259,49 +282,14 @@ def _told(line: dict[str, Any], runs: pd.DataFrame, shown: Sequence[str]) -> dic
     return line | {"shown": json.dumps(shown), "incomplete": json.dumps(incomplete)}
 
 
-def _identity(name: str, runs: pd.DataFrame, headline: str) -> dict[str, Any]:
-    """Which row it is, and every run behind it."""
-    first = runs.iloc[0]
-    seeds = [str(seed) for seed in runs["seed"]]
-    return {
-        "label": name.replace(f" · {first['backbone']}", "", 1),
-        **{key: str(first[key]) for key in _NAMED},
-        "tuned": bool(first["tuned"]),
-        "tuning": str(first["tuning"]),
-        "headline": headline,
-        "runs": json.dumps(dict(zip(seeds, runs["run_id"], strict=True))),
-        "mlflow_ids": json.dumps(dict(zip(seeds, runs["mlflow_id"], strict=True))),
-    }
-
-
-def _cells(runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, Any]:
-    cells: dict[str, Any] = {"seeds": len(runs)}
-    for metric in dict.fromkeys(metrics):
-        cells[f"{metric}_mean"] = _mean(runs, metric)
-        cells[f"{metric}_std"] = runs[FINAL + metric].std(ddof=1, skipna=False)
-    for cost in _COSTS:
-        cells[f"{cost}_mean"] = _mean(runs, cost)
-    first = runs.iloc[0]
-    named = {name: str(first[name]) for name in ("backbone", "tune")} | json.loads(first["row_settings"])
-    own = {key.removeprefix("training."): value for key, value in named.items() if value != ""}
-    cells["seed_list"] = ", ".join(str(seed) for seed in runs["seed"])
-    cells["settings"] = json.dumps(own, ensure_ascii=False)
-    return cells
-
-
-def _mean(runs: pd.DataFrame, metric: str) -> float:
-    """Over all seeds: one that lacks the metric would be left out of this row's mean only, so there is none then."""
-    return float(runs[FINAL + metric].mean(skipna=False)) if FINAL + metric in runs else _NAN
-
-
 def _baseline_of(runs: pd.DataFrame, rows: Mapping[str, pd.DataFrame], baseline: str) -> _Baseline:
     """What ``runs`` are compared with: the row of that name; or that of the label, else the method, of their kind."""
     # a tuned row is meant as it is; another stands for its tuned twin as well
     called_by = str if _untuned(baseline) != baseline else _untuned
-    whole = [other for name, other in rows.items() if baseline in (called_by(name), called_by(_named(other)))]
+    whole = [other for name, other in rows.items() if baseline in (called_by(name), called_by(row_of(other)))]
     if whole:
         return _one_of(runs, whole, _KINDS, baseline)
-    called = [other for other in rows.values() if baseline in (_label(_named(other)), other["method"].iloc[0])]
+    called = [other for other in rows.values() if baseline in (label_of(row_of(other)), other["method"].iloc[0])]
     told = [baseline]
     for key in _KINDS:
         alike = [other for other in called if _alike(other, runs, key)]
@@ -310,7 +298,7 @@ def _baseline_of(runs: pd.DataFrame, rows: Mapping[str, pd.DataFrame], baseline:
         called = alike
     if not called:
         return _Baseline(None, f"no {' '.join(told)}")
-    labelled = [other for other in called if baseline == _label(_named(other))]
+    labelled = [other for other in called if baseline == label_of(row_of(other))]
     return _one_of(runs, labelled or called, (), baseline)
 
 
@@ -329,10 +317,6 @@ def _narrowed(told: list[str], key: str, runs: pd.DataFrame) -> list[str]:
     if key == "tuned":
         return ["tuned" if value else "untuned", *told]
     return [*told, f"on {value}" if key == "backbone" else f"({value})"]
-
-
-def _named(runs: pd.DataFrame) -> str:
-    return str(runs["row"].iloc[0])
 
 
 def _alike(one: pd.DataFrame, other: pd.DataFrame, key: str) -> bool:
@@ -354,10 +338,6 @@ def _shared(row_settings: str) -> dict[str, str]:
 
 def _untuned(row: str) -> str:
     return row.replace(", tuned)", ")").replace(" (tuned)", "")
-
-
-def _label(row: str) -> str:
-    return row.partition(" · ")[0]
 
 
 def _paired(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _Reading) -> dict[str, Any]:
@@ -383,7 +363,7 @@ def _paired(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _Reading) ->
 def _rounds_to_target(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _Reading) -> dict[str, Any]:
     metric, target = reading.target_metric, reading.target
     if target is None and base is not None:
-        mean = _mean(base, metric)
+        mean = mean_of(base, metric)
         target = None if np.isnan(mean) else mean
     first: list[int | None] = []
     if reading.curves is not None and target is not None:
@@ -398,19 +378,20 @@ def _rounds_to_target(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _R
     }
 
 
-def _compared(lines: list[dict[str, Any]], reading: _Reading) -> list[dict[str, Any]]:
-    """The lines of one table in order, with what takes all of them: rank, correction, verdict."""
-    means = pd.Series([line[f"{reading.headline}_mean"] for line in lines]).round(_RANK_DIGITS)
+def _compared(lines: list[dict[str, Any]], seeds: int, reading: _Reading) -> list[dict[str, Any]]:
+    """The lines of one table of so many seeds in order, with what takes all of them: rank, correction, verdict."""
+    whole = [line for line in lines if line["seeds"] == seeds]
+    means = pd.Series([line[f"{reading.headline}_mean"] for line in whole], dtype=float).round(_RANK_DIGITS)
     ranks = means.rank(method="min", ascending=False, na_option="bottom").astype(int)
+    rank_of = {id(line): int(rank) for line, rank in zip(whole, ranks, strict=True)}
     tested = [number for number, line in enumerate(lines) if not np.isnan(line["p_value"])]
     adjusted = dict(zip(tested, holm([lines[number]["p_value"] for number in tested]), strict=True))
     made: list[dict[str, Any]] = []
     for number, line in enumerate(lines):
         said = verdict(adjusted[number]) if number in adjusted else line["significance"]
-        made.append(
-            {"rank": int(ranks[number]), **line, "p_adjusted": adjusted.get(number, _NAN), "significance": said}
-        )
-    return sorted(made, key=lambda line: int(line["rank"]))
+        rest = {"p_adjusted": adjusted.get(number, _NAN), "significance": said}
+        made.append({"rank": rank_of.get(id(line)), **line, **rest})
+    return sorted(made, key=lambda line: (line["rank"] or len(lines) + 1, -line["seeds"]))
 
 
 def _target_remark(lines: Sequence[Mapping[str, Any]], baseline: str, reading: _Reading) -> list[str]:
@@ -425,4 +406,4 @@ def _target_remark(lines: Sequence[Mapping[str, Any]], baseline: str, reading: _
     each = {"backbone": "on the row's backbone", "tuned": "tuned or not like the row"}
     own = [words for key, words in each.items() if len({line[key] for line in counted}) > 1]
     which = f" {', '.join(own) or 'with the settings of the row'}" if len(targets) > 1 else ""
-    return [f"target {told}, the mean {reading.target_metric} that {_label(baseline)} ends with{which}"]
+    return [f"target {told}, the mean {reading.target_metric} that {label_of(baseline)} ends with{which}"]

@@ -14,6 +14,7 @@ import torch
 from fedbench.allocator import keep_freed_memory
 from fedbench.assemble import Assembly, assemble, find_method
 from fedbench.base_to_new import Renamed, UnseenTest, renamed_model
+from fedbench.checkpoint import Checkpointing
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
 from fedbench.executors import Executor, ExecutorName, executor_for
@@ -45,6 +46,8 @@ class Settings:
     cores: int = 1
     """How many clients a run may train side by side; more than one where there are fewer runs than cores."""
     executor: ExecutorName = "auto"
+    checkpoints: Checkpointing | None = None
+    """None: runs keep none, and begin anew when they are stopped."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,7 +52,7 @@ def commit() -> str:
     head, top = _git(folder, "rev-parse", "HEAD"), _git(folder, "rev-parse", "--show-toplevel")
     if head is None or top is None:
         return ""
-    inside = sorted({str(root) for root in _roots().values() if root.resolve().is_relative_to(Path(top).resolve())})
+    inside = sorted({str(root) for root in roots().values() if root.resolve().is_relative_to(Path(top).resolve())})
     return head + ("+dirty" if _git(folder, "status", "--porcelain", "--", *inside) else "")
 
 
@@ -67,22 +67,25 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _roots() -> dict[str, Path]:
-    """Top-level package -> its folder, or its file where it is a single module. Imports none of them."""
-    roots = {"fedbench": Path(fedbench.__file__).parent}
+def roots() -> dict[str, Path]:
+    """Of fedbench and whatever registers methods: top-level package -> its folder, or the file of a single module.
+
+    Imports none of them.
+    """
+    found = {"fedbench": Path(fedbench.__file__).parent}
     for point in entry_points(group="fedbench.methods"):
         package = point.value.partition(":")[0].partition(".")[0]
-        spec = None if package in roots else find_spec(package)
+        spec = None if package in found else find_spec(package)
         if spec is not None and spec.origin is not None:
-            roots[package] = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+            found[package] = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
         elif spec is not None and spec.submodule_search_locations:
-            roots[package] = Path(next(iter(spec.submodule_search_locations)))
-    return roots
+            found[package] = Path(next(iter(spec.submodule_search_locations)))
+    return found
 
 
 def _sources() -> Iterator[tuple[str, Path]]:
     """Every source file with a name that doesn't depend on where the package is installed, in name order."""
-    for package, root in sorted(_roots().items()):
+    for package, root in sorted(roots().items()):
         if root.is_file():
             yield package, root
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -13,10 +14,14 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fedbench.tables import Column, Shown, tables
+from fedbench.failures import shortened
+from fedbench.tables import STATUS, Column, Shown, tables
 
 _ANY_WIDTH = 10_000
-_MARKUP = re.compile(r"[|*`]")
+_REASON, _REASON_WIDTH, _FAILURE = 84, 32, 240
+"""Characters of a reason in its cell, of a line of it, and of a failure told below the table, in the terminal."""
+# a bracket and what would make a link of it: names have brackets of their own
+_MARKUP = re.compile(r"[\\|*`]|(?<=\])\(")
 _BACKTICKS = re.compile("`+")
 
 
@@ -50,12 +55,13 @@ def to_markdown(board: pd.DataFrame) -> str:
     """Every table of the board as Markdown, each under its caption and above what its rows were run with."""
     parts = []
     for shown in tables(board):
-        columns = [shown.rank, *shown.names, *shown.scores, *shown.further]
-        aligned = ["---:" if column.heading == "#" or column not in shown.names else "---" for column in columns]
+        columns = [shown.rank, *shown.names, *shown.scores, *shown.further, *shown.status]
+        texts = (*shown.names, *shown.status)
+        aligned = ["---:" if column.heading == "#" or column not in texts else "---" for column in columns]
         lines = [[_markdown(column.heading) for column in columns], aligned]
         lines += [[_markdown_cell(column, number) for column in columns] for number in range(len(shown.rows))]
         rows = ["| " + " | ".join(line) + " |" for line in lines]
-        notes = [part for note in shown.notes for part in (_markdown(note), "")]
+        notes = [part for note in (*shown.failures, *shown.notes) for part in (_markdown(note), "")]
         parts.append("\n".join([_markdown(shown.caption), "", *rows, "", *notes, *_settings_list(shown)]))
     return "\n\n".join(parts) + "\n"
 
@@ -67,21 +73,28 @@ def to_csv(board: pd.DataFrame, path: Path) -> None:
 
 def _layouts(shown: Shown) -> Iterator[tuple[list[Table], list[str]]]:
     """Ways to show a table with the notes each needs, the plainest first."""
-    lettered = [*shown.notes, *([shown.letters] if shown.letters else [])]
-    for names, notes in ((shown.names, shown.notes), (shown.short, lettered)):
-        yield [_table([shown.rank, *names, *shown.scores, *shown.further])], notes
-    for names, notes in ((shown.names, shown.notes), (shown.short, lettered)):
+    plain = [*(shortened(failure, _FAILURE) for failure in shown.failures), *shown.notes]
+    lettered = [*plain, *([shown.letters] if shown.letters else [])]
+    status = [replace(one, cells=[shortened(cell, _REASON) for cell in one.cells]) for one in shown.status]
+    for names, notes in ((shown.names, plain), (shown.short, lettered)):
+        yield [_table([shown.rank, *names, *shown.scores, *shown.further, *status])], notes
+    for names, notes in ((shown.names, plain), (shown.short, lettered)):
         first = [shown.rank, *names]
-        yield [_table([*first, *shown.scores]), _table([*first, *shown.further])], notes
+        yield [_table([*first, *shown.scores, *status]), _table([*first, *shown.further])], notes
 
 
 def _table(columns: Sequence[Column]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", collapse_padding=True)
     for column in columns:
         is_name = column.heading in ("row", "method")
-        is_text = is_name or column.heading == "on"
+        is_status = column.heading == STATUS
+        is_text = is_name or is_status or column.heading == "on"
         table.add_column(
-            Text(column.heading), justify="left" if is_text else "right", no_wrap=not is_name, overflow="fold"
+            Text(column.heading),
+            justify="left" if is_text else "right",
+            no_wrap=not (is_name or is_status),
+            overflow="fold",
+            max_width=_REASON_WIDTH if is_status else None,
         )
     for line in range(len(columns[0].cells)):
         # Text, because brackets in a plain string would be read as markup
@@ -127,7 +140,8 @@ def _settings_list(shown: Shown) -> Iterator[str]:
         spent = _markdown(", ".join(f"{key} {value}" for key, value in row.tuning.items()))
         tuned = f"; tuned: {spent}" if spent else ""
         runs = " ".join(_code(run) for run in row.runs)
-        yield f"- {_markdown(row.name)}, {row.seeds}{own}{tuned}; run{'s' if len(row.runs) > 1 else ''} {runs}"
+        ids = f"; run{'s' if len(row.runs) > 1 else ''} {runs}" if row.runs else "; failed"
+        yield f"- {_markdown(row.name)}, {row.seeds}{own}{tuned}{ids}"
 
 
 def _assigned(settings: dict[str, str]) -> str:

@@ -6,28 +6,21 @@ Precedence, weakest first: fedbench's defaults, the suite's `training`, the scal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
 from fedbench.assemble import find_method
 from fedbench.comparable import same_data
-from fedbench.errors import FedbenchError, unknown_name
-from fedbench.hookspecs import Method
-from fedbench.hyper import build_params, declared
+from fedbench.draft import Draft, Source
+from fedbench.errors import FedbenchError
+from fedbench.hyper import declared
 from fedbench.models.grammar import canonical_backbone
-from fedbench.scenarios import scenario_named
 from fedbench.scenarios.scenario import Scenario
-from fedbench.spec import OPTIMISER_KEYS, RunSpec, Training, stack_names
-from fedbench.suite import Key, Row, Scale, Setting, Suite, problem_of
+from fedbench.spec import MOST_SEED, OPTIMISER_KEYS, RunSpec, Training, stack_names
+from fedbench.suite import Key, Row, Scale, Setting, Suite
 
-_RUN_KEYS = ("dataset", "backbone", "text_encoder", "teacher", "tune", "head_scale", "templates", "device")
-_ALIASES = {"backbone.text": "text_encoder", "backbone.teacher": "teacher"}
-READ_BY_SOME = ("text_encoder", "teacher")
-"""Run settings that only methods naming them in ``reads`` look at."""
 _SAME_CELL = ("backbone", "device")
 """Run settings that leave a run the published cell: another backbone is told wherever the two stand side by side."""
 
@@ -72,16 +65,16 @@ class Cell:
         ]
         return tuple(dict(key) for key in dict.fromkeys(tuple(sorted(key.items())) for key in keys))
 
-    def of_the_suite(self, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Settings of the scale and of the grid with their source, weakest first."""
+    def of_the_suite(self, where: str) -> Iterator[Source]:
+        """Settings of the scale and of the grid, weakest first."""
         for named, part in self._parts():
-            yield f"{where}, {named}", part.set
+            yield Source(f"{where}, {named}", part.set, part, ("set",))
 
-    def of_the_method(self, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def of_the_method(self, where: str) -> Iterator[Source]:
         """What scale and grid say of the methods that the row runs, weakest first."""
         for named, part in self._parts():
             for method in stack_names(self.row.method):
-                yield f"{where}, {named}, of {method}", part.of.get(method, {})
+                yield Source(f"{where}, {named}, of {method}", part.of.get(method, {}), part, ("of", method))
 
     def _parts(self) -> Iterator[tuple[str, Scale | Setting]]:
         if self.scale is not None:
@@ -89,10 +82,10 @@ class Cell:
         if self.setting is not None:
             yield f"setting {self.name!r}", self.setting
 
-    def of_the_row(self, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The row's own settings, weakest first: those everywhere, those at the scale."""
-        yield f"{where}, row {self.row.method!r}", self.row.set
-        yield f"{where}, row {self.row.method!r}, at the scale", self.at or {}
+    def of_the_row(self, where: str, scale: str) -> Iterator[Source]:
+        """The row's own settings, weakest first: those everywhere, those at the scale called ``scale``."""
+        yield Source(f"{where}, row {self.row.method!r}", self.row.set, self.row, ("set",))
+        yield Source(f"{where}, row {self.row.method!r}, at the scale", self.at or {}, self.row, ("at", scale))
 
 
 def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpec:
@@ -100,38 +93,41 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
     stack = stack_names(cell.row.method)
     classes = {name: find_method(name, overrides.plugin_files) for name in stack}
     where = f"suite {suite.name!r}"
-    draft = _Draft(
+    draft = Draft(
         classes,
         run={"dataset": suite.dataset, "backbone": suite.backbone},
-        scenario=_scenario(suite.scenario, where),
-        training=_checked(Training, dict(suite.training), where, "training"),
         params={name: {} for name in stack},
     )
-    for source, settings in cell.of_the_suite(where):
-        draft.apply(settings, source, strict=False)
-    own, given = [*cell.of_the_method(where), *cell.of_the_row(where)], dict(overrides.sets)
-    decided = {key.removeprefix("training.") for settings in (*(s for _, s in own), given) for key in settings}
+    draft.stand(Source(where, {"dataset": suite.dataset, "backbone": suite.backbone}, suite), "run")
+    draft.start(Source(where, suite.training, suite, ("training",)), suite.scenario)
+    for source in cell.of_the_suite(where):
+        draft.apply(source, strict=False)
+    given = dict(overrides.sets)
+    own = [*cell.of_the_method(where), *cell.of_the_row(where, overrides.scale or next(iter(suite.scales), ""))]
+    decided = {key.removeprefix("training.") for settings in (*(s.settings for s in own), given) for key in settings}
     draft.training |= _recipe(classes, decided)
     if "scenario" in given:
         # another scenario for the whole suite: what a row needs of its own (hidden labels) still holds in it
-        draft.apply({"scenario": given.pop("scenario")}, "--set", strict=False)
-    for source, settings in own:
-        draft.apply(settings, source, strict=True)
+        draft.apply(Source("--set", {"scenario": given.pop("scenario")}), strict=False)
+    for source in own:
+        draft.apply(source, strict=True)
     of_the_cell = str(draft.run["dataset"])
-    draft.apply(given, "--set", strict=False)
+    draft.apply(Source("--set", given), strict=False)
     draft.run["backbone"] = canonical_backbone(str(draft.run["backbone"]))
     same_cell = all(
         key in _SAME_CELL or (key == "dataset" and same_data(value, of_the_cell))
         for key, value in dict(overrides.sets).items()
     )
+    if not 0 <= seed <= MOST_SEED:
+        raise FedbenchError(f"seed {seed} is out of range; allowed: 0 to {MOST_SEED}.")
     resolved = {}
     for name, cls in classes.items():
-        built = build_params(name, cls.Params, draft.params[name])
+        built = draft.built(name)
         resolved[name] = {field: getattr(built, field) for field in declared(cls.Params)}
     return RunSpec(
-        **_checked(RunSpec, draft.run, where, ""),
-        scenario=Scenario(**_checked(Scenario, draft.scenario, where, "scenario")),
-        training=Training(**_checked(Training, draft.training, where, "training")),
+        **draft.checked(RunSpec, draft.run, "run"),
+        scenario=Scenario(**draft.checked(Scenario, draft.scenario, "scenario")),
+        training=Training(**draft.checked(Training, draft.training, "training")),
         method="+".join(stack),
         params={name: values for name, values in resolved.items() if values},
         seed=seed,
@@ -143,75 +139,12 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
     )
 
 
-@dataclass
-class _Draft:
-    """A spec in the making, by section."""
-
-    classes: Mapping[str, type[Method]]
-    run: dict[str, Any]
-    scenario: dict[str, Any]
-    training: dict[str, Any]
-    params: dict[str, dict[str, Any]]
-
-    def apply(self, settings: Mapping[str, Any], source: str, *, strict: bool) -> None:
-        """Put ``settings`` over what is there; ``strict`` refuses those that the row's methods would not read."""
-        # a scenario by name comes first, so that the order in which settings are given does not matter
-        for key, value in sorted(settings.items(), key=lambda pair: pair[0] != "scenario"):
-            section, name = section_of(key, tuple(self.classes))
-            unread = section == "run" and name in READ_BY_SOME and not reads(self.classes.values(), name)
-            if strict and section == "other-method":
-                raise FedbenchError(f"{source}: set names {key.partition('.')[0]}, which the row does not run.")
-            if strict and unread:
-                raise FedbenchError(f"{source}: its methods don't read {name}; leave it out.")
-            if section == "scenario" and name == "":
-                self.scenario = _scenario(value, source)
-            elif section == "scenario":
-                self.scenario[name] = value
-            elif section == "training":
-                self.training[name] = value
-            elif section == "run" and not unread:
-                self.run[name] = (value,) if name == "templates" and isinstance(value, str) else value
-            elif section in self.params:
-                self.params[section][name] = value
-
-
 def parse_assignment(text: str) -> tuple[str, str]:
     """``key=value`` of ``--set``."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip():
         raise FedbenchError(f"--set {text!r} is not key=value; write for instance --set rounds=50.")
     return key.strip(), value.strip()
-
-
-def section_of(key: str, stack: Sequence[str]) -> tuple[str, str]:
-    """Where a key belongs: ("run" | "scenario" | "training" | a method, field). An unknown key is an error."""
-    key = _ALIASES.get(key, key)
-    head, dot, rest = key.partition(".")
-    if key == "scenario":
-        return "scenario", ""
-    if key in ("seed", "method"):
-        raise FedbenchError(f"{key} is not a setting of a row; give --{key}, which may be repeated.")
-    if not dot:
-        sections = {"run": _RUN_KEYS, "scenario": Scenario.model_fields, "training": Training.model_fields}
-        for section, names in sections.items():
-            if key in names:
-                return section, key
-    elif head in ("scenario", "training"):
-        fields = (Scenario if head == "scenario" else Training).model_fields
-        if rest in fields:
-            return head, rest
-        raise unknown_name(f"{head} setting", rest, fields)
-    elif head in stack:
-        return head, rest
-    elif dot:
-        return "other-method", rest
-    known = [*_RUN_KEYS, "scenario", *Scenario.model_fields, *Training.model_fields]
-    raise unknown_name("setting", key, known, "A method's own are written METHOD.NAME, see `fedbench describe METHOD`.")
-
-
-def reads(classes: Iterable[type[Method]], name: str) -> bool:
-    """Whether one of the methods looks at the run's setting ``name`` (one of ``READ_BY_SOME``)."""
-    return any(name in getattr(cls, "reads", ()) for cls in classes)
 
 
 def _recipe(classes: Mapping[str, Any], decided: Set[str]) -> dict[str, object]:
@@ -228,40 +161,3 @@ def _recipe(classes: Mapping[str, Any], decided: Set[str]) -> dict[str, object]:
                 )
             recipe[key] = value
     return recipe
-
-
-def _scenario(value: object, where: str) -> dict[str, Any]:
-    if isinstance(value, str):
-        return scenario_named(value).model_dump()
-    if isinstance(value, dict):
-        given = dict(value)
-        preset = given.pop("preset", None)
-        base = {} if preset is None else scenario_named(str(preset)).model_dump()
-        unknown = [key for key in given if key not in Scenario.model_fields]
-        if unknown:
-            raise unknown_name(f"scenario setting in {where}", str(unknown[0]), [*Scenario.model_fields, "preset"])
-        return base | given
-    raise FedbenchError(f"{where}: scenario={value!r} is neither a name nor a mapping.")
-
-
-def _checked(model: type[BaseModel], values: dict[str, Any], where: str, section: str) -> dict[str, Any]:
-    """``values`` as the types of ``model``'s fields; FedbenchError with field, value and what is allowed."""
-    for name in values:
-        if name not in model.model_fields:
-            raise unknown_name(f"{section or 'run'} setting in {where}", name, model.model_fields)
-    try:
-        validated = model.model_validate(_none_words(values))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        dotted = f"{section}.{name}" if section and name else name or section
-        raise FedbenchError(f"{dotted}={first['input']!r}: {problem_of(first, model)}") from None
-    return {name: getattr(validated, name) for name in values}
-
-
-def _none_words(values: dict[str, Any]) -> dict[str, Any]:
-    """The command line's word ``none`` for an optional field."""
-    return {k: None if isinstance(v, str) and v.lower() == "none" and k in _NULLABLE else v for k, v in values.items()}
-
-
-_NULLABLE = ("head_scale", "holdout_domain", "partition_seed")

@@ -1,4 +1,4 @@
-"""What the tracking store holds: a line a finished run, its curve by round, and how its data were dealt."""
+"""What the tracking store holds: a line a finished or failed run, its curve by round, how its data were dealt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,8 +16,9 @@ from fedbench.errors import FedbenchError, unknown_name
 from fedbench.parameters import DEFAULTS
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import OPTIMISER_KEYS, Training
-from fedbench.store import EXPERIMENT, FINAL, local_artifacts, open_store, runs_of
+from fedbench.store import EXPERIMENT, FAILURE, FINAL, local_artifacts, open_store, runs_of
 from fedbench.suite import suite_names
+from fedbench.uris import shown
 
 # isort: split
 # after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported
@@ -43,33 +45,85 @@ _REQUESTS = 8
 """Made at a time: a server far away answers one in the time it answers all."""
 
 
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """The runs of a suite that ended, one line each, oldest first; of several with one run id the newest."""
+
+    finished: pd.DataFrame
+    """Metrics are the columns ``final/...``."""
+    failed: pd.DataFrame
+    """The same columns without metrics, and ``failure``: the reason, on one line."""
+
+
+def load_runs(uri: str, suite: str | None = None) -> Stored:
+    """The runs of ``suite`` (None: of all suites) that finished and those that failed, whatever code made them.
+
+    A run id may be among both. Raises FedbenchError where there are neither, with the command that fills the store.
+    """
+    stored, held = _read_store(uri, suite)
+    if stored is None:
+        raise _nothing(uri, suite, held)
+    return stored
+
+
 def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
     """The finished runs of ``suite`` (None: of all suites), one line each, oldest first.
 
     Metrics are the columns ``final/...``. Of several runs with one run id, whatever code made them, the newest counts.
     Raises FedbenchError where there is nothing to show, with the command that fills the store.
     """
-    client = open_store(uri, create=False)
-    if client is None:
-        raise FedbenchError(f"there is no store at {uri}; name yours with --store.{_remedy(suite)}")
-    lines, unfinished = [], 0
+    stored, held = _read_store(uri, suite)
+    if stored is None or stored.finished.empty:
+        raise _nothing(uri, suite, held)
+    return stored.finished
+
+
+def _read_store(uri: str, suite: str | None) -> tuple[Stored | None, int]:
+    """What the store has of the suite, None for nothing that ended; and how many runs have not finished."""
+    client = _reader(uri, suite)
+    finished, failed, unfinished = [], [], 0
     for name, run in runs_of(client, suite):
         if "seed" not in run.data.params:
             continue  # no run of a spec
         if run.info.status == "FINISHED":
-            lines.append(_line(name, run))
-        else:
-            unfinished += 1
+            finished.append(_line(name, run))
+            continue
+        unfinished += 1
+        if run.info.status == "FAILED":
+            line = {key: value for key, value in _line(name, run).items() if not key.startswith(FINAL)}
+            failed.append({**line, "failure": reason_of(run.data.tags.get(FAILURE, ""))})
+    if not finished and not failed:
+        return None, unfinished
+    parts = [_newest(client, lines) for lines in (finished, failed)]
+    done = parts[0] if finished else parts[1].drop(columns="failure").iloc[:0]
+    lost = parts[1] if failed else done.iloc[:0].assign(failure="")
+    return Stored(done, lost), unfinished
+
+
+def _newest(client: MlflowClient, lines: list[dict[str, Any]]) -> pd.DataFrame:
     if not lines:
-        known = sorted(e.name.removeprefix(EXPERIMENT) for e in client.search_experiments() if _is_ours(e.name))
-        if suite is not None and known and suite not in known:
-            raise unknown_name("suite in this store", suite, known, _remedy(suite).strip())
-        held = f"unfinished runs ({unfinished})" if unfinished else "no runs"
-        of = f" of the suite {suite!r}" if suite is not None else ""
-        raise FedbenchError(f"the store {uri} has {held}{of} and no finished one.{_remedy(suite)}")
+        return pd.DataFrame()
     frame = pd.DataFrame(lines).sort_values("started", kind="stable")
     frame["made_by"] = _commands(client, frame)
     return frame.drop_duplicates("run_id", keep="last").reset_index(drop=True)
+
+
+def _reader(uri: str, suite: str | None) -> MlflowClient:
+    client = open_store(uri, create=False)
+    if client is None:
+        raise FedbenchError(f"there is no store at {shown(uri)}; name yours with --store.{_remedy(suite)}")
+    return client
+
+
+def _nothing(uri: str, suite: str | None, unfinished: int) -> FedbenchError:
+    """Why there is nothing to show of the suite, and the command that changes it."""
+    experiments = _reader(uri, suite).search_experiments()
+    known = sorted(e.name.removeprefix(EXPERIMENT) for e in experiments if _is_ours(e.name))
+    if suite is not None and known and suite not in known:
+        return unknown_name("suite in this store", suite, known, _remedy(suite).strip())
+    held = f"unfinished runs ({unfinished})" if unfinished else "no runs"
+    of = f" of the suite {suite!r}" if suite is not None else ""
+    return FedbenchError(f"the store {shown(uri)} has {held}{of} and no finished one.{_remedy(suite)}")
 
 
 def _commands(client: MlflowClient, frame: pd.DataFrame) -> list[str]:
@@ -240,6 +294,12 @@ def _read(text: str, kind: type[_Read]) -> _Read:
 
 def _same(given: object, default: object) -> bool:
     return str(given).lower() == str("none" if default is None else default).lower()
+
+
+def reason_of(recorded: str) -> str:
+    """The reason of a failure on one line, without what would move a terminal's cursor."""
+    printable = "".join(character if character.isprintable() else " " for character in recorded)
+    return " ".join(printable.split()) or "no reason was recorded"
 
 
 def _is_ours(experiment: str) -> bool:

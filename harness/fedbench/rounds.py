@@ -9,18 +9,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedbench.defaults import average_buffers
+from fedbench.answers import require, require_predictions, require_tensors
 from fedbench.errors import FedbenchError
+from fedbench.exchange import accepted, aggregated_state, owner_of, schedule_of, train_clients
 from fedbench.executors.sequential import joined
 from fedbench.metrics import score, size_in_bytes, unseen_metrics, validation_accuracy
 from fedbench.models.inputs import InputSource
 from fedbench.prepare import Run
-from fedbench.private import completed, kept_and_sent, shared
+from fedbench.private import completed, shared
+from fedbench.randomness import global_generators
 from fedbench.reports import Reports
-from fedbench.scenarios.participation import cohort
 from fedbench.state import RunState
 from fedbench.tasks import (
-    AggregationTask,
+    FAULT_COUNTS,
     BroadcastTask,
     ClientTask,
     EvaluationTask,
@@ -28,66 +29,55 @@ from fedbench.tasks import (
     RoundRecord,
     StartTask,
 )
-from fedbench.types import Broadcast, GlobalModel, Predictions, Tensors, Update
+from fedbench.types import Broadcast, Predictions, Tensors
 
 
 def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     """One round: the cohort trains from ``state``, the server aggregates. The record has no metrics yet."""
-    spec, scenario = run.spec, run.spec.scenario
+    with global_generators(run.spec.seed, "global", state.round + 1):
+        return _trained_round(run, state)
+
+
+def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
+    spec, number = run.spec, state.round + 1
     started = time.perf_counter()
-    number = state.round + 1
-    clients = len(run.federation.clients)
-    chosen = cohort(number, clients, scenario.participation, scenario.dropout, spec.seed)
-    # a client that drops out has received the model, but returns nothing
-    asked = cohort(number, clients, scenario.participation, 0.0, spec.seed)
-    up, down = survey(run, state, number, asked, chosen)
+    who = schedule_of(run, number)
+    up, down = survey(run, state, number, who.asked, who.training)
     losses: list[float] = []
+    aggregated: set[int] = set()
+    rejected = 0
     exchanges = run.assembly.hooks.exchanges(round=number, spec=spec, state=state.server)
     if not isinstance(exchanges, int) or exchanges < 1:
-        owner = run.assembly.owners["exchanges"].partition(",")[0]
         raise FedbenchError(
-            f"{owner} answers the hook exchanges with {exchanges!r}; it must be a whole number above 0."
+            f"{owner_of(run, 'exchanges')} answers the hook exchanges with {exchanges!r}; it must be a whole number "
+            "above 0."
         )
     for exchange in range(exchanges):
-        sent = {client: broadcast(run, state, client, exchange) for client in asked}
-        tasks = [client_task(run, state, number, exchange, client, sent[client]) for client in chosen]
-        trained = run.executor.train(tasks)
-        for asked_of, update in zip(tasks, trained, strict=True):
-            _require_names(run, "local_train", asked_of.received, update.weights)
-            _require_names(run, "local_train", asked_of.buffers, update.buffers)
-        updates = keep_private(run, state, trained)
+        sent = {client: broadcast(run, state, client, exchange) for client in who.asked}
         down += sum(sent_bytes(run, state, b) for b in sent.values())
-        up += sum(size_in_bytes(u.weights, u.buffers, u.payload) for u in updates)
+        tasks = [
+            client_task(run, state, number, exchange, client, sent[client], who.work.get(client, 1.0))
+            for client in who.training
+        ]
+        arrived = [u for u in train_clients(run, state, tasks) if u.client not in who.late]
+        up += sum(size_in_bytes(u.weights, u.buffers, u.payload) for u in arrived)
+        updates = accepted(run, {task.client: task for task in tasks}, arrived, who.corrupt)
+        rejected += len(arrived) - len(updates)
+        if not updates:
+            continue
         losses += [u.metrics.get("train_loss", 0.0) for u in updates]
-        task = AggregationTask(
-            round=number,
-            weights=shared(state.weights, run.private),
-            buffers=shared(state.buffers, run.private),
-            updates=updates,
-            model=run.model,
-            spec=spec,
-            state=state.server,
-            exchange=exchange,
-            exchanges=exchanges,
-            num_clients=clients,
-            server_data=run.server,
-        )
-        answer = run.assembly.hooks.aggregate(task=task)
-        buffers = average_buffers(updates, spec.training.weighting, task.buffers)
-        weights, buffers = (answer.weights, answer.buffers) if isinstance(answer, GlobalModel) else (answer, buffers)
-        _require_names(run, "aggregate", task.weights, weights)
-        _require_names(run, "aggregate", task.buffers, buffers)
-        if run.private:
-            weights, buffers = {**state.weights, **weights}, {**state.buffers, **buffers}
-        state = replace(state, weights=weights, buffers=buffers)
+        aggregated |= {u.client for u in updates}
+        state = aggregated_state(run, state, updates, exchange, exchanges)
+    counts = (len(who.asked) - len(who.training), len(who.late), len(who.work), rejected)
     record = RoundRecord(
         round=number,
-        cohort=tuple(chosen),
-        metrics={"train_loss": sum(losses) / len(losses)},
+        cohort=tuple(sorted(aggregated)),
+        metrics={"train_loss": sum(losses) / len(losses)} if losses else {},
         bytes_up=up,
         bytes_down=down,
         seconds=time.perf_counter() - started,
-        executor=run.executor.told,
+        executor=run.executor.told if who.training else "",
+        faults=dict(zip(FAULT_COUNTS, counts, strict=True)) if spec.scenario.has_faults else {},
     )
     return replace(state, round=number), record
 
@@ -96,14 +86,18 @@ def start(run: Run, state: RunState) -> int:
     """Let methods fill the server's state from what clients report; the bytes that clients send for it."""
     federation = run.federation
     task = StartTask(Reports(federation), run.model, run.spec, federation.groups, state.server)
-    return size_in_bytes(*run.assembly.hooks.start(task=task))
+    answers = run.assembly.hooks.start(task=task)
+    for answer in answers:
+        require_tensors(answer, run.spec.method, "start")
+    return size_in_bytes(*answers)
 
 
 def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen: Sequence[int]) -> tuple[int, int]:
     """Let clients report without training before round ``number``; bytes sent up and down for it.
 
     ``asked`` are the round's clients, who receive the model anyway, ``chosen`` those of them who answer: who drops out
-    of the round does not report either.
+    of the round does not report either. Reports are small and sent before training: they arrive undamaged, also from
+    clients whose updates will not.
     """
     who = run.assembly.hooks.survey(round=number, spec=run.spec, state=state.server)
     if who == "nobody":
@@ -111,8 +105,9 @@ def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen:
     if who == "cohort" and not asked:
         return 0, 0  # after the last round no cohort is about to train
     if who not in ("cohort", "everyone"):
-        owner = run.assembly.owners["survey"].partition(",")[0]
-        raise FedbenchError(f"{owner} answers the hook survey with {who!r}; it must be nobody, cohort or everyone.")
+        raise FedbenchError(
+            f"{owner_of(run, 'survey')} answers the hook survey with {who!r}; it must be nobody, cohort or everyone."
+        )
     silent = set(asked) - set(chosen)
     everyone = [client for client in range(len(run.federation.clients)) if client not in silent]
     reports, up, down = {}, 0, 0
@@ -120,9 +115,11 @@ def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen:
         sent = broadcast(run, state, client)
         task = client_task(run, state, number, 0, client, sent)
         task = replace(task, inputs=task.inputs.resident())
-        reports[client] = joined(task.hooks.report(task=task), run.spec.method)
+        reports[client] = joined(task.hooks.report(task=task), run.spec.method, "report")
         up += size_in_bytes(reports[client])
         down += 0 if client in asked else sent_bytes(run, state, sent)
+    if not reports:
+        return 0, 0  # all who were asked drop out: the server has heard nothing
     run.assembly.hooks.reported(
         task=ReportedTask(
             round=number,
@@ -136,17 +133,6 @@ def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen:
         )
     )
     return up, down
-
-
-def keep_private(run: Run, state: RunState, updates: Sequence[Update]) -> tuple[Update, ...]:
-    """The updates as they leave the clients; their private tensors stay with them, in ``state``."""
-    if not run.private:
-        return tuple(updates)
-    leaving = []
-    for update in updates:
-        state.own[update.client], sent = kept_and_sent(update, run.private)
-        leaving.append(sent)
-    return tuple(leaving)
 
 
 def sent_bytes(run: Run, state: RunState, sent: Broadcast) -> int:
@@ -174,11 +160,16 @@ def predict(
         own=state.own,
         private=run.private,
     )
-    return run.assembly.hooks.evaluate(task=task)
+    return require_predictions(task, run.assembly.hooks.evaluate(task=task), owner_of(run, "evaluate"))
 
 
 def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
     """All metrics after ``state.round`` rounds, of clients' own models after the last only, and the predictions."""
+    with global_generators(run.spec.seed, "global evaluation", state.round):
+        return _evaluated(run, state)
+
+
+def _evaluated(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
     is_last = state.round >= last_round(run)
     predictions = predict(run, state, run.test, clients=tuple(run.scored.shards.ids.tolist()) if is_last else ())
     metrics = score(predictions, run.scored)
@@ -213,15 +204,16 @@ def predict_unseen(run: Run, state: RunState) -> Tensor | None:
         private=run.private,
         is_unseen=True,
     )
-    labels = run.unseen.hooks.evaluate(task=task).labels
+    answer = run.unseen.hooks.evaluate(task=task)
+    require(answer, Predictions, "Predictions", owner_of(run, "evaluate"), "evaluate")
+    labels = answer.labels
     if labels is not None and not (
         labels.shape == (len(task.inputs),) and bool(((labels >= 0) & (labels < task.num_classes)).all())
     ):
-        owner = run.assembly.owners["evaluate"].partition(",")[0]
         raise FedbenchError(
-            f"{owner} answers the hook evaluate for {task.num_classes} unseen classes with labels that are not one of "
-            "them for each sample; where what it answers by is of the classes trained on, return Predictions(None) for "
-            "task.is_unseen."
+            f"{owner_of(run, 'evaluate')} answers the hook evaluate for {task.num_classes} unseen classes with labels "
+            "that are not one of them for each sample; where what it answers by is of the classes trained on, return "
+            "Predictions(None) for task.is_unseen."
         )
     return labels
 
@@ -241,8 +233,9 @@ def rounds(
     """
     last = last_round(run)
     if state.round == 0:
-        sent = start(run, state)
-        up, down = survey(run, state, run.spec.training.rounds + 1, (), ()) if last == 0 else (0, 0)
+        with global_generators(run.spec.seed, "global", 0):
+            sent = start(run, state)
+            up, down = survey(run, state, run.spec.training.rounds + 1, (), ()) if last == 0 else (0, 0)
         metrics, predictions = evaluate(run, state)
         yield state, RoundRecord(0, (), metrics, sent + up, down, 0.0), predictions
     while state.round < min(last, last if until is None else until):
@@ -250,7 +243,8 @@ def rounds(
         latest = None
         if state.round == last:
             began = time.perf_counter()
-            up, down = survey(run, state, last + 1, (), ())
+            with global_generators(run.spec.seed, "global", last + 1):
+                up, down = survey(run, state, last + 1, (), ())
             record = replace(
                 record,
                 bytes_up=record.bytes_up + up,
@@ -268,11 +262,14 @@ def broadcast(run: Run, state: RunState, client: int, exchange: int = 0) -> Broa
     weights = shared(state.weights, run.private)
     task = BroadcastTask(client, state.round + 1, exchange, weights, run.spec, state.server)
     sent = run.assembly.hooks.broadcast(task=task)
+    require(sent, Broadcast, "a Broadcast", owner_of(run, "broadcast"), "broadcast")
     return replace(sent, weights=_channels_last(sent.weights))
 
 
-def client_task(run: Run, state: RunState, number: int, exchange: int, client: int, sent: Broadcast) -> ClientTask:
-    """What ``client`` is asked to do in round ``number`` with what it was ``sent``."""
+def client_task(
+    run: Run, state: RunState, number: int, exchange: int, client: int, sent: Broadcast, work: float = 1.0
+) -> ClientTask:
+    """What ``client`` is asked to do in round ``number`` with what it was ``sent``; a straggler does part of it."""
     federation, device = run.federation, run.spec.device
     indices = federation.clients[client].indices
     visible = federation.labels_visible
@@ -294,16 +291,8 @@ def client_task(run: Run, state: RunState, number: int, exchange: int, client: i
         hooks=run.assembly.hooks,
         side={name: rows.select(indices) for name, rows in run.side.items()},
         exchange=exchange,
+        work=work,
     )
-
-
-def _require_names(run: Run, hook: str, wanted: Tensors, given: Tensors) -> None:
-    """Raise FedbenchError where the answer to ``hook`` has not exactly the tensors it was handed."""
-    wrong = sorted(wanted.keys() ^ given.keys())
-    if wrong:
-        owner = run.assembly.owners[hook].partition(",")[0]
-        what = f"leaves out {wrong[0]!r}" if wrong[0] in wanted else f"returns {wrong[0]!r}, which it was not handed"
-        raise FedbenchError(f"{owner} answers the hook {hook} but {what}; return every tensor by its own name.")
 
 
 def _channels_last(tensors: Tensors) -> Tensors:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
+from torch import Tensor
+
+from fedbench.checkpoint import Checkpoint, Checkpoints
 from fedbench.finetuning import finetuned_metrics
 from fedbench.metrics import summarise
 from fedbench.prepare import Settings, prepare
-from fedbench.rounds import rounds
+from fedbench.rounds import last_round, rounds
 from fedbench.spec import RunSpec
 from fedbench.tasks import RoundRecord, RunResult
 from fedbench.types import Tensors
@@ -28,31 +32,55 @@ def run_spec(spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()
 def run_rounds(
     spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()
 ) -> Generator[RoundRecord, None, RunResult]:
-    """`run_spec` a round at a time, so that several runs can go on side by side (the seeds of a tuning trial)."""
+    """`run_spec` a round at a time, so that several runs can go on side by side (the seeds of a tuning trial).
+
+    Where ``settings`` keep checkpoints, a run goes on from its own newest: listeners hear of the rounds before it once
+    more, and the result is that of a run that never stopped, bit for bit.
+    """
     started = time.perf_counter()
     run = prepare(spec, settings, listeners=listeners)
     hooks = run.assembly.hooks
-    hooks.run_started(spec=spec, info=run.info)
-    records = []
+    warnings: list[str] = []
+    checkpoints = checkpoints_of(spec.run_id, run.info.data_hash, run.info.weights_hash, settings)
+    saved = checkpoints.latest(spec.device, warnings.append)
+    began_at = 0 if saved is None else saved.state.round
+    hooks.run_started(spec=spec, info=replace(run.info, resumed_round=began_at))
+
+    def warn(text: str) -> None:
+        hooks.run_warned(spec=spec, warning=text)
+
+    for text in warnings:
+        warn(text)
+    records: list[RoundRecord] = []
     state = run.initial_state()
-    predictions = None
+    labels: Tensor | None = None
+    if saved is not None:
+        state, labels = saved.state, saved.predictions
+        started -= saved.seconds
+        run.executor.recall(saved.executor)
+        for record in saved.records:
+            records.append(record)
+            hooks.round_finished(spec=spec, record=record)
+    last = last_round(run)
     try:
         for after, record, predicted in rounds(run, state):
             state = after
-            predictions = predicted or predictions
+            labels = labels if predicted is None else predicted.labels
             records.append(record)
             hooks.round_finished(spec=spec, record=record)
             yield record
+            seconds = time.perf_counter() - started
+            made = Checkpoint(state, tuple(records), labels, run.executor.known(), seconds)
+            checkpoints.save(made, is_last=state.round == last, warn=warn)
         finetuned = finetuned_metrics(run, state) if spec.training.finetune_epochs and state.weights else {}
-    except Exception as error:
+    except BaseException as error:  # a method may raise SystemExit as well
         error.add_note(f"{spec.title}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
         raise
-    assert predictions is not None  # the last round is always evaluated
     evaluating = set(run.assembly.owners["evaluate"].split(", "))
     result = RunResult(
         records=tuple(records),
         summary=_summary(records) | finetuned,
-        predictions=() if predictions.labels is None else tuple(predictions.labels.tolist()),
+        predictions=() if labels is None else tuple(labels.tolist()),
         weights=_arrays(state.weights),
         seconds=time.perf_counter() - started,
         buffers=_arrays(state.buffers),
@@ -63,6 +91,11 @@ def run_rounds(
     )
     hooks.run_finished(spec=spec, info=run.info, result=result)
     return result
+
+
+def checkpoints_of(run_id: str, data_hash: str, weights_hash: str, settings: Settings) -> Checkpoints:
+    """Where the run keeps its checkpoints; it goes on from those of the same code, data, weights and executor alone."""
+    return Checkpoints(settings.checkpoints, run_id, [data_hash, weights_hash, settings.executor])
 
 
 def _kept(states: Mapping[str, Tensors], methods: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -79,4 +112,6 @@ def _summary(records: Sequence[RoundRecord]) -> dict[str, float]:
     summary["bytes_up"] = float(sum(r.bytes_up for r in records))
     summary["bytes_down"] = float(sum(r.bytes_down for r in records))
     summary["train_seconds"] = sum(r.seconds for r in records)
+    for name in dict.fromkeys(name for r in records for name in r.faults):
+        summary[name] = float(sum(r.faults.get(name, 0) for r in records))
     return summary

@@ -10,18 +10,33 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedbench.scenarios.scenario import Scenario
 
+MOST_SEED = 2**63 - 1
+"""Seeds are kept as 64-bit integers."""
+_MOST = 1_000_000
+"""Rounds, passes and samples of a batch: more is a typing error, or overflows far inside torch."""
+
+
+def no_bool(value: object) -> object:
+    """``value``, unless it is a boolean, which pydantic would take for the number 0 or 1."""
+    if isinstance(value, bool):
+        raise ValueError(f"it is a number, not {str(value).lower()}")
+    return value
+
 
 class Training(BaseModel):
     """Budget and optimiser of a run. The budget is the suite's; a method's ``recipe`` may set the optimiser."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rounds: int = Field(20, ge=0, description="communication rounds")
+    rounds: int = Field(20, ge=0, le=_MOST, description="communication rounds")
     finetune_epochs: int = Field(
-        0, ge=0, description="after the last round every client trains on alone this long; measured apart, not kept"
+        0,
+        ge=0,
+        le=_MOST,
+        description="after the last round every client trains on alone this long; measured apart, not kept",
     )
-    local_epochs: int = Field(1, ge=1, description="passes of a client over its data in a round (E)")
-    batch_size: int = Field(32, ge=1, description="samples of one local step (B)")
+    local_epochs: int = Field(1, ge=1, le=_MOST, description="passes of a client over its data in a round (E)")
+    batch_size: int = Field(32, ge=1, le=_MOST, description="samples of one local step (B)")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="rebuilt at every participation of a client")
     lr: float = Field(0.01, gt=0, le=100, description="client learning rate (η)")
     momentum: float = Field(0.9, ge=0, lt=1, description="SGD momentum (ρ)")
@@ -38,7 +53,7 @@ class Training(BaseModel):
     augment: Literal["none", "batch", "sample"] = Field(
         "none", description="random crop and flip, drawn once a batch (CReFF family) or once a sample; images only"
     )
-    eval_every: int = Field(1, ge=1, description="evaluate every so many rounds; the last round always is")
+    eval_every: int = Field(1, ge=1, le=_MOST, description="evaluate every so many rounds; the last round always is")
 
 
 OPTIMISER_KEYS = frozenset({"optimizer", "lr", "momentum", "weight_decay", "beta1", "beta2", "eps", "lr_decay"})
@@ -73,7 +88,7 @@ class RunSpec(BaseModel):
     method: str = Field("fedavg", description="method or stack (`a+b`), see `fedbench list methods`")
     params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="hyper-parameters by method")
     training: Training = Field(default_factory=lambda: Training(), description="budget and optimiser")
-    seed: int = Field(0, ge=0, description="seed of everything drawn in the run")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything drawn in the run")
     device: str = Field("cpu", description="torch device")
     tuned: str = Field("", description="study whose best parameters the run has; empty for the suite's own")
     # what a suite calls the run: no part of its identity, nor of what is dumped

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from fedbench.errors import FedbenchError
 from fedbench.files import replacing
 from fedbench.types import Tensors
 
-_FORMAT = "fedbench-state-1"
-_SEPARATORS = {"weights": 1, "buffers": 1, "server": 2, "client": 3, "own": 2}
+_FORMAT = "fedbench-state-2"
+_SEPARATORS = {"weights": 1, "buffers": 1, "server": 2, "client": 3, "own": 2, "beside": 1}
 """By the kind of tensor, the bars in its key: kind, then client, method and name as far as they apply."""
 
 
@@ -34,9 +37,31 @@ class RunState:
     """The private tensors of clients that have taken part, by client id."""
 
 
-def save_state(state: RunState, path: Path, run_id: str) -> None:
-    """Write ``state`` as one safetensors file, atomically. ``run_id`` guards against resuming another run."""
-    flat: dict[str, Tensor] = {}
+@dataclass(frozen=True)
+class Saved:
+    """What a file of `save_state` holds."""
+
+    run_id: str
+    state: RunState
+    beside: Tensors
+    progress: Mapping[str, Any]
+    """What else was written, as JSON gives it back."""
+
+
+def save_state(
+    state: RunState,
+    path: Path,
+    run_id: str,
+    *,
+    beside: Tensors | None = None,
+    progress: Mapping[str, Any] | None = None,
+) -> None:
+    """Write ``state`` as one safetensors file, atomically, with a checksum over all of it.
+
+    ``run_id`` guards against resuming another run; ``beside`` (tensors) and ``progress`` (JSON) are read back as they
+    are. Raises FedbenchError where the file can't be written.
+    """
+    flat = {f"beside|{name}": tensor for name, tensor in (beside or {}).items()}
     for name, tensor in state.weights.items():
         flat[f"weights|{name}"] = tensor
     for name, tensor in state.buffers.items():
@@ -53,7 +78,9 @@ def save_state(state: RunState, path: Path, run_id: str) -> None:
         raise ValueError(f"tensor names of a run's state must not contain '|': {wrong[0]}")
     # safetensors refuses tensors that share memory, and torch views do
     flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in flat.items()}
-    metadata = {"format": _FORMAT, "run": json.dumps({"round": state.round, "run_id": run_id})}
+    # the order of names, which the file does not keep, is that in which methods meet them
+    told = json.dumps({"round": state.round, "run_id": run_id, "progress": progress or {}, "names": list(flat)})
+    metadata = {"format": _FORMAT, "run": told, "sha256": _checksum(flat, told)}
     with replacing(path, "run state", "choose another folder") as temporary:
         save_file(flat, temporary, metadata)
 
@@ -63,28 +90,63 @@ def load_state(path: Path, run_id: str, device: str = "cpu") -> RunState:
 
     Raises FedbenchError for a missing or damaged file, or the state of another run.
     """
-    try:
-        with safe_open(path, framework="pt", device=device) as file:
-            metadata = file.metadata() or {}
-            flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-    except (OSError, SafetensorError) as error:
-        raise FedbenchError(f"run state {str(path)!r} cannot be read: {error}; delete it and start anew.") from error
+    saved = read_saved(path, device)
+    if saved.run_id != run_id:
+        raise FedbenchError(f"{str(path)!r} belongs to run {saved.run_id}, not {run_id}; use that run's own state.")
+    return saved.state
+
+
+def read_saved(path: Path, device: str = "cpu") -> Saved:
+    """All that `save_state` wrote, with tensors on ``device``; FedbenchError for a missing or damaged file."""
+    metadata, flat = _opened(path, with_tensors=True)
     if metadata.get("format") != _FORMAT:
         raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
-    saved = json.loads(metadata["run"])
-    if saved["run_id"] != run_id:
-        raise FedbenchError(f"{str(path)!r} belongs to run {saved['run_id']}, not {run_id}; use that run's own state.")
-    state = RunState(saved["round"], {}, {})
-    for key, tensor in flat.items():
+    if metadata.get("sha256") != _checksum(flat, metadata.get("run", "")):
+        raise FedbenchError(f"run state {str(path)!r} is damaged; delete it and start the run anew.")
+    told = json.loads(metadata["run"])
+    state, beside = RunState(told["round"], {}, {}), Tensors()
+    for key in told["names"]:
         kind, *rest = key.split("|")
+        tensor = flat[key].to(device)
         if kind == "weights":
             state.weights[rest[0]] = tensor
         elif kind == "buffers":
             state.buffers[rest[0]] = tensor
+        elif kind == "beside":
+            beside[rest[0]] = tensor
         elif kind == "server":
             state.server.setdefault(rest[0], {})[rest[1]] = tensor
         elif kind == "own":
             state.own.setdefault(int(rest[0]), {})[rest[1]] = tensor
         else:
             state.clients.setdefault(int(rest[0]), {}).setdefault(rest[1], {})[rest[2]] = tensor
-    return state
+    return Saved(told["run_id"], state, beside, told["progress"])
+
+
+def read_told(path: Path) -> dict[str, Any]:
+    """``run_id``, ``round`` and ``progress`` of a file of `save_state`, without reading or checking its tensors.
+
+    Raises FedbenchError for a missing or damaged file.
+    """
+    metadata, _ = _opened(path, with_tensors=False)
+    if metadata.get("format") != _FORMAT:
+        raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
+    return cast("dict[str, Any]", json.loads(metadata["run"]))
+
+
+def _opened(path: Path, *, with_tensors: bool) -> tuple[Mapping[str, str], Tensors]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = file.keys() if with_tensors else ()
+            return file.metadata() or {}, {key: file.get_tensor(key) for key in names}
+    except (OSError, SafetensorError) as error:
+        raise FedbenchError(f"run state {str(path)!r} cannot be read: {error}; delete it and start anew.") from error
+
+
+def _checksum(flat: Tensors, told: str) -> str:
+    """sha256 over names, types, shapes and bytes of all tensors, and what is told of them."""
+    digest = hashlib.sha256(told.encode())
+    for name, tensor in sorted(flat.items()):
+        digest.update(f"|{name} {tensor.dtype} {tuple(tensor.shape)}|".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

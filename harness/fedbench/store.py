@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,12 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import Engine, event
+from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.errors import FedbenchError
+from fedbench.seal import check_seal
+from fedbench.sqlite_check import check_database
+from fedbench.uris import shown
 from fedbench.webview import VIEW_TAG, experiment_tags, page
 
 DEFAULT_FOLDER = "fedbench-store"
@@ -39,13 +44,21 @@ FINAL = "final/"
 """Prefix of the metrics of a finished run, which leaderboards read."""
 KIND = "fedbench.kind"
 """The tag that says what an MLflow run is; those of before it existed are runs."""
+FAILURE = "fedbench.failure"
+"""The tag that says why a run failed, in one line."""
 RUN, INVOCATION = "run", "invocation"
 """A run of one spec, and the parent of all runs of a command."""
 _SQLITE = "sqlite:///"
+_SMALL_TABLES = ("experiments", "runs", "tags", "params", "latest_metrics")
+"""MLflow's, without the metrics by round."""
 _PAGE = 1000
+_TABLES_SECONDS = 120
+"""For which another process may take to make the tables of a database."""
 
 for _noisy in ("mlflow", "alembic"):
     logging.getLogger(_noisy).setLevel(logging.WARNING)
+# It logs every error of the database with a traceback before it raises it.
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
 def store_uri(store: str | None, *, to_write: bool = True) -> str:
@@ -77,7 +90,8 @@ def store_uri(store: str | None, *, to_write: bool = True) -> str:
 def open_store(uri: str, *, create: bool) -> MlflowClient | None:
     """A client of the store; None where its SQLite file does not exist and ``create`` is off.
 
-    Raises FedbenchError for a URI that MLflow does not support, a server out of reach, a folder out of bounds.
+    Raises FedbenchError for a URI that MLflow does not support, a server out of reach, a folder out of bounds, a
+    damaged database.
     """
     database = _database(uri)
     try:
@@ -85,12 +99,35 @@ def open_store(uri: str, *, create: bool) -> MlflowClient | None:
             if not create:
                 return None
             _create(database)
-        client = MlflowClient(uri)
-        client.search_experiments(max_results=1)
-        return client
-    except (MlflowException, OSError) as error:
+        if database is not None:
+            check_database(database, "the store's database", _SMALL_TABLES, "--store")
+        return _reached(uri)
+    except ImportError as error:
+        raise FedbenchError(
+            f"the store {shown(uri)!r} needs a database driver that is not installed ({error}); for PostgreSQL: "
+            "pip install 'fedbench-harness[postgresql]'."
+        ) from error
+    except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = " ".join(str(error).split())[:400]
-        raise FedbenchError(f"the store {uri!r} cannot be used: {reason} Choose another with --store.") from error
+        raise FedbenchError(
+            f"the store {shown(uri)!r} cannot be used: {reason.replace(uri, shown(uri))} Choose another with --store."
+        ) from error
+
+
+def _reached(uri: str) -> MlflowClient:
+    """A client of a store that answers. Whoever is first to open an empty database makes its tables."""
+    began = time.monotonic()
+    while True:
+        try:
+            client = MlflowClient(uri)
+            client.search_experiments(max_results=1)
+            return client
+        except (MlflowException, SQLAlchemyError) as error:
+            # another process makes them at this moment
+            beaten = any(said in str(error) for said in ("already exists", "duplicate key", "UniqueViolation"))
+            if not beaten or time.monotonic() - began > _TABLES_SECONDS:
+                raise
+            time.sleep(1)
 
 
 def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPERIMENT) -> str:
@@ -99,7 +136,7 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
     found = client.get_experiment_by_name(name)
     if found is None:
         database = _database(uri)
-        folder = re.sub(r"[^\w.\-]", "_", name.removeprefix(EXPERIMENT))
+        folder = re.sub(r"[^\w.\-]", "_", name.removeprefix(EXPERIMENT)).lstrip(".") or "_"
         location = None if database is None else (database.parent / "artifacts" / folder).as_uri()
         try:
             return str(
@@ -112,7 +149,7 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
                 raise
     if found.lifecycle_stage != "active":
         raise FedbenchError(
-            f"the experiment {name!r} was deleted from {uri}; bring it back with `mlflow experiments restore "
+            f"the experiment {name!r} was deleted from {shown(uri)}; bring it back with `mlflow experiments restore "
             f"--experiment-id {found.experiment_id}`, or choose another store with --store."
         )
     if VIEW_TAG not in found.tags:
@@ -155,7 +192,7 @@ def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Ite
 
 
 def filed(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
-    """`runs_of`, and the parents of commands as well."""
+    """`runs_of`, and the parents of commands as well; FedbenchError for a run that is not what was recorded."""
     names = {
         experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT)
         for experiment in _all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'")
@@ -163,6 +200,7 @@ def filed(client: MlflowClient, suite: str | None, condition: str = "") -> Itera
     }
     if names:
         for run in _all_pages(client.search_runs, experiment_ids=list(names), filter_string=condition):
+            check_seal(run)
             yield names[run.info.experiment_id], run
 
 
@@ -174,9 +212,20 @@ def finished_run_ids(
     With ``inputs``, run id -> (data hash, weights hash), only those that read the same data and pretrained weights.
     """
     client = open_store(uri, create=False)
-    if client is None:
-        return set()
+    return set() if client is None else finished_in(client, suite, code_hash, inputs)
+
+
+def finished_in(
+    client: MlflowClient,
+    suite: str,
+    code_hash: str,
+    inputs: Mapping[str, tuple[str, str]] | None = None,
+    run_id: str = "",
+) -> set[str]:
+    """`finished_run_ids` of a store that is open; with ``run_id`` no other run is looked for."""
     condition = f"attributes.status = 'FINISHED' and tags.`fedbench.code_hash` = '{code_hash}'"
+    if run_id:
+        condition += f" and tags.`fedbench.run_id` = '{run_id}'"
     found = set()
     for _, run in runs_of(client, suite, condition):
         tags = run.data.tags
@@ -202,7 +251,7 @@ def latest_page(uri: str) -> tuple[str, str] | None:
 def ui_command(uri: str) -> list[str]:
     """The command that opens MLflow's web interface on the store; ``--port`` may be appended."""
     if urlparse(uri).scheme in ("http", "https"):
-        raise FedbenchError(f"the store {uri} is an MLflow server already; open that address in a browser.")
+        raise FedbenchError(f"the store {shown(uri)} is an MLflow server already; open that address in a browser.")
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--workers", "1"]
     database = _database(uri)
     if database is None:

@@ -22,6 +22,16 @@ from fedbench.objectives import Objective
 _RECORD = "fedbench"
 """User attribute that holds a study's `Record`."""
 COUNTED = (TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE, TrialState.PRUNED)
+PLACE = "place"
+"""User attribute of a trial: its place among those that count, which its values are drawn by."""
+DRAWN = "drawn"
+"""User attribute of a trial that has all its values."""
+DEFAULTS = "defaults"
+"""User attribute of the trial with the suite's own values."""
+DEATHS = "deaths"
+"""User attribute of a trial that is tried again: the numbers under which its process died."""
+RETRIES = 3
+"""How often values are tried again whose process died: some need more memory than there is, and must come to an end."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +150,36 @@ def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any])
         _refuse_other_budget(record_of(sibling), record)
     study.set_metric_names(list(record.budget.objectives))
     study.set_user_attr(_RECORD, record.dumped())
-    if not any(trial.user_attrs.get("defaults") for trial in counted(study)):
-        study.enqueue_trial(dict(defaults), user_attrs={"defaults": True})
+    if not any(trial.user_attrs.get(DEFAULTS) for trial in counted(study)):
+        study.enqueue_trial(dict(defaults), user_attrs={DEFAULTS: True})
     return study
+
+
+def try_again(study: optuna.Study, dead: FrozenTrial) -> FrozenTrial:
+    """Queue a trial whose process died once more, in its place; after `RETRIES` it counts as pruned, with the reason.
+
+    One that had not all its values is drawn anew: by its place, so that they are the same if the trials before it are.
+    """
+    kept = {name: dead.user_attrs[name] for name in (PLACE, DEFAULTS, DEATHS) if name in dead.user_attrs}
+    fixed = {name: value for name, value in dead.system_attrs.items() if name == "fixed_params"}
+    if not dead.user_attrs.get(DRAWN):
+        return _added(study, optuna.create_trial(state=TrialState.WAITING, user_attrs=kept, system_attrs=fixed))
+    deaths = [*kept.get(DEATHS, ()), dead.number]
+    kept |= {DRAWN: True, DEATHS: deaths}
+    state = TrialState.WAITING
+    if len(deaths) > RETRIES:
+        state = TrialState.PRUNED
+        kept["reason"] = f"its process died {len(deaths)} times; is there too little memory for these values?"
+    again = optuna.create_trial(
+        state=state, params=dead.params, distributions=dead.distributions, user_attrs=kept, system_attrs=fixed
+    )
+    return _added(study, again)
+
+
+def _added(study: optuna.Study, trial: FrozenTrial) -> FrozenTrial:
+    study.add_trial(trial)
+    # `add_trial` does not tell under which number
+    return next(t for t in reversed(study.get_trials(deepcopy=False)) if t.user_attrs == trial.user_attrs)
 
 
 def counted(study: optuna.Study, before: int | None = None) -> list[FrozenTrial]:
@@ -164,7 +201,7 @@ def found(study: optuna.Study) -> Found | None:
     # of equals the first: the suite's own values, if they are as good as any
     front = sorted(study.best_trials, key=lambda t: (t.values[0] if first.is_cost else -t.values[0], t.number))
     best = front[0]
-    defaults = [trial for trial in complete if trial.user_attrs.get("defaults")]
+    defaults = [trial for trial in complete if trial.user_attrs.get(DEFAULTS)]
     states = {state.name.lower(): len(study.get_trials(deepcopy=False, states=(state,))) for state in COUNTED}
     return Found(
         record,

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, OptunaError
-from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
-from optuna.trial import FrozenTrial
-from sqlalchemy import event, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import DateTime, Integer, column, event, func, select, table
+from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.errors import FedbenchError
+from fedbench.sqlite_check import check_database
+from fedbench.uris import shown
 
 warnings.filterwarnings("ignore", category=ExperimentalWarning)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 FILE = "studies.db"
+_TABLES = ("studies", "study_directions", "trials", "trial_params", "trial_values", "trial_user_attributes")
+"""Optuna's, of those that results are read from."""
 HEARTBEAT, GRACE = 2, 10
 """Seconds between a running trial's signs of life, and without one after which others take the trial over."""
-_RETRIES = 3
-"""How often a trial whose process died is tried again: one that needs more memory than there is must come to an end."""
+_LATE = 2 * HEARTBEAT + 1
+"""Seconds without a sign of life after which a trial's process may be dead."""
+_HEARTBEATS = table("trial_heartbeats", column("trial_id", Integer), column("heartbeat", DateTime))
 
 
 def storage_url(storage: str | None, store: str) -> str:
@@ -45,17 +51,10 @@ def storage_url(storage: str | None, store: str) -> str:
 def open_storage(
     url: str, *, create: bool, abandoned: Callable[[optuna.Study, FrozenTrial], None] | None = None
 ) -> RDBStorage:
-    """The database at ``url``; ``abandoned`` hears of trials whose process died, which are queued once more.
+    """The database at ``url``; ``abandoned`` answers for trials whose process died, which have failed then.
 
     Raises FedbenchError where it is missing and not to be created, or cannot be used.
     """
-    again = RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES)
-
-    def take_over(study: optuna.Study, trial: FrozenTrial) -> None:
-        again(study, trial)
-        if abandoned is not None:
-            abandoned(study, trial)
-
     file = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
     try:
         if file is not None and not file.exists():
@@ -64,6 +63,8 @@ def open_storage(
                     f"there are no studies at {file}; make one with `fedbench tune`, or give --storage."
                 )
             _create(file)
+        if file is not None:
+            check_database(file, "the studies' database", _TABLES, "--storage")
         # a second process that writes makes SQLite wait for its turn
         waiting = {"connect_args": {"timeout": 60}} if file is not None else {}
         storage = RDBStorage(
@@ -71,7 +72,7 @@ def open_storage(
             waiting,
             heartbeat_interval=HEARTBEAT,
             grace_period=GRACE,
-            heartbeat_stale_trial_callback=take_over,
+            heartbeat_stale_trial_callback=abandoned,
         )
     except (OptunaError, SQLAlchemyError, ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:300].replace(url, shown(url))
@@ -83,12 +84,46 @@ def open_storage(
     return storage
 
 
-def shown(url: str) -> str:
-    """``url`` without a password."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return url
+class SignsOfLife:
+    """Of the trials that other processes run, as one worker sees them: whether one of those may be dead.
+
+    A trial that ran when the worker came must have shown a sign since; one that began later, none too long ago.
+    """
+
+    def __init__(self, storage: RDBStorage) -> None:
+        self._storage = storage
+        self._came = datetime.now()
+        self._first: dict[int, dict[int, datetime]] = {}
+        """By study, the last signs by trial when the worker came."""
+
+    def are_missing(self, study: optuna.Study) -> bool:
+        """Whether some running trial of ``study`` has shown no sign of life when it should have."""
+        running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        shown, now = self._last([trial._trial_id for trial in running])
+        first = self._first.setdefault(study._study_id, shown)
+        missing = False
+        for trial in running:
+            number, began = trial._trial_id, trial.datetime_start or self._came
+            last = shown.get(number)
+            if last is None:
+                if began < max(self._came, datetime.now() - timedelta(seconds=_LATE)):
+                    # its process may have died before its first sign, and Optuna never gives up a trial without any
+                    self._storage.record_heartbeat(number)
+                    first[number] = self._last([number])[0][number]
+                    missing = True
+            elif last == first.get(number) or now - last > timedelta(seconds=_LATE):
+                missing = True
+        return missing
+
+    def _last(self, trials: Sequence[int]) -> tuple[dict[int, datetime], datetime]:
+        """The last signs of ``trials`` that have shown any, and now; both by the database's clock."""
+        if not trials:
+            return {}, self._came
+        asked = select(_HEARTBEATS.c.trial_id, _HEARTBEATS.c.heartbeat, func.now())
+        with self._storage.engine.begin() as connection:
+            rows = connection.execute(asked.where(_HEARTBEATS.c.trial_id.in_(trials))).all()
+        signs = {row[0]: row[1].replace(tzinfo=None) for row in rows}
+        return signs, rows[0][2].replace(tzinfo=None) if rows else self._came
 
 
 def _one_writer_at_a_time(storage: RDBStorage) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from fedbench.failures import FAILED, MARK, PARTLY, reasons
 from fedbench.published import AS_PRINTED, NOT_COMPARABLE, in_order
 from fedbench.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
 from fedbench.wording import (
@@ -23,6 +24,8 @@ from fedbench.wording import (
 
 _OWN = "personal_mean_client_accuracy"
 _NEW = "new_accuracy"
+STATUS = "status"
+"""Heading of the column that says which rows failed."""
 SIGN = "*"
 """Stands after a significant difference."""
 _MARKS = {NOT_COMPARABLE: "≠", AS_PRINTED: "≈"}
@@ -58,6 +61,8 @@ class Described:
     runs: list[str]
     """Run ids, in the order of the seeds."""
     tuning: dict[str, str]
+    failure: str = ""
+    """What became of the runs that failed; empty where none did."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,13 @@ class Shown:
     letters: str
     """The line that says what the letters stand for; empty where one backbone is all rows'."""
     scores: list[Column]
+    status: list[Column]
+    """``failed: reason`` of the rows without a number, in full; no column where there is no such row."""
     further: list[Column]
     """Published numbers, costs, rounds to the target: what may stand in a second table where one is too wide."""
     notes: list[str]
+    failures: list[str]
+    """What became of the runs that failed, of rows that have a number, or lost seeds for several reasons."""
     common: dict[str, str]
     """Settings of all rows."""
     rows: list[Described]
@@ -91,34 +100,43 @@ def _shown(block: pd.DataFrame) -> Shown:
     backbones = list(dict.fromkeys(block["backbone"]))
     shared = backbones[0] if len(backbones) == 1 else ""
     labels = [str(label) for label in block["label"]]
-    names = [Column("method" if shared else "row", labels if shared else [str(row) for row in block["row"]])]
+    marks = [MARK if status != FAILED and failure else "" for status, failure in _outcomes(block)]
+    marks = marks if any(marks) else []
+    called = labels if shared else [str(row) for row in block["row"]]
+    names = [Column("method" if shared else "row", called, signs=marks)]
+    measured = block[block["status"] != FAILED]
     letters = dict(zip(backbones, map(_letter, range(len(backbones))), strict=True))
     legend = ", ".join(f"{letter} = {backbone}" for backbone, letter in letters.items())
     seeds = int(block["seeds"].iloc[0])
     caption = f"{block['caption'].iloc[0]}" + (f" · {shared}" if shared else "")
-    told = f"{seeds} seeds, mean ± sample std" if seeds > 1 else "1 seed"
+    told = f"{seeds} seeds, mean ± sample std" if seeds > 1 else "1 seed" if seeds else "no run has finished"
     common, rows = _described(block, names[0].cells)
     scores = list(_scores(block))
+    own = list(measured["label"])
     return Shown(
         caption=f"{caption} · {told}; MB up and down",
-        rank=Column("#", [str(rank) for rank in block["rank"]]),
+        rank=Column("#", [NONE if pd.isna(rank) else str(rank) for rank in block["rank"]]),
         names=names,
-        short=names if shared else [Column("method", labels), Column("on", [letters[b] for b in block["backbone"]])],
+        short=names
+        if shared
+        else [Column("method", labels, signs=marks), Column("on", [letters[b] for b in block["backbone"]])],
         letters="" if shared else f"on: {legend}",
         scores=[*scores, *_difference(block)],
-        further=[*_published(block), *_costs(block)],
+        status=list(_status(block)),
+        further=[*_published(block), *(_costs(block) if len(measured) else [])],
         notes=[
-            *_significance(block),
-            *_without_baseline(block),
-            *_incomplete(block),
-            *server_data_notes(labels, list(block["server_data"])),
-            *not_on_unseen_notes(labels, list(block["not_on_unseen"])),
+            *_significance(measured),
+            *_without_baseline(measured),
+            *_incomplete(measured),
+            *server_data_notes(own, list(measured["server_data"])),
+            *not_on_unseen_notes(own, list(measured["not_on_unseen"])),
             *([UNSEEN] if any(column.heading == heading(_NEW) for column in scores) else []),
             *([OWN_MODELS] if any(column.heading == heading(_OWN) for column in scores) else []),
             *_differs(block),
             *_tuned(block, labels),
             *_to_target(block),
         ],
+        failures=list(_failures(block, names[0].cells)),
         common=common,
         rows=rows,
     )
@@ -128,8 +146,8 @@ def _scores(block: pd.DataFrame) -> Iterator[Column]:
     for metric in json.loads(block["shown"].iloc[0]):
         means = block[f"{metric}_mean"]
         if means.notna().any():
-            # all that look best at the shown precision
-            rounded = means.round(1)
+            # all that look best at the shown precision, of those with all the seeds
+            rounded = means.where(block["rank"].notna()).round(1)
             best = (rounded == rounded.max()).tolist() if len(block) > 1 else []
             yield Column(heading(metric), [spread(*pair) for pair in _pairs(block, metric)], best)
 
@@ -139,6 +157,29 @@ def _difference(block: pd.DataFrame) -> Iterator[Column]:
         cells = [spread(*pair, sign="+") for pair in _pairs(block, "delta")]
         signs = [SIGN if said == SIGNIFICANT else "" for said in block["significance"]]
         yield Column(f"Δ {block['baseline'].iloc[0].partition(' · ')[0]}", cells, signs=signs)
+
+
+def _status(block: pd.DataFrame) -> Iterator[Column]:
+    if (block["status"] == FAILED).any():
+        lines = zip(_outcomes(block), block["failures"], strict=True)
+        yield Column(STATUS, [_outcome(*outcome, text) for outcome, text in lines])
+
+
+def _outcome(status: str, failure: str, failures: str) -> str:
+    """``failed: reason``, ``2 of 3 seeds``, or nothing of a row with all its seeds."""
+    if status == FAILED:
+        return reasons(failures)
+    return failure.partition(";")[0] if status == PARTLY else ""
+
+
+def _failures(block: pd.DataFrame, names: list[str]) -> Iterator[str]:
+    for name, (status, failure), text in zip(names, _outcomes(block), block["failures"], strict=True):
+        if failure and (status != FAILED or len({one["reason"] for one in json.loads(text)}) > 1):
+            yield f"{MARK + ' ' if status != FAILED else ''}{name}: {failure}"
+
+
+def _outcomes(block: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    return zip(block["status"].tolist(), block["failure"].tolist(), strict=True)
 
 
 def _published(block: pd.DataFrame) -> Iterator[Column]:
@@ -263,10 +304,10 @@ def _described(block: pd.DataFrame, names: list[str]) -> tuple[dict[str, str], l
     rows = []
     for position, line in enumerate(block.to_dict("records")):
         own = {key: value for key, value in settings[position].items() if key not in common}
-        seeds = f"seed{'s' if line['seeds'] > 1 else ''} {line['seed_list']}"
+        seeds = f"seed{'s' if ',' in line['seed_list'] else ''} {line['seed_list']}"
         tuning = dict(json.loads(line["tuning"])) if line["tuned"] else {}
         runs = list(json.loads(line["runs"]).values())
-        rows.append(Described(names[position], seeds, own, runs, tuning))
+        rows.append(Described(names[position], seeds, own, runs, tuning, line["failure"]))
     return common, rows
 
 

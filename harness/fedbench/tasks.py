@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from fedbench.models.inputs import InputSource
 
 
+FAULT_COUNTS = ("clients_dropped", "clients_late", "clients_partial", "updates_rejected")
+"""Of a round, how many clients failed before training, trained for nothing, and were stragglers; and how many updates,
+one a client and exchange, the server rejected."""
 RECORDED_CLIENTS = 1000
 """Of more clients a run records the class counts of the first; the run's description deals all of them again."""
 
@@ -97,6 +100,9 @@ class ClientTask:
     """What the model's ``side_encoders`` give for the client's samples, n_k each, by encoder name."""
     exchange: int = 0
     """Which of the round's exchanges this is; see the hook `exchanges`."""
+    work: float = 1.0
+    """The share of its local steps that the client gets done, below 1 for a straggler of the scenario. `batches_of`
+    heeds it; a `local_train` with a loop of its own is to take its batches from there."""
 
     @property
     def training(self) -> Training:
@@ -190,7 +196,7 @@ class ReportedTask:
 
     round: int
     cohort: tuple[int, ...]
-    """The clients that train in this round; empty after the last."""
+    """The clients that train in this round; empty after the last, or where all drop out."""
     reports: Mapping[int, Tensors]
     """By client, in the order of their ids."""
     weights: Tensors
@@ -202,7 +208,7 @@ class ReportedTask:
 
 @dataclass(frozen=True, eq=False)
 class AggregationTask:
-    """What the server has at the end of a round. ``updates`` come in the order of client ids.
+    """What the server has at the end of a round. ``updates`` come in the order of client ids, at least one.
 
     Private tensors (hook `private`) are neither in ``weights`` and ``buffers`` nor in the updates.
     """
@@ -287,6 +293,8 @@ class RunInfo:
     """What the method reads of the server's own samples: unlabelled, labelled, or nothing (empty)."""
     not_on_unseen: str = ""
     """Why the run is not scored on the scenario's unseen classes; empty where it is, or where there are none."""
+    resumed_round: int = 0
+    """The round of the checkpoint that the run goes on from; 0 where it begins anew."""
 
 
 @dataclass(frozen=True)
@@ -295,14 +303,18 @@ class RoundRecord:
 
     round: int
     cohort: tuple[int, ...]
+    """The clients whose updates were aggregated, ascending; where there are none the model stays as it was."""
     metrics: Mapping[str, float]
-    """Empty in rounds that are not evaluated."""
+    """The mean ``train_loss`` of the cohort, where there is one, and all that an evaluation gives in rounds that are
+    evaluated."""
     bytes_up: int
     bytes_down: int
     seconds: float
     """Local training and aggregation, evaluation left out."""
     executor: str = ""
-    """Which executor trained the cohort; empty in round 0."""
+    """Which executor trained the cohort; empty in round 0, and where nobody trained."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """How often which of `FAULT_COUNTS` occurred; empty in round 0, and where the scenario has no faults."""
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fedbench.artifacts import write_artifacts
+from fedbench.claims import Claims
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl
 from fedbench.invocation import Invocation, counted
 from fedbench.parameters import flat_params
+from fedbench.patience import patient
 from fedbench.provenance import code_hash, commit, versions
 from fedbench.recording import (
     COMMIT,
@@ -33,18 +35,22 @@ from fedbench.recording import (
     metrics_at,
     set_tags,
 )
+from fedbench.seal import SEAL, seal_of
 from fedbench.spec import RunSpec
 from fedbench.store import (
+    FAILURE,
     FINAL,
     INVOCATION,
     KIND,
     RUN,
     experiment_of,
+    finished_in,
     finished_run_ids,
     open_store,
     store_uri,
     ui_command,
 )
+from fedbench.uris import shown
 
 # isort: split
 # after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported
@@ -83,6 +89,8 @@ _FACTS = (
     "not_on_unseen",
 )
 """Of `RunInfo`, written as tags."""
+CLAIMS = "fedbench.claims"
+"""Tag: names the folder by whose claims it can be told whether a run is still at work (see `fedbench.claims`)."""
 EXECUTOR = "fedbench.executor"
 """Tag: which executor trained the cohorts and, where it fell back, why."""
 _NOTED = {
@@ -133,14 +141,28 @@ class Tracking:
     """The listener that writes runs to the store at ``uri``, under the experiment ``fedbench/<suite>``.
 
     With an ``invocation`` they are filed under one parent run, which begins with the first of them and ends with the
-    last; without one every run stands alone.
+    last; without one every run stands alone. With ``claims`` what killed processes left as running is marked KILLED.
+    While the store can't be written, its calls are tried again, and ``tell`` hears of it; StoreUnavailable after
+    ``patience`` seconds. With ``rerun`` no run counts as finished.
     """
 
-    def __init__(self, uri: str, suite: str, invocation: Invocation | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        suite: str,
+        invocation: Invocation | None = None,
+        claims: Claims | None = None,
+        *,
+        tell: Callable[[str], None] = lambda _: None,
+        patience: float = 120.0,
+        rerun: bool = False,
+    ) -> None:
         client = open_store(uri, create=True)
         if client is None:
-            raise FedbenchError(f"the store {uri!r} cannot be created.")
-        self._client = client
+            raise FedbenchError(f"the store {shown(uri)!r} cannot be created.")
+        self._client = client = patient(client, uri, tell, patience)
+        self._claims = claims
+        self._rerun = rerun
         self._suite = suite
         self._experiment = experiment_of(client, uri, suite)
         self._open: dict[str, _Open] = {}
@@ -148,12 +170,20 @@ class Tracking:
         self._parent: _Parent | None = None
         self._provenance = provenance_tags(suite, () if invocation is None else invocation.plugin_files)
 
+    def has_finished(self, spec: RunSpec, inputs: tuple[str, str]) -> bool:
+        """Whether the store has the run by now, made by this code from the data and weights of these hashes."""
+        code = self._provenance["fedbench.code_hash"]
+        known = {spec.run_id: inputs}
+        return not self._rerun and bool(finished_in(self._client, self._suite, code, known, spec.run_id))
+
     @hookimpl
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
         """An MLflow run with everything that is known before the first round."""
         facts = {"owners": json.dumps(dict(info.owners))}
         for name in _FACTS:
             facts[name] = str(getattr(info, name))
+        if info.resumed_round:
+            facts["resumed_round"] = str(info.resumed_round)
         self._begin(spec, {f"fedbench.{name}": value for name, value in facts.items()})
         log_dataset(self._client, self._open[spec.run_id].id, spec.dataset, info.data_hash)
 
@@ -170,6 +200,7 @@ class Tracking:
             "bytes_up_total": run.bytes_up,
             "bytes_down_total": run.bytes_down,
             "seconds": record.seconds,
+            **record.faults,
         }
         run.waiting += metrics_at({**record.metrics, **costs}, record.round)
         if time.monotonic() - run.flushed >= _FLUSH_SECONDS:
@@ -187,21 +218,41 @@ class Tracking:
         set_tags(self._client, run.id, {NOTE: run_note(spec, result.summary, run.last_round)})
         if result.executor:
             set_tags(self._client, run.id, {EXECUTOR: result.executor})
+        self._flush(run)
+        # last of all: it is over what the store now has
+        set_tags(self._client, run.id, {SEAL: seal_of(self._client.get_run(run.id))})
         self._end(spec.run_id, "FINISHED")
         if self._parent is not None:
             self._parent.finished += 1
             self._tell_parent(self._parent)
 
     @hookimpl
+    def run_warned(self, spec: RunSpec, warning: str) -> None:
+        """The warning as a tag; the last one counts."""
+        if spec.run_id in self._open:
+            set_tags(self._client, self._open[spec.run_id].id, {"fedbench.warning": warning})
+
+    @hookimpl
     def run_failed(self, spec: RunSpec, reason: str) -> None:
         """The run is FAILED, with the reason; one that never started is recorded as well."""
-        if spec.run_id not in self._open:
-            self._begin(spec, {})
-        note = f"{_what(spec)} It failed: {reason}"
-        set_tags(self._client, self._open[spec.run_id].id, {"fedbench.failure": reason, NOTE: note})
-        self._end(spec.run_id, "FAILED")
+        self._end_early(spec, reason, "FAILED", f"It failed: {reason}")
         if self._parent is not None:
             self._parent.failures.append(f"{spec.title}, seed {spec.seed}: {reason}")
+            self._tell_parent(self._parent)
+
+    @hookimpl
+    def run_retried(self, spec: RunSpec, reason: str, attempt: int) -> None:
+        """The attempt is KILLED, with the reason; the next one is a run of its own."""
+        self._end_early(spec, reason, "KILLED", f"Attempt {attempt} was given up: {reason}")
+
+    @hookimpl
+    def run_skipped(self, spec: RunSpec) -> None:
+        """The command has one run less to carry out."""
+        if self._invocation is not None:
+            self._invocation = replace(
+                self._invocation, runs=self._invocation.runs - 1, skipped=self._invocation.skipped + 1
+            )
+        if self._parent is not None:
             self._tell_parent(self._parent)
 
     def interrupt(self) -> None:
@@ -211,8 +262,20 @@ class Tracking:
         if self._parent is not None:
             self._end_parent(self._parent, "KILLED")
 
+    def _end_early(self, spec: RunSpec, reason: str, status: str, note: str) -> None:
+        if spec.run_id not in self._open:
+            self._begin(spec, {})
+        tags = {FAILURE: reason, NOTE: f"{_what(spec)} {note}"}
+        set_tags(self._client, self._open[spec.run_id].id, tags)
+        self._end(spec.run_id, status)
+
     def _begin(self, spec: RunSpec, facts: Mapping[str, str]) -> None:
         tags = {**run_tags(spec), **self._provenance, **facts, NOTE: f"{_what(spec)} It has not ended."}
+        if self._claims is not None:
+            tags[CLAIMS] = self._claims.shared_by
+            # this process has the claim, so whoever began these is dead
+            for left in self._running(f"tags.`fedbench.run_id` = '{spec.run_id}'"):
+                self._give_up(left, f"{_what(spec)} Its process was killed.")
         run = begin_run(
             self._client, self._experiment, f"{spec.title} · seed {spec.seed}", tags, parent=self._parent_id()
         )
@@ -227,9 +290,32 @@ class Tracking:
         if self._parent is None:
             tags = {**asked.tags(), **self._provenance, KIND: INVOCATION}
             tags[NOTE] = asked.note(self._suite, 0, (), "RUNNING")
+            if self._claims is not None:
+                tags[CLAIMS] = self._claims.shared_by
+                self.end_dead_commands()
             name = asked.name(self._suite, datetime.now())
             self._parent = _Parent(begin_run(self._client, self._experiment, name, tags))
+            if self._claims is not None:
+                self._claims.hold(self._parent.id)
         return self._parent.id
+
+    def end_dead_commands(self) -> None:
+        """Mark the runs of commands whose process has died, told by a claim that anybody can take."""
+        for left in self._running(f"tags.`{KIND}` = '{INVOCATION}'"):
+            if self._claims is not None and self._claims.hold(left):
+                self._give_up(left, "The process of this command was killed; the same command goes on.")
+                self._claims.release(left)
+
+    def _running(self, condition: str) -> list[str]:
+        """MLflow ids of what goes on, as far as the store knows, under claims that this process can see."""
+        if self._claims is None:
+            return []
+        filters = f"attributes.status = 'RUNNING' and tags.`{CLAIMS}` = '{self._claims.shared_by}' and {condition}"
+        return [run.info.run_id for run in self._client.search_runs([self._experiment], filters)]
+
+    def _give_up(self, run: str, note: str) -> None:
+        set_tags(self._client, run, {NOTE: note})
+        end_run(self._client, run, "KILLED")
 
     def _tell_parent(self, parent: _Parent) -> None:
         """How many runs ended so far; with the last one, the command's run ends."""
@@ -243,6 +329,8 @@ class Tracking:
             note = self._invocation.note(self._suite, parent.finished, parent.failures, status)
             set_tags(self._client, parent.id, {NOTE: note})
         end_run(self._client, parent.id, status)
+        if self._claims is not None:
+            self._claims.release(parent.id)
         self._parent = self._invocation = None
 
     def _flush(self, run: _Open) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedbench.errors import Unworkable
 from fedbench.hookspecs import ClientTask, LocalStep
+from fedbench.scenarios.rounding import floor
 from fedbench.spec import Training
 from fedbench.types import Batch, LabelledBatch, Tensors, UnlabelledBatch, Update
 
@@ -30,9 +31,13 @@ def batch_table(num_examples: int, epochs: int, batch_size: int, generator: torc
 
 
 def batches_of(task: ClientTask) -> list[Tensor]:
-    """The client's batch table for this round and exchange; both executors read it."""
+    """The client's batch table for this round and exchange, of a straggler the first steps; both executors read it.
+
+    A straggler takes ⌊work · steps⌋ of them, one at least.
+    """
     training = task.training
-    return batch_table(len(task.inputs), training.local_epochs, training.batch_size, task.generator("batches"))
+    table = batch_table(len(task.inputs), training.local_epochs, training.batch_size, task.generator("batches"))
+    return table if task.work == 1 else table[: max(floor(task.work * len(table)), 1)]
 
 
 def step_loss(step: LocalStep) -> Tensor:

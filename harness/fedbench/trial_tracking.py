@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 import optuna
@@ -13,11 +14,19 @@ from optuna.trial import FrozenTrial, TrialState
 from fedbench.errors import FedbenchError
 from fedbench.recording import COMMIT, NOTE, SOURCE, begin_run, end_run, log_metrics, log_params, metrics_at, set_tags
 from fedbench.store import TUNING, experiment_of, open_store
-from fedbench.studies import Record, found, record_of
+from fedbench.studies import DEFAULTS, Record, found, record_of
+from fedbench.study_storage import GRACE
+from fedbench.uris import shown
+
+# isort: split
+from mlflow.entities import Run
 
 _RUN = "mlflow_run"
 """User attribute of a trial: the id of its MLflow run."""
 _STUDY = "fedbench.study"
+_TRIAL = "fedbench.trial"
+_MANY = 50_000
+"""As many runs as MLflow gives at once; no study has more trials."""
 _NAME_HASH = "fedbench.study_hash"
 _VALIDATION = "validation/"
 """Prefix of everything measured in a trial, so that nobody takes it for a test result."""
@@ -29,20 +38,14 @@ class TrialTracking:
     def __init__(self, uri: str, suite: str) -> None:
         client = open_store(uri, create=True)
         if client is None:
-            raise FedbenchError(f"the store {uri!r} cannot be created.")
+            raise FedbenchError(f"the store {shown(uri)!r} cannot be created.")
         self._client = client
         self._experiment = experiment_of(client, uri, suite, TUNING)
         self._parents: dict[str, str] = {}
 
     def began(self, trial: optuna.Trial, values: Mapping[str, Any]) -> None:
         """A child run with the trial's values."""
-        record = record_of(trial.study)
-        parent = self._parent(record)
-        tags = {"fedbench.kind": "trial", "fedbench.trial": str(trial.number), **_tags_of(record)}
-        name = f"trial {trial.number}" + (" · defaults" if trial.user_attrs.get("defaults") else "")
-        run = begin_run(self._client, self._experiment, name, tags, parent)
-        trial.set_user_attr(_RUN, run)
-        log_params(self._client, run, {key: str(value) for key, value in values.items()})
+        trial.set_user_attr(_RUN, self._child(record_of(trial.study), trial, values))
 
     def measured(self, trial: optuna.Trial, by_round: Mapping[int, Mapping[str, float]]) -> None:
         """The trial's metrics by round, means over seeds, all of them on validation data."""
@@ -56,8 +59,17 @@ class TrialTracking:
     def ended(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """The child run ends: its objectives, and whether it was pruned; the study's run tells the best so far."""
         run = trial.user_attrs.get(_RUN)
-        if run is None:
-            return
+        if run is not None:
+            self._end(study, trial, run)
+
+    def _child(self, record: Record, trial: optuna.Trial | FrozenTrial, values: Mapping[str, Any]) -> str:
+        tags = {"fedbench.kind": "trial", _TRIAL: str(trial.number), **_tags_of(record)}
+        name = f"trial {trial.number}" + (" · defaults" if trial.user_attrs.get(DEFAULTS) else "")
+        run = begin_run(self._client, self._experiment, name, tags, self._parent(record))
+        log_params(self._client, run, {key: str(value) for key, value in values.items()})
+        return run
+
+    def _end(self, study: optuna.Study, trial: FrozenTrial, run: str) -> None:
         record = record_of(study)
         outcome = {
             "fedbench.state": trial.state.name.lower(),
@@ -71,15 +83,59 @@ class TrialTracking:
         named: dict[str, float] = {
             f"objective/{m}": v for m, v in zip(record.budget.objectives, values or (), strict=False)
         }
-        log_metrics(self._client, run, metrics_at({**named, **costs}, trial.last_step or 0))
+        # of a process that died at this point they may be there
+        known = self._client.get_run(run).data.metrics
+        missing = {name: value for name, value in {**named, **costs}.items() if name not in known}
+        log_metrics(self._client, run, metrics_at(missing, trial.last_step or 0))
         end_run(self._client, run, "FINISHED")
         self._tell_best(study, record)
 
-    def abandoned(self, study: optuna.Study, trial: FrozenTrial) -> None:
+    def broken(self, trial: optuna.Trial) -> None:
+        """The child run of a trial that met an error which is no outcome is FAILED."""
+        end_run(self._client, trial.user_attrs[_RUN], "FAILED")
+
+    def abandoned(self, trial: FrozenTrial) -> None:
         """The run of a trial whose process died is KILLED; the trial is tried again under another."""
         run = trial.user_attrs.get(_RUN)
         if run is not None:
             end_run(self._client, run, "KILLED")
+
+    def catch_up(self, study: optuna.Study) -> bool:
+        """Make up for what processes that died did not get to: the ends of child runs, a run of a trial given up.
+
+        False where a trial ended so recently that its own process may be about to do it.
+        """
+        record = record_of(study)
+        recently = datetime.now() - timedelta(seconds=GRACE)
+        over = {
+            str(trial.number): trial
+            for trial in study.get_trials(deepcopy=False)
+            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        }
+        is_done = True
+        for run in self._children(record, "and attributes.status = 'RUNNING'"):
+            trial = over.get(run.data.tags[_TRIAL])
+            if trial is None:
+                continue
+            if trial.datetime_complete is not None and trial.datetime_complete > recently:
+                is_done = False
+            elif trial.state is TrialState.FAIL or trial.user_attrs.get(_RUN) != run.info.run_id:
+                end_run(self._client, run.info.run_id, "KILLED")
+            else:
+                self._end(study, trial, run.info.run_id)
+        given_up = [
+            trial for trial in over.values() if trial.state is TrialState.PRUNED and _RUN not in trial.user_attrs
+        ]
+        if given_up:
+            known = {run.data.tags[_TRIAL] for run in self._children(record)}
+            for trial in given_up:
+                if str(trial.number) not in known:
+                    self._end(study, trial, self._child(record, trial, trial.params))
+        return is_done
+
+    def _children(self, record: Record, further: str = "") -> list[Run]:
+        condition = f"tags.`{_NAME_HASH}` = '{_hash(record)}' and tags.`fedbench.kind` = 'trial' {further}"
+        return list(self._client.search_runs([self._experiment], condition, max_results=_MANY))
 
     def _tell_best(self, study: optuna.Study, record: Record) -> None:
         result = found(study)
@@ -92,8 +148,13 @@ class TrialTracking:
         set_tags(self._client, parent, {NOTE: "\n\n".join([told + ", on validation data.", *lines])})
 
     def finished(self, study: optuna.Study) -> None:
-        """The study's own run ends."""
-        end_run(self._client, self._parent(record_of(study)), "FINISHED")
+        """The study's own run ends; others that were begun for it by processes that died are none."""
+        record = record_of(study)
+        ours = self._parent(record)
+        end_run(self._client, ours, "FINISHED")
+        for other in self._of_study(record):
+            if other != ours:
+                self._client.delete_run(other)
 
     def _parent(self, record: Record) -> str:
         """The id of the study's run; of several that processes made at the same moment, the oldest."""

@@ -7,13 +7,14 @@ import platform
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import count, islice
+from typing import Any, cast
 
 import optuna
 from optuna.exceptions import TrialPruned
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import TPESampler
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.errors import Unworkable
 from fedbench.hookspecs import RoundRecord, RunResult, hookimpl
@@ -23,11 +24,15 @@ from fedbench.randomness import numpy_generator
 from fedbench.runs import run_rounds
 from fedbench.space import Dimension, draw, with_values
 from fedbench.spec import RunSpec
-from fedbench.studies import Budget, counted
+from fedbench.studies import COUNTED, DEFAULTS, DRAWN, PLACE, Budget, counted
 
 PRUNERS = ("median", "halving", "none")
 _STARTUP = 5
 """Trials before the sampler models and the pruner prunes."""
+
+
+_DOUBLE = "double"
+"""User attribute of a trial that failed because its values were being tried."""
 
 
 class Surplus(Exception):
@@ -85,21 +90,38 @@ def claim(trial: optuna.Trial, row: Tuned, budget: Budget) -> dict[str, Any]:
     study = trial.study
     if len(counted(study, before=trial.number)) >= budget.trials:
         raise Surplus(f"the budget of {budget.trials} trials was spent")
-    # a sampler of the trial's own: what it draws depends on the earlier trials and its number, on no process's past
-    study.sampler = sampler(budget, trial.number)
-    return draw(trial, row.space, row.spec)
+    place = _place(trial)
+    trial.set_user_attr(PLACE, place)
+    failed = study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+    doubles = sum(t.user_attrs.get(PLACE) == place for t in failed if _DOUBLE in t.user_attrs)
+    # a sampler of the trial's own: what it draws depends on the earlier trials and its place, on no process's past, and
+    # not on its number, which grows with every process that dies
+    study.sampler = sampler(budget, place, doubles)
+    values = draw(trial, row.space, row.spec)
+    trial.set_user_attr(DRAWN, True)
+    return values
+
+
+def _place(trial: optuna.Trial) -> int:
+    """The first place that is free for the trial; of one that is tried again, the place that it had."""
+    if PLACE in trial.user_attrs:
+        return int(trial.user_attrs[PLACE])
+    taken = {t.user_attrs[PLACE] for t in counted(trial.study) if PLACE in t.user_attrs}
+    earlier = sum(PLACE not in t.user_attrs for t in counted(trial.study, before=trial.number))  # about to take theirs
+    return next(islice((place for place in count() if place not in taken), earlier, None))
 
 
 def outcome_of_twin(trial: optuna.Trial) -> tuple[float, ...] | None:
     """The outcome of an earlier trial with the same values, instead of the same runs once more; None without one.
 
     Raises TrialPruned where that one was pruned, Surplus while it runs, and for a trial that was queued (the suite's
-    own values, a retry): queued twice, it must not use up another place.
+    own values): queued twice, it must not use up another place.
     """
     twin = next((t for t in counted(trial.study, before=trial.number) if t.params == trial.params), None)
     if twin is None:
         return None
     if twin.state in (TrialState.RUNNING, TrialState.WAITING) or _is_queued(trial):
+        trial.set_user_attr(_DOUBLE, True)
         raise Surplus(f"trial {twin.number} tries the same values")
     trial.set_user_attr("same_as", twin.number)
     if twin.state is TrialState.COMPLETE:
@@ -111,9 +133,9 @@ def outcome_of_twin(trial: optuna.Trial) -> tuple[float, ...] | None:
 
 
 def _is_queued(trial: optuna.Trial) -> bool:
-    # optuna keeps the values of a queued trial under the first key, those of a retry under its own
+    # optuna keeps the values of a queued trial under this key
     (own,) = (t for t in trial.study.get_trials(deepcopy=False) if t.number == trial.number)
-    return bool({"fixed_params", "failed_trial"} & set(own.system_attrs))
+    return DEFAULTS in own.user_attrs or "fixed_params" in own.system_attrs
 
 
 def score(
@@ -167,9 +189,13 @@ def side_by_side(streams: Sequence[Generator[RoundRecord, None, RunResult]]) -> 
     return [results[position] for position in range(len(streams))]
 
 
-def sampler(budget: Budget, number: int) -> TPESampler:
-    """Tree-structured Parzen estimator for trial ``number``: random for the first few, then modelled on the earlier."""
-    seed = int(numpy_generator(budget.sampler_seed, "tuning", number).integers(2**32))
+def sampler(budget: Budget, place: int, doubles: int = 0) -> TPESampler:
+    """Tree-structured Parzen estimator for the trial at ``place``: random for the first few, then modelled on earlier.
+
+    ``doubles`` is how many trials that drew at this place before drew what was being tried already.
+    """
+    drawn = (place, doubles) if doubles else (place,)
+    seed = int(numpy_generator(budget.sampler_seed, "tuning", *drawn).integers(2**32))
     # trials still running count as bad, so that parallel ones don't all try the same
     return TPESampler(n_startup_trials=_STARTUP, constant_liar=True, seed=seed)
 
@@ -183,5 +209,25 @@ def pruner(name: str, rounds: int) -> BasePruner:
     if name == "median":
         return MedianPruner(n_startup_trials=_STARTUP, n_warmup_steps=rounds // 2)
     if name == "halving":
-        return SuccessiveHalvingPruner(min_resource=max(1, rounds // 4), reduction_factor=2)
+        return _Halving(min_resource=max(1, rounds // 4), reduction_factor=2)
     return NopPruner()
+
+
+class _Halving(SuccessiveHalvingPruner):
+    """Successive halving among the trials that count: one whose process died is tried again, and competes then."""
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        return super().prune(cast(optuna.Study, _Counted(study)), trial)
+
+
+class _Counted:
+    """A study without its failed trials, as far as a pruner reads it."""
+
+    def __init__(self, study: optuna.Study) -> None:
+        self._study = study
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
+
+    def get_trials(self, deepcopy: bool = True) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=deepcopy, states=COUNTED)

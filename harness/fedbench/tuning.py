@@ -10,21 +10,21 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from functools import cached_property
 from queue import Empty
 from typing import Any
 
 import optuna
-from optuna.storages import RDBStorage, fail_stale_trials
+from optuna.exceptions import TrialPruned
+from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
-from fedbench.engine import quiet_worker
+from fedbench.engines.processes import quiet_worker
 from fedbench.errors import FedbenchError
 from fedbench.pool import context
 from fedbench.prepare import Settings
-from fedbench.studies import Budget, counted, record_of
-from fedbench.study_storage import GRACE, open_storage
+from fedbench.studies import Budget, counted, record_of, try_again
+from fedbench.study_storage import SignsOfLife, open_storage
 from fedbench.trial_tracking import TrialTracking
 from fedbench.trials import Reports, Surplus, Tuned, claim, outcome_of_twin, pruner, sampler, score, trial_specs
 
@@ -97,7 +97,7 @@ def tune(job: Job, workers: int) -> Generator[Event, None, None]:
         if len(died) == len(processes):
             yield WorkerFailed(
                 f"its worker processes died (exit codes {', '.join(str(p.exitcode) for p in died)}); out of memory? "
-                "The same command goes on where they stopped; try --workers 1."
+                "The same command goes on where they stopped; try --jobs 1."
             )
     finally:
         for process in processes:
@@ -109,23 +109,34 @@ def tune(job: Job, workers: int) -> Generator[Event, None, None]:
 def work(job: Job, emit: Callable[[Event], None]) -> None:
     """One worker: take a trial of the study with the fewest, until all budgets are spent and nobody runs a trial."""
     tracking = TrialTracking(job.store, job.suite)
-    storage = open_storage(job.url, create=False, abandoned=tracking.abandoned)
+    rows = {row.study_name: row for row in job.rows}
+
+    def abandoned(study: optuna.Study, trial: FrozenTrial) -> None:
+        tracking.abandoned(trial)
+        again = try_again(study, trial)
+        if again.state is TrialState.PRUNED:
+            tracking.catch_up(study)
+            emit(_ended(rows[study.study_name], study, again))
+
+    storage = open_storage(job.url, create=False, abandoned=abandoned)
     shares = [_Share(row, optuna.load_study(study_name=row.study_name, storage=storage)) for row in job.rows]
     for share in shares:
         share.study.sampler = sampler(share.budget, 0)
         share.study.pruner = pruner(share.budget.pruner, share.row.spec.training.rounds)
-    seen: set[int] = set()
+    signs = SignsOfLife(storage)
     while True:
         for share in shares:
-            _expect_signs_of_life(share.study, storage, seen)
             fail_stale_trials(share.study)
-        unfinished = [share for share in shares if share.is_open()]
+        # what a dead process left is tried again before anything new: the next values depend on it
+        unfinished = [share for share in shares if not signs.are_missing(share.study) and share.is_open()]
         if unfinished:
             _one_trial(min(unfinished, key=_Share.taken), job.settings, tracking, emit)
-        elif any(share.has(TrialState.RUNNING) for share in shares):
+        elif any(share.is_open() or share.has(TrialState.RUNNING) for share in shares):
             time.sleep(_POLL)  # another process has them, or had them and died
-        else:
+        elif all(tracking.catch_up(share.study) for share in shares):
             return
+        else:
+            time.sleep(_POLL)  # another process is writing down its last trial, or died just then
 
 
 @dataclass(frozen=True)
@@ -153,18 +164,6 @@ class _Share:
         return self.spent() < self.budget.trials or self.has(TrialState.WAITING)
 
 
-def _expect_signs_of_life(study: optuna.Study, storage: RDBStorage, seen: set[int]) -> None:
-    """Give each running trial one sign of life when it is first seen here.
-
-    Optuna never gives up a trial without any, and a process may die between taking a trial and its first sign.
-    """
-    longest = datetime.now() - timedelta(seconds=GRACE)
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if trial._trial_id not in seen and trial.datetime_start is not None and trial.datetime_start < longest:
-            seen.add(trial._trial_id)
-            storage.record_heartbeat(trial._trial_id)
-
-
 def _one_trial(share: _Share, settings: Settings, tracking: TrialTracking, emit: Callable[[Event], None]) -> None:
     row, budget = share.row, share.budget
 
@@ -178,6 +177,11 @@ def _one_trial(share: _Share, settings: Settings, tracking: TrialTracking, emit:
         reports = Reports(trial, budget)
         try:
             return score(trial, trial_specs(row.spec, values, budget), budget, settings, reports)
+        except TrialPruned:
+            raise
+        except Exception:
+            tracking.broken(trial)
+            raise
         finally:
             tracking.measured(trial, reports.by_round)
 
@@ -186,9 +190,7 @@ def _one_trial(share: _Share, settings: Settings, tracking: TrialTracking, emit:
             time.sleep(_POLL / 4)  # surplus: whoever has the values, or the budget, is about to say so
             return
         tracking.ended(study, trial)
-        ended = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
-        values = tuple(trial.values) if trial.state is TrialState.COMPLETE else ()
-        emit(TrialEnded(row, trial.number, values, str(trial.user_attrs.get("reason", "")), ended, budget.trials))
+        emit(_ended(row, study, trial))
 
     try:
         # `optimize` sends the signs of life, and takes over what dead processes ran
@@ -197,6 +199,13 @@ def _one_trial(share: _Share, settings: Settings, tracking: TrialTracking, emit:
         # held up beyond the grace period (a suspended machine): the trial is somebody else's now
         if "Cannot tell a" not in str(error):
             raise
+
+
+def _ended(row: Tuned, study: optuna.Study, trial: FrozenTrial) -> TrialEnded:
+    over = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
+    values = tuple(trial.values) if trial.state is TrialState.COMPLETE else ()
+    reason = str(trial.user_attrs.get("reason", ""))
+    return TrialEnded(row, trial.number, values, reason, over, record_of(study).budget.trials)
 
 
 def _work_remotely(job: Job, events: Any) -> None:

@@ -192,7 +192,9 @@ class FedPCL:
     def _predicted(self, task: EvaluationTask, client: int, weights: Tensors, buffers: Tensors) -> Tensor:
         """Classes (n,) by the nearest of the client's own prototypes, or of the global ones where it has none."""
         if self.name not in task.state:
-            raise FedbenchError("fedpcl has no prototypes to predict by before round 1; set rounds to 1 or more.")
+            raise FedbenchError(
+                "fedpcl has no prototypes to predict by before an update has arrived; set rounds to 1 or more."
+            )
         server, own = task.state[self.name], task.client_state.get(client, {}).get(self.name)
         means, holds = (server["shared"], server["present"].any(0)) if own is None else (own["means"], own["holds"])
         return nearest_class(client_features(task, weights, buffers), means, holds).cpu()

@@ -28,7 +28,7 @@ model is kept and saved with the run; one pass over the client's data for its pr
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -80,6 +80,14 @@ def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, kno
     return away.square().mean()
 
 
+def _seen_only(task: ClientTask, seen: Tensor) -> ClientTask:
+    """``task`` with the labels and counts of the samples ``seen`` (n_k,): a straggler may not get to all of them."""
+    if task.labels is None or task.class_counts is None:
+        return task
+    labels = task.labels[seen.to(task.labels.device)]
+    return replace(task, labels=labels, class_counts=torch.bincount(labels, minlength=len(task.class_counts)))
+
+
 class FedProto:
     """Clients train whole models of their own, tied by the mean features of each class."""
 
@@ -126,13 +134,16 @@ class FedProto:
         kept, found = step.task.state.setdefault(self.name, {}), step.outputs.features.detach()
         if "features" not in kept:
             kept["features"] = found.new_zeros(len(step.task.inputs), found.shape[1])
-        kept["features"][step.batch.index.to(found.device)] = found
+            kept["seen"] = torch.zeros(len(step.task.inputs), dtype=torch.bool, device=found.device)
+        index = step.batch.index.to(found.device)
+        kept["features"][index], kept["seen"][index] = found, True
 
     @hookimpl
     def after_training(self, task: ClientTask, update: Update) -> Tensors:
         """The client's prototypes C^k, of which it remembers the classes; counts too where P is weighted by them."""
         if self.params.prototypes == "running":
-            features = task.state[self.name]["features"]
+            kept = task.state[self.name]
+            features, task = kept["features"][kept["seen"]], _seen_only(task, kept["seen"])
         else:
             features = client_features(task, update.weights, update.buffers)
         sent = sent_means(task, features, self.name)
@@ -170,7 +181,9 @@ class FedProto:
         if self.params.evaluation == "classifier":
             return predicted_classes(task, weights, buffers)
         if self.name not in task.state:
-            raise FedbenchError("fedproto has no prototypes to predict by before round 1; set rounds to 1 or more.")
+            raise FedbenchError(
+                "fedproto has no prototypes to predict by before an update has arrived; set rounds to 1 or more."
+            )
         held = task.state[self.name]
         own = task.client_state.get(client, {}).get(self.name, {}).get("holds", held["known"])
         features = client_features(task, weights, buffers)

@@ -182,11 +182,12 @@ class RUCR:
     @hookimpl
     def reported(self, task: ReportedTask) -> None:
         """P and π over the cohort, P̂ over everyone."""
-        made: Tensors = {}
+        # the rectified head outlives a round from which no update arrives
+        made = {name: tensor for name, tensor in task.state.get(self.name, {}).items() if name in HEAD}
         cohort = [task.reports[client] for client in task.cohort]
         if self.params.loss_weight and cohort:
             counts = torch.stack([report["counts"] for report in cohort]).sum(dim=0)
-            made = {"prototypes": merged(cohort), "prior": counts / counts.sum()}
+            made |= {"prototypes": merged(cohort), "prior": counts / counts.sum()}
         if self._rectifies(task.round, task.spec):
             made["directions"] = merged(task.reports.values(), unit_length=True)
         task.state[self.name] = made

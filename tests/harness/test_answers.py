@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedbench.answers import not_finite
 from fedbench.defaults import average
 from fedbench.errors import FedbenchError, Unworkable
 from fedbench.hookspecs import hookimpl
@@ -14,12 +15,12 @@ from fedbench.prepare import Settings, prepare
 from fedbench.rounds import broadcast, sent_bytes, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.training import local_sgd
-from fedbench.types import Broadcast, GlobalModel
+from fedbench.types import Broadcast, GlobalModel, Predictions
 
 
 def run_with(tmp_path, listener, method="fedavg", backbone="resnet8?width=1"):
     spec = tiny_spec(method, backbone=backbone, rounds=1)
-    settings = Settings(tmp_path, tmp_path)
+    settings = Settings(tmp_path, tmp_path, executor="sequential")
     return prepare(spec, settings, listeners=[listener], dataset=tiny_dataset(), backbone=tiny_backbone(backbone))
 
 
@@ -68,6 +69,127 @@ def test_a_local_train_that_forgets_running_statistics_is_refused(tmp_path):
 
     with pytest.raises(FedbenchError, match=r"local_train but leaves out 'body"):
         final_state(run_with(tmp_path, Forgets()))
+
+
+class Trains:
+    """Trains as it is told."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    @hookimpl
+    def local_train(self, task):
+        return self.answer(task, local_sgd(task))
+
+
+class Predicts:
+    """Evaluates as it is told."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    @hookimpl
+    def evaluate(self, task):
+        return self.answer(task)
+
+
+def with_bias(tensors, value):
+    return {**tensors, "head.bias": value}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda bias: bias[:3], r"returns 'head.bias' of shape \(3,\); it was handed \(4,\)"),
+        (lambda bias: bias.double(), r"'head.bias' of type torch.float64; it was handed torch.float32"),
+        (lambda bias: None, "returns None as 'head.bias', which must be a tensor"),
+        (lambda bias: bias.tolist(), "returns a list as 'head.bias', which must be a tensor"),
+    ],
+)
+def test_tensors_of_another_shape_type_or_kind_are_refused_of_clients_and_of_the_server(tmp_path, change, said):
+    client = Trains(lambda task, update: replace(update, weights=with_bias(update.weights, change(torch.zeros(4)))))
+    with pytest.raises(FedbenchError, match=f"answers the hook local_train but .*{said}"):
+        final_state(run_with(tmp_path, client, backbone="clip:embedded"))
+    server = Answers(lambda task: with_bias(average(task), change(torch.zeros(4))))
+    with pytest.raises(FedbenchError, match=f"answers the hook aggregate but .*{said}"):
+        final_state(run_with(tmp_path, server, backbone="clip:embedded"))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "said"),
+    [
+        (Trains(lambda task, update: [update]), "local_train with a list; it must be an Update"),
+        (Trains(lambda task, update: replace(update, weights=[1])), "local_train but returns a list in place of"),
+        (Trains(lambda task, update: replace(update, payload={"x": 1})), "local_train with an int under 'x'"),
+        (Trains(lambda task, update: replace(update, client=9)), "with an update of client 9"),
+        (Trains(lambda task, update: replace(update, num_examples=0)), "with num_examples=0"),
+        (Trains(lambda task, update: replace(update, num_examples=None)), "with num_examples=None"),
+        (Answers(lambda task: [average(task)]), "aggregate with a list; it must be every weight by name"),
+        (Answers(lambda task: GlobalModel(None, {})), "aggregate but returns None in place of tensors"),
+        (Predicts(lambda task: torch.zeros(len(task.inputs))), "evaluate with a Tensor; it must be Predictions"),
+        (Predicts(lambda task: Predictions(torch.zeros(3).long())), r"classes of shape \(3,\), torch.int64"),
+        (Predicts(lambda task: Predictions(torch.zeros(len(task.inputs)))), r"\(30,\), torch.float32"),
+        (Predicts(lambda task: Predictions(torch.full((30,), 4))), "classes from 4 to 4; they are 0 to 3"),
+        (Predicts(lambda task: Predictions(None, {0: torch.full((30,), -1)})), "classes from -1 to -1"),
+    ],
+)
+def test_answers_of_another_kind_are_refused_by_name(tmp_path, plugin, said):
+    with pytest.raises(FedbenchError, match=said) as caught:
+        final_state(run_with(tmp_path, plugin, backbone="clip:embedded"))
+    assert "\n" not in str(caught.value)
+
+
+WRONG = {
+    "after_training": lambda self, task, update: [torch.zeros(1)],
+    "start": lambda self, task: {"counts": 3},
+    "broadcast": lambda self, task: task.weights,
+}
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        ("after_training", "after_training with a list; it must be tensors by name"),
+        ("start", "start with an int under 'counts'"),
+        ("broadcast", "broadcast with a dict; it must be a Broadcast"),
+    ],
+)
+def test_what_is_sent_must_be_tensors_by_name(tmp_path, hook, said):
+    plugin = type("Plugin", (), {hook: hookimpl(WRONG[hook])})()
+    with pytest.raises(FedbenchError, match=f"answers the hook {said}"):
+        final_state(run_with(tmp_path, plugin, backbone="clip:embedded"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("part", ["weights", "payload"])
+def test_a_client_whose_update_is_not_finite_has_diverged(tmp_path, value, part):
+    def answer(task, update):
+        broken = torch.full((4,), value) if task.client == seen.setdefault("first", task.client) else torch.zeros(4)
+        return replace(update, **{part: with_bias(getattr(update, part), broken)})
+
+    seen = {}
+    with pytest.raises(
+        Unworkable, match=r"diverged: 'head.bias' of client \d is not finite in round 1; .*lr="
+    ) as caught:
+        final_state(run_with(tmp_path, Trains(answer), backbone="clip:embedded"))
+    assert f"client {seen['first']} " in str(caught.value)
+
+
+def test_a_server_whose_step_is_not_finite_has_diverged(tmp_path):
+    def answer(task):
+        return {name: tensor * 1e38 * 1e38 for name, tensor in average(task).items()}
+
+    with pytest.raises(Unworkable, match=r"'head.\w+' of the global model is not finite after round 1"):
+        final_state(run_with(tmp_path, Answers(answer), backbone="clip:embedded"))
+
+
+def test_finite_values_whose_sum_overflows_are_finite():
+    large = torch.full((10,), 3e38)
+    assert not_finite({"large": large, "count": torch.tensor([2**62])}) == ""
+    assert (
+        not_finite({"fine": torch.ones(2)}, {"large": large, "opposite": torch.tensor([float("inf"), -float("inf")])})
+        == "opposite"
+    )
 
 
 def test_the_server_is_told_how_many_clients_there_are_not_how_many_took_part(tmp_path):

@@ -144,6 +144,98 @@ def test_message_says_what_where_and_what_to_do(case, command):
     assert re.search(expected, message), message
 
 
+SUITE = """name: mine
+scenario: {preset: iid, clients: 2}
+dataset: embedded?train=200&test=40
+training: {rounds: 1}
+seeds: [0]
+rows:
+  - method: fedavg
+  - {method: fedprox, set: {fedprox.mu: 0.1}}
+"""
+FILES = {
+    "a key twice": (SUITE + "name: yours\n", r"mine.yaml, line 9: 'name' is given twice, first in line 1"),
+    "a key twice in a row": (
+        SUITE.replace("{fedprox.mu: 0.1}", "{fedprox.mu: 0.1, fedprox.mu: 0.2}"),
+        r"line 8: 'fedprox.mu' is given twice",
+    ),
+    "no UTF-8": (SUITE.encode() + b"description: caf\xe9\n", r"mine.yaml, line 9: not UTF-8 text \(byte 0xe9\)"),
+    "UTF-16": (SUITE.encode("utf-16"), r"mine.yaml, line 1: not UTF-8 text"),
+    "empty": ("", r"mine.yaml, line 1: a suite is a mapping with name, scenario and rows"),
+    "an object of Python": (SUITE + "description: !!python/object/apply:os.getcwd []\n", r"line 9: .*python/object"),
+    "no integer": (SUITE + "target: !!int many\n", r"line 9: not valid YAML: 'many' cannot be read as int"),
+    "no truth": (SUITE + "target: !!bool many\n", r"line 9: not valid YAML: 'many' cannot be read as bool"),
+    "no date": (SUITE + "description: 2001-99-99\n", r"line 9: not valid YAML: '2001-99-99' .* timestamp"),
+    "too long a number": (SUITE + f"target: {'9' * 5000}\n", r"line 9: not valid YAML: '9{40}' cannot be read as int"),
+    "brackets without end": (SUITE + "columns: " + "[" * 20_000, r"line 9: .*nested more than 40 levels deep"),
+    "an alias of itself": (SUITE + "columns: &a [*a]\n", r"mine.yaml, line 9: an alias stands for itself"),
+    "aliases of aliases": (
+        "a: &a [x,x,x,x,x,x,x,x,x]\n"
+        + "".join(
+            f"{new}: &{new} [{','.join(9 * ['*' + old])}]\n" for old, new in zip("abcdef", "bcdefg", strict=True)
+        ),
+        r"mine.yaml, line \d: its aliases stand for more than 200,000 values",
+    ),
+    "a name that moves the cursor": (
+        SUITE.replace("name: mine", r'name: "a\e[2J"'),
+        r"line 1, name: it must be printable",
+    ),
+    "a name that is a folder": (SUITE.replace("name: mine", "name: .."), r"line 1, name: it must have a letter"),
+    "a name without end": (SUITE.replace("name: mine", "name: " + 300 * "x"), r"line 1, name: .*at most 100 char"),
+    "a seed of 70 bits": (SUITE.replace("[0]", f"[{2**70}]"), r"line 5, seeds.0: .*less than or equal to 9223"),
+    "a truth for a seed": (SUITE.replace("[0]", "[true]"), r"line 5, seeds.0: it is a number, not true"),
+    "a truth for rounds": (SUITE.replace("rounds: 1", "rounds: true"), r"line 4, training.rounds: .*it is a number"),
+    "a truth for a hyper-parameter": (
+        SUITE.replace("mu: 0.1", "mu: true"),
+        r"mine.yaml, line 8, rows.1.set.fedprox.mu: fedprox.mu=True is not a float",
+    ),
+    "a hyper-parameter out of range": (
+        SUITE.replace("mu: 0.1", "mu: .nan"),
+        r"mine.yaml, line 8, rows.1.set.fedprox.mu: fedprox.mu=nan is out of range",
+    ),
+    "a wrong key of a row": (
+        SUITE.replace("fedprox.mu: 0.1", "roudns: 3"),
+        r"mine.yaml, line 8, rows.1.set.roudns: unknown setting 'roudns'; did you mean 'rounds'",
+    ),
+    "a wrong value of the scenario": (
+        SUITE.replace("clients: 2", "clients: two"),
+        r"mine.yaml, line 2, scenario.clients: scenario.clients='two': .*integer",
+    ),
+    "a wrong key of the scenario": (
+        SUITE.replace("clients: 2", "clents: 2"),
+        r"mine.yaml, line 2.*'clents'.*'clients'",
+    ),
+    "a wrong value of training": (
+        SUITE.replace("rounds: 1", "rounds: 1e400"),
+        r"mine.yaml, line 4, training.rounds: training.rounds=",
+    ),
+    "an unknown baseline": (SUITE + "baseline: fedprx\n", r"line 9, baseline: unknown row 'fedprx'; .*'fedprox'"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_wrong_suite_file_is_refused_by_file_line_and_field(case, command, tmp_path):
+    content, expected = FILES[case]
+    (tmp_path / "mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    message = command("run", "--suite", "mine.yaml")
+    assert re.search(expected, message), message
+
+
+def test_wrong_settings_on_the_command_line_name_what_was_typed(command):
+    alone = ["run", "--method", "fedavg", "--scenario", "iid", *SMALL]
+    assert "seed" in command(*alone, "--seed", str(2**70))
+    assert re.search(
+        r"--set fdprox.mu: unknown method 'fdprox'; did you mean 'fedprox'", command(*alone, "--set", "fdprox.mu=1")
+    )
+    assert re.search(r"training.batch_size='9{12}': .*1000000", command(*alone, "--set", f"batch_size={'9' * 12}"))
+    long = "9" * 5000
+    assert re.search(r"train='9+'.* whole number", command(*alone, "--set", f"dataset=embedded?train={long}"))
+    assert re.search(r"width='9+'.* whole number", command(*alone, "--set", f"backbone=resnet8?width={long}"))
+    assert "nobody" in command(*alone, "--set", "dataset=imagefolder:~nobody_here/x")
+    assert "nobody" in command(*alone, "--set", "backbone=clip:ViT-B-32@~nobody_here/x.pt")
+    assert "too long" in command("run", "--suite", "x" * 5000 + ".yaml").lower()
+
+
 def test_plugin_files_that_do_not_work(command, tmp_path):
     (tmp_path / "broken.py").write_text("import nowhere\n")
     assert re.search(r"broken.py' cannot be imported: .*nowhere", command(*RUN, "--plugin", "broken.py"))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -135,7 +135,7 @@ def test_bad_input_is_one_message_and_exit_code_2(fedbench: Command, arguments: 
         assert part in ended.err
 
 
-@pytest.mark.parametrize("arguments", [["run", "--sute", "longtail"], ["rnu"], ["run", "--workers", "0"]])
+@pytest.mark.parametrize("arguments", [["run", "--sute", "longtail"], ["rnu"], ["run", "--jobs", "0"]])
 def test_wrong_usage_exits_2(fedbench: Command, arguments: list[str]) -> None:
     ended = fedbench(*arguments)
     assert ended.code == 2
@@ -233,8 +233,15 @@ class FakeTracking:
 
     uri: str
     suite: str
-    plugin_files: Sequence[Path] = ()
+    invocation: object = None
+    claims: object = None
+    tell: object = None
+    patience: float = 0.0
+    rerun: bool = False
     interrupted: list[bool] = field(default_factory=list)
+
+    def end_dead_commands(self) -> None:
+        """There are none."""
 
     def interrupt(self) -> None:
         """The runs on their way are marked."""
@@ -335,17 +342,17 @@ def faked_run(
     """`fedbench run` without data, training or store: ``events`` in place of the engine's. The trackings it made."""
     made: list[FakeTracking] = []
 
-    def tracking(*arguments: object) -> FakeTracking:
-        made.append(FakeTracking(*arguments))  # type: ignore[arg-type]
+    def tracking(*arguments: object, **options: object) -> FakeTracking:
+        made.append(FakeTracking(*arguments, **options))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr(execution.plan, "plan", lambda specs, settings: [])
+    monkeypatch.setattr(execution.plan, "plan", lambda specs, _: [SimpleNamespace(info=info(), specs=specs)])
     monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
     monkeypatch.setattr(execution, "finished_run_ids", lambda *_: set())
     monkeypatch.setattr(execution, "code_hash", lambda *_: "code")
     monkeypatch.setattr(execution, "Tracking", tracking)
     monkeypatch.setattr(execution, "_show_leaderboard", lambda *_: print("the leaderboard"))
-    monkeypatch.setattr(execution.engine, "execute", events)
+    monkeypatch.setattr(execution, "execute", lambda specs, settings, *_, **__: events(specs, settings))
     return made
 
 
@@ -354,21 +361,21 @@ def test_ctrl_c_stops_workers_marks_runs_and_says_how_to_resume(
 ) -> None:
     closed = []
 
-    def events(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iterator[Event]:
+    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
         try:
             yield from life(specs[0])
             yield RunStarted(specs[1], info())
             raise KeyboardInterrupt
         finally:
-            closed.append(workers)
+            closed.append(True)
 
     made = faked_run(monkeypatch, execution, events)
-    ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--seed", "2", "--workers", "2")
+    ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--seed", "2", "--jobs", "2")
     assert ended.code == 130
     expected = "interrupted: 1 of 3 runs are finished and stored; the same command resumes with the rest.\n"
     assert ended.err == expected
     assert made[0].interrupted == [True]
-    assert closed == [2]
+    assert closed == [True]
 
 
 def test_ctrl_c_while_an_event_is_tracked_waits_until_it_is_stored(
@@ -435,12 +442,12 @@ def test_ctrl_c_elsewhere_exits_130_without_a_traceback(
 def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(
     fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
 ) -> None:
-    def events(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iterator[Event]:
+    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
         yield RunFailed(specs[0], "ValueError: broken", "Traceback of the worker")
         yield from life(specs[1])
 
     faked_run(monkeypatch, execution, events)
-    ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--workers", "1")
+    ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--jobs", "1")
     assert ended.code == 1
     assert "failed: fedavg · clip:embedded, seed 0: ValueError: broken\n" in ended.err
     assert str(tmp_path / "failures.log") in ended.err
@@ -452,7 +459,7 @@ def test_finished_runs_are_skipped_unless_rerun_is_given(
 ) -> None:
     asked: list[list[int]] = []
 
-    def events(specs: Sequence[RunSpec], settings: Settings, workers: int) -> Iterator[Event]:
+    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
         asked.append([spec.seed for spec in specs])
         yield from life(specs[0])
 
@@ -472,7 +479,7 @@ def test_finished_runs_are_skipped_unless_rerun_is_given(
 @pytest.mark.usefixtures("tiny")
 def test_a_run_is_stored_ranked_and_not_repeated(fedbench: Command, tmp_path: Path) -> None:
     arguments = (
-        *("run", "--method", "fedavg", "--backbone", "convnet", "--scenario", "iid", "--workers", "1"),
+        *("run", "--method", "fedavg", "--backbone", "convnet", "--scenario", "iid", "--engine", "in-process"),
         *("--set", "rounds=1", "--set", "clients=2", "--store", "store", "--cache-dir", "cache"),
     )
     first = fedbench(*arguments)

@@ -98,6 +98,10 @@ FIELDS = {
     "labels": ({"labels": "hidden"}, "labels (visible, here hidden)"),
     "participation": ({"participation": 1.0}, "participation (0.4, here 1.0)"),
     "dropout": ({"dropout": 0.25}, "dropping out (none, here 0.25)"),
+    "late_dropout": ({"late_dropout": 0.25}, "lost updates (none, here 0.25)"),
+    "stragglers": ({"stragglers": 0.9}, "stragglers (none, here 0.9)"),
+    "straggler_work": ({"straggler_work": 0.5}, None),  # without effect where nobody is one
+    "corrupt": ({"corrupt": 0.25}, "damaged updates (none, here 0.25)"),
     "validation": ({"validation": 0.2}, "scored on (test, here 20 % of the training data)"),
     "unseen_classes": ({"unseen_classes": 0.5}, "classes (all, here without 50 %, which are unseen)"),
     "server_samples": ({"server_samples": 9}, "samples of the clients (all, here 9 a class at the server)"),

@@ -459,7 +459,8 @@ def test_list_files_by_name_with_another_root_and_groups(load, tmp_path):
         ("train/0 x.png zero", "line 5: 'train/0 x.png zero' is not 'relative/path.jpg label'"),
         ("../secret.png 0", "line 5: '../secret.png' leads out of the image folder"),
         ("/etc/secret.png 0", "line 5: '/etc/secret.png' leads out of the image folder"),
-        ("train/9.png 0", "train/9.png' can't be read (No such file or directory)"),
+        ("train/9.png 0", "line 5: there is no file"),
+        ("train/0 x.png 99999999", "is not 'relative/path.jpg label'"),
     ],
 )
 def test_bad_lines_of_list_files(load, tmp_path, line, says):

@@ -959,8 +959,10 @@ def test_the_command_line_overrules_the_suite(uri: str) -> None:
     options = ["--metric", "head", "--column", "tail", "--baseline", "fedprox", "--target", "55", "--test", "wilcoxon"]
     done = invoke(uri, "--format", "csv", *options)
     lines = list(csv.DictReader(done.stdout.splitlines()))
-    assert [line["headline"] for line in lines] == ["head_accuracy"] * 2
-    assert [line["baseline"] for line in lines] == ["fedprox"] * 2
+    # the third is the row that failed
+    assert [line["headline"] for line in lines] == ["head_accuracy"] * 3
+    assert [line["baseline"] for line in lines] == ["fedprox"] * 3
+    assert [line["status"] for line in lines] == ["finished", "finished", "failed"]
     assert json.loads(lines[0]["shown"]) == ["head_accuracy", "tail_accuracy"]
     assert (lines[0]["target"], lines[0]["test"]) == ("55.0", "Wilcoxon signed-rank test")
     wrong = invoke(uri, "--metric", "heda")
@@ -1016,7 +1018,7 @@ def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeyp
         "leaderboard.tex",
         "results.csv",
     ]
-    assert (given["suite_name"], len(given["results"]), len(given["board"])) == ("longtail", 6, 2)
+    assert (given["suite_name"], len(given["results"]), len(given["board"])) == ("longtail", 6, 3)
     assert given["command"] == "fedbench leaderboard --suite longtail --metric head"
     # a run of before is superseded, the six that count have round 0
     assert (len(given["curves"]), len(given["federations"])) == (6, 6)

@@ -28,7 +28,7 @@ def test_one_command_runs_tunes_and_writes_and_again_repeats_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "toy.yaml").write_text(SUITE, encoding="utf-8")
-    options = ["--suite", "toy.yaml", "--trials", "2", "--seed", "0", "--seed", "3", "--workers", "1"]
+    options = ["--suite", "toy.yaml", "--trials", "2", "--seed", "0", "--seed", "3", "--jobs", "1"]
     monkeypatch.setattr(sys, "argv", ["fedbench", "publish", *options, "--cache-dir", "cache", "--output", "boards"])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -102,12 +102,13 @@ def fedbench(
 def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
     server: str, fedbench: Callable[..., Ended], tmp_path: Path
 ) -> None:
-    command = ("run", "--suite", "remote.yaml", "--workers", "1", "--cache-dir", "cache")
+    command = ("run", "--suite", "remote.yaml", "--engine", "in-process", "--cache-dir", "cache")
     first = fedbench(*command)
     assert first.code == 0, first.err
     assert f"look inside  {server}" in first.out
-    # everything went to the server
-    assert [path.name for path in tmp_path.iterdir()] == ["remote.yaml"]
+    # everything went to the server, but claims on runs, which whoever shares the cache sees
+    assert {path.name for path in tmp_path.iterdir()} == {"remote.yaml", "cache"}
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["stores"]
 
     results = load_results(server, "remote")
     assert sorted(results["method"]) == ["creff", "fedavg"]

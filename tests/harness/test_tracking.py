@@ -406,6 +406,9 @@ class CountingClient:
 
     def set_terminated(self, run: str, status: str) -> None: ...
 
+    def get_run(self, run: str) -> Any:
+        return SimpleNamespace(data=SimpleNamespace(params={}, metrics={}, tags={}))
+
 
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingClient]:

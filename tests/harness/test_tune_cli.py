@@ -88,7 +88,7 @@ def test_bad_input_is_told_and_nothing_is_stored(
 
 
 def test_tune_then_run_then_read(fedbench: Command, folder: Path) -> None:
-    code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--trials", "4", "--workers", "1")
+    code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--trials", "4", "--jobs", "1")
     assert code == 0, out
     assert out.count("(4/4)") == 2
     assert "run it       fedbench run --suite toy.yaml --tuned toy" in out
@@ -102,9 +102,9 @@ def test_tune_then_run_then_read(fedbench: Command, folder: Path) -> None:
         assert {path.name for path in (folder / "figures" / row).iterdir()} >= {"trials.csv", "slices.png"}
         assert len(pd.read_csv(folder / "figures" / row / "trials.csv")) == 4
 
-    code, out, _ = fedbench("run", "--suite", "toy.yaml", "--seed", "0", "--workers", "1")
+    code, out, _ = fedbench("run", "--suite", "toy.yaml", "--seed", "0", "--jobs", "1")
     assert code == 0
-    code, out, _ = fedbench("run", "--suite", "toy.yaml", "--seed", "0", "--workers", "1", "--tuned", "toy")
+    code, out, _ = fedbench("run", "--suite", "toy.yaml", "--seed", "0", "--jobs", "1", "--tuned", "toy")
     assert code == 0
     assert "clip-zs · clip:embedded: not tuned in 'toy', run as the suite has it" in out
     results = load_results(store_uri("fedbench-store"), "toy")
@@ -131,7 +131,7 @@ def test_rows_that_are_equal_as_trials_are_two_rows_all_the_same(fedbench: Comma
 
 def test_several_objectives_are_tuned_without_pruner_and_give_a_front(fedbench: Command) -> None:
     code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--method", "fedavg", "--study", "front", "--trials", "2",
-                            "--objective", "tail", "--objective", "bytes", "--workers", "1")  # fmt: skip
+                            "--objective", "tail", "--objective", "bytes", "--jobs", "1")  # fmt: skip
     assert code == 0
     assert "pruner none" in out
     assert "the Pareto front; --tuned takes trial" in out

@@ -28,13 +28,25 @@ from fedbench.runs import run_spec
 from fedbench.space import defaults_of, space_of
 from fedbench.spec import RunSpec
 from fedbench.store import open_store, store_uri
-from fedbench.studies import Budget, Found, Record, counted, found, open_study, record_of, studies_named
+from fedbench.studies import (
+    RETRIES,
+    Budget,
+    Found,
+    Record,
+    counted,
+    found,
+    open_study,
+    record_of,
+    studies_named,
+    try_again,
+)
 from fedbench.study_figures import importances
-from fedbench.study_storage import open_storage, storage_url
+from fedbench.study_storage import SignsOfLife, open_storage, storage_url
 from fedbench.suite import parse_suite
+from fedbench.trial_tracking import TrialTracking
 from fedbench.trials import Surplus, Tuned, claim, outcome_of_twin, pruner, trial_specs
 from fedbench.tuned import best_of, tuned_otherwise, with_best
-from fedbench.tuning import Job, TrialBegan, work
+from fedbench.tuning import Job, TrialBegan, TrialEnded, work
 
 SUITE = """
 name: toy
@@ -291,11 +303,136 @@ def test_a_worker_takes_the_row_with_the_fewest_trials(tmp_path: Path, settings:
     assert began == ["fedavg", "fedprox", "fedavg", "fedprox"]
 
 
+def short_of_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that shows no sign of life for a second is dead."""
+    for module in ("fedbench.study_storage", "fedbench.trial_tracking"):
+        monkeypatch.setattr(f"{module}.GRACE", 1)
+
+
+def by_place(study: optuna.Study) -> list[tuple[Any, ...]]:
+    return [(t.state, t.params, t.values, t.intermediate_values) for t in counted(study)]
+
+
+def children(folder: Path) -> list[tuple[str, str]]:
+    """Trial and status of the trials' MLflow runs."""
+    client = open_store(store_uri(str(folder)), create=False)
+    assert client is not None
+    runs = client.search_runs([client.get_experiment_by_name("fedbench-tuning/toy").experiment_id])
+    return sorted((r.data.tags["fedbench.trial"], r.info.status) for r in runs if "fedbench.trial" in r.data.tags)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> optuna.Study:
+    """Of eight trials."""
+    (study,) = tuned(tmp_path_factory.mktemp("undisturbed"), settings, budget(8, pruner="halving"))
+    return study
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 2])
+def test_trials_that_died_at_any_point_leave_the_study_as_it_would_have_been(
+    tmp_path: Path, settings: Settings, undisturbed: optuna.Study, monkeypatch: pytest.MonkeyPatch, drawn: int
+) -> None:
+    short_of_patience(monkeypatch)
+    for trials in (3, 6):  # among the random ones, and among those that are modelled on the earlier
+        (study,) = tuned(tmp_path, settings, budget(trials, pruner="halving"))
+        dead = study.ask()
+        if drawn == 2:
+            claim(dead, recorded(rows()[1], budget(8))[0], budget(8))
+            TrialTracking(store_uri(str(tmp_path)), "toy").began(dead, dead.params)
+            dead.report(99.0, 1)  # which no other trial could beat, if it counted
+            study._storage.set_trial_system_attr(dead._trial_id, "completed_rung_0", 99.0)
+        elif drawn == 1:
+            dead.suggest_float("lr", 1e-4, 1.0, log=True)
+    (disturbed,) = tuned(tmp_path, settings, budget(8, pruner="halving"))
+    assert [t.number for t in disturbed.trials if t.state is TrialState.FAIL] == [3, 7]
+    assert by_place(disturbed) == by_place(undisturbed)
+    kept = {(str(trial.number), "FINISHED") for trial in counted(disturbed)}
+    assert set(children(tmp_path)) == kept | ({("3", "KILLED"), ("7", "KILLED")} if drawn == 2 else set())
+
+
+def test_values_whose_processes_die_again_and_again_count_as_pruned_with_the_reason(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (study,) = tuned(tmp_path, settings, budget(1))
+    storage = open_storage(storage_url(None, store_uri(str(tmp_path))), create=False)
+    spent = budget(2)
+    for _ in range(RETRIES):
+        dead = study.ask()
+        claim(dead, recorded(rows()[1], spent)[0], spent)
+        study.tell(dead, state=TrialState.FAIL)
+        assert try_again(study, study.trials[-1]).state is TrialState.WAITING
+    last = study.ask()
+    assert last.params == dead.params
+    short_of_patience(monkeypatch)
+    storage.record_heartbeat(last._trial_id)
+    ended: list[str] = []
+    uri = store_uri(str(tmp_path))
+    job = Job(storage_url(None, uri), (recorded(rows()[1], spent)[0],), settings, "toy", uri)
+    open_study(storage, recorded(rows()[1], spent)[1], {})
+    work(job, lambda event: ended.append(event.reason) if isinstance(event, TrialEnded) else None)
+    given_up = study.trials[-1]
+    assert given_up.state is TrialState.PRUNED
+    assert given_up.params == dead.params
+    assert ended == [given_up.user_attrs["reason"]]
+    assert "died 4 times" in ended[0]
+    assert len(counted(study)) == 2
+    assert children(tmp_path) == [("0", "FINISHED"), (str(given_up.number), "FINISHED")]
+
+
+def test_nothing_new_begins_before_what_may_be_dead_is_settled(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (study,) = tuned(tmp_path, settings, budget(1))
+    storage = open_storage(storage_url(None, store_uri(str(tmp_path))), create=False)
+    running = study.ask()
+    storage.record_heartbeat(running._trial_id)
+    signs = SignsOfLife(storage)
+    assert signs.are_missing(study)  # that sign may have been its last
+    time.sleep(1.1)
+    storage.record_heartbeat(running._trial_id)
+    assert not signs.are_missing(study)
+    later = study.ask()
+    assert not signs.are_missing(study)  # it has just begun
+    storage.record_heartbeat(later._trial_id)
+    monkeypatch.setattr("fedbench.study_storage._LATE", 1)
+    time.sleep(2.1)
+    storage.record_heartbeat(running._trial_id)
+    assert signs.are_missing(study)
+
+
+def test_the_record_of_a_trial_whose_process_died_right_behind_it_is_made_up_for(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (study,) = tuned(tmp_path, settings, budget(2))
+    client = open_store(store_uri(str(tmp_path)), create=False)
+    assert client is not None
+    behind, between = study.trials[0].user_attrs["mlflow_run"], study.trials[1].user_attrs["mlflow_run"]
+    client.update_run(behind, status="RUNNING")
+    stray = client.create_run(client.get_run(between).info.experiment_id, tags=client.get_run(between).data.tags)
+    tracking = TrialTracking(store_uri(str(tmp_path)), "toy")
+    assert not tracking.catch_up(study)  # its process may be about to
+    short_of_patience(monkeypatch)
+    time.sleep(1.1)
+    assert tracking.catch_up(study)
+    assert client.get_run(behind).info.status == "FINISHED"
+    assert len(client.get_metric_history(behind, "objective/global_accuracy")) == 1
+    assert client.get_run(stray.info.run_id).info.status == "KILLED"
+    assert client.get_run(between).info.status == "FINISHED"
+
+
+def test_an_error_ends_the_record_of_its_trial(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedbench.trials.run_rounds", lambda *_: iter([1 / 0 for _ in "x"]))
+    with pytest.raises(ZeroDivisionError):
+        tuned(tmp_path, settings, budget(1))
+    assert children(tmp_path) == [("0", "FAILED")]
+
+
 def test_a_trial_whose_process_died_before_its_first_sign_of_life_is_taken_over(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("fedbench.study_storage", "fedbench.tuning"):
-        monkeypatch.setattr(f"{module}.GRACE", 1)
+    short_of_patience(monkeypatch)
     uri = store_uri(str(tmp_path))
     row, record = recorded(rows()[1], budget(2))
     storage = open_storage(storage_url(None, uri), create=True)
@@ -427,9 +564,7 @@ def finished(folder: Path) -> list[FrozenTrial]:
 
 
 def test_a_study_survives_kill_9_and_two_processes_share_the_rest(tmp_path: Path, data: Path) -> None:
-    asked = command(
-        tmp_path, data, "tune", "--method", "fedprox", "--trials", "9", "--workers", "1", "--set", "rounds=25"
-    )
+    asked = command(tmp_path, data, "tune", "--method", "fedprox", "--trials", "9", "--jobs", "1", "--set", "rounds=25")
     first = subprocess.Popen(asked, start_new_session=True, stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None
     for line in first.stdout:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.scenarios.participation import cohort
+from fedbench.scenarios.participation import Schedule, cohort, schedule
+from fedbench.scenarios.scenario import Scenario
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,64 @@ def test_dropout_thins_the_same_schedule() -> None:
     assert abs(kept - 3500) < 4 * np.sqrt(5000 * 0.3 * 0.7)
 
 
-def test_one_client_survives_and_not_always_the_same() -> None:
-    survivors = [cohort(number, 10, 0.5, 0.999, 0) for number in range(200)]
-    assert all(len(s) >= 1 for s in survivors)
-    assert len({s[0] for s in survivors}) == 10
+def test_nobody_may_be_left() -> None:
+    survivors = [cohort(number, 10, 0.5, 0.9, 0) for number in range(400)]
+    # five are sampled: all of them drop out with probability 0.9^5 = 0.59
+    assert abs(survivors.count([]) - 236) < 4 * np.sqrt(400 * 0.59 * 0.41)
+
+
+FAULTY = Scenario(participation=0.5, dropout=0.2, late_dropout=0.3, stragglers=0.4, straggler_work=0.25, corrupt=0.25)
+
+
+def schedules(scenario: Scenario, rounds: int = 500, clients: int = 20) -> list[Schedule]:
+    return [schedule(number, clients, scenario, seed=0) for number in range(rounds)]
+
+
+def test_without_faults_the_whole_cohort_trains_and_arrives() -> None:
+    for number, drawn in enumerate(schedules(Scenario(participation=0.5), 20)):
+        asked = tuple(cohort(number, 20, 0.5, 0.0, 0))
+        assert drawn == Schedule(asked, asked, frozenset(), {}, frozenset())
+
+
+def test_faults_befall_the_clients_they_can_befall_as_often_as_said() -> None:
+    drawn = schedules(FAULTY)
+    asked, training = (sum(len(who) for who in of) for of in zip(*((s.asked, s.training) for s in drawn), strict=True))
+    late, partial = sum(len(s.late) for s in drawn), sum(len(s.work) for s in drawn)
+    corrupt = sum(len(s.corrupt) for s in drawn)
+
+    def is_share(count: int, of: int, share: float) -> bool:
+        return bool(abs(count - of * share) < 4 * np.sqrt(of * share * (1 - share)))
+
+    assert asked == 5000
+    assert is_share(training, asked, 0.8) and is_share(late, training, 0.3) and is_share(partial, training, 0.4)
+    # what never arrives cannot arrive damaged
+    assert is_share(corrupt, training - late, 0.25)
+    for s in drawn:
+        assert set(s.training) <= set(s.asked) and s.late | s.corrupt | s.work.keys() <= set(s.training)
+        assert not s.late & s.corrupt
+
+
+def test_stragglers_do_a_uniform_share_of_their_steps() -> None:
+    shares = np.array([share for s in schedules(FAULTY) for share in s.work.values()])
+    assert 0.25 <= shares.min() < 0.27 and 0.98 < shares.max() < 1
+    # uniform in [1/4, 1): the mean is 5/8, the standard deviation 3/4 / sqrt(12) = 0.2165
+    assert abs(shares.mean() - 0.625) < 4 * 0.2165 / np.sqrt(len(shares))
+
+
+@pytest.mark.parametrize("name", ["dropout", "late_dropout", "stragglers", "corrupt"])
+def test_a_fault_is_drawn_alike_whichever_others_there_are(name: str) -> None:
+    alone = Scenario.model_validate({"participation": 0.5, name: getattr(FAULTY, name), "straggler_work": 0.25})
+    for ours, others in zip(schedules(alone, 50), schedules(FAULTY, 50), strict=True):
+        assert ours.asked == others.asked
+        remaining = set(others.training)
+        assert name != "dropout" or ours.training == others.training
+        assert others.late == ours.late & remaining or name != "late_dropout"
+        assert others.work == {c: w for c, w in ours.work.items() if c in remaining} or name != "stragglers"
+        assert others.corrupt == ours.corrupt & remaining - others.late or name != "corrupt"
+
+
+def test_faults_are_independent_of_each_other() -> None:
+    drawn = schedules(FAULTY)
+    late = [(client in s.late, client in s.work) for s in drawn for client in s.training]
+    both = np.corrcoef(np.array(late, dtype=float).T)[0, 1]
+    assert abs(both) < 4 / np.sqrt(len(late))

@@ -61,7 +61,11 @@ def _show(comparison: Comparison, classes: bool) -> None:
 
 
 def _ids(run: Run) -> str:
+    from fedbench.results import reason_of
+    from fedbench.store import FAILURE
+
     unfinished = "" if run.info.status == "FINISHED" else f", {run.info.status}"
+    unfinished += f": {reason_of(run.data.tags[FAILURE])}" if FAILURE in run.data.tags else ""
     return f"run {run.data.tags.get('fedbench.run_id', '?')}, MLflow {run.info.run_id[:8]}{unfinished}"
 
 

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 _PIPE_WIDTH = 200
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""What a terminal obeys instead of showing it, and what turns the direction of writing; not tab and line feed."""
+
+
+class _Shown(Console):
+    """A console on which a name can only be read, whatever characters it has."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """As rich, which passes on escape sequences in texts."""
+        for segment in super().render(renderable, options):
+            if segment.control or not _COMMANDS.search(segment.text):
+                yield segment
+            else:
+                yield Segment(_readable(segment.text), segment.style)
+
+
+def _readable(text: str) -> str:
+    return _COMMANDS.sub("\ufffd", text)
 
 
 def console(*, stderr: bool = False) -> Console:
     """A console on stdout or stderr. In a pipe it is wide, so that no table is cut to a terminal nobody has."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
+    return _Shown(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
 
 
 def say(text: str, *, style: str = "") -> None:
@@ -46,7 +67,8 @@ def table(*headings: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = 
 
 def cell(value: object) -> Text:
     """``value`` as a table cell; rich would read brackets in a plain string as markup."""
-    return Text("" if value is None else str(value))
+    # before it is measured: a replacement is wider than what it replaces
+    return Text("" if value is None else _readable(str(value)))
 
 
 def megabytes(count: float) -> str:

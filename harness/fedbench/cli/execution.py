@@ -7,24 +7,34 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlparse
 
-from fedbench import engine
+from fedbench.checkpoint import Checkpointing, discard
+from fedbench.claims import Claims, work_folder
 from fedbench.cli import plan
 from fedbench.cli.console import complain, console, say
 from fedbench.cli.live import LiveProgress
 from fedbench.cli.options import Request, command_line
 from fedbench.cli.progress import PlainProgress, Progress
-from fedbench.hookspecs import plugin_manager, relay
-from fedbench.invocation import Invocation
+from fedbench.engine import Policy, default_workers, execute, with_cores
+from fedbench.engines import Engine
+from fedbench.engines.in_process import RUN_THREAD, InProcess
+from fedbench.engines.processes import Processes
+from fedbench.events import Event, RunFailed, notify
+from fedbench.hookspecs import hookimpl, plugin_manager, relay
+from fedbench.invocation import Invocation, counted
+from fedbench.patience import StoreUnavailable
 from fedbench.prepare import Settings
 from fedbench.provenance import code_hash
+from fedbench.runs import checkpoints_of
 from fedbench.spec import RunSpec
 from fedbench.suite import Suite
 from fedbench.tracking import Tracking, finished_run_ids, store_uri
+from fedbench.uris import shown
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
@@ -40,14 +50,27 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
     skipped = len(specs) - len(pending)
     if skipped:
         say(f"{skipped} of {len(specs)} runs are in the store already and are skipped; --rerun repeats them.")
-    failures: list[engine.RunFailed] = []
+    work = work_folder(uri, suite.name, settings.cache_dir)
+    checkpoints = Checkpointing(work / "checkpoints", code, request.checkpoint_every)
+    for run_id in finished if not request.rerun else inputs:
+        discard(checkpoints.folder, run_id)
+    settings = replace(settings, checkpoints=checkpoints)
+    _say_resumed(pending, inputs, settings)
+    failures: list[RunFailed] = []
     done = skipped
     if pending:
+        engine = _engine(request, settings, len(pending))
+
+        claims = Claims(work / "claims", lambda spec: tracking.has_finished(spec, inputs[spec.run_id]))
         is_live = console().is_terminal and not request.plain
         view = (LiveProgress if is_live else PlainProgress)(console(), suite.name, pending)
-        tracking = Tracking(uri, suite.name, invocation(request, pending, skipped))
+        asked = invocation(request, pending, skipped)
+        tracking = Tracking(uri, suite.name, asked, claims, tell=_warn, patience=request.patience, rerun=request.rerun)
+        policy = Policy(request.run_timeout, request.retries, request.fail_fast)
+        cleaning = _Cleaning(checkpoints.folder)
         try:
-            failures = _execute(pending, settings, request.workers or engine.default_workers(), tracking, view)
+            events = execute(pending, settings, 1, engine=engine, policy=policy, claims=claims)
+            failures = _listen(events, [view, cleaning, tracking], view)
         except KeyboardInterrupt:
             with _shielded():
                 tracking.interrupt()
@@ -55,28 +78,79 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
             complain(f"{stored}; the same command resumes with the rest.", label="interrupted")
             _leave_while_busy()
             return INTERRUPTED
+        except StoreUnavailable as error:
+            complain(str(error), label="stopped")
+            return SOME_FAILED
         except Exception:
             # whatever broke, no run may stay marked as running
             tracking.interrupt()
             raise
+        if request.fail_fast and failures:
+            tracking.interrupt()
         done += view.done
-    if done:
+    else:
+        # one that was killed right behind its last run still is marked as running
+        Tracking(uri, suite.name, claims=Claims(work / "claims", lambda _: True)).end_dead_commands()
+    if done or failures:
         _show_leaderboard(suite, uri)
         _show_next_steps(suite, request.store, uri)
     _report(failures, uri)
+    left = len(pending) - len(failures) - (done - skipped)
+    if left and request.fail_fast:
+        complain(f"{counted(left, 'run')} were not carried out; the same command goes on.", label="--fail-fast")
     return SOME_FAILED if failures else FINE
+
+
+def _engine(request: Request, settings: Settings, runs: int) -> Engine:
+    """The engine that was asked for. Raises FedbenchError where it is not available here."""
+    workers = request.workers or default_workers()
+    if request.engine == "ray":
+        from fedbench.engines.ray_cluster import RayCluster
+
+        return RayCluster(settings, request.ray_address, request.run_cpus, request.run_gpus, request.workers)
+    settings = with_cores(settings, runs, workers)
+    if request.engine == "in-process":
+        return InProcess(settings)
+    memory = None if request.memory_limit is None else int(request.memory_limit * 1e9)
+    return Processes(settings, min(workers, runs), memory)
+
+
+def _say_resumed(pending: Sequence[RunSpec], inputs: Mapping[str, tuple[str, str]], settings: Settings) -> None:
+    """Which runs go on from a checkpoint."""
+    for spec in pending:
+        number = checkpoints_of(spec.run_id, *inputs[spec.run_id], settings).round()
+        if number:
+            after = f"round {number} of {spec.training.rounds}"
+            say(f"{spec.title}, seed {spec.seed}: goes on from its checkpoint after {after}.")
+
+
+def _warn(text: str) -> None:
+    complain(text, label="warning")
+
+
+class _Cleaning:
+    """A listener that lets go of the checkpoints of runs that are stored."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @hookimpl
+    def run_finished(self, spec: RunSpec) -> None:
+        """The run's checkpoints go."""
+        discard(self._folder, spec.run_id)
 
 
 def _show_leaderboard(suite: Suite, uri: str) -> None:
     # imports scipy's statistics, for which no run should wait
-    from fedbench.leaderboard import load_results, render_terminal
     from fedbench.leaderboard import of_suite as leaderboard
+    from fedbench.leaderboard import render_terminal
     from fedbench.published import published_folder, published_of
-    from fedbench.results import load_curves
+    from fedbench.results import load_curves, load_runs
 
-    results = load_results(uri, suite.name)
-    curves = load_curves(uri, results, suite.headline)
-    board = leaderboard(suite, results, curves, published_of(suite, published_folder(None)))
+    stored = load_runs(uri, suite.name)
+    curves = load_curves(uri, stored.finished, suite.headline)
+    published = published_of(suite, published_folder(None))
+    board = leaderboard(suite, stored.finished, curves, published, failed=stored.failed)
     console().print(render_terminal(board))
 
 
@@ -95,21 +169,19 @@ def invocation(request: Request, pending: Sequence[RunSpec], skipped: int) -> In
     )
 
 
-def _execute(
-    specs: Sequence[RunSpec], settings: Settings, workers: int, tracking: Tracking, view: Progress
-) -> list[engine.RunFailed]:
-    """Run all specs, tracking and showing every event; the failures."""
+def _listen(events: Generator[Event, None, None], listeners: Sequence[object], view: Progress) -> list[RunFailed]:
+    """Tell ``listeners``, the last one first, of every event; the failures."""
     manager = plugin_manager()
-    manager.register(view)
-    # pluggy calls the last registered first: a run counts as done once it is stored
-    manager.register(tracking)
+    for listener in listeners:
+        # pluggy calls the last registered first: a run counts as done once it is stored
+        manager.register(listener)
     hooks = relay(manager)
     failures = []
-    with view, closing(engine.execute(specs, settings, workers)) as events:
+    with view, closing(events):
         for event in events:
             with _shielded():
-                engine.notify(hooks, event)
-            if isinstance(event, engine.RunFailed):
+                notify(hooks, event)
+            if isinstance(event, RunFailed):
                 failures.append(event)
     return failures
 
@@ -129,7 +201,7 @@ def _shielded() -> Iterator[None]:
 
 def _leave_while_busy() -> None:
     """End the process at once if a run is still under way in it: the run can't be stopped, and torch would abort."""
-    if any(thread.name == engine.RUN_THREAD for thread in threading.enumerate()):
+    if any(thread.name == RUN_THREAD for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(INTERRUPTED)
@@ -137,13 +209,13 @@ def _leave_while_busy() -> None:
 
 def _show_next_steps(suite: Suite, store: str | None, uri: str) -> None:
     name, where = shlex.quote(suite.name), f" --store {shlex.quote(store)}" if store else ""
-    say(f"store        {uri}")
+    say(f"store        {shown(uri)}")
     is_server = urlparse(uri).scheme in ("http", "https")
-    say(f"look inside  {uri if is_server else f'fedbench ui{where}'}")
+    say(f"look inside  {shown(uri) if is_server else f'fedbench ui{where}'}")
     say(f"as files     fedbench leaderboard --suite {name}{where} --output leaderboards/{name}")
 
 
-def _report(failures: Sequence[engine.RunFailed], uri: str) -> None:
+def _report(failures: Sequence[RunFailed], uri: str) -> None:
     """Every failed run with its reason; tracebacks go to a file beside the store, else to stderr."""
     for failure in failures:
         complain(f"{failure.spec.title}, seed {failure.spec.seed}: {failure.reason}", label="failed")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedbench.published import Published
+    from fedbench.results import Stored
     from fedbench.suite import Suite
 
 
@@ -84,8 +85,8 @@ def leaderboard(
 
     Every row is compared with the baseline over common seeds, and stands beside the numbers that its paper prints.
     """
-    from fedbench.leaderboard import load_results, of_suite, render_terminal, to_latex, to_markdown, write
-    from fedbench.results import load_curves
+    from fedbench.leaderboard import of_suite, render_terminal, to_latex, to_markdown, write
+    from fedbench.results import load_curves, load_runs
     from fedbench.significance import Test
     from fedbench.store import store_uri
 
@@ -94,12 +95,13 @@ def leaderboard(
     )
     uri = store_uri(store, to_write=False)
     name, read = _reading(suite)
-    results = load_results(uri, name)
-    read = _overruled(read, asked, results)
+    stored = load_runs(uri, name)
+    results = stored.finished
+    read = _overruled(read, asked, stored)
     curves = load_curves(uri, results, read.headline)
-    board = of_suite(read, results, curves, _published(read, results, published), Test(asked.test))
+    board = of_suite(read, results, curves, _published(read, results, published), Test(asked.test), stored.failed)
     if output is not None:
-        made = _made_by(results, asked)
+        made = _made_by(stored, asked)
         write(results, board, output, made)
         _write_page(output / "index.html", read, uri, results, board, curves, made)
         say(f"written to {output}")
@@ -108,24 +110,25 @@ def leaderboard(
     elif shape is Format.html:
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "index.html"
-            _write_page(page, read, uri, results, board, curves, _made_by(results, asked))
+            _write_page(page, read, uri, results, board, curves, _made_by(stored, asked))
             sys.stdout.write(page.read_text(encoding="utf-8"))
     else:
         text = {Format.csv: lambda b: b.to_csv(index=False), Format.md: to_markdown, Format.latex: to_latex}
         sys.stdout.write(text[shape](board))
 
 
-def _overruled(read: Suite, asked: Asked, results: pd.DataFrame) -> Suite:
+def _overruled(read: Suite, asked: Asked, stored: Stored) -> Suite:
     """The suite's way of reading, with what the command line says; FedbenchError for what no run has."""
     from fedbench.leaderboard import DOMAINS, baseline_named, metric_named
 
+    results = stored.finished
     changes: dict[str, object] = {}
     if asked.metric is not None:
         changes["headline"] = metric_named(results, asked.metric)
     if asked.columns:
         changes["columns"] = tuple(c if c == DOMAINS else metric_named(results, c) for c in asked.columns)
     if asked.baseline is not None:
-        changes["baseline"] = baseline_named(results, asked.baseline)
+        changes["baseline"] = baseline_named(results, asked.baseline, stored.failed)
     if asked.target is not None:
         changes["target"] = asked.target
     return read.model_copy(update=changes)
@@ -166,9 +169,11 @@ def _write_page(
     write_page(path, read.name, read.description, results, board, curves, federations, command)
 
 
-def _made_by(results: pd.DataFrame, asked: Asked) -> str:
-    """All commands behind the results, oldest first, then this one; a line each."""
-    commands = [command for made_by in results["made_by"] for command in json.loads(made_by)]
+def _made_by(stored: Stored, asked: Asked) -> str:
+    """All commands behind the results and failures, oldest first, then this one; a line each."""
+    runs = [run for frame in (stored.finished, stored.failed) for run in frame.to_dict("records")]
+    runs.sort(key=lambda run: run["started"])
+    commands = [command for run in runs for command in json.loads(run["made_by"])]
     return "\n".join([*dict.fromkeys(commands), _command(asked, Format.table)])
 
 

@@ -31,8 +31,20 @@ CacheDir = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(metavar="INT", help="Runs at the same time; by default one a core.", min=1),
+    typer.Option(
+        "--jobs", "-j", metavar="INT", help="Runs at the same time; by default one a core, on Ray what fits.", min=1
+    ),
 ]
+EngineOption = Annotated[
+    str,
+    typer.Option("--engine", metavar="NAME", help="Where: processes (of this machine), in-process, ray (a cluster)."),
+]
+RayAddress = Annotated[
+    str,
+    typer.Option(metavar="ADDRESS", help="Ray cluster to join: auto, or host:port; else one is started here."),
+]
+RunCpus = Annotated[float, typer.Option(metavar="NUMBER", help="CPUs that Ray sets aside for a run.", min=0)]
+RunGpus = Annotated[float, typer.Option(metavar="NUMBER", help="GPUs that Ray sets aside for a run.", min=0)]
 DATA_DIR, CACHE_DIR = Path("data"), Path("~/.cache/fedbench")
 
 
@@ -56,6 +68,16 @@ class Request:
     workers: int | None = None
     rerun: bool = False
     plain: bool = False
+    engine: str = "processes"
+    ray_address: str = ""
+    run_cpus: float = 1.0
+    run_gpus: float = 0.0
+    run_timeout: float | None = None
+    memory_limit: float | None = None
+    retries: int = 2
+    patience: float = 120.0
+    fail_fast: bool = False
+    checkpoint_every: int = 0
     tuned: str = ""
     storage: str | None = None
 

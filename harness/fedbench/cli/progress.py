@@ -23,6 +23,8 @@ class Running:
     spec: RunSpec
     last: int
     """Its last round."""
+    resumed: int = 0
+    """The round of the checkpoint that it goes on from."""
     round: int = 0
     accuracy: float | None = None
     seconds: float = 0.0
@@ -63,7 +65,7 @@ class Progress:
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
         """A line for the run."""
         last = spec.training.rounds if info.trainable_parameters else 0
-        self.running[spec.run_id] = Running(spec, last)
+        self.running[spec.run_id] = Running(spec, last, info.resumed_round)
         self.started(self.running[spec.run_id])
 
     @hookimpl
@@ -92,6 +94,24 @@ class Progress:
         self._ended(spec)
         self.failed += 1
         self.settled(Text.assemble(("failed", "bold red"), f"  {self.label(spec)}  {reason}"))
+
+    @hookimpl
+    def run_warned(self, spec: RunSpec, warning: str) -> None:
+        """The warning."""
+        self.settled(Text.assemble(("note  ", "yellow"), f"  {self.label(spec)}  {warning}"))
+
+    @hookimpl
+    def run_retried(self, spec: RunSpec, reason: str, attempt: int) -> None:
+        """The reason; the run's line goes, until it begins again."""
+        self.running.pop(spec.run_id, None)
+        self.settled(Text.assemble(("again ", "yellow"), f"  {self.label(spec)}  attempt {attempt}: {reason}"))
+
+    @hookimpl
+    def run_skipped(self, spec: RunSpec) -> None:
+        """That another process has finished it."""
+        self._ended(spec)
+        self.done += 1
+        self.settled(Text.assemble(("stored", "green"), f"  {self.label(spec)}  by another process meanwhile"))
 
     def started(self, run: Running) -> None:
         """A run began."""
@@ -126,12 +146,13 @@ class PlainProgress(Progress):
 
     def started(self, run: Running) -> None:
         """One line."""
-        self._write(Text(f"start   {self.label(run.spec)}"))
+        where = f"  goes on from round {run.resumed}" if run.resumed else ""
+        self._write(Text(f"start   {self.label(run.spec)}{where}"))
 
     def advanced(self, run: Running) -> None:
         """A line at every tenth of the rounds, but not at the last: the run's end says that."""
         tenth = max(1, -(-run.last // 10))
-        if 0 < run.round < run.last and run.round % tenth == 0:
+        if run.resumed < run.round < run.last and run.round % tenth == 0:
             self._write(Text(f"round   {self.label(run.spec)}  {'  '.join(figures(run))}"))
 
     def settled(self, line: Text) -> None:

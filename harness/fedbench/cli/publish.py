@@ -54,7 +54,7 @@ def publish(
     grid = _words({"--suite": [suite], "--scale": [scale] if scale else []})
     stores = _words({"--store": [store] if store else []})
     studies = _words({"--storage": [storage] if storage else []})
-    machine = _words({"--workers": [workers] if workers else [], "--data-dir": [data_dir], "--cache-dir": [cache_dir]})
+    machine = _words({"--jobs": [workers] if workers else [], "--data-dir": [data_dir], "--cache-dir": [cache_dir]})
     common = [*_words({"--plugin": plugin or []}), *stores, *machine]
     seeds = _words({"--seed": seed or []})
     part = _words({"--method": tune_method or [], "--setting": tune_setting or []})

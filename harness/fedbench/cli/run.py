@@ -11,8 +11,12 @@ from fedbench.cli.options import (
     DATA_DIR,
     CacheDir,
     DataDir,
+    EngineOption,
     Plugins,
+    RayAddress,
     Request,
+    RunCpus,
+    RunGpus,
     Storage,
     Store,
     Workers,
@@ -54,20 +58,41 @@ def run(
     executor: Annotated[
         str, typer.Option(metavar="NAME", help="How cohorts are trained: auto, cohort (at once), sequential.")
     ] = "auto",
+    engine: EngineOption = "processes",
+    ray_address: RayAddress = "",
+    run_cpus: RunCpus = 1.0,
+    run_gpus: RunGpus = 0.0,
+    checkpoint_every: Annotated[
+        int, typer.Option(metavar="ROUNDS", help="Between checkpoints; by default every 30 seconds.", min=0)
+    ] = 0,
+    run_timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="A run that takes longer has failed.", min=0.1)
+    ] = None,
+    memory_limit: Annotated[
+        float | None, typer.Option(metavar="GB", help="A run that takes more memory has failed.", min=0.1)
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(metavar="INT", help="Further tries where a process died, or disk or memory were full.", min=0)
+    ] = 2,
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", help="For which a store that can't be written is tried again.", min=0)
+    ] = 120.0,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")] = False,
     data_dir: DataDir = DATA_DIR,
     cache_dir: CacheDir = CACHE_DIR,
     plain: Annotated[bool, typer.Option("--plain", help="Progress as plain lines, as in a pipe.")] = False,
 ) -> None:
     """Run a suite, or single methods, and show the leaderboard.
 
-    Runs already in the store, made by the same code, are skipped, so the same command resumes what was interrupted.
+    Runs already in the store, made by the same code, are skipped, and unfinished ones go on from their last checkpoint:
+    the same command resumes what was stopped, however that was.
     """
     from fedbench import pool
 
-    # a single run needs no workers; whoever asks for several lets them import beside this process
-    if not dry_run and workers != 1 and (suite is not None or len(method or ()) > 1 or len(seed or ()) > 1):
-        pool.warm_up()
+    if not dry_run and engine == "processes":
+        pool.warm_up()  # workers import beside this process
     from fedbench.cli import plan
+    from fedbench.engines import ENGINES
     from fedbench.errors import FedbenchError, unknown_name
     from fedbench.executors import EXECUTORS
     from fedbench.prepare import Settings
@@ -101,7 +126,25 @@ def run(
         plain=plain,
         tuned=tuned,
         storage=storage,
+        engine=engine,
+        ray_address=ray_address,
+        run_cpus=run_cpus,
+        run_gpus=run_gpus,
+        run_timeout=run_timeout,
+        memory_limit=memory_limit,
+        retries=retries,
+        patience=patience,
+        fail_fast=fail_fast,
+        checkpoint_every=checkpoint_every,
     )
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if engine != "processes" and memory_limit is not None:
+        raise FedbenchError(f"--memory-limit has no effect with --engine {engine}; leave one out.")
+    if engine == "in-process" and run_timeout is not None:
+        raise FedbenchError("a run in this process can't be ended; leave --run-timeout or --engine in-process out.")
+    if engine != "ray" and (ray_address or run_cpus != 1 or run_gpus):
+        raise FedbenchError("--ray-address, --run-cpus and --run-gpus are for --engine ray.")
     chosen, specs = plan.requested(request)
     if executor not in EXECUTORS:
         raise unknown_name("executor", executor, EXECUTORS)

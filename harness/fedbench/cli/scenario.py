@@ -135,7 +135,7 @@ def _resolved(name: str | None, suite: str | None, overrides: Overrides) -> RunS
 def _refuse_ineffective(key: str) -> None:
     """``--set`` of something that a partition doesn't depend on is a mistake, not a no-op."""
     from fedbench.assemble import find_method
-    from fedbench.resolve import section_of
+    from fedbench.draft import section_of
 
     if key == "seed":
         raise FedbenchError("--set seed: the seed is no setting; give --seed.")

@@ -24,7 +24,8 @@ def study(
     from fedbench.store import store_uri
     from fedbench.studies import found, record_of, studies_named
     from fedbench.study_figures import FEWEST, importances, write
-    from fedbench.study_storage import open_storage, shown, storage_url
+    from fedbench.study_storage import open_storage, storage_url
+    from fedbench.uris import shown
 
     url = storage_url(storage, store_uri(store))
     studies = studies_named(open_storage(url, create=False), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -13,14 +14,18 @@ from fedbench.cli.options import (
     DATA_DIR,
     CacheDir,
     DataDir,
+    EngineOption,
     Plugins,
+    RayAddress,
     Request,
+    RunCpus,
+    RunGpus,
     Storage,
     Store,
     command_line,
     plugin_files,
 )
-from fedbench.errors import FedbenchError
+from fedbench.errors import FedbenchError, unknown_name
 
 
 def tune(
@@ -58,8 +63,13 @@ def tune(
     store: Store = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be searched; train nothing.")] = False,
     workers: Annotated[
-        int | None, typer.Option(metavar="INT", help="Trials at the same time; by default one a core.", min=1)
+        int | None,
+        typer.Option("--jobs", "-j", metavar="INT", help="Trials at the same time; by default one a core.", min=1),
     ] = None,
+    engine: EngineOption = "processes",
+    ray_address: RayAddress = "",
+    run_cpus: RunCpus = 1.0,
+    run_gpus: RunGpus = 0.0,
     data_dir: DataDir = DATA_DIR,
     cache_dir: CacheDir = CACHE_DIR,
 ) -> None:
@@ -78,6 +88,10 @@ def tune(
 
     if pruner not in PRUNERS:
         raise FedbenchError(f"--pruner {pruner!r} is not one of {', '.join(PRUNERS)}.")
+    if engine not in ("processes", "ray"):
+        raise unknown_name("engine", engine, ("processes", "ray"))
+    if engine != "ray" and (ray_address or run_cpus != 1 or run_gpus):
+        raise FedbenchError("--ray-address, --run-cpus and --run-gpus are for --engine ray.")
     request = Request(
         suite=suite,
         methods=tuple(method or ()),
@@ -132,7 +146,19 @@ def tune(
     if dry_run:
         tuning.show_space(records)
         return
-    code = tuning.carry_out(url, uri, records, settings, workers or default_workers())
+    if engine == "ray":
+        from fedbench.engines.ray_cluster import check_device
+        from fedbench.engines.ray_nodes import RayNodes
+        from fedbench.tuning_on_ray import check_reach, tune_on
+
+        for spec in specs:
+            check_device(spec, run_gpus)
+        with RayNodes(ray_address, run_cpus, run_gpus, workers, settings.plugin_files) as nodes:
+            check_reach(nodes, url, uri)
+            start = partial(tune_on, nodes, run_cpus)
+            code = tuning.carry_out(url, uri, records, settings, nodes.room(), start)
+    else:
+        code = tuning.carry_out(url, uri, records, settings, workers or default_workers())
     if code == 0:
         tuning.show_next_steps(name, request, storage)
     raise typer.Exit(code)

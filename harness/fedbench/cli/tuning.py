@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ from fedbench.study_storage import open_storage
 from fedbench.suite import Suite
 from fedbench.trial_tracking import TrialTracking
 from fedbench.trials import Tuned, trial_specs
-from fedbench.tuning import Job, TrialBegan, TrialEnded, WorkerFailed, tune
+from fedbench.tuning import Event, Job, TrialBegan, TrialEnded, WorkerFailed, tune
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -135,8 +135,18 @@ def told_budget(budget: Budget) -> str:
     )
 
 
-def carry_out(url: str, uri: str, records: Sequence[tuple[Tuned, Record]], settings: Settings, workers: int) -> int:
-    """Open or go on with the studies, run their trials, show what they found; the exit code."""
+def carry_out(
+    url: str,
+    uri: str,
+    records: Sequence[tuple[Tuned, Record]],
+    settings: Settings,
+    workers: int,
+    start: Callable[[Job, int], Generator[Event, None, None]] = tune,
+) -> int:
+    """Open or go on with the studies, run their trials, show what they found; the exit code.
+
+    ``start`` has a job carried out by so many workers.
+    """
     storage = open_storage(url, create=True)
     studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in records]
     tracking = TrialTracking(uri, records[0][1].suite)
@@ -145,7 +155,7 @@ def carry_out(url: str, uri: str, records: Sequence[tuple[Tuned, Record]], setti
     job = Job(url, rows, settings, records[0][1].suite, uri)
     failures = []
     try:
-        with closing(tune(job, min(workers, sum(record.budget.trials for _, record in records)))) as events:
+        with closing(start(job, min(workers, sum(record.budget.trials for _, record in records)))) as events:
             for event in events:
                 if isinstance(event, WorkerFailed):
                     failures.append(event)

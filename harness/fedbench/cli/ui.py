@@ -13,6 +13,8 @@ from fedbench.cli.console import say
 from fedbench.cli.options import Store
 from fedbench.errors import FedbenchError
 
+_HOST = "127.0.0.1"
+"""This machine alone."""
 _PATIENCE = 10.0
 """Seconds the server has to end by itself."""
 
@@ -27,11 +29,13 @@ def ui(
     """
     from fedbench.store import latest_page
     from fedbench.tracking import store_uri, ui_command
+    from fedbench.uris import shown
 
     uri = store_uri(store)
-    command = [*ui_command(uri), "--port", str(port)]
-    address = f"http://127.0.0.1:{port}"
-    say(f"{uri} at {address}, Ctrl-C ends it")
+    # whatever MLFLOW_HOST says: nobody logs in to the interface, and it can delete runs
+    command = [*ui_command(uri), "--host", _HOST, "--port", str(port)]
+    address = f"http://{_HOST}:{port}"
+    say(f"{shown(uri)} at {address}, Ctrl-C ends it")
     latest = latest_page(uri)
     if latest is not None:
         suite, page = latest

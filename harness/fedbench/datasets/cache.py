@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
+from fedbench.files import replacing
 from fedbench.kept import Content, kept
 from fedbench.kept import damaged as kept_damaged
 from fedbench.types import TensorImages, Tensors
 
 _KIND = "data cache"
 _ABOUT = "data"
-"""The header's entry that is no digest: what the tensors are, for people."""
+"""The header's entry that says what the tensors are, for people."""
+_TYPES = "types"
+"""The header's entry for what the digests do not cover."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +63,7 @@ def stored(file: Path, make: Callable[[], Tensors], about: str) -> Stored:
 
     def content() -> Content:
         tensors = make()
-        return tensors, {_ABOUT: about, **_digests(tensors)}
+        return tensors, {_ABOUT: about, _TYPES: _types(tensors), **_digests(tensors)}
 
     tensors, header = kept(file, _KIND, content, _fault)
     return Stored(tensors, {name: header[name] for name in tensors})
@@ -69,11 +74,37 @@ def damaged(file: Path, reason: str) -> FedbenchError:
     return kept_damaged(file, _KIND, reason)
 
 
+def write_json(file: Path, facts: Mapping[str, Any]) -> None:
+    """Keep small facts in ``file``, with a checksum."""
+    text = json.dumps(facts, sort_keys=True)
+    with replacing(file, _KIND) as temporary:
+        temporary.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}\n", "utf-8")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """What ``write_json`` kept in ``file``. FedbenchError where it is not whole or can't be read."""
+    try:
+        checksum, _, text = file.read_bytes().partition(b"\n")
+    except OSError as error:
+        raise damaged(file, str(error.strerror)) from error
+    text = text.removesuffix(b"\n")
+    if hashlib.sha256(text).hexdigest().encode() != checksum:
+        raise damaged(file, "its checksum doesn't fit its content")
+    facts: dict[str, Any] = json.loads(text)
+    return facts
+
+
 def _digests(tensors: Tensors) -> dict[str, str]:
     return {name: digest_of(tensor) for name, tensor in tensors.items()}
 
 
+def _types(tensors: Tensors) -> str:
+    return json.dumps({name: str(tensor.dtype) for name, tensor in sorted(tensors.items())})
+
+
 def _fault(file: Path, content: Content) -> str:
     tensors, header = content
-    said = {name: digest for name, digest in header.items() if name != _ABOUT}
+    said = {name: digest for name, digest in header.items() if name not in (_ABOUT, _TYPES)}
+    if header.get(_TYPES, _types(tensors)) != _types(tensors):  # files of earlier versions don't say
+        return "its types are not those that were written"
     return "" if _digests(tensors) == said else "its checksum doesn't fit its content"

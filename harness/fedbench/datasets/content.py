@@ -6,7 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from torch import Tensor
+
+from fedbench.errors import FedbenchError
 from fedbench.types import Dataset, Split
+
+MOST_CLASSES = 1_000_000
+"""A larger label is no class but damage or a mistake, and a class for every number below it would fill memory."""
 
 
 def dataset(
@@ -17,14 +23,30 @@ def dataset(
     domain_names: tuple[str, ...] = (),
     list_groups: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Dataset:
-    """A ``Dataset`` whose content hash covers images, labels, domains, class names and groups of both splits."""
+    """A ``Dataset`` whose content hash covers images, labels, domains, class names and groups of both splits.
+
+    FedbenchError where a split's parts differ in length, or an index has no name.
+    """
     groups = dict(list_groups or {})
     digest = hashlib.sha256(json.dumps([classnames, domain_names, groups], sort_keys=True).encode())
     for split in (train, test):
         if split is None:
             digest.update(b"no split")
             continue
+        for what, index, names in (("label", split.labels, classnames), ("domain", split.domains, domain_names)):
+            if index is not None:
+                _check(name, what, index, len(names), len(split.images))
         digest.update(split.images.content_hash().encode())
         for index in (split.labels, split.domains):
             digest.update(b"none" if index is None else index.contiguous().numpy().tobytes())
     return Dataset(name, classnames, train, test, digest.hexdigest(), domain_names, groups)
+
+
+def _check(name: str, what: str, index: Tensor, names: int, images: int) -> None:
+    if len(index) != images:
+        raise FedbenchError(f"{name!r} has {images} images and {len(index)} {what}s of a split; get the data again.")
+    outside = index[(index < 0) | (index >= names)]
+    if len(outside):
+        raise FedbenchError(
+            f"{name!r} has the {what} {int(outside[0])}, but names for 0 to {names - 1} only; get the data again."
+        )

@@ -17,13 +17,12 @@ PROBE_SECONDS = 10
 def load_splits(asked: DatasetName, folder: Path | None, cache: Path) -> Mapping[str, Any]:
     """``datasets.load_dataset``, with its many errors told in one sentence."""
     import datasets
-    import pyarrow
 
     config = asked.options.get("config")
     # In memory there would be no Arrow files to tell by whether the data have changed.
     arguments = {"name": config, "cache_dir": str(cache), "keep_in_memory": False}
-    # The library reports problems by these; pyarrow's own come up for damaged files.
-    problems = (OSError, ValueError, datasets.exceptions.DatasetsError, pyarrow.ArrowException)
+    # On damaged files the library raises nearly anything: its own errors, pyarrow's, and those of its own mistakes.
+    problems = Exception
     with _quiet(datasets):
         if folder is not None:
             try:
@@ -81,12 +80,14 @@ def _offline(datasets: Any) -> Iterator[None]:
 
 @contextmanager
 def _quiet(datasets: Any) -> Iterator[None]:
-    """Without the library's progress bars, which would break into ours."""
-    were_on = datasets.are_progress_bars_disabled() is False
+    """Without the library's progress bars, which would break into ours, and what it logs before it raises."""
+    were_on, level = datasets.are_progress_bars_disabled() is False, datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
         yield
     finally:
+        datasets.logging.set_verbosity(level)
         if were_on:
             datasets.enable_progress_bars()
 

@@ -14,8 +14,11 @@ file of names.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbench.datasets.cache import read_json, write_json
 from fedbench.datasets.classnames import LABEL_ORDERS, listed_words, words_beside, words_for, words_in
 from fedbench.datasets.columns import Columns, choose_columns
-from fedbench.datasets.content import dataset
+from fedbench.datasets.content import MOST_CLASSES, dataset
 from fedbench.datasets.hub import load_splits
 from fedbench.datasets.images import load_images
 from fedbench.datasets.names import DatasetName, find
@@ -44,11 +48,13 @@ class ImageColumn:
 
     where: str
     files: Sequence[str]
-    """The Arrow files the split lies in."""
+    """The Arrow files the split lies in, made once by the library."""
     contents: Any
     """Bytes of each image, a pyarrow ChunkedArray."""
     paths: Any
     """Paths of images that are stored beside the table, likewise."""
+    roots: Sequence[Path]
+    """Folders they may lie in: a path is part of the data, and those may be anybody's."""
 
     def __len__(self) -> int:
         return len(self.contents)
@@ -63,15 +69,26 @@ class ImageColumn:
         if data is not None:
             return data
         path = self.paths[index].as_py()
+        if path is not None and not any(Path(os.path.realpath(path)).is_relative_to(root) for root in self.roots):
+            raise FedbenchError(f"{self.name(index)}: the path {path!r} leads out of the data set; nothing was read.")
         try:
             return Path(path).read_bytes()
-        except (OSError, TypeError) as error:
+        except (OSError, TypeError, ValueError) as error:
             raise FedbenchError(f"{self.name(index)} has no image: {path!r} can't be read; get it again.") from error
 
     def stamp(self) -> str:
-        """Over the Arrow files' paths, sizes and times of change."""
-        seen = [(file, os.stat(file)) for file in self.files]
-        return f"{self.where} " + " ".join(f"{file} {status.st_size} {status.st_mtime_ns}" for file, status in seen)
+        """Over the Arrow files' paths, and sizes and times of change of images beside them.
+
+        The library writes an Arrow file once, at a path named by the source's version: one that differs is damaged.
+        """
+        beside = self.paths.filter(self.contents.is_null()).drop_null().to_pylist() if self.contents.null_count else []
+        seen = [(path, os.stat(path)) for path in beside if os.path.isfile(path)]
+        times = [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in seen]
+        return " ".join([self.where, *self.files, *times])
+
+    def remedy(self) -> str:
+        """The library's copy can be made again."""
+        return _remedy(self.files)
 
 
 def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
@@ -82,10 +99,20 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     test = _choose_split(asked, splits, "test", [name for name in TESTS if name != train])
     chosen = [name for name in (train, test) if name is not None]
     columns = choose_columns(asked, splits[chosen[0]].features)
+    for name in chosen:
+        _check_columns(splits[name], columns)
     raw, labels = _categories(asked, splits, chosen, columns.label)
-    domain_names, domains = _categories(asked, splits, chosen, columns.domain) if columns.domain else ((), {})
+    domain_names, domains = _categories(asked, splits, chosen, columns.domain) if columns.domain else ([], {})
+    files = [file["filename"] for name in chosen for file in splits[name].cache_files]
+    said = hashlib.sha256(json.dumps([raw, domain_names, len(labels), len(domains)]).encode())
+    for index in (*labels.values(), *domains.values()):
+        said.update(index.numpy().tobytes())
+    _check_copy(cache_dir, files, columns, said.hexdigest())
     classnames = _classnames(asked, data_dir, folder, raw, labels)
-    encoded = [_images(splits[name], f"{asked.location}: {name}", columns) for name in chosen]
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    roots = [Path(os.path.realpath(root)) for root in (folder, cache_dir / "huggingface", HF_HUB_CACHE) if root]
+    encoded = [_images(splits[name], f"{asked.location}: {name}", columns, roots) for name in chosen]
     images = load_images(encoded, asked.size(), cache_dir)
     parts = [Split(images_of, labels[name], domains.get(name)) for images_of, name in zip(images, chosen, strict=True)]
     return dataset(asked.text, classnames, parts[0], parts[1] if len(parts) == 2 else None, tuple(domain_names))
@@ -117,7 +144,37 @@ def _choose_split(asked: DatasetName, splits: Mapping[str, Any], role: str, name
     return found[0] if found else None
 
 
-def _images(split: Any, where: str, columns: Columns) -> ImageColumn:
+def _check_columns(split: Any, columns: Columns) -> None:
+    """FedbenchError where the library's copy of a split is damaged such that reading it would crash."""
+    import pyarrow
+
+    try:
+        for column in filter(None, (columns.image, columns.label, columns.domain)):
+            if column in split.features:
+                split.data.column(column).validate(full=True)
+    except pyarrow.ArrowException as error:
+        files = [file["filename"] for file in split.cache_files]
+        raise FedbenchError(f"the copy of the data in {files[0]!r} is damaged; {_remedy(files)}.") from error
+
+
+def _check_copy(cache_dir: Path, files: Sequence[str], columns: Columns, digest: str) -> None:
+    """FedbenchError where labels and names in the library's copy are not those that were read from it before."""
+    key = hashlib.sha256(json.dumps([*files, columns.label, columns.domain]).encode()).hexdigest()
+    kept = cache_dir / "datasets" / f"scan-{key[:32]}.json"
+    if not kept.exists():
+        write_json(kept, {"digest": digest})
+    elif read_json(kept)["digest"] != digest:
+        raise FedbenchError(
+            f"labels or names in {files[0]!r} are not what they were when they were first read; {_remedy(files)}."
+        )
+
+
+def _remedy(files: Sequence[str]) -> str:
+    folder = str(Path(files[0]).parent)
+    return f"that is a copy, so delete it and run again: rm -r {shlex.quote(folder)}"
+
+
+def _images(split: Any, where: str, columns: Columns, roots: Sequence[Path]) -> ImageColumn:
     import pyarrow.compute
 
     struct = split.data.column(columns.image)
@@ -126,6 +183,7 @@ def _images(split: Any, where: str, columns: Columns) -> ImageColumn:
         [file["filename"] for file in split.cache_files],
         pyarrow.compute.struct_field(struct, "bytes"),
         pyarrow.compute.struct_field(struct, "path"),
+        roots,
     )
 
 
@@ -152,6 +210,11 @@ def _categories(
         values = {name: [index[value] for value in values[name]] for name in chosen}
         everything = list(index.values())
     else:
+        if max(everything) >= MOST_CLASSES:
+            raise FedbenchError(
+                f"{asked.location!r}: column {column!r} has the label {max(everything)}, which is no class; choose "
+                "another column with ?label=COLUMN, or get the data again."
+            )
         names = [str(number) for number in range(max(everything) + 1)]
     if min(everything) < 0:
         raise FedbenchError(f"{asked.location!r}: column {column!r} has labels below 0, so none; choose another split.")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import logging
 import struct
 import warnings
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,9 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedbench.datasets.cache import damaged, stored
+from fedbench.datasets.cache import read_json, stored, write_json
 from fedbench.errors import FedbenchError
-from fedbench.files import replacing
 from fedbench.types import ImageSource, Tensors
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,8 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Pillow tells formats by content and would hand some to other programs (EPS to Ghostscript); these it reads itself."""
 DECODING_VERSION = 1
 """Raised whenever the same file would give other pixels."""
+_SCAN_VERSION = 2
+"""Raised whenever what a scan keeps changes; scans of another version are made again."""
 
 
 class EncodedImages(Protocol):
@@ -53,6 +54,10 @@ class EncodedImages(Protocol):
         """Changes whenever the stored files do; much cheaper than reading them."""
         ...
 
+    def remedy(self) -> str:
+        """What to do about an image that is no longer what it was."""
+        ...
+
 
 @dataclass(frozen=True)
 class Scan:
@@ -60,6 +65,8 @@ class Scan:
 
     digest: str
     size: tuple[int, int] | None
+    checksums: tuple[int, ...]
+    """CRC-32 of each file: what is read later is held against it, since most image formats hold no checksum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +77,22 @@ class ImageFiles:
     size: tuple[int, int]
     digest: str
     """Over the bytes of all files."""
+    checksums: tuple[int, ...]
+    """CRC-32 of each file when the digest was taken."""
 
     def __len__(self) -> int:
         return len(self.encoded)
 
     def read(self, indices: Tensor) -> Tensor:
-        """uint8 (b, 3, height, width)."""
+        """uint8 (b, 3, height, width). FedbenchError for a file that is no longer what the digest was taken of."""
         pixels = np.empty((len(indices), 3, *self.size), np.uint8)
         for row, index in enumerate(indices.tolist()):
-            pixels[row] = decode(self.encoded.read(index), self.encoded.name(index), self.size)
+            data, name = self.encoded.read(index), self.encoded.name(index)
+            if zlib.crc32(data) != self.checksums[index]:
+                raise FedbenchError(
+                    f"image {name!r} is not what it was when the data were first read; {self.encoded.remedy()}."
+                )
+            pixels[row] = decode(data, name, self.size)
         return torch.from_numpy(pixels)
 
     def content_hash(self) -> str:
@@ -92,7 +106,7 @@ def load_images(splits: Sequence[EncodedImages], size: int | None, cache_dir: Pa
     shared = {each.size for each in found}
     target = (size, size) if size else (shared.pop() if len(shared) == 1 else None) or (DEFAULT_SIZE, DEFAULT_SIZE)
     return [
-        _kept_or_lazy(ImageFiles(encoded, target, each.digest), cache_dir)
+        _kept_or_lazy(ImageFiles(encoded, target, each.digest, each.checksums), cache_dir)
         for encoded, each in zip(splits, found, strict=True)
     ]
 
@@ -111,34 +125,29 @@ def _kept_or_lazy(files: ImageFiles, cache_dir: Path) -> ImageSource:
 
 def scan(encoded: EncodedImages, cache_dir: Path) -> Scan:
     """Read every file once; the result is kept until a file's name, size or time of change differs."""
-    key = hashlib.sha256(encoded.stamp().encode()).hexdigest()
+    key = hashlib.sha256(f"{_SCAN_VERSION} {encoded.stamp()}".encode(errors="surrogateescape")).hexdigest()
     file = cache_dir / "datasets" / f"scan-{key[:32]}.json"
     if file.exists():
-        try:
-            kept = json.loads(file.read_text("utf-8"))
-            return Scan(str(kept["digest"]), None if kept["size"] is None else (kept["size"][0], kept["size"][1]))
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            raise damaged(file, repr(error)) from error
+        kept = read_json(file)
+        size = kept["size"]
+        return Scan(kept["digest"], None if size is None else (size[0], size[1]), tuple(kept["checksums"]))
     log.info("reading %s images once for their checksum", f"{len(encoded):,}")
-    digest, sizes = hashlib.sha256(), set()
+    digest, sizes, checksums = hashlib.sha256(), set(), []
     for index in range(len(encoded)):
         data = encoded.read(index)
         digest.update(struct.pack("<q", len(data)) + data)
+        checksums.append(zlib.crc32(data))
         sizes.add(_size(data, encoded.name(index)))
-    size = sizes.pop() if len(sizes) == 1 else None
-    with replacing(file, "data cache") as temporary:
-        temporary.write_text(json.dumps({"digest": digest.hexdigest(), "size": size}), "utf-8")
-    return Scan(digest.hexdigest(), size)
+    found = Scan(digest.hexdigest(), sizes.pop() if len(sizes) == 1 else None, tuple(checksums))
+    write_json(file, asdict(found))
+    return found
 
 
 def _size(data: bytes, name: str) -> tuple[int, int]:
     from PIL import Image
 
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return image.height, image.width
-    except (*_BROKEN, Image.DecompressionBombError) as error:
-        raise _undecodable(name, error) from error
+    with _decoding(name), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        return image.height, image.width
 
 
 def decode(data: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
@@ -146,15 +155,8 @@ def decode(data: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
     from PIL import Image
 
     height, width = size
-    try:
-        # Palette images with transparency warn about a conversion that is meant.
-        with (
-            Image.open(io.BytesIO(data), formats=FORMATS) as opened,
-            warnings.catch_warnings(action="ignore", category=UserWarning),
-        ):
-            image = opened.convert("RGB")
-    except (*_BROKEN, Image.DecompressionBombError) as error:
-        raise _undecodable(name, error) from error
+    with _decoding(name), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        image = opened.convert("RGB")
     if (image.height, image.width) != size:
         scale = max(height / image.height, width / image.width)
         resized = max(width, round(image.width * scale)), max(height, round(image.height * scale))
@@ -164,11 +166,22 @@ def decode(data: bytes, name: str, size: tuple[int, int]) -> NDArray[np.uint8]:
     return np.asarray(image, np.uint8).transpose(2, 0, 1)
 
 
-# What Pillow's readers raise on damaged files, depending on the format.
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error)
+@contextmanager
+def _decoding(name: str) -> Iterator[None]:
+    """What Pillow raises in the block as one error about the image called ``name``."""
+    from PIL import Image
 
-
-def _undecodable(name: str, error: Exception) -> FedbenchError:
-    # Pillow's own text names a BytesIO object where it can't tell the format.
-    reason = "no known image format" if "BytesIO" in str(error) else str(error)
-    return FedbenchError(f"image {name!r} can't be decoded ({reason}); replace or delete that file and run again.")
+    try:
+        with warnings.catch_warnings():
+            # Palette images with transparency warn about a conversion that is meant.
+            warnings.simplefilter("ignore", UserWarning)
+            # Pillow only warns of the first of the sizes that a small file can claim to fill memory with.
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield
+    # On damaged files Pillow's readers raise nearly anything, depending on the format.
+    except Exception as error:
+        # Pillow's own text names a BytesIO object where it can't tell the format.
+        reason = "no known image format" if "BytesIO" in str(error) else str(error) or type(error).__name__
+        raise FedbenchError(
+            f"image {name!r} can't be decoded ({reason}); replace or delete that file and run again."
+        ) from error

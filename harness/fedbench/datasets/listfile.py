@@ -10,12 +10,13 @@ one, gives the head / mid / tail classes as {name: [labels]}.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path, PurePosixPath
 
 import torch
 
 from fedbench.datasets.classnames import words_beside, words_in
-from fedbench.datasets.content import dataset
+from fedbench.datasets.content import MOST_CLASSES, dataset
 from fedbench.datasets.images import load_images
 from fedbench.datasets.names import DatasetName, find
 from fedbench.datasets.trees import Folder, TreeImages
@@ -36,9 +37,9 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     test = _list_in(path, "test") if path.is_dir() else None
     if "test" in asked.options:
         test = find(asked.options["test"], data_dir, "list file")
-    rows = [_read_list(file) for file in (train, test) if file is not None]
-    classes = 1 + max(label for _, labels in rows for label in labels)
     root = find(asked.options["root"], data_dir, "image folder") if "root" in asked.options else folder
+    rows = [_read_list(file, root) for file in (train, test) if file is not None]
+    classes = 1 + max(label for _, labels in rows for label in labels)
 
     classnames = _classnames(asked, data_dir, folder, classes)
     groups = _groups(folder / "groups.json", classes)
@@ -57,28 +58,59 @@ def _list_in(folder: Path, split: str) -> Path | None:
     return found[0] if found else None
 
 
-def _read_list(file: Path) -> Rows:
+def _read_list(file: Path, root: Path) -> Rows:
     try:
         lines = file.read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise FedbenchError(f"the list {str(file)!r} can't be read ({error}); check the path and the file.") from error
     names, labels = [], []
+    inside = _Inside(root)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         name, _, label = line.strip().rpartition(" ")
-        if not name or not (label.isascii() and label.isdigit()):
+        is_label = label.isascii() and label.isdigit() and len(label) < len(str(MOST_CLASSES))
+        if not name or not is_label or not name.isprintable():
             raise FedbenchError(f"{str(file)!r}, line {number}: {line!r} is not 'relative/path.jpg label'; correct it.")
         path = PurePosixPath(name.strip())
         if path.is_absolute() or ".." in path.parts:
             raise FedbenchError(
                 f"{str(file)!r}, line {number}: {name!r} leads out of the image folder; write relative paths."
             )
+        if not inside.holds(path):
+            raise FedbenchError(
+                f"{str(file)!r}, line {number}: a link on the path {name!r} leads out of the image folder "
+                f"{str(root)!r}; name a folder that holds all images with ?root=DIR."
+            )
+        if not os.path.isfile(root / path):
+            raise FedbenchError(
+                f"{str(file)!r}, line {number}: there is no file {str(root / path)!r}; complete the data, or name the "
+                "folder that the paths start from with ?root=DIR."
+            )
         names.append(str(path))
         labels.append(int(label))
     if not names:
         raise FedbenchError(f"the list {str(file)!r} is empty; it must hold lines 'relative/path.jpg label'.")
     return tuple(names), tuple(labels)
+
+
+class _Inside:
+    """Whether paths stay in a folder once links are followed; each folder on the way is looked up once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._real = os.path.realpath(root)
+        self._folders: dict[PurePosixPath, bool] = {}
+
+    def holds(self, path: PurePosixPath) -> bool:
+        """``path`` is relative to the root."""
+        if path.parent not in self._folders:
+            self._folders[path.parent] = self._is_inside(self._root / path.parent)
+        file = self._root / path
+        return self._folders[path.parent] and (not os.path.islink(file) or self._is_inside(file))
+
+    def _is_inside(self, path: Path) -> bool:
+        return Path(os.path.realpath(path)).is_relative_to(self._real)
 
 
 def _classnames(asked: DatasetName, data_dir: Path, folder: Path, classes: int) -> tuple[str, ...]:

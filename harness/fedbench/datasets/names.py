@@ -50,7 +50,8 @@ class DatasetName:
         value = self.options.get(option)
         if value is None:
             return None
-        if not (value.isascii() and value.isdigit()) or not low <= int(value) <= high:
+        # Python refuses to convert thousands of digits
+        if not (value.isascii() and value.isdigit() and len(value) <= 20) or not low <= int(value) <= high:
             raise FedbenchError(
                 f"data set {self.text!r}: option {option}={value!r} is not a whole number from {low} to {high}."
             )
@@ -87,9 +88,12 @@ def parse_name(name: str, sources: Mapping[str, Source]) -> DatasetName:
 
 def find(path: str, data_dir: Path, what: str) -> Path:
     """``path`` as typed where it exists, else below ``data_dir``; ``what`` names the thing in the error."""
-    typed = Path(path).expanduser()
-    for candidate in (typed, data_dir / typed):
-        if candidate.exists():
-            return candidate
+    try:
+        typed = Path(path).expanduser()
+        for candidate in (typed, data_dir / typed):
+            if candidate.exists():
+                return candidate
+    except (RuntimeError, OSError) as error:  # no such user's home, or a name longer than the file system takes
+        raise FedbenchError(f"{what} {path[:200]!r} cannot be looked up: {error}.") from None
     below = "" if typed.is_absolute() else f", here or below {str(data_dir)!r}"
     raise FedbenchError(f"{what} {path!r} does not exist{below}; check the path or put the data there.")

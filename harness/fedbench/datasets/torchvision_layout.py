@@ -5,6 +5,9 @@ CIFAR comes as pickles: torchvision compares each file's checksum with the publi
 
 from __future__ import annotations
 
+import shlex
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +37,9 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
         _check_files(asked.scheme, kind, folder)
     try:
         train, test = (kind(str(data_dir), train=is_train, download=download) for is_train in (True, False))
-    # torchvision raises RuntimeError for files that are missing or fail their checksum; assertions and ValueError
-    # come from its reader of Fashion-MNIST's files, OSError (URLError) from downloads.
-    except (RuntimeError, OSError, EOFError, ValueError, AssertionError) as error:
+    # torchvision raises RuntimeError for files that are missing or fail their checksum and OSError (URLError) for
+    # downloads, but its reader of Fashion-MNIST's files nearly anything where they are damaged.
+    except Exception as error:
         reason = str(error) or "a file is cut short"
         todo = "check the network, or copy the files there" if download else f"delete it and {_todo(asked.scheme)}"
         raise FedbenchError(f"{asked.scheme} can't be read from {str(folder)!r} ({reason}); {todo}.") from error
@@ -64,6 +67,24 @@ def _check_files(scheme: str, kind: Any, folder: Path) -> None:
             raise FedbenchError(
                 f"{scheme}: {str(file)!r} is not the published file (its checksum differs) and wasn't opened; "
                 f"delete it and {_todo(scheme)}."
+            )
+    if scheme == "fashion-mnist":
+        for name, md5 in kind.resources:
+            _check_unpacked(folder / "raw" / Path(name).stem, folder / "raw" / name, md5, scheme)
+
+
+def _check_unpacked(file: Path, packed: Path, md5: str, scheme: str) -> None:
+    """An error where ``file`` isn't what is in the published archive, if that is still beside it."""
+    from torchvision.datasets.utils import check_integrity
+
+    if packed.is_file() and check_integrity(str(packed), md5):
+        # gzip ends with the checksum and the length of what is packed
+        expected = struct.unpack("<II", packed.read_bytes()[-8:])
+        content = file.read_bytes()
+        if (zlib.crc32(content), len(content)) != expected:
+            raise FedbenchError(
+                f"{scheme}: {str(file)!r} differs from what is in {packed.name}; unpack it again: "
+                f"gunzip --keep --force {shlex.quote(str(packed))}"
             )
 
 

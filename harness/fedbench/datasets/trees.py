@@ -59,7 +59,8 @@ class Folder:
                 status = os.stat(self.root / name)
             except OSError as error:
                 raise _unreadable(str(self.root / name), error.strerror) from error
-            digest.update(f"{(self.root / name).absolute()} {status.st_size} {status.st_mtime_ns}\n".encode())
+            stamp = f"{(self.root / name).absolute()} {status.st_size} {status.st_mtime_ns}\n"
+            digest.update(stamp.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
 
@@ -92,7 +93,8 @@ class TarArchive:
     def stamp(self, names: Sequence[str]) -> str:
         """Over the archive's path, size and time of change, and the members' names."""
         status = os.stat(self.root)
-        digest = hashlib.sha256(f"{self.root.absolute()} {status.st_size} {status.st_mtime_ns}\n".encode())
+        stamp = f"{self.root.absolute()} {status.st_size} {status.st_mtime_ns}\n"
+        digest = hashlib.sha256(stamp.encode(errors="surrogateescape"))
         digest.update("\n".join(names).encode(errors="surrogateescape"))
         return digest.hexdigest()
 
@@ -106,12 +108,25 @@ def open_tree(path: Path) -> FileTree:
         with tarfile.open(path, "r:") as archive:
             # Directories, links and devices are left out; a sparse file's bytes don't lie in one piece.
             files = [m for m in archive if m.isreg() and m.sparse is None and not _hidden(PurePosixPath(m.name).parts)]
+            _check_end(path, archive.offset)
     except (tarfile.TarError, OSError, ValueError) as error:
         raise FedbenchError(
             f"{str(path)!r} can't be read as an uncompressed .tar archive ({error}); copy it again if it was cut "
             "short, unpack it if it is compressed, and name the folder or the .tar."
         ) from error
     return TarArchive(path, {str(PurePosixPath(m.name)): (m.offset_data, m.size) for m in files})
+
+
+def _check_end(path: Path, offset: int) -> None:
+    """An error unless only zeros follow the last member: at a damaged header ``tarfile`` ends without a word."""
+    with open(path, "rb") as archive:
+        archive.seek(offset)
+        if len(rest := archive.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
+            raise tarfile.ReadError("it has no end")
+        while rest:
+            if rest.strip(b"\0"):
+                raise tarfile.ReadError(f"damaged at byte {offset}")
+            rest = archive.read(2**20)
 
 
 def is_image(name: str) -> bool:
@@ -141,12 +156,22 @@ class TreeImages:
         """Changes whenever a chosen file does."""
         return self.tree.stamp(self.chosen)
 
+    def remedy(self) -> str:
+        """What to do about a file that changed without its stamp, or while it was used."""
+        return "where that was meant, run again, else bring the file back"
+
 
 def _walk(root: Path) -> list[str]:
     found = []
     for folder, subfolders, files in os.walk(root, followlinks=True):
         subfolders[:] = [name for name in subfolders if not _hidden((name,))]
         below = Path(folder).relative_to(root)
+        for name in subfolders:
+            link = os.path.join(folder, name)
+            if os.path.islink(link) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(link)):
+                raise FedbenchError(
+                    f"{link!r} is a link to a folder around it, so images would be found without end; delete it."
+                )
         found += [(below / name).as_posix() for name in files if not _hidden((name,))]
     return sorted(found)
 

@@ -7,7 +7,7 @@ the same weights to float tolerance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from fedbench.errors import FedbenchError
@@ -35,6 +35,14 @@ class Executor(Protocol):
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
         """The clients' updates in the order of ``tasks``, with what `after_training` adds. Nothing of a task but its
         ``state`` is changed."""
+        ...
+
+    def known(self) -> dict[str, str]:
+        """What it has found out about the run's clients and goes by; a checkpoint keeps it."""
+        ...
+
+    def recall(self, known: Mapping[str, str]) -> None:
+        """Go by what the executor of the same run had found out: it is not to decide otherwise after a break."""
         ...
 
 

@@ -8,6 +8,8 @@ why; nothing is kept of what was trained at once.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +51,10 @@ class Plan:
     at_once: int = 1
     reason: str = ""
 
+    def told(self) -> str:
+        """The plan as text, to be read by `Cohort.recall`."""
+        return json.dumps(["" if self.gradients is None else self.gradients.told, self.at_once, self.reason])
+
 
 class Cohort:
     """Trains the clients of a cohort at once where their loss allows it, else as ``one_by_one`` does."""
@@ -59,7 +65,16 @@ class Cohort:
         self._one_by_one = one_by_one
         self._strict = strict
         self._plans: dict[Kind, Plan] = {}
+        self._known: dict[str, str] = {}
         self.told = "cohort"
+
+    def known(self) -> dict[str, str]:
+        """The plan of every kind of client met so far."""
+        return self._known | {_lasting(kind): plan.told() for kind, plan in self._plans.items()}
+
+    def recall(self, known: Mapping[str, str]) -> None:
+        """Train kinds of clients as in ``known`` from now on, without trying out how."""
+        self._known = dict(known)
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
         """One update a task, in their order."""
@@ -79,7 +94,7 @@ class Cohort:
         """The updates of clients of one kind, and how they were trained."""
         if len(tasks) == 1:
             return self._one_by_one.train(tasks), "sequential: one client alone"
-        plan = self._plans.get(kind) or self._planned(tasks)
+        plan = self._plans.get(kind) or self._recalled(kind, tasks[0]) or self._planned(tasks)
         if plan.gradients is not None:
             try:
                 updates = [
@@ -101,6 +116,16 @@ class Cohort:
                 f"the cohort executor cannot train {tasks[0].spec.method}: {plan.reason}; use executor=auto."
             )
         return self._one_by_one.train(tasks), f"sequential: {plan.reason}"
+
+    def _recalled(self, kind: Kind, task: ClientTask) -> Plan | None:
+        """The plan that was made before a break; None for clients of a kind not met then."""
+        told = self._known.get(_lasting(kind))
+        if told is None:
+            return None
+        gradients, at_once, reason = json.loads(told)
+        if not gradients:
+            return Plan(None, reason=reason)
+        return next((Plan(found, at_once) for found in self._candidates(task) if found.told == gradients), None)
 
     def _planned(self, tasks: list[ClientTask]) -> Plan:
         """The fastest way to train ``tasks`` that gives the gradients of their own losses."""
@@ -136,6 +161,12 @@ class Cohort:
         if "loss_terms" not in self._owners:
             return [ClosedForm(features, None), *vectorised]
         return [*(ClosedForm(features, Vectorised(padding, added_terms)) for padding in paddings), *vectorised]
+
+
+def _lasting(kind: Kind) -> str:
+    """The kind as text that means the same in another process: without the tables' addresses."""
+    shapes, states, _, known = kind
+    return hashlib.sha256(repr((shapes, states, known)).encode()).hexdigest()
 
 
 def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Update]:

@@ -60,6 +60,8 @@ class Vectorised:
         self.padding: Padding = padding
         self._loss = loss
         self.name = "cohort"
+        self.told = f"vectorised, {padding}"
+        """Which way of making gradients this is, among those that are tried."""
 
     def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
         """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""
@@ -122,6 +124,7 @@ class ClosedForm:
         self._terms = terms
         self.name = "cohort, gradients in closed form"
         self.padding: Padding | None = None if terms is None else terms.padding
+        self.told = f"closed form, terms {self.padding}"
 
     def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
         """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""

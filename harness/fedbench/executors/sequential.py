@@ -7,10 +7,11 @@ resnet8 takes 0.87 of the time and one of convnet 1.08, after 12 to 23 s of comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from fedbench.answers import require_tensors, require_update
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import ClientTask
 from fedbench.types import Tensors, Update
@@ -33,12 +34,20 @@ class Sequential:
         with ThreadPoolExecutor(min(self.cores, len(tasks))) as threads:
             return list(threads.map(train_client, tasks))
 
+    def known(self) -> dict[str, str]:
+        """Nothing: it trains every client alike."""
+        return {}
+
+    def recall(self, known: Mapping[str, str]) -> None:
+        """Nothing to go by."""
+
 
 def train_client(task: ClientTask) -> Update:
     """One client's update by the hook `local_train`, with all that methods add to it."""
     task = replace(task, inputs=task.inputs.resident())
     try:
-        return completed(task, task.hooks.local_train(task=task))
+        update = require_update(task, task.hooks.local_train(task=task), task.spec.method)
+        return completed(task, update)
     except Exception as error:
         error.add_note(f"client {task.client}, round {task.round}")
         raise
@@ -47,13 +56,17 @@ def train_client(task: ClientTask) -> Update:
 def completed(task: ClientTask, update: Update) -> Update:
     """``update`` with what the hook `after_training` sends beside the weights."""
     answers = task.hooks.after_training(task=task, update=update)
-    return replace(update, payload=joined([update.payload, *answers], task.spec.method))
+    return replace(update, payload=joined([update.payload, *answers], task.spec.method, "after_training"))
 
 
-def joined(answers: Iterable[Tensors], method: str) -> Tensors:
-    """All that the methods of a stack send, in one mapping; FedbenchError where two use the same name."""
+def joined(answers: Iterable[Tensors], method: str, hook: str) -> Tensors:
+    """All that the methods of a stack send by a hook, in one mapping.
+
+    Raises FedbenchError for what is not tensors by name, and where two methods use the same name.
+    """
     payload: Tensors = {}
     for further in answers:
+        require_tensors(further, method, hook)
         clash = sorted(set(payload) & set(further))
         if clash:
             raise FedbenchError(f"two methods of {method} both send {clash[0]!r}; rename one.")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
-import pickle
+import re
 import urllib.error
 import urllib.request
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ import open_clip
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
 from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
-from safetensors import SafetensorError
 
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.models.clip import ClipBackbone
@@ -26,11 +27,10 @@ from fedbench.models.transform import PixelTransform
 log = logging.getLogger(__name__)
 
 EMBEDDED_DIR = Path(__file__).parent / "embedded"
-_LOAD_ERRORS = (
-    *(RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, StopIteration),  # of open_clip and torch
-    *(SafetensorError, pickle.UnpicklingError),
-)
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+_SHA256 = re.compile("[0-9a-f]{64}")
+_MASKS = ("attn_mask", "text.attn_mask")
+"""Minus infinity by design."""
 
 
 def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
@@ -56,14 +56,19 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
             f"of {', '.join(tags) or '(no tag known)'}."
         )
     if name.checkpoint.endswith(_SUFFIXES) or os.sep in name.checkpoint:
-        file = Path(name.checkpoint).expanduser()
-        if not file.is_file():
+        try:
+            file = Path(name.checkpoint).expanduser()
+            is_there = file.is_file()
+        except (RuntimeError, OSError) as error:  # no such user's home, or a name longer than the file system takes
+            raise FedbenchError(f"backbone {name.text[:200]!r} cannot be looked up: {error}.") from None
+        if not is_there:
             raise FedbenchError(f"backbone {name.text!r}: there is no file {str(file)!r}.")
         return _build(name, file, {}, quick_gelu=None)
     tag = get_pretrained_cfg(_base(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
     if not tag:
         raise unknown_name(f"checkpoint of {name.arch}:", name.checkpoint, tags, "Or give a file's path.")
     file = _fetch(name, tag, data_dir)
+    _check_digest(file, published_digest(file, tag), "delete it and run again, and it is downloaded anew")
     return _build(name, file, tag, quick_gelu=quick_gelu_for(name.arch, tag))
 
 
@@ -94,6 +99,9 @@ def _load_embedded(name: BackboneName) -> ClipBackbone:
     for file in (weights, config, tokens):
         if not file.is_file():
             raise FedbenchError(f"backbone 'clip:embedded': {str(file)!r} is missing; reinstall fedbench.")
+    card = EMBEDDED_DIR / "embedded_card.json"
+    if card.is_file():
+        _check_digest(weights, json.loads(card.read_text())["sha256"], "reinstall fedbench")
     stored = json.loads(config.read_text())
     # `fedbench pretrain` rewrites the config, and tests point elsewhere: register what differs from the last load.
     if open_clip.get_model_config("embedded") != stored:
@@ -113,17 +121,22 @@ def _build(
             used = "QuickGELU" if quick_gelu else "GELU"
             log.info("%s: these weights were trained with %s, so it is used whatever the name says", name.text, used)
     preprocess = {key: tag[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in tag}
+    _check_archive(file)
     try:
         with torch.random.fork_rng(devices=[]):  # open_clip initialises at random before it loads
             module = open_clip.create_model(
                 name.arch, pretrained=str(file), force_preprocess_cfg=preprocess, weights_only=True, **overrides
             )
-    except _LOAD_ERRORS as error:
+    # On damaged files open_clip and torch raise nearly anything.
+    except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise FedbenchError(
             f"can't load CLIP weights {str(file)!r} as {name.arch}: {' '.join(reason[:2])[:300]} "
             "(needed: a complete safetensors file or state dict of this architecture)."
         ) from error
+    for key, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and key not in _MASKS and not tensor.isfinite().all():
+            raise FedbenchError(f"CLIP weights {str(file)!r}: {key} is not finite, so the file is damaged; replace it.")
     module.eval().requires_grad_(False)
     seen = module.visual.preprocess_cfg
     transform = PixelTransform(
@@ -135,6 +148,41 @@ def _build(
     )
     embed_dim = int(open_clip.get_model_config(name.arch)["embed_dim"])
     return ClipBackbone(name.text, module, tokenizer or _tokenizer(name), transform, embed_dim)
+
+
+def published_digest(file: Path, tag: dict[str, Any]) -> str:
+    """The sha256 that who published the weights gives, or how it begins; "" where nobody does."""
+    url = str(tag.get("url", ""))
+    if "openaipublic" in url:
+        return url.split("/")[-2]
+    if "mlfoundations" in url:
+        return Path(url).stem.split("-")[-1]
+    # the Hub's cache calls a large file by its sha256 and links to it
+    blob = file.resolve().name
+    return blob if _SHA256.fullmatch(blob) else ""
+
+
+def _check_digest(file: Path, expected: str, remedy: str) -> None:
+    with file.open("rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    if not found.startswith(expected):
+        raise FedbenchError(
+            f"CLIP weights {str(file.resolve())!r} are damaged (sha256 {found[:12]}..., published: "
+            f"{expected[:12]}...); {remedy}."
+        )
+
+
+def _check_archive(file: Path) -> None:
+    """FedbenchError where a member of a torch file differs from its checksum, which torch itself doesn't look at."""
+    if file.suffix == ".safetensors" or not zipfile.is_zipfile(file):
+        return
+    try:
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+        damaged = str(error)
+    if damaged is not None:
+        raise FedbenchError(f"CLIP weights {str(file)!r} are damaged ({damaged}); get the file again.")
 
 
 def _square(size: int | tuple[int, int]) -> int:

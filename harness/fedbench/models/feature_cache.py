@@ -48,7 +48,7 @@ def encode(
         features = _compute(images, encoder, batch_size, device)
         # a name is for people: what makes a difference to the features is in the encoder's key
         about = {"data": data, "encoder": getattr(encoder, "name", type(encoder).__name__)}
-        return {"features": features}, {**about, "key": key, "sha256": _checksum(features)}
+        return {"features": features}, {**about, "key": key, "sha256": _checksum(features), "shape": _shape(features)}
 
     features = kept(file, _KIND, make, _fault)[0]["features"]
     if features.shape[0] != len(images):
@@ -75,6 +75,11 @@ def _checksum(features: Tensor) -> str:
     return hashlib.sha256(features.flatten().numpy().data).hexdigest()
 
 
+def _shape(features: Tensor) -> str:
+    """Shape and type, which the checksum of the bytes does not cover."""
+    return f"{list(features.shape)} {features.dtype}"
+
+
 def _fault(file: Path, content: Content) -> str:
     tensors, header = content
     features = tensors.get("features")
@@ -82,4 +87,6 @@ def _fault(file: Path, content: Content) -> str:
         return "it holds no float32 or float16 features"
     if header.get("key") != file.stem or header.get("sha256") != _checksum(features):
         return "its checksum or its name doesn't fit its content"
+    if header.get("shape", _shape(features)) != _shape(features):  # files of earlier versions don't say
+        return "its shape is not the one that was written"
     return ""

@@ -135,7 +135,8 @@ def parse_backbone(name: str) -> BackboneName:
 
 def _whole_number(family: str, option: str, value: str) -> int:
     high = _NUMBERS[option]
-    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= high):
+    # Python refuses to convert thousands of digits
+    if not (value.isascii() and value.isdigit() and len(value) <= 20 and 1 <= int(value) <= high):
         raise FedbenchError(
             f"option {option}={value!r} of backbone {family!r}: expected a whole number from 1 to {high}."
         )

@@ -161,13 +161,17 @@ def _load_transformers(source: str) -> tuple[Any, Any]:
 
     def load(offline: bool) -> tuple[Any, Any]:
         with torch.random.fork_rng(devices=[]):  # heads that the files lack are initialised at random
-            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline)
-            model = AutoModel.from_pretrained(source, local_files_only=offline)
+            # a model may bring code of its own: it is neither run nor asked about
+            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+            model = AutoModel.from_pretrained(
+                source, local_files_only=offline, trust_remote_code=False, weights_only=True
+            )
         return tokenizer, model.float().eval().requires_grad_(False)
 
     try:
         return load(offline=True)
-    except (OSError, ValueError) as missing:
+    # On damaged files transformers raises what its readers do: safetensors', torch's and json's errors.
+    except Exception as missing:
         if Path(source).exists() or not can_reach("https://huggingface.co"):
             raise FedbenchError(
                 f"text encoder {_HF + source!r}: no complete transformers model in that folder or in the cache, and no "
@@ -175,7 +179,7 @@ def _load_transformers(source: str) -> tuple[Any, Any]:
             ) from missing
     try:
         return load(offline=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise FedbenchError(f"text encoder {_HF + source!r} can't be downloaded ({_first_line(error)}).") from error
 
 

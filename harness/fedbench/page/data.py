@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from fedbench.failures import MARK, reasons, shortened
 from fedbench.page.charts import Bars, Series, against_cost, bars, by_round
 from fedbench.page.heatmap import HeatMap, heat_map
 from fedbench.page.svg import swatch
@@ -29,6 +30,7 @@ from fedbench.page.table import (
     probability,
     shared_settings,
     texts,
+    without_numbers,
 )
 from fedbench.provenance import versions
 from fedbench.significance import ALPHA, BASELINE, NO_BASELINE
@@ -44,6 +46,8 @@ from fedbench.wording import (
 )
 
 _OVERALL = "global_accuracy"
+_REASON = 120
+"""Characters of a reason beside a row's name; all of it is under the name."""
 _GROUPS = (("head", "mid", "tail"), ("many", "medium", "few"))
 MOST_CURVES = 12
 """More than these are drawn, but shown only once they are chosen in the legend."""
@@ -62,6 +66,10 @@ class Row:
     tuned: bool
     shown: bool
     """Whether the charts show it at first."""
+    failed: str
+    """``failed: reason``, cut short, of a row without a number; "" of others."""
+    mark: str
+    """Stands after the name of a row that has numbers though some run failed."""
     searched: str
     cells: list[Cell]
     details: list[tuple[str, str]]
@@ -178,6 +186,7 @@ def _facts(results: pd.DataFrame, board: pd.DataFrame, settings: Sequence[str]) 
         ("settings", str(len(settings) or (1 if len(board) else 0))),
         ("seeds", ", ".join(_seeds(results))),
         ("runs", str(len(results))),
+        ("failed runs", str(sum(len(json.loads(text)) for text in texts(board, "failures") if text) or "")),
         ("run on", " to ".join(dict.fromkeys(span[:1] + span[-1:]))),
         ("commit", ", ".join(commits)),
     ]
@@ -195,8 +204,10 @@ def _section(
     headline = _headline(block)
     measured = columns_of(block, headline)
     rows = _rows(anchor, block, styles, [cells for _, cells in measured])
-    series = _series(block, rows, curves, headline)
-    charts = _charts(anchor, block, rows, series, headline)
+    drawn = [not failed for failed in without_numbers(block)]
+    measured_rows = [row for row, is_drawn in zip(rows, drawn, strict=True) if is_drawn]
+    series = _series(block[drawn], measured_rows, curves, headline)
+    charts = _charts(anchor, block[drawn], measured_rows, series, headline)
     clients, clients_of = _clients(anchor, block, federations)
     settings = mappings(block, "settings")
     return Section(
@@ -257,12 +268,14 @@ def _rows(anchor: str, block: pd.DataFrame, styles: Mapping[str, int], columns: 
     settings = mappings(block, "settings")
     common = shared_settings(settings)
     rows = []
+    lost = without_numbers(block)
     for position, (name, label, backbone, tuned) in enumerate(
         zip(names, labels, backbones, _tuned(block), strict=True)
     ):
         line = block.iloc[[position]]
         own = {key: value for key, value in settings[position].items() if key not in common}
         setting = texts(line, "setting")[0]
+        why = reasons(texts(line, "failures")[0]) if lost[position] else ""
         rows.append(
             Row(
                 anchor=f"{anchor}-row-{position}",
@@ -273,6 +286,8 @@ def _rows(anchor: str, block: pd.DataFrame, styles: Mapping[str, int], columns: 
                 setting=setting,
                 tuned=tuned,
                 shown=position < MOST_CURVES,
+                failed=shortened(why, _REASON),
+                mark=MARK if texts(line, "failure")[0] and not why else "",
                 searched=" ".join([name, label, texts(line, "method")[0], backbone, setting]).lower(),
                 cells=[cells[position] for cells in columns],
                 details=_details(line, own),
@@ -295,6 +310,7 @@ def _details(line: pd.DataFrame, own: Mapping[str, Any]) -> list[tuple[str, str]
     comparable = AGREEING.get(flag, "") + (differs and f": {differs}")
     printed = ", ".join(f"{value:g}" for value in numbers(line, "published") if not math.isnan(value))
     details = [
+        ("failed", texts(line, "failure")[0]),
         ("own settings", assigned(own)),
         ("tuned in", assigned(mappings(line, "tuning")[0]) if _tuned(line)[0] else ""),
         ("by domain", ", ".join(f"{name} {spread(mean, std)}" for name, mean, std in domains)),
@@ -305,6 +321,7 @@ def _details(line: pd.DataFrame, own: Mapping[str, Any]) -> list[tuple[str, str]
         ("seeds", texts(line, "seed_list")[0]),
         ("run ids", _by_seed(mappings(line, "runs")[0])),
         ("MLflow ids", _by_seed(mappings(line, "mlflow_ids")[0])),
+        ("failed runs", _failed_runs(texts(line, "failures")[0])),
     ]
     return [(term, text) for term, text in details if text]
 
@@ -313,8 +330,27 @@ def _by_seed(ids: Mapping[str, Any]) -> str:
     return ", ".join(f"seed {seed}: {name}" for seed, name in ids.items())
 
 
+def _failed_runs(failures: str) -> str:
+    """By seed, with both ids; ``failures`` is the board's JSON."""
+    runs = json.loads(failures) if failures else []
+    return ", ".join(f"seed {one['seed']}: {one['run_id']}, MLflow {one['mlflow_id']}" for one in runs)
+
+
+def _failures(block: pd.DataFrame) -> list[str]:
+    """What became of the failed runs of rows that have a number, and where those without one say it."""
+    lost = without_numbers(block)
+    facts = zip(_labels(block), texts(block, "failure"), lost, strict=True)
+    notes = [f"{MARK} {label}: {failure}." for label, failure, without in facts if failure and not without]
+    return [*notes, *(["Failed: no run of the row has finished; why is under its name."] if any(lost) else [])]
+
+
 def _notes(block: pd.DataFrame, headline: str) -> list[str]:
     """How to read the table."""
+    measured = block[[not failed for failed in without_numbers(block)]]
+    return [*_failures(block), *(_how_to_read(measured, headline) if len(measured) else [])]
+
+
+def _how_to_read(block: pd.DataFrame, headline: str) -> list[str]:
     seeds = int(numbers(block, "seeds")[0]) if has(block, "seeds") else 1
     told = f"Mean ± sample standard deviation over {seeds} seeds. " if seeds > 1 else "One seed. "
     notes = [f"{told}Accuracies of the last round, in %. Bold: the best of a column. –: not measured."]

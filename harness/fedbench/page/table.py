@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedbench.failures import FAILED
 from fedbench.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
 from fedbench.significance import NOT_SIGNIFICANT, SIGNIFICANT
 from fedbench.wording import NONE, heading, megabytes, spread
@@ -93,7 +94,7 @@ def numbers(block: pd.DataFrame, name: str) -> list[float]:
     """A column's values; NaN for all where the board has no such column."""
     if name not in block:
         return [math.nan] * len(block)
-    return [float(value) for value in pd.to_numeric(block[name], errors="coerce")]
+    return [float(value) for value in pd.to_numeric(block[name], errors="coerce").astype(float)]
 
 
 def texts(block: pd.DataFrame, name: str) -> list[str]:
@@ -101,6 +102,16 @@ def texts(block: pd.DataFrame, name: str) -> list[str]:
     if name not in block:
         return [""] * len(block)
     return ["" if pd.isna(value) else str(value) for value in block[name]]
+
+
+def ranked(block: pd.DataFrame) -> list[bool]:
+    """Which rows have all the seeds of their table; all of them in a board without ranks."""
+    return [not math.isnan(rank) for rank in numbers(block, "rank")] if "rank" in block else [True] * len(block)
+
+
+def without_numbers(block: pd.DataFrame) -> list[bool]:
+    """Of which rows no run has finished."""
+    return [status == FAILED for status in texts(block, "status")]
 
 
 def mappings(block: pd.DataFrame, name: str) -> list[dict[str, Any]]:
@@ -139,12 +150,15 @@ def _measured(block: pd.DataFrame, name: str, *, signed: bool = False) -> list[C
     """Cells of ``name`` ± its standard deviation, the best at the shown precision marked."""
     means, deviations = numbers(block, f"{name}_mean"), numbers(block, f"{name}_std")
     shown = [spread(mean, math.nan, "+" if signed else "") for mean in means]
-    best = max((round(mean, 1) for mean in means if not math.isnan(mean)), default=math.nan)
+    whole = ranked(block)
+    found = (round(mean, 1) for mean, is_whole in zip(means, whole, strict=True) if is_whole and not math.isnan(mean))
+    best = max(found, default=math.nan)
     cells = []
-    for mean, std, text in zip(means, deviations, shown, strict=True):
+    for mean, std, text, is_whole in zip(means, deviations, shown, whole, strict=True):
         known = not math.isnan(mean) and not math.isnan(std)
         deviation = {"spread": f"± {std:.1f}", "deviation": repr(std)} if known else {}
-        cells.append(_cell(mean, text, best=not signed and round(mean, 1) == best and len(block) > 1, **deviation))
+        is_best = not signed and is_whole and round(mean, 1) == best and len(block) > 1
+        cells.append(_cell(mean, text, best=is_best, **deviation))
     return cells
 
 
@@ -174,15 +188,17 @@ def _rounds(block: pd.DataFrame, headline: str) -> tuple[Column, list[Cell]]:
     title += f" {heading(metric)}" if metric != headline else ""
     means, deviations = numbers(block, "rounds_to_target_mean"), numbers(block, "rounds_to_target_std")
     counts = [text.partition("/") for text in texts(block, "target_reached")]
+    ranks = ranked(block)
     # a mean over the seeds that were fast enough says nothing of the others
-    whole = [round(mean, 1) for mean, (of, _, seeds) in zip(means, counts, strict=True) if of == seeds]
+    everywhere = [has_all and of == seeds for has_all, (of, _, seeds) in zip(ranks, counts, strict=True)]
+    whole = [round(mean, 1) for mean, in_all in zip(means, everywhere, strict=True) if in_all]
     fewest = min((mean for mean in whole if not math.isnan(mean)), default=math.nan)
     cells = []
-    for mean, std, target, (of, _, seeds) in zip(means, deviations, targets, counts, strict=True):
+    for mean, std, target, (of, _, seeds), in_all in zip(means, deviations, targets, counts, everywhere, strict=True):
         note = f"{of} of {seeds} seeds" if seeds and of != seeds else ""
         told = "" if math.isnan(target) else f"to {target:.1f} %"
         cell = _cell(mean, f"{mean:.1f}".removesuffix(".0"), note=note, title=told)
-        best = of == seeds and round(mean, 1) == fewest and len(known) < 2 and len(block) > 1
+        best = in_all and round(mean, 1) == fewest and len(known) < 2 and len(block) > 1
         deviation = {} if math.isnan(std) else {"spread": f"± {std:.1f}", "deviation": repr(std)}
         cells.append(replace(cell, best=best, **deviation))
     explained = "first evaluated round with the target accuracy, mean over the seeds that reach it"

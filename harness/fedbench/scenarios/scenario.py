@@ -93,7 +93,40 @@ class Scenario(BaseModel):
         default="visible", description="hidden: clients get batches without labels"
     )
     participation: float = Field(default=1.0, gt=0, le=1, description="fraction of the clients sampled in a round")
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="probability that a sampled client fails to answer")
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="probability that a sampled client fails before it trains: it was sent the model, returns nothing",
+    )
+    late_dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="probability that a client trains, but its updates of the round never arrive: they are not counted "
+        "as sent up, while what the client keeps to itself has changed",
+    )
+    stragglers: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="probability that a client gets only part of its local steps done and returns that; it counts with "
+        "all its samples (FedProx, Li et al. 2020)",
+    )
+    straggler_work: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="least share of its local steps that a straggler gets done, drawn uniformly from here to 1; one "
+        "step at least",
+    )
+    corrupt: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="probability that what a client sends up in a round is damaged on its way (NaN or infinite values, "
+        "a tensor of another shape, one missing): it counts as sent, and the server rejects it",
+    )
     validation: float = Field(
         default=0.0,
         ge=0,
@@ -129,3 +162,8 @@ class Scenario(BaseModel):
         description="seed of imbalance, partition and splits; none: the run's seed, and 0 for splits, so that no seed "
         "trains on what another is tested on",
     )
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether anything may go wrong with a client of a round."""
+        return any((self.dropout, self.late_dropout, self.stragglers, self.corrupt))

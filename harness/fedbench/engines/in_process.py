@@ -1,0 +1,53 @@
+"""Runs in this process, one after another: for debuggers, and where nothing is to be isolated."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from fedbench.engines.attempt import attempt
+from fedbench.errors import FedbenchError
+from fedbench.events import Event, Lost, RunFailed, RunFinished
+from fedbench.prepare import Settings
+from fedbench.spec import RunSpec
+
+RUN_THREAD = "fedbench-run"
+"""Name of the thread that runs a spec."""
+
+
+class InProcess:
+    """One run at a time, in a thread, so that its events are seen while it goes on."""
+
+    is_one_machine = True
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._events: queue.Queue[Event] = queue.Queue()
+        self._thread: threading.Thread | None = None
+
+    def slots(self) -> int:
+        """One."""
+        return 1
+
+    def begin(self, spec: RunSpec) -> None:
+        """Begin a run in a thread of its own."""
+        arguments = (spec, self._settings, self._events.put)
+        self._thread = threading.Thread(target=attempt, args=arguments, name=RUN_THREAD, daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> list[Event | Lost]:
+        """The next event."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            return []
+        if isinstance(event, RunFinished | RunFailed) and self._thread is not None:
+            self._thread.join()
+        return [event]
+
+    def stop(self, spec: RunSpec) -> None:
+        """Raises FedbenchError: a thread can't be ended from outside."""
+        raise FedbenchError("a run in this process can't be stopped; use --engine processes with --run-timeout.")
+
+    def close(self) -> None:
+        """Nothing to give back; a run under way goes on until the process ends."""

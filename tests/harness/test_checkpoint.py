@@ -1,0 +1,258 @@
+"""A run that is stopped goes on from its newest checkpoint and ends as if it had never stopped, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedbench import checkpoint
+from fedbench.checkpoint import Checkpointing, discard
+from fedbench.engine import RunFailed, RunFinished, RunStarted, RunWarned, execute
+from fedbench.errors import FedbenchError
+from fedbench.executors.cohort import Cohort, Plan
+from fedbench.executors.sequential import Sequential
+from fedbench.expand import expand
+from fedbench.hookspecs import hookimpl
+from fedbench.prepare import Settings, prepare
+from fedbench.resolve import Overrides
+from fedbench.runs import checkpoints_of, run_spec
+from fedbench.spec import RunSpec
+from fedbench.suite import parse_suite
+
+SUITE = """
+name: checkpoints
+dataset: "embedded?train=240&test=40"
+scenario: {preset: label-skew, clients: 4, participation: 0.5}
+training: {rounds: 6}
+seeds: [0]
+rows: [{method: scaffold}]
+"""
+UNSEEDED = '''
+"""Draws from the global generators, which nobody should, and remembers nothing."""
+import random
+from dataclasses import dataclass
+import numpy as np
+import torch
+from fedbench.hookspecs import hookimpl
+from fedbench.defaults import average
+
+@dataclass(frozen=True, kw_only=True)
+class P:
+    """None."""
+
+class Unseeded:
+    name, citation, Params, recipe = "unseeded", "nobody", P, {}
+    def __init__(self, params):
+        pass
+    @hookimpl
+    def aggregate(self, task):
+        """The mean, and noise from three generators."""
+        noise = np.random.rand() + random.random()
+        return {n: v + 1e-3 * (noise + torch.randn(v.shape)) for n, v in average(task).items()}
+'''
+
+
+class Stop(Exception):
+    """What ends a run from outside."""
+
+
+class StopAfter:
+    """A listener that ends the run once ``round`` is done."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    @hookimpl
+    def round_finished(self, record) -> None:
+        """As Ctrl-C or a full store would."""
+        if record.round == self.round:
+            raise Stop
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.rounds, self.warnings, self.resumed = [], [], None
+
+    @hookimpl
+    def run_started(self, info) -> None:
+        """Where it goes on from."""
+        self.resumed = info.resumed_round
+
+    @hookimpl
+    def round_finished(self, record) -> None:
+        """The round's number."""
+        self.rounds.append(record.round)
+
+    @hookimpl
+    def run_warned(self, warning) -> None:
+        """The warning."""
+        self.warnings.append(warning)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    (folder / "unseeded.py").write_text(UNSEEDED)
+    return folder
+
+
+@pytest.fixture
+def settings(cache, tmp_path) -> Settings:
+    return Settings(cache, cache, (cache / "unseeded.py",), checkpoints=Checkpointing(tmp_path / "kept", "code", 2))
+
+
+def spec_of(method: str, settings: Settings, **sets: object) -> RunSpec:
+    overrides = Overrides(methods=(method,), sets=tuple(sets.items()), plugin_files=settings.plugin_files)
+    (spec,) = expand(parse_suite(SUITE, "checkpoints"), overrides)
+    return spec
+
+
+def everything(result) -> dict[str, object]:
+    """All of a result that must not depend on breaks: numbers as bytes, no times."""
+    arrays = {"weights": result.weights, "buffers": result.buffers}
+    return {
+        **{f"{kind} {name}": a.tobytes() for kind, held in arrays.items() for name, a in held.items()},
+        **{f"own {client} {n}": a.tobytes() for client, own in result.own.items() for n, a in own.items()},
+        "summary": {name: value for name, value in result.summary.items() if "seconds" not in name},
+        "predictions": result.predictions,
+        "records": [replace(record, seconds=0.0) for record in result.records],
+    }
+
+
+def stopped(spec: RunSpec, settings: Settings, after: int) -> None:
+    with pytest.raises(Stop):
+        run_spec(spec, settings, [StopAfter(after)])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedglcl+moon", "fedloge", "capt", "unseeded"])
+def test_a_run_stopped_twice_ends_as_one_that_never_stopped(settings, method):
+    spec = spec_of(method, settings, eval_every=2, finetune_epochs=0 if method == "fedloge" else 1)
+    whole = run_spec(spec, replace(settings, checkpoints=None))
+    stopped(spec, settings, after=3)
+    stopped(spec, settings, after=5)
+    heard = Heard()
+    resumed = run_spec(spec, settings, [heard])
+    assert everything(resumed) == everything(whole)
+    # the rounds before the break are told once more, so that whoever records them has them all, once
+    assert heard.resumed == 4 and heard.rounds == list(range(7)) and heard.warnings == []
+    assert resumed.seconds > sum(record.seconds for record in resumed.records)
+
+
+def test_a_run_stopped_after_its_last_round_has_only_its_end_to_do(settings):
+    spec = spec_of("fedavg", settings, finetune_epochs=1)
+    whole = run_spec(spec, replace(settings, checkpoints=None))
+
+    class StopAtTheEnd:
+        @hookimpl
+        def run_finished(self) -> None:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run_spec(spec, settings, [StopAtTheEnd()])
+    heard = Heard()
+    assert everything(run_spec(spec, settings, [heard])) == everything(whole) and heard.resumed == 6
+
+
+def test_the_newest_two_are_kept_and_a_stored_run_lets_go_of_them(settings):
+    spec = spec_of("fedavg", settings)
+    run_spec(spec, settings)
+    folder = settings.checkpoints.folder / spec.run_id
+    assert sorted(file.name for file in folder.iterdir()) == ["round-000004.safetensors", "round-000006.safetensors"]
+    discard(settings.checkpoints.folder, spec.run_id)
+    assert not folder.exists()
+
+
+def test_damaged_checkpoints_are_passed_over_with_a_warning_and_never_gone_on_with(settings):
+    spec = spec_of("fedavg", settings)
+    whole = run_spec(spec, replace(settings, checkpoints=None))
+    stopped(spec, settings, after=5)
+    newest, older = (settings.checkpoints.folder / spec.run_id / f"round-00000{n}.safetensors" for n in (4, 2))
+    damaged = bytearray(newest.read_bytes())
+    damaged[-9] ^= 16
+    newest.write_bytes(bytes(damaged))
+    heard = Heard()
+    assert everything(run_spec(spec, settings, [heard])) == everything(whole)
+    assert heard.resumed == 2 and "round-000004.safetensors is passed over" in heard.warnings[0]
+    discard(settings.checkpoints.folder, spec.run_id)
+    stopped(spec, settings, after=5)
+    for file in (newest, older):
+        file.write_bytes(file.read_bytes()[:100])
+    heard = Heard()
+    assert everything(run_spec(spec, settings, [heard])) == everything(whole)
+    assert heard.resumed == 0 and len(heard.warnings) == 2
+
+
+@pytest.mark.parametrize("change", ["code", "executor"])
+def test_what_other_code_or_another_executor_left_is_not_gone_on_with(settings, change):
+    spec = spec_of("fedavg", settings)
+    stopped(spec, settings, after=3)
+    other = {
+        "code": replace(settings, checkpoints=replace(settings.checkpoints, code="other")),
+        "executor": replace(settings, executor="sequential"),
+    }[change]
+    info = prepare(spec, settings).info
+    assert checkpoints_of(spec.run_id, info.data_hash, info.weights_hash, settings).round() == 2
+    assert checkpoints_of(spec.run_id, info.data_hash, info.weights_hash, other).round() == 0
+    assert checkpoints_of(spec.run_id, "other data", info.weights_hash, settings).round() == 0
+    heard = Heard()
+    run_spec(spec, other, [heard])
+    assert heard.resumed == 0 and "is of other code, data or weights" in heard.warnings[0]
+
+
+def test_without_a_number_of_rounds_one_is_written_after_so_many_seconds(settings, monkeypatch):
+    settings = replace(settings, checkpoints=replace(settings.checkpoints, every=0))
+    spec = spec_of("fedavg", settings)
+    run_spec(spec, settings)
+    assert not settings.checkpoints.folder.exists()
+    monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
+    stopped(spec, settings, after=3)
+    kept = sorted(file.name for file in (settings.checkpoints.folder / spec.run_id).iterdir())
+    assert kept == ["round-000001.safetensors", "round-000002.safetensors"]
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_the_run_nothing_but_a_warning(settings, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise FedbenchError("can't write the run state: No space left on device; free space.")
+
+    spec = spec_of("fedavg", settings)
+    monkeypatch.setattr(checkpoint, "save_state", full)
+    events = list(execute([spec], settings, 1))
+    assert [type(event) for event in events if isinstance(event, RunStarted | RunFinished | RunFailed)] == [
+        RunStarted,
+        RunFinished,
+    ]
+    warnings = [event.warning for event in events if isinstance(event, RunWarned)]
+    assert [warning.partition(":")[0] for warning in warnings] == [f"no checkpoint after round {n}" for n in (2, 4, 6)]
+
+
+def test_an_executor_goes_by_what_it_had_found_out_before_the_break(settings):
+    run = prepare(spec_of("fedprox", settings), settings)
+    assert isinstance(run.executor, Cohort)
+    first = Cohort(run.assembly.owners, Sequential(), strict=False)
+    first._plans[("shapes", (), 1, (False, False))] = Plan(None, reason="its loss is not what it was")
+    again = Cohort(run.assembly.owners, Sequential(), strict=False)
+    again.recall(first.known())
+    kind_with_other_addresses = ("shapes", (), 2, (False, False))
+    found = again._recalled(kind_with_other_addresses, None)
+    assert found == Plan(None, reason="its loss is not what it was")
+    assert again.known() == first.known() and again._recalled(("others", (), 1, (False, False)), None) is None
+
+
+def test_a_plan_to_train_at_once_is_recalled_as_it_was(settings):
+    from fedbench.rounds import broadcast, client_task
+
+    run = prepare(spec_of("fedprox", settings), settings)
+    state = run.initial_state()
+    tasks = [client_task(run, state, 1, 0, client, broadcast(run, state, client)) for client in range(3)]
+    trained = run.executor.train(tasks)
+    again = Cohort(run.assembly.owners, Sequential(), strict=False)
+    again.recall(run.executor.known())
+    again._planned = None  # type: ignore[assignment,method-assign] - it must not try anything out
+    for one, other in zip(trained, again.train(tasks), strict=True):
+        assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+    assert again.told == run.executor.told and again.told.startswith("cohort")

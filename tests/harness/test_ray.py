@@ -1,0 +1,394 @@
+"""The Ray engine on a real cluster of two nodes: what is sent there, what comes back, and what is lost on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from optuna.trial import TrialState
+
+from fedbench.checkpoint import Checkpointing
+from fedbench.cli.app import main
+from fedbench.engine import Event, RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted, execute
+from fedbench.engines.in_process import InProcess
+from fedbench.engines.ray_cluster import RayCluster, check_device
+from fedbench.engines.ray_nodes import RayNodes
+from fedbench.engines.ray_worker import tidy
+from fedbench.engines.shipping import environment, ship
+from fedbench.errors import FedbenchError
+from fedbench.expand import expand
+from fedbench.prepare import Settings
+from fedbench.provenance import code_hash
+from fedbench.resolve import Overrides
+from fedbench.space import defaults_of, space_of
+from fedbench.spec import RunSpec
+from fedbench.store import store_uri
+from fedbench.studies import Budget, Record, open_study
+from fedbench.study_storage import open_storage, storage_url
+from fedbench.suite import parse_suite
+from fedbench.trials import Tuned
+from fedbench.tuning import Job, TrialBegan, TrialEnded, WorkerFailed, work
+from fedbench.tuning_on_ray import check_reach, tune_on
+
+THIRD_PARTY = Path(__file__).parents[1] / "third_party_package" / "example_median.py"
+SUITE = """
+name: ray
+dataset: "embedded?train=240&test=40"
+scenario: {preset: iid, clients: 4, participation: 0.5}
+training: {rounds: 3}
+seeds: [0, 1]
+rows: [{method: fedavg}, {method: waiting}, {method: example-median}]
+"""
+WAITING = '''
+"""Averages; where the environment says so, its first attempt waits in round 2 until its process is killed."""
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import fedbench
+from fedbench.defaults import average
+from fedbench.hookspecs import hookimpl
+
+
+@dataclass(frozen=True, kw_only=True)
+class P:
+    """None."""
+
+
+class Waiting:
+    name, citation, Params, recipe = "waiting", "nobody", P, {}
+
+    def __init__(self, params):
+        pass
+
+    @hookimpl
+    def aggregate(self, task):
+        """Waits for the first to come here, in round 2."""
+        folder = os.environ.get("FEDBENCH_TEST_FOLDER")
+        if folder and task.round == 2:
+            try:
+                (Path(folder) / "waits").open("x").close()
+            except FileExistsError:
+                return average(task)
+            (Path(folder) / "writing").write_text(f"{os.getpid()} {fedbench.__file__}")
+            (Path(folder) / "writing").rename(Path(folder) / "process")
+            time.sleep(120)
+        return average(task)
+'''
+FAULTY = (
+    WAITING.replace("waiting", "faulty").replace("task.round == 2", "1 / 0").replace('"FEDBENCH_TEST_FOLDER"', '"PATH"')
+)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A head and another node with a CPU each, as processes of this machine."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # read on import: Ray listens on loopback alone
+    pytest.importorskip("ray", reason="Ray is not installed; it comes with fedbench-harness[ray]")
+    from ray.cluster_utils import Cluster
+
+    node: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    cluster.add_node(**node)
+    yield cluster.address
+    cluster.shutdown()
+    patch.undo()
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """With two plugin files, and a package of a third party that only this process can import."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "waiting.py").write_text(WAITING)
+    (tmp_path / "plugins" / "faulty.py").write_text(FAULTY)
+    site = tmp_path / "site"
+    metadata = site / "fedbench_example_median-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    shutil.copy(THIRD_PARTY, site)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fedbench-example-median\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[fedbench.methods]\nexample-median = example_median:FedMedian\n")
+    monkeypatch.syspath_prepend(str(site))
+    plugins = tuple(tmp_path / "plugins" / name for name in ("waiting.py", "faulty.py"))
+    return Settings(tmp_path, tmp_path / "cache", plugins)
+
+
+def specs_of(settings: Settings, **given: Any) -> list[RunSpec]:
+    return expand(parse_suite(SUITE, "ray"), Overrides(plugin_files=settings.plugin_files, **given))
+
+
+def outcomes(events: Iterable[Event]) -> dict[str, Any]:
+    """All that a run gives, times aside."""
+    return {
+        event.spec.run_id: (
+            [(record.round, record.metrics, record.bytes_up, record.bytes_down) for record in event.result.records],
+            {name: value for name, value in event.result.summary.items() if "seconds" not in name},
+            event.result.predictions,
+            {name: array.tobytes() for name, array in event.result.weights.items()},
+        )
+        for event in events
+        if isinstance(event, RunFinished)
+    }
+
+
+def wait_for(file: Path, seconds: float = 120) -> str:
+    until = time.monotonic() + seconds
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    return file.read_text()
+
+
+# --- runs
+
+
+def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
+    address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [*specs_of(settings), *specs_of(settings, methods=("faulty",), seeds=(0,))]
+    alone = list(execute(specs, settings, 1, engine=InProcess(settings)))
+    monkeypatch.setenv("FEDBENCH_TEST_FOLDER", str(tmp_path))
+    kept = Checkpointing(tmp_path / "checkpoints", code_hash(settings.plugin_files), every=1)
+    killed: list[str] = []
+
+    def kill() -> None:
+        process, code = wait_for(tmp_path / "process").split()
+        os.kill(int(process), signal.SIGKILL)
+        killed.append(code)
+
+    threading.Thread(target=kill, daemon=True).start()
+    engine = RayCluster(replace(settings, checkpoints=kept), address, 1, 0)
+    assert engine.slots() == 2
+    assert len(list(kept.folder.glob("shared-*"))) == 1
+    clustered = list(execute(specs, settings, 1, engine=engine))
+
+    assert outcomes(clustered) == outcomes(alone)
+    assert len(outcomes(alone)) == 6
+    (retried,) = [event for event in clustered if isinstance(event, RunRetried)]
+    assert retried.spec.method == "waiting" and "died; was it killed" in retried.reason
+    # it went on after the round before the one it was killed in, from the checkpoint of another process
+    starts = [e.info.resumed_round for e in clustered if isinstance(e, RunStarted) and e.spec == retried.spec]
+    assert starts == [0, 1]
+    # the worker ran what it was sent, not what is installed here
+    assert killed and Path(killed[0]) != Path(sys.modules["fedbench"].__file__ or "")
+    for events in (alone, clustered):
+        (failed,) = [event for event in events if isinstance(event, RunFailed)]
+        assert failed.reason.startswith("ZeroDivisionError") and "seed 0" in failed.reason
+        assert "1 / 0" in failed.details and "faulty.py" in failed.details
+    # whoever stores the results deletes the checkpoints, where the disk is shared
+    assert list(kept.folder.glob("shared-*")) == []
+    assert (kept.folder / retried.spec.run_id).is_dir()
+
+
+def test_a_run_that_is_stopped_ends_with_its_process_and_is_not_heard_of_again(
+    address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDBENCH_TEST_FOLDER", str(tmp_path))
+    (spec,) = specs_of(settings, methods=("waiting",), seeds=(0,))
+    engine = RayCluster(settings, address, 1, 0, workers=1)
+    try:
+        assert engine.slots() == 1 and engine.is_one_machine
+        engine.begin(spec)
+        process = int(wait_for(tmp_path / "process").split()[0])
+        engine.stop(spec)
+        until = time.monotonic() + 30
+        while psutil.pid_exists(process) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not psutil.pid_exists(process)
+        assert engine.wait(1.0) == []
+        # its CPU is free again
+        engine.begin(spec)
+        ends: list[object] = []
+        while not ends:
+            ends = [event for event in engine.wait(10) if isinstance(event, RunFinished | RunFailed)]
+        assert isinstance(ends[0], RunFinished)
+    finally:
+        engine.close()
+
+
+def test_a_worker_with_other_code_refuses_the_run(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "sent").mkdir()
+    shipped = ship(tmp_path / "sent", settings.plugin_files)
+    assert list((tmp_path / "sent").rglob("__pycache__")) == []
+    with pytest.raises(FedbenchError, match="its sources have the hash [0-9a-f]{16} here and 0{16} there"):
+        plain = replace(shipped, plugin_files=(), code="0" * 64)
+        plain.unpacked(settings)
+    other = tuple((name, "0.1" if name == "torch" else version) for name, version in shipped.versions)
+    with pytest.raises(FedbenchError, match=r"torch \d\S* here and 0.1 there"):
+        replace(shipped, plugin_files=(), code="0" * 64, versions=other).unpacked(settings)
+    with pytest.raises(FedbenchError, match="package example_median registers methods only here"):
+        packages = tuple(name for name in shipped.packages if name != "example_median")
+        replace(shipped, plugin_files=(), code="0" * 64, packages=packages).unpacked(settings)
+
+
+def test_workers_get_settings_from_the_environment_but_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FEDBENCH_DATA", "HF_HOME", "HF_TOKEN", "FEDBENCH_PASSWORD", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    sent = environment()
+    assert {"FEDBENCH_DATA", "HF_HOME"} <= set(sent) and sent["OMP_NUM_THREADS"] == "1"
+    assert not {"HF_TOKEN", "FEDBENCH_PASSWORD", "AWS_REGION"} & set(sent)
+
+
+def test_checkpoints_of_a_finished_run_go_from_a_machine_that_has_a_disk_of_its_own(
+    settings: Settings, tmp_path: Path
+) -> None:
+    kept = replace(settings, checkpoints=Checkpointing(tmp_path / "kept", "code"))
+    for run in ("finished", "other"):
+        (tmp_path / "kept" / run).mkdir(parents=True)
+    marker = tmp_path / "kept" / "shared-1"
+    marker.touch()
+    tidy(kept, marker, ["finished"])
+    assert (tmp_path / "kept" / "finished").is_dir()
+    marker.unlink()
+    tidy(kept, marker, ["finished"])
+    assert not (tmp_path / "kept" / "finished").exists() and (tmp_path / "kept" / "other").is_dir()
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_node_that_is_lost_are_done_on_another(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("FEDBENCH_TEST_FOLDER", str(tmp_path))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    first = cluster.add_node(num_cpus=1)
+
+    events: list[Event] = []
+    try:
+        engine = RayCluster(settings, cluster.address, 1, 0)
+        for event in execute(specs_of(settings, methods=("waiting",)), settings, 1, engine=engine):
+            events.append(event)
+            if isinstance(event, RoundFinished) and event.record.round == 1 and first in cluster.worker_nodes:
+                wait_for(tmp_path / "process")
+                cluster.add_node(num_cpus=1)
+                cluster.remove_node(first, allow_graceful=False)
+    finally:
+        cluster.shutdown()
+    assert len(outcomes(events)) == 2
+    assert [event.attempt for event in events if isinstance(event, RunRetried)] == [1]
+
+
+# --- what is refused
+
+
+def test_without_ray_the_command_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    asked = ["run", "--suite", str(tmp_path / "suite.yaml"), "--method", "fedavg", "--engine", "ray"]
+    where = ["--store", str(tmp_path / "store"), "--cache-dir", str(tmp_path / "cache")]
+    monkeypatch.setattr(sys, "argv", ["fedbench", *asked, *where])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert 'pip install "fedbench-harness[ray]"' in " ".join(capsys.readouterr().err.split())
+
+
+def test_gpus_that_are_not_there_are_refused_with_what_there_is(address: str, settings: Settings) -> None:
+    with pytest.raises(FedbenchError, match="asks for 1 CPUs and 0.5 GPUs .*cluster has .*1 CPUs and 0 GPUs"):
+        RayCluster(settings, address, 1, 0.5)
+    with pytest.raises(FedbenchError, match="asks for 2 CPUs"):
+        RayCluster(settings, address, 2, 0)
+    with pytest.raises(FedbenchError, match="whole number"):
+        RayCluster(settings, address, 1, 1.5)
+
+
+def test_a_run_on_a_gpu_needs_one_set_aside_for_it(settings: Settings) -> None:
+    (spec,) = specs_of(settings, methods=("fedavg",), seeds=(0,))
+    check_device(spec, 0)
+    on_gpu = spec.model_copy(update={"device": "cuda"})
+    check_device(on_gpu, 0.25)
+    with pytest.raises(FedbenchError, match="--run-gpus 1"):
+        check_device(on_gpu, 0)
+    with pytest.raises(FedbenchError, match="numbered from 0"):
+        check_device(spec.model_copy(update={"device": "cuda:1"}), 1)
+
+
+def test_a_cluster_that_is_not_there_is_an_error(settings: Settings, address: str) -> None:
+    with pytest.raises(FedbenchError, match="ray start --head"):
+        RayCluster(settings, "127.0.0.1:1", 1, 0)
+    with pytest.raises(FedbenchError, match="client protocol"):
+        RayCluster(settings, "ray://127.0.0.1:10001", 1, 0)
+
+
+class _Machines:
+    """Nodes of a cluster by their addresses alone."""
+
+    def __init__(self, here: str, *there: str) -> None:
+        self.here = here
+        self._there = set(there)
+
+    def machines(self) -> set[str]:
+        return self._there
+
+
+def test_tuning_on_several_machines_needs_databases_that_all_reach() -> None:
+    server, database = "http://host:5000", "postgresql://host/studies"
+    check_reach(_Machines("a", "a"), "sqlite:////x/studies.db", "sqlite:////x/mlflow.db")  # type: ignore[arg-type]
+    check_reach(_Machines("a", "a", "b"), database, server)  # type: ignore[arg-type]
+    with pytest.raises(FedbenchError, match="2 machines .*--storage .*postgresql"):
+        # this machine may have no part in the work, and yet holds the file
+        check_reach(_Machines("a", "b"), "sqlite:////x/studies.db", server)  # type: ignore[arg-type]
+    with pytest.raises(FedbenchError, match="--store .*MLflow server"):
+        check_reach(_Machines("a", "b"), database, "sqlite:////x/mlflow.db")  # type: ignore[arg-type]
+
+
+# --- tuning
+
+
+def job_of(folder: Path, settings: Settings, trials: int) -> tuple[Job, Any]:
+    (spec,) = specs_of(settings, methods=("waiting",), seeds=(0,))
+    budget = Budget(trials=trials, seeds=(5,), objectives=("global_accuracy",), pruner="none")
+    space = space_of(spec, settings.plugin_files)
+    record = Record(
+        **{"name": "toy", "suite": "ray", "scale": "", "setting": "", "row": spec.row, "title": spec.title},
+        **{"spec": spec.model_dump(mode="json"), "space": tuple(d.as_json() for d in space), "budget": budget},
+        **{"code_hash": "c", "data_hash": "d", "weights_hash": "w", "commit": ""},
+    )
+    uri = store_uri(str(folder))
+    url = storage_url(None, uri)
+    study = open_study(open_storage(url, create=True), record, defaults_of(spec, space))
+    return Job(url, (Tuned(spec, space, record.study_name),), settings, "ray", uri), study
+
+
+@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_trials_on_a_cluster_are_those_of_this_process_and_a_lost_worker_is_replaced(
+    address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    here, alone = job_of(tmp_path / "here", settings, 3)
+    work(here, lambda event: None)
+    if is_killed:
+        monkeypatch.setenv("FEDBENCH_TEST_FOLDER", str(tmp_path))
+    there, study = job_of(tmp_path / "there", settings, 3)
+
+    def kill() -> None:
+        os.kill(int(wait_for(tmp_path / "process").split()[0]), signal.SIGKILL)
+
+    if is_killed:
+        threading.Thread(target=kill, daemon=True).start()
+    with RayNodes(address, 1, 0, 1, settings.plugin_files) as nodes:
+        events = list(tune_on(nodes, 1, there, 1))
+    assert [event for event in events if isinstance(event, WorkerFailed)] == []
+    assert len([event for event in events if isinstance(event, TrialEnded)]) == 3
+    # the one that was killed is begun anew
+    assert len([event for event in events if isinstance(event, TrialBegan)]) == 3 + is_killed
+    measured = [
+        [(trial.params, trial.values) for trial in of.trials if trial.state is TrialState.COMPLETE]
+        for of in (alone, study)
+    ]
+    assert len(measured[0]) == 3
+    assert sorted(measured[1], key=repr) == sorted(measured[0], key=repr)
