@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from queue import Empty
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import optuna
-from optuna.exceptions import TrialPruned
+from optuna.exceptions import StorageInternalError, TrialPruned
 from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
@@ -30,6 +31,8 @@ from fedbench.trials import Reports, Surplus, Tuned, claim, outcome_of_twin, pru
 
 _POLL = 1.0
 """Seconds between looks at trials that others run."""
+_DEATHS = 5
+"""Processes that may die, for each worker, without any trial having ended in between."""
 
 
 @dataclass(frozen=True)
@@ -82,27 +85,52 @@ Event = TrialBegan | TrialEnded | WorkerFailed
 def tune(job: Job, workers: int) -> Generator[Event, None, None]:
     """The events of ``workers`` processes until every study has spent its budget. Closing it ends the processes.
 
-    One worker still is a process of its own, so that Ctrl-C never stops a trial half-way through a record.
+    One worker still is a process of its own, so that Ctrl-C never stops a trial half-way through a record. A process
+    that dies is replaced, and its trial handed on once its signs of life have ceased.
     """
     starting = context()
-    events: Any = starting.Queue()
-    processes = [starting.Process(target=_work_remotely, args=(job, events), daemon=True) for _ in range(workers)]
-    for process in processes:
+    # a pipe for each: one that is killed while it writes holds nobody else up
+    pipes: dict[Connection, BaseProcess] = {}
+    deaths, failed = 0, False
+
+    def begin() -> None:
+        here, there = starting.Pipe(duplex=False)
+        process = starting.Process(target=_work_remotely, args=(job, there), daemon=True)
         process.start()
+        there.close()
+        pipes[here] = process
+
     try:
-        while any(process.is_alive() for process in processes):
-            yield from _drain(events, _POLL)
-        yield from _drain(events, 0.1)
-        died = [process for process in processes if process.exitcode]
-        if len(died) == len(processes):
-            yield WorkerFailed(
-                f"its worker processes died (exit codes {', '.join(str(p.exitcode) for p in died)}); out of memory? "
-                "The same command goes on where they stopped; try --jobs 1."
-            )
+        for _ in range(workers):
+            begin()
+        while pipes:
+            ready = wait(list(pipes))
+            for pipe in [pipe for pipe in pipes if pipe in ready]:
+                try:
+                    event: Event = pipe.recv()
+                except (EOFError, OSError):
+                    process = pipes.pop(pipe)
+                    process.join()
+                    if not process.exitcode or failed:
+                        continue
+                    deaths += 1
+                    if deaths <= _DEATHS * workers:
+                        begin()
+                    else:
+                        failed = True
+                        yield WorkerFailed(
+                            f"{deaths} worker processes died without a trial having ended in between, the last one "
+                            f"with exit code {process.exitcode}; out of memory? The same command goes on where they "
+                            "stopped; try --jobs 1."
+                        )
+                    continue
+                deaths = 0 if isinstance(event, TrialEnded) else deaths
+                failed |= isinstance(event, WorkerFailed)
+                yield event
     finally:
-        for process in processes:
+        for process in pipes.values():
             process.terminate()
-        for process in processes:
+        for process in pipes.values():
             process.join()
 
 
@@ -208,20 +236,16 @@ def _ended(row: Tuned, study: optuna.Study, trial: FrozenTrial) -> TrialEnded:
     return TrialEnded(row, trial.number, values, reason, over, record_of(study).budget.trials)
 
 
-def _work_remotely(job: Job, events: Any) -> None:
+def _work_remotely(job: Job, events: Connection) -> None:
     quiet_worker()
     try:
-        work(job, events.put)
+        work(job, events.send)
     except FedbenchError as error:
-        events.put(WorkerFailed(str(error)))
+        events.send(WorkerFailed(str(error)))
+    except StorageInternalError as error:
+        reason = " ".join(str(error.__cause__ or error).partition("[SQL:")[0].split())[:300]
+        events.send(
+            WorkerFailed(f"the studies' database can't be written: {reason} When it can, the same command goes on.")
+        )
     except Exception as error:
-        events.put(WorkerFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
-
-
-def _drain(events: Any, timeout: float) -> Iterator[Event]:
-    while True:
-        try:
-            yield events.get(timeout=timeout)
-        except Empty:
-            return
-        timeout = 0.01
+        events.send(WorkerFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,7 +62,7 @@ def publish(
     # of no run that is shown
     unused = max([*(seed or ()), unused_seed(read) - 1]) + 1
     spent = _words({"--seed": [unused], "--trials": [trials], "--study": [study]})
-    folder = output / read.name
+    folder = output / re.sub(r"[^\w.\- ]|^\.+", "_", read.name)
     tuning = [
         ["tune", *grid, *part, *spent, *studies, *common],
         ["run", *grid, *part, *seeds, "--tuned", study, *studies, *common],

@@ -159,6 +159,7 @@ class Scenario(BaseModel):
     partition_seed: int | None = Field(
         default=None,
         ge=0,
+        le=2**63 - 1,
         description="seed of imbalance, partition and splits; none: the run's seed, and 0 for splits, so that no seed "
         "trains on what another is tested on",
     )
