@@ -73,6 +73,12 @@ def require_update(task: ClientTask, update: object, owner: str) -> Update:
             f"{owner} answers the hook local_train with num_examples={update.num_examples!r}; it is the number of "
             "samples of the client, above 0."
         )
+    require(update.metrics, Mapping, "metrics by name", owner, "local_train")
+    for name, value in update.metrics.items():
+        if not isinstance(value, Real):
+            raise FedbenchError(
+                f"{owner} answers the hook local_train with {_kind(value)} as the metric {name!r}; it must be a number."
+            )
     return update
 
 

@@ -70,7 +70,10 @@ class Checkpoints:
         self._written = time.monotonic()
 
     def latest(self, device: str, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest that this run can go on from; ``warn`` hears of damaged ones."""
+        """The newest that this run can go on from; ``warn`` hears of damaged ones, halves of files are deleted."""
+        if self._asked is not None:
+            for half in (self._asked.folder / self._run_id).glob(".round-*.tmp"):
+                half.unlink(missing_ok=True)  # of a process that was killed while it wrote
         for file in reversed(self._files()):
             try:
                 found = self._read(file, device)
@@ -87,7 +90,7 @@ class Checkpoints:
         for file in reversed(self._files()):
             with suppress(FedbenchError, KeyError, TypeError, ValueError):
                 if self._is_ours(read_told(file)):
-                    return int(file.stem.removeprefix("round-"))
+                    return _round_of(file)
         return 0
 
     def save(self, checkpoint: Checkpoint, *, is_last: bool, warn: Callable[[str], None]) -> None:
@@ -113,7 +116,10 @@ class Checkpoints:
         except FedbenchError as error:
             warn(f"no checkpoint after round {number}: {error}")
         else:
-            for old in self._files()[:-KEEP]:
+            files = self._files()
+            # beyond this round lies what other code or data left
+            ours = [file for file in files if _round_of(file) <= number][-KEEP:]
+            for old in set(files) - set(ours):
                 old.unlink(missing_ok=True)
         # also after a failure: the disk is not tried in every round
         self._written = time.monotonic()
@@ -143,3 +149,7 @@ class Checkpoints:
 def discard(folder: Path, run_id: str) -> None:
     """Delete a run's checkpoints: its result is stored."""
     shutil.rmtree(folder / run_id, ignore_errors=True)
+
+
+def _round_of(file: Path) -> int:
+    return int(file.stem.removeprefix("round-"))

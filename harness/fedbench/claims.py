@@ -17,7 +17,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from fedbench.errors import FedbenchError
-from fedbench.files import LOCK_MODE
+from fedbench.files import LOCK_MODE, replacing
 from fedbench.spec import RunSpec
 
 Taken = Literal["ours", "elsewhere", "finished"]
@@ -101,6 +101,9 @@ def _identity(folder: Path) -> str:
     """A name of the folder that no other has, and that says nothing of the machine."""
     file = folder / "id"
     with FileLock(folder / "id.lock", mode=LOCK_MODE):
-        if not file.exists():
-            file.write_text(uuid.uuid4().hex, encoding="ascii")
-        return file.read_text(encoding="ascii")
+        known = file.read_text(encoding="ascii") if file.exists() else ""
+        if not known:
+            known = uuid.uuid4().hex
+            with replacing(file, "identity of claims", "choose another --store") as temporary:
+                temporary.write_text(known, encoding="ascii")
+        return known

@@ -61,6 +61,8 @@ class Policy:
     """Seconds that an attempt may take; it is ended then."""
     retries: int = 2
     """Further attempts at a run whose process died, or that found the machine short of something."""
+    pause: float = 10.0
+    """Seconds before the second attempt, and three times as many before each further one: what was full may not be."""
     fail_fast: bool = False
     """Whether the first failure ends everything."""
 
@@ -69,7 +71,10 @@ class Policy:
 class _Attempt:
     spec: RunSpec
     number: int = 1
-    began: float = 0.0
+    not_before: float = 0.0
+    """On the monotonic clock."""
+    began: float | None = None
+    """When the engine gave it a process, likewise."""
 
 
 def execute(
@@ -149,10 +154,10 @@ class _Schedule:
     def _begin(self) -> Generator[Event, None, None]:
         """Begin runs while there is room."""
         elsewhere = len(self._elsewhere)
-        while len(self._running) < self._engine.slots():
+        while len(self._running) < self._engine.slots() and not self._is_one_alone():
             if self._waiting:
                 attempt = self._waiting.popleft()
-            elif self._again and not (self._running and self._engine.is_one_machine):
+            elif self._again and self._may_go_again(self._again[0]):
                 attempt = self._again.popleft()
             elif elsewhere:
                 attempt, elsewhere = self._elsewhere.popleft(), elsewhere - 1
@@ -164,9 +169,16 @@ class _Schedule:
             elif taken == "elsewhere":
                 self._elsewhere.append(attempt)
             else:
-                attempt.began = time.monotonic()
                 self._running[attempt.spec.run_id] = attempt
                 self._engine.begin(attempt.spec)
+
+    def _is_one_alone(self) -> bool:
+        """Whether a run is tried again under way that is to have the machine to itself."""
+        return self._engine.is_one_machine and any(attempt.number > 1 for attempt in self._running.values())
+
+    def _may_go_again(self, attempt: _Attempt) -> bool:
+        is_free = not (self._running and self._engine.is_one_machine)
+        return is_free and time.monotonic() >= attempt.not_before
 
     def _judged(self, said: Event | Lost) -> Event | None:
         """What to report of what an engine says; None for what is said of a run that has ended already."""
@@ -181,7 +193,8 @@ class _Schedule:
         failed = said if isinstance(said, RunFailed) else RunFailed(said.spec, said.reason, may_pass=True)
         if failed.may_pass and attempt.number <= self._policy.retries:
             # after all others and, on one machine, alone: with what was short, it may have enough then
-            self._again.append(_Attempt(attempt.spec, attempt.number + 1))
+            pause = self._policy.pause * 3 ** (attempt.number - 1)
+            self._again.append(_Attempt(attempt.spec, attempt.number + 1, time.monotonic() + pause))
             return RunRetried(failed.spec, failed.reason, attempt.number)
         if attempt.number > 1:
             return replace(failed, reason=f"{failed.reason} (attempt {attempt.number} of {self._policy.retries + 1})")
@@ -192,7 +205,12 @@ class _Schedule:
         limit = self._policy.timeout
         if limit is None:
             return []
-        late = [attempt for attempt in self._running.values() if time.monotonic() - attempt.began > limit]
+        now, late = time.monotonic(), []
+        for attempt in self._running.values():
+            if attempt.began is None and self._engine.has_begun(attempt.spec):
+                attempt.began = now
+            if attempt.began is not None and now - attempt.began > limit:
+                late.append(attempt)
         for attempt in late:
             self._engine.stop(attempt.spec)
         return [RunFailed(attempt.spec, f"timed out: took more than {limit:g} s (--run-timeout)") for attempt in late]
@@ -201,4 +219,4 @@ class _Schedule:
         """Runs waited while whoever listens was ``away`` for long, for a store that could not be written, say."""
         if away > _STALLED:
             for attempt in self._running.values():
-                attempt.began += away
+                attempt.began = None if attempt.began is None else attempt.began + away

@@ -39,3 +39,14 @@ def replacing(file: Path, kind: str, remedy: str = "choose another --cache-dir")
             temporary.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:
         raise FedbenchError(f"can't write the {kind} {str(file)!r}: {error}; free space or {remedy}.") from error
+
+
+def name_once(unfinished: Path, file: Path) -> None:
+    """Give a whole file its name, unless another process was faster: then that one's stays."""
+    try:
+        os.link(unfinished, file)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        if not file.exists():
+            os.replace(unfinished, file)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fedbench.errors import FedbenchError
 from fedbench.metrics import own_accuracies
 from fedbench.prepare import Run
+from fedbench.randomness import global_generators
 from fedbench.rounds import broadcast, client_task, predict
 from fedbench.state import RunState
 from fedbench.types import Predictions
@@ -25,7 +26,8 @@ def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
         own = {client: copy.deepcopy(state.clients.get(client, {}))}
         scratch = replace(state, server=copy.deepcopy(state.server), clients=own)
         task = client_task(run, scratch, state.round + 1, 0, client, broadcast(run, scratch, client))
-        [update] = run.executor.train([task])
+        with global_generators(run.spec.seed, "global finetuning", client):
+            [update] = run.executor.train([task])
         tuned = replace(scratch, weights=update.weights, buffers=update.buffers)
         predicted = predict(run, tuned, run.test, client).labels
         if predicted is None:

@@ -38,7 +38,10 @@ def load_published(name: str, folder: Path) -> pd.DataFrame:
         raise unknown_name(
             f"file of published numbers in {folder}:", name, sorted(p.stem for p in folder.glob("*.csv"))
         )
-    return pd.read_csv(file, dtype=str, keep_default_na=False)
+    try:
+        return pd.read_csv(file, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:  # also what pandas raises for text that is no table
+        raise FedbenchError(f"the published numbers {str(file)!r} cannot be read: {error}.") from error
 
 
 def published_folder(given: Path | None) -> Path:

@@ -65,7 +65,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         rejected += len(arrived) - len(updates)
         if not updates:
             continue
-        losses += [u.metrics.get("train_loss", 0.0) for u in updates]
+        losses += [float(u.metrics.get("train_loss", 0.0)) for u in updates]
         aggregated |= {u.client for u in updates}
         state = aggregated_state(run, state, updates, exchange, exchanges)
     counts = (len(who.asked) - len(who.training), len(who.late), len(who.work), rejected)

@@ -86,7 +86,7 @@ def run_rounds(
         buffers=_arrays(state.buffers),
         server=_kept(state.server, evaluating),
         own={client: _arrays(tensors) for client, tensors in state.own.items()},
-        executor=records[-1].executor,
+        executor=next((record.executor for record in reversed(records) if record.executor), ""),
         clients={client: kept for client, held in state.clients.items() if (kept := _kept(held, evaluating))},
     )
     hooks.run_finished(spec=spec, info=run.info, result=result)

@@ -11,6 +11,8 @@ from fedbench.errors import FedbenchError
 MOST_VALUES = 200_000
 """Of a file, each alias counted as what it stands for; the largest suite that ships has some 2,000."""
 MOST_LEVELS = 40
+LONGEST_NUMBER = 256
+"""Bits of a whole number; one of thousands of digits could not even be shown."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -29,7 +31,10 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """As SafeLoader; a value that is none of its tag's (``!!int x``) is an error of YAML like any other."""
         try:
-            return super().construct_object(node, deep=deep)
+            value = super().construct_object(node, deep=deep)
+            if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
+                raise ValueError("too many digits")
+            return value
         except (ValueError, KeyError, AttributeError, OverflowError, TypeError) as error:
             tag = node.tag.removeprefix("tag:yaml.org,2002:")
             shown = f"{str(node.value)[:40]!r} " if isinstance(node, yaml.ScalarNode) else ""

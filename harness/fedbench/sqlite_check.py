@@ -45,9 +45,11 @@ def _fault(file: Path, tables: tuple[str, ...], stamp: tuple[int, int, int]) -> 
                 if said != "ok":
                     return said.splitlines()[-1]
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+        # of the machine, not of the file: too many open files, no permission, somebody else's lock
+        if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
             raise FedbenchError(
-                f"the database {str(file)!r} has been locked for {_WAIT} s; wait until whoever writes it ends."
+                f"the database {str(file)!r} can't be read now ({error}, after up to {_WAIT} s); try again when "
+                "whoever writes it has ended, and see that it may be read."
             ) from error
         return str(error)
     return ""

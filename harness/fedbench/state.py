@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from fedbench.errors import FedbenchError
 from fedbench.files import replacing
@@ -76,10 +77,21 @@ def save_state(
     wrong = [key for key in flat if key.count("|") != _SEPARATORS[key.partition("|")[0]]]
     if wrong:
         raise ValueError(f"tensor names of a run's state must not contain '|': {wrong[0]}")
+    # what the file does not keep, but methods meet: names in their order, those that hold nothing, how tensors lie
+    told = json.dumps(
+        {
+            "round": state.round,
+            "run_id": run_id,
+            "progress": progress or {},
+            "names": list(flat),
+            "server": list(state.server),
+            "clients": [[client, list(methods)] for client, methods in state.clients.items()],
+            "own": list(state.own),
+            "strides": {name: tensor.stride() for name, tensor in flat.items() if _lies_otherwise(tensor)},
+        }
+    )
     # safetensors refuses tensors that share memory, and torch views do
     flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in flat.items()}
-    # the order of names, which the file does not keep, is that in which methods meet them
-    told = json.dumps({"round": state.round, "run_id": run_id, "progress": progress or {}, "names": list(flat)})
     metadata = {"format": _FORMAT, "run": told, "sha256": _checksum(flat, told)}
     with replacing(path, "run state", "choose another folder") as temporary:
         save_file(flat, temporary, metadata)
@@ -105,9 +117,17 @@ def read_saved(path: Path, device: str = "cpu") -> Saved:
         raise FedbenchError(f"run state {str(path)!r} is damaged; delete it and start the run anew.")
     told = json.loads(metadata["run"])
     state, beside = RunState(told["round"], {}, {}), Tensors()
+    state.server = {method: {} for method in told["server"]}
+    state.clients = {client: {method: {} for method in methods} for client, methods in told["clients"]}
+    state.own = {client: {} for client in told["own"]}
     for key in told["names"]:
         kind, *rest = key.split("|")
         tensor = flat[key].to(device)
+        if key in told["strides"]:
+            # sums over a tensor are taken in the order in which it lies
+            tensor = torch.empty_strided(tensor.shape, told["strides"][key], dtype=tensor.dtype, device=device).copy_(
+                tensor
+            )
         if kind == "weights":
             state.weights[rest[0]] = tensor
         elif kind == "buffers":
@@ -115,11 +135,11 @@ def read_saved(path: Path, device: str = "cpu") -> Saved:
         elif kind == "beside":
             beside[rest[0]] = tensor
         elif kind == "server":
-            state.server.setdefault(rest[0], {})[rest[1]] = tensor
+            state.server[rest[0]][rest[1]] = tensor
         elif kind == "own":
-            state.own.setdefault(int(rest[0]), {})[rest[1]] = tensor
+            state.own[int(rest[0])][rest[1]] = tensor
         else:
-            state.clients.setdefault(int(rest[0]), {}).setdefault(rest[1], {})[rest[2]] = tensor
+            state.clients[int(rest[0])][rest[1]][rest[2]] = tensor
     return Saved(told["run_id"], state, beside, told["progress"])
 
 
@@ -141,6 +161,14 @@ def _opened(path: Path, *, with_tensors: bool) -> tuple[Mapping[str, str], Tenso
             return file.metadata() or {}, {key: file.get_tensor(key) for key in names}
     except (OSError, SafetensorError) as error:
         raise FedbenchError(f"run state {str(path)!r} cannot be read: {error}; delete it and start anew.") from error
+
+
+def _lies_otherwise(tensor: Tensor) -> bool:
+    """Whether a tensor fills its memory in another order than that of its axes, as kernels in channels-last do."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda axis: (-strides[axis], -tensor.shape[axis]))
+    plain = torch.empty(tensor.shape, device="meta").stride()
+    return strides != plain and tensor.permute(order).is_contiguous()
 
 
 def _checksum(flat: Tensors, told: str) -> str:

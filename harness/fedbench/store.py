@@ -30,6 +30,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.errors import FedbenchError
+from fedbench.files import name_once
 from fedbench.seal import check_seal
 from fedbench.sqlite_check import check_database
 from fedbench.uris import shown
@@ -282,9 +283,7 @@ def _create(database: Path) -> None:
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         # not a rename: where another process made the store in the meantime, that one stays
-        os.link(unfinished, database)
-    except FileExistsError:
-        pass
+        name_once(unfinished, database)
     finally:
         event.remove(Engine, "connect", _without_waiting)
         unfinished.unlink(missing_ok=True)

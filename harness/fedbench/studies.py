@@ -97,7 +97,13 @@ def record_of(study: optuna.Study) -> Record:
     content: dict[str, Any] = json.loads(study.user_attrs[_RECORD])
     spent: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content["budget"].items()}
     content |= {"budget": Budget(**spent), "space": tuple(content["space"])}
-    return Record(**content)
+    try:
+        return Record(**content)
+    except TypeError as error:
+        raise FedbenchError(
+            f"the study {study.study_name!r} was made by another version of fedbench ({error}); use that version, or "
+            "another --study or --storage."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,10 @@ def found(study: optuna.Study) -> Found | None:
         return None
     first = Objective(record.budget.objectives[0])
     # of equals the first: the suite's own values, if they are as good as any
-    front = sorted(study.best_trials, key=lambda t: (t.values[0] if first.is_cost else -t.values[0], t.number))
+    front = sorted(
+        study.best_trials,
+        key=lambda t: (t.values[0] if first.is_cost else -t.values[0], t.user_attrs.get(PLACE, t.number)),
+    )
     best = front[0]
     defaults = [trial for trial in complete if trial.user_attrs.get(DEFAULTS)]
     states = {state.name.lower(): len(study.get_trials(deepcopy=False, states=(state,))) for state in COUNTED}

@@ -17,8 +17,9 @@ from sqlalchemy import DateTime, Integer, column, event, func, select, table
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.errors import FedbenchError
+from fedbench.files import name_once
 from fedbench.sqlite_check import check_database
-from fedbench.uris import shown
+from fedbench.uris import shown, sqlite_file
 
 warnings.filterwarnings("ignore", category=ExperimentalWarning)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -55,7 +56,7 @@ def open_storage(
 
     Raises FedbenchError where it is missing and not to be created, or cannot be used.
     """
-    file = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+    file = sqlite_file(url)
     try:
         if file is not None and not file.exists():
             if not create:
@@ -148,8 +149,6 @@ def _create(file: Path) -> None:
     unfinished.unlink(missing_ok=True)
     try:
         RDBStorage(f"sqlite:///{unfinished.as_posix()}").engine.dispose()
-        os.link(unfinished, file)
-    except FileExistsError:
-        pass
+        name_once(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)

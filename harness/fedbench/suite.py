@@ -37,6 +37,15 @@ def _shown(name: str) -> str:
         raise ValueError("it must be printable, without spaces at its ends")
     if name and not any(character.isalnum() for character in name):
         raise ValueError("it must have a letter or a digit")
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"it must have at most {LONGEST_NAME} bytes")
+    return name
+
+
+def _plain(name: str) -> str:
+    """``name``, if it is that of a file in a folder and leads nowhere else."""
+    if name and (Path(name).name != name or name.startswith(".")):
+        raise ValueError("it must be the name of a file, without folders and ending")
     return name
 
 
@@ -130,7 +139,9 @@ class Suite(_Part):
     training: dict[str, Any] = Field(default_factory=dict, description="budget and optimiser, see Training")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run a row, setting and seed")
     scales: dict[Name, Scale] = Field(default_factory=dict, description="the grid by scale, the default scale first")
-    published: str = Field("", description="file of published numbers that the rows' keys refer to")
+    published: Annotated[str, AfterValidator(_plain)] = Field(
+        "", description="file of published numbers that the rows' keys refer to"
+    )
     published_metrics: dict[str, str] = Field(
         default_factory=lambda: dict(PUBLISHED_METRICS), description="our metric -> the published one"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -20,7 +21,7 @@ from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl
 from fedbench.invocation import Invocation, counted
 from fedbench.parameters import flat_params
-from fedbench.patience import patient
+from fedbench.patience import Patience, patient
 from fedbench.provenance import code_hash, commit, versions
 from fedbench.recording import (
     COMMIT,
@@ -54,7 +55,7 @@ from fedbench.uris import shown
 
 # isort: split
 # after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported
-from mlflow.entities import Metric
+from mlflow.entities import Metric, Run
 from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
 
 __all__ = [
@@ -91,6 +92,8 @@ _FACTS = (
 """Of `RunInfo`, written as tags."""
 CLAIMS = "fedbench.claims"
 """Tag: names the folder by whose claims it can be told whether a run is still at work (see `fedbench.claims`)."""
+CLAIM = "fedbench.claim"
+"""Tag of a command's run: the claim that its process holds."""
 EXECUTOR = "fedbench.executor"
 """Tag: which executor trained the cohorts and, where it fell back, why."""
 _NOTED = {
@@ -127,6 +130,8 @@ class _Parent:
     """The MLflow run of a command that goes on."""
 
     id: str
+    claim: str
+    """The name under which this process claims it; "" without claims."""
     finished: int = 0
     failures: list[str] = field(default_factory=list)
     """A line for every failed run."""
@@ -160,7 +165,8 @@ class Tracking:
         client = open_store(uri, create=True)
         if client is None:
             raise FedbenchError(f"the store {shown(uri)!r} cannot be created.")
-        self._client = client = patient(client, uri, tell, patience)
+        self._patience = Patience(uri, tell, patience)
+        self._client = client = patient(client, self._patience)
         self._claims = claims
         self._rerun = rerun
         self._suite = suite
@@ -212,9 +218,7 @@ class Tracking:
         run = self._open[spec.run_id]
         final = {f"{FINAL}{name}": value for name, value in {**result.summary, "seconds": result.seconds}.items()}
         run.waiting += metrics_at(final, run.last_round)
-        with tempfile.TemporaryDirectory() as folder:
-            write_artifacts(Path(folder), spec, info, result)
-            self._client.log_artifacts(run.id, folder)
+        self._patience.insist(self._log_artifacts, run.id, spec, info, result)
         set_tags(self._client, run.id, {NOTE: run_note(spec, result.summary, run.last_round)})
         if result.executor:
             set_tags(self._client, run.id, {EXECUTOR: result.executor})
@@ -225,6 +229,14 @@ class Tracking:
         if self._parent is not None:
             self._parent.finished += 1
             self._tell_parent(self._parent)
+
+    def _log_artifacts(self, run: str, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                write_artifacts(Path(folder), spec, info, result)
+            except FedbenchError as error:
+                raise OSError(f"in the folder for temporary files: {error}") from error
+            self._client.log_artifacts(run, folder)
 
     @hookimpl
     def run_warned(self, spec: RunSpec, warning: str) -> None:
@@ -293,29 +305,32 @@ class Tracking:
             if self._claims is not None:
                 tags[CLAIMS] = self._claims.shared_by
                 self.end_dead_commands()
+                # held before anybody can see the run
+                tags[CLAIM] = uuid.uuid4().hex
+                self._claims.hold(tags[CLAIM])
             name = asked.name(self._suite, datetime.now())
-            self._parent = _Parent(begin_run(self._client, self._experiment, name, tags))
-            if self._claims is not None:
-                self._claims.hold(self._parent.id)
+            made = begin_run(self._client, self._experiment, name, tags)
+            self._parent = _Parent(made, tags.get(CLAIM, ""))
         return self._parent.id
 
     def end_dead_commands(self) -> None:
         """Mark the runs of commands whose process has died, told by a claim that anybody can take."""
         for left in self._running(f"tags.`{KIND}` = '{INVOCATION}'"):
-            if self._claims is not None and self._claims.hold(left):
+            claim = left.data.tags.get(CLAIM, "")
+            if self._claims is not None and claim and self._claims.hold(claim):
                 self._give_up(left, "The process of this command was killed; the same command goes on.")
-                self._claims.release(left)
+                self._claims.release(claim)
 
-    def _running(self, condition: str) -> list[str]:
-        """MLflow ids of what goes on, as far as the store knows, under claims that this process can see."""
+    def _running(self, condition: str) -> list[Run]:
+        """What goes on, as far as the store knows, under claims that this process can see."""
         if self._claims is None:
             return []
         filters = f"attributes.status = 'RUNNING' and tags.`{CLAIMS}` = '{self._claims.shared_by}' and {condition}"
-        return [run.info.run_id for run in self._client.search_runs([self._experiment], filters)]
+        return list(self._client.search_runs([self._experiment], filters))
 
-    def _give_up(self, run: str, note: str) -> None:
-        set_tags(self._client, run, {NOTE: note})
-        end_run(self._client, run, "KILLED")
+    def _give_up(self, run: Run, note: str) -> None:
+        set_tags(self._client, run.info.run_id, {NOTE: note})
+        end_run(self._client, run.info.run_id, "KILLED")
 
     def _tell_parent(self, parent: _Parent) -> None:
         """How many runs ended so far; with the last one, the command's run ends."""
@@ -330,7 +345,7 @@ class Tracking:
             set_tags(self._client, parent.id, {NOTE: note})
         end_run(self._client, parent.id, status)
         if self._claims is not None:
-            self._claims.release(parent.id)
+            self._claims.release(parent.claim)
         self._parent = self._invocation = None
 
     def _flush(self, run: _Open) -> None:

@@ -12,7 +12,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.errors import FedbenchError
-from fedbench.patience import patient
+from fedbench.patience import Patience, patient
 from fedbench.recording import COMMIT, NOTE, SOURCE, begin_run, end_run, log_metrics, log_params, metrics_at, set_tags
 from fedbench.store import TUNING, experiment_of, open_store
 from fedbench.studies import DEFAULTS, Record, found, record_of
@@ -42,7 +42,7 @@ class TrialTracking:
         client = open_store(uri, create=True)
         if client is None:
             raise FedbenchError(f"the store {shown(uri)!r} cannot be created.")
-        self._client = client = patient(client, uri, lambda _: None, _PATIENCE)
+        self._client = client = patient(client, Patience(uri, lambda _: None, _PATIENCE))
         self._experiment = experiment_of(client, uri, suite, TUNING)
         self._parents: dict[str, str] = {}
 

@@ -106,8 +106,10 @@ def _place(trial: optuna.Trial) -> int:
     """The first place that is free for the trial; of one that is tried again, the place that it had."""
     if PLACE in trial.user_attrs:
         return int(trial.user_attrs[PLACE])
-    taken = {t.user_attrs[PLACE] for t in counted(trial.study) if PLACE in t.user_attrs}
-    earlier = sum(PLACE not in t.user_attrs for t in counted(trial.study, before=trial.number))  # about to take theirs
+    # one look at all of them: others take their places at this moment
+    trials = counted(trial.study)
+    taken = {t.user_attrs[PLACE] for t in trials if PLACE in t.user_attrs}
+    earlier = sum(t.number < trial.number and PLACE not in t.user_attrs for t in trials)  # about to take theirs
     return next(islice((place for place in count() if place not in taken), earlier, None))
 
 

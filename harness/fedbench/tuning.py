@@ -238,14 +238,17 @@ def _ended(row: Tuned, study: optuna.Study, trial: FrozenTrial) -> TrialEnded:
 
 def _work_remotely(job: Job, events: Connection) -> None:
     quiet_worker()
+    search_with(lambda: job, events.send)
+
+
+def search_with(job: Callable[[], Job], emit: Callable[[Event], None]) -> None:
+    """`work` as a process of its own does it: what is wrong becomes an event."""
     try:
-        work(job, events.send)
+        work(job(), emit)
     except FedbenchError as error:
-        events.send(WorkerFailed(str(error)))
+        emit(WorkerFailed(str(error)))
     except StorageInternalError as error:
         reason = " ".join(str(error.__cause__ or error).partition("[SQL:")[0].split())[:300]
-        events.send(
-            WorkerFailed(f"the studies' database can't be written: {reason} When it can, the same command goes on.")
-        )
+        emit(WorkerFailed(f"the studies' database can't be written: {reason} When it can, the same command goes on."))
     except Exception as error:
-        events.send(WorkerFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+        emit(WorkerFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
@@ -10,7 +9,8 @@ from fedbench.engines.ray_cluster import on_any_machine
 from fedbench.engines.ray_nodes import RayNodes, Task, last_line
 from fedbench.engines.shipping import Shipped
 from fedbench.errors import FedbenchError
-from fedbench.tuning import Event, Job, TrialEnded, WorkerFailed, work
+from fedbench.tuning import Event, Job, TrialEnded, WorkerFailed, search_with
+from fedbench.uris import sqlite_file
 
 _LOOK_SECONDS = 1.0
 _LOSSES = 5
@@ -26,7 +26,7 @@ def check_reach(nodes: RayNodes, url: str, store: str) -> None:
         ("--storage", url, "postgresql://user@host/studies"),
         ("--store", store, "http://host:5000, an MLflow server"),
     ):
-        if uri.startswith("sqlite:") or "://" not in uri or uri.startswith("file:"):
+        if sqlite_file(uri) is not None or "://" not in uri or uri.startswith("file:"):
             raise FedbenchError(
                 f"the Ray cluster has {len(machines)} machines ({', '.join(machines)}), which can't write safely to "
                 f"one file; give {option} a database that all of them reach, for instance {instead}."
@@ -73,9 +73,4 @@ def tune_on(nodes: RayNodes, cpus: float, job: Job, workers: int) -> Generator[E
 
 def search(shipped: Shipped, job: Job, emit: Callable[[Event], None]) -> None:
     """What a worker does: take trials until all budgets are spent."""
-    try:
-        work(replace(job, settings=shipped.unpacked(job.settings)), emit)
-    except FedbenchError as error:
-        emit(WorkerFailed(str(error)))
-    except Exception as error:
-        emit(WorkerFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
+    search_with(lambda: replace(job, settings=shipped.unpacked(job.settings)), emit)

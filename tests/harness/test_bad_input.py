@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedbench.cli.app import main
+from fedbench.errors import FedbenchError
+from fedbench.suite import parse_suite
 
 RUN = ["run", "--suite", "longtail"]
 SMALL = ["--set", "dataset=embedded?train=200&test=40", "--set", "clients=2", "--set", "min_client_size=1"]
@@ -284,3 +286,8 @@ def test_store_that_cannot_be_written(command, tmp_path):
 
 def test_there_are_at_least_25_cases():
     assert len(CASES) >= 25
+
+
+def test_a_number_too_long_to_be_shown_is_refused_by_its_line():
+    with pytest.raises(FedbenchError, match=r"line 2: .*cannot be read as int"):
+        parse_suite("name: s\ntraining: {rounds: 0x" + "f" * 5000 + "}\nrows: [{method: fedavg}]\n", "s")

@@ -20,6 +20,7 @@ from fedbench.prepare import Settings, prepare
 from fedbench.resolve import Overrides
 from fedbench.runs import checkpoints_of, run_spec
 from fedbench.spec import RunSpec
+from fedbench.state import RunState, load_state, save_state
 from fedbench.suite import parse_suite
 
 SUITE = """
@@ -38,6 +39,8 @@ import numpy as np
 import torch
 from fedbench.hookspecs import hookimpl
 from fedbench.defaults import average
+from fedbench.training import local_sgd
+from dataclasses import replace
 
 @dataclass(frozen=True, kw_only=True)
 class P:
@@ -47,6 +50,11 @@ class Unseeded:
     name, citation, Params, recipe = "unseeded", "nobody", P, {}
     def __init__(self, params):
         pass
+    @hookimpl
+    def local_train(self, task):
+        """Trained, and noise: also where a client is fine-tuned after the last round."""
+        update = local_sgd(task)
+        return replace(update, weights={n: v + 0.05 * torch.randn(v.shape) for n, v in update.weights.items()})
     @hookimpl
     def aggregate(self, task):
         """The mean, and noise from three generators."""
@@ -133,6 +141,7 @@ def stopped(spec: RunSpec, settings: Settings, after: int) -> None:
 def test_a_run_stopped_twice_ends_as_one_that_never_stopped(settings, method):
     spec = spec_of(method, settings, eval_every=2, finetune_epochs=0 if method == "fedloge" else 1)
     whole = run_spec(spec, replace(settings, checkpoints=None))
+    torch.randn(7)  # what else a process has drawn is nothing to a run
     stopped(spec, settings, after=3)
     stopped(spec, settings, after=5)
     heard = Heard()
@@ -199,9 +208,45 @@ def test_what_other_code_or_another_executor_left_is_not_gone_on_with(settings, 
     assert checkpoints_of(spec.run_id, info.data_hash, info.weights_hash, settings).round() == 2
     assert checkpoints_of(spec.run_id, info.data_hash, info.weights_hash, other).round() == 0
     assert checkpoints_of(spec.run_id, "other data", info.weights_hash, settings).round() == 0
+    # what is left of it does not crowd out the run's own, even if it had got further
+    stopped(spec, settings, after=5)
+    heard = Heard()
+    with pytest.raises(Stop):
+        run_spec(spec, other, [heard, StopAfter(3)])
+    assert heard.resumed == 0 and "is of other code, data or weights" in heard.warnings[0]
     heard = Heard()
     run_spec(spec, other, [heard])
-    assert heard.resumed == 0 and "is of other code, data or weights" in heard.warnings[0]
+    assert heard.resumed == 2 and heard.warnings == []
+
+
+def test_halves_of_checkpoints_that_a_killed_process_left_are_deleted(settings):
+    spec = spec_of("fedavg", settings)
+    folder = settings.checkpoints.folder / spec.run_id
+    folder.mkdir(parents=True)
+    (folder / ".round-000002.safetensors.77.ab.tmp").write_bytes(b"half")
+    stopped(spec, settings, after=1)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_state_comes_back_with_its_order_its_empty_parts_and_the_layout_of_its_tensors(tmp_path):
+    kernels = torch.randn(8, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    state = RunState(
+        3,
+        {
+            "z": kernels,
+            "a": torch.randn(4, 6).T,
+            "point": torch.randn(5, 3, 1, 1).to(memory_format=torch.channels_last),
+        },
+        {"n": torch.tensor(5), "same": torch.ones(1).expand(4)},
+        {"empty": {}, "m": {"v": kernels.clone()}},
+        {7: {}, 2: {"m": {}}, 5: {"m": {"h": torch.randn(2).bfloat16()}}},
+        {3: {}, 1: {"q": torch.zeros(0, 3)}},
+    )
+    save_state(state, tmp_path / "state", "run")
+    again = load_state(tmp_path / "state", "run")
+    assert repr(again) == repr(state) and list(again.clients) == [7, 2, 5] and again.clients[2] == {"m": {}}
+    for one, other in ((state.weights, again.weights), (state.server["m"], again.server["m"])):
+        assert [tensor.stride() for tensor in other.values()] == [tensor.stride() for tensor in one.values()]
 
 
 def test_without_a_number_of_rounds_one_is_written_after_so_many_seconds(settings, monkeypatch):

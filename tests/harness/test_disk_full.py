@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from fedbench.checkpoint import Checkpointing
 from fedbench.errors import FedbenchError
 from fedbench.expand import expand
 from fedbench.hookspecs import hookimpl
-from fedbench.patience import StoreUnavailable, patient
+from fedbench.patience import HURRY, Patience, StoreUnavailable, patient
 from fedbench.prepare import Settings
 from fedbench.resolve import Overrides
 from fedbench.runs import run_spec
@@ -130,6 +131,7 @@ def test_a_full_cache_is_told_before_anything_runs(disk, tmp_path):
     assert statuses(tmp_path / "fedbench-store") == {"FINISHED": 2}
 
 
+@pytest.mark.slow
 def test_a_full_store_stops_the_command_and_the_same_one_goes_on(disk, cache, tmp_path):
     arguments = ("--store", str(disk.folder / "store"), "--cache-dir", str(cache))
     process = start(tmp_path, *arguments, "--patience", "2")
@@ -183,17 +185,30 @@ class Failing:
 
 @pytest.mark.parametrize("error", [MlflowException("locked", TEMPORARILY_UNAVAILABLE), OSError(errno.ENOSPC, "full")])
 def test_a_store_is_tried_again_and_told_of_once(error, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr("fedbench.patience._FIRST", 0.01)
     told: list[str] = []
-    client = patient(Failing(3, error), "uri", told.append, 5)
+    client = patient(Failing(3, error), Patience("uri", told.append, 5))
     assert client.set_tag("run", "key", "value") == "written" and len(told) == 1
+    hopeless = patient(Failing(10**9, error), Patience("uri", told.append, 0.05))
     with pytest.raises(StoreUnavailable, match="the same command goes on"):
-        patient(Failing(10**9, error), "uri", told.append, 0.05).set_tag("run", "key", "value")
+        hopeless.set_tag("run", "key", "value")
+
+
+def test_nobody_who_is_in_a_hurry_waits_for_a_store():
+    failing = Failing(10**9, OSError(errno.ENOSPC, "full"))
+    threading.Timer(0.3, HURRY.set).start()
+    began = time.monotonic()
+    try:
+        with pytest.raises(StoreUnavailable):
+            patient(failing, Patience("uri", print, 60)).set_tag("run", "key", "value")
+    finally:
+        HURRY.clear()
+    assert time.monotonic() - began < 10
 
 
 def test_what_will_not_pass_is_not_tried_again():
     error = MlflowException("no such run", RESOURCE_DOES_NOT_EXIST)
     failing = Failing(1, error)
     with pytest.raises(MlflowException, match="no such run"):
-        patient(failing, "uri", print, 5).set_tag("run", "key", "value")
+        patient(failing, Patience("uri", print, 5)).set_tag("run", "key", "value")
     assert failing.calls == 1 and issubclass(StoreUnavailable, FedbenchError)

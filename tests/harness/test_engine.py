@@ -107,7 +107,7 @@ def test_a_process_that_dies_fails_its_own_run_after_its_retries_and_no_other(se
         parse_suite(SUITE, "engine"),
         Overrides(methods=("dying", "fedavg"), seeds=(0, 1), plugin_files=mine.plugin_files),
     )
-    events = list(execute(specs, mine, workers=2, policy=Policy(retries=1)))
+    events = list(execute(specs, mine, workers=2, policy=Policy(retries=1, pause=0.1)))
     failed = [event for event in events if isinstance(event, RunFailed)]
     assert sorted(event.spec.seed for event in failed) == [0, 1]
     assert {event.reason for event in failed} == {"its process ended with exit code 9 (attempt 2 of 2)"}
@@ -118,13 +118,16 @@ def test_a_process_that_dies_fails_its_own_run_after_its_retries_and_no_other(se
 
 
 PASSING = FAULTY.replace("faulty", "passing").replace(
-    "1 / 0",
-    "Path(__file__).with_suffix('.tried').exists() or (Path(__file__).with_suffix('.tried').touch(), "
-    "__import__('os').kill(__import__('os').getpid(), 9))",
+    "        return average(task) if task.round < 2 else 1 / 0\n",
+    """        from pathlib import Path
+        tried = Path(__file__).with_suffix(".tried")
+        if task.round == 2 and not tried.exists():
+            import os
+            tried.touch()
+            os.kill(os.getpid(), 9)
+        return average(task)
+""",
 )
-PASSING = PASSING.replace("from dataclasses", "from pathlib import Path\nfrom dataclasses").replace(
-    "return average(task) if task.round < 2 else", "task.round < 2 or ("
-).replace("getpid(), 9))", "getpid(), 9)))\n        return average(task)")  # fmt: skip
 
 
 def test_a_run_whose_process_is_killed_is_tried_again_and_ends_as_if_nothing_had_been(settings, tmp_path):
@@ -133,10 +136,45 @@ def test_a_run_whose_process_is_killed_is_tried_again_and_ends_as_if_nothing_had
     specs = expand(
         parse_suite(SUITE, "engine"), Overrides(methods=("passing",), seeds=(0, 1), plugin_files=mine.plugin_files)
     )
-    events = list(execute(specs, mine, workers=2))
+    events = list(execute(specs, mine, workers=2, policy=Policy(pause=0.1)))
     reasons = [event.reason for event in events if isinstance(event, RunRetried)]
     assert reasons == ["its process was killed by SIGKILL; is there too little memory? try fewer --jobs"]
     assert outcomes(events) == outcomes(execute(specs, mine, workers=1)) and len(outcomes(events)) == 2
+
+
+ORPHANING = DYING.replace("dying", "orphaning").replace(
+    "__import__('os')._exit(9)",
+    "(__import__('os').fork() and __import__('os')._exit(9)) or __import__('time').sleep(90)",
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_dies_is_noticed_though_its_child_holds_its_end_of_the_pipe(settings, tmp_path):
+    (tmp_path / "orphaning.py").write_text(ORPHANING)
+    mine = replace(settings, plugin_files=(tmp_path / "orphaning.py",))
+    (spec,) = expand(
+        parse_suite(SUITE, "engine"), Overrides(methods=("orphaning",), seeds=(0,), plugin_files=mine.plugin_files)
+    )
+    began = time.monotonic()
+    events = list(execute([spec], mine, 1, engine=Processes(mine, 1), policy=Policy(retries=0)))
+    assert events[-1].reason == "its process ended with exit code 9" and time.monotonic() - began < 60
+
+
+def test_a_process_that_cannot_be_started_costs_its_run_an_attempt_and_no_other_run(settings, monkeypatch):
+    (spec,) = expand(parse_suite(SUITE, "engine"), Overrides(methods=("fedavg",), seeds=(0,)))
+    engine, tries = Processes(settings, 1), []
+    start = engine._new
+
+    def unwilling():
+        tries.append(True)
+        if len(tries) == 1:
+            raise BlockingIOError(11, "no more processes")
+        return start()
+
+    monkeypatch.setattr(engine, "_new", unwilling)
+    events = list(execute([spec], settings, 1, engine=engine, policy=Policy(pause=0.1)))
+    assert "no process could be started" in events[0].reason and isinstance(events[0], RunRetried)
+    assert isinstance(events[-1], RunFinished)
 
 
 WAITING = FAULTY.replace("faulty", "waiting").replace("1 / 0", "__import__('time').sleep(60)")
@@ -150,10 +188,10 @@ def test_a_run_that_takes_too_long_is_ended_and_the_others_go_on(settings, tmp_p
         Overrides(methods=("waiting", "fedavg"), seeds=(0,), plugin_files=mine.plugin_files),
     )
     began = time.monotonic()
-    events = list(execute(specs, mine, workers=1, engine=Processes(mine, 1), policy=Policy(timeout=20)))
+    events = list(execute(specs, mine, workers=1, engine=Processes(mine, 1), policy=Policy(timeout=15)))
     assert time.monotonic() - began < 50
     (failed,) = [event for event in events if isinstance(event, RunFailed)]
-    assert (failed.spec.method, failed.reason) == ("waiting", "timed out: took more than 20 s (--run-timeout)")
+    assert (failed.spec.method, failed.reason) == ("waiting", "timed out: took more than 15 s (--run-timeout)")
     assert [e.spec.method for e in events if isinstance(e, RunFinished)] == ["fedavg"]
 
 

@@ -114,6 +114,7 @@ def test_the_leaderboard_names_the_failures(carried_out):
         assert any(f" {method} " in line and f"failed: {reason[:10]}" in line for line in table), method
 
 
+@pytest.mark.slow
 def test_fail_fast_and_a_traceback_file(installed, tmp_path):
     (tmp_path / "suite.yaml").write_text(SUITE)
     command = [sys.executable, "-c", "from fedbench.cli.app import command; command()", "run", "--suite", "suite.yaml"]

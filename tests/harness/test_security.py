@@ -40,6 +40,7 @@ from fedbench.store import experiment_of, open_store, runs_of, store_uri
 from fedbench.study_storage import open_storage
 from fedbench.suite import parse_suite
 from fedbench.types import Dataset
+from fedbench.uris import shown
 
 HARNESS = Path(fedbench.__file__).parent
 TINY = {
@@ -285,7 +286,34 @@ def test_a_table_may_not_name_images_outside_of_its_folder(tmp_path: Path) -> No
 def test_a_folder_that_holds_itself_is_refused() -> None:
     write_images(Path("pets"))
     (Path("pets") / "photo" / "again").symlink_to("..")
-    assert "is a link to a folder around it" in refused("imagefolder:pets")
+    assert "are the same folder, by a link" in refused("imagefolder:pets")
+
+
+def test_folders_that_hold_each_other_are_refused() -> None:
+    write_images(Path("pets"))
+    (Path("pets") / "photo" / "x").mkdir()
+    (Path("pets") / "photo" / "x" / "dog").symlink_to("../cat")
+    assert "are the same folder, by a link" in refused("imagefolder:pets")
+
+
+@pytest.mark.parametrize(
+    ("uri", "told"),
+    [
+        ("postgresql://ann:secret@host/runs", "postgresql://ann:***@host/runs"),
+        ("postgresql://host/runs?user=ann&password=secret", "postgresql://host/runs?user=ann&password=***"),
+        ("postgresql://ann:sec:ret@host:xx/runs", "postgresql://***@host:xx/runs"),
+        ("http://host:5000", "http://host:5000"),
+        ("sqlite:////tmp/store/mlflow.db", "sqlite:////tmp/store/mlflow.db"),
+    ],
+)
+def test_addresses_are_shown_without_passwords(uri: str, told: str) -> None:
+    assert shown(uri) == told
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", ".hidden", "a/b"])
+def test_published_numbers_are_read_from_their_own_folder(name: str) -> None:
+    with pytest.raises(FedbenchError, match="published"):
+        parse_suite(f"name: s\nrows: [{{method: fedavg}}]\npublished: {name}\n", "s")
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../../out", "/out", "a/../../b", "\\out"])
@@ -344,9 +372,17 @@ def test_an_image_that_changes_while_it_is_used_is_named(monkeypatch: pytest.Mon
 
 def test_published_weights_are_held_against_their_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sha = "ab" * 32
-    assert published_digest(tmp_path, {"url": f"https://openaipublic.azureedge.net/clip/models/{sha}/ViT.pt"}) == sha
-    assert published_digest(tmp_path, {"url": "https://github.com/mlfoundations/x/vit-b-32-0c8f7a1e.pt"}) == "0c8f7a1e"
-    assert published_digest(tmp_path, {"url": "https://example.org/vit.pt"}) == ""
+    openai = {"url": f"https://openaipublic.azureedge.net/clip/models/{sha}/ViT.pt", "hf_hub": "timm/vit"}
+    assert published_digest(tmp_path / "ViT.pt", openai) == sha
+    # the same tag's file on the Hub is another one, whose own name tells
+    hub = tmp_path / "open_clip_model.safetensors"
+    hub.symlink_to("cd" * 32)
+    (tmp_path / ("cd" * 32)).touch()
+    assert published_digest(hub, openai) == "cd" * 32
+    assert published_digest(tmp_path / "other.safetensors", openai) == ""
+    laion = {"url": "https://github.com/mlfoundations/x/vit-b-32-0c8f7a1e.pt"}
+    assert published_digest(tmp_path / "vit-b-32-0c8f7a1e.pt", laion) == "0c8f7a1e"
+    assert published_digest(tmp_path / "vit.pt", {"url": "https://example.org/vit.pt"}) == ""
     (tmp_path / sha).touch()
     (tmp_path / "model.bin").symlink_to(sha)
     assert published_digest(tmp_path / "model.bin", {}) == sha
@@ -428,9 +464,9 @@ def test_names_can_only_be_read_on_a_terminal(capsys: pytest.CaptureFixture[str]
     console().print(made)
     console().print(Text(hostile))
     out, err = capsys.readouterr()
-    for shown in (out, err):
-        assert "[bold]cat[/bold]" in shown and "dog" in shown
-        assert not [character for character in shown if not character.isprintable() and character != "\n"]
+    for text in (out, err):
+        assert "[bold]cat[/bold]" in text and "dog" in text
+        assert not [character for character in text if not character.isprintable() and character != "\n"]
     assert out.count("dog") == 3
 
 

@@ -83,6 +83,7 @@ def test_two_commands_at_once_share_the_work(folder):
     check_two_at_once(folder, f"sqlite:///{folder}/fedbench-store/mlflow.db")
 
 
+@pytest.mark.slow
 def test_what_a_killed_command_left_is_marked_and_gone_on_with(folder):
     uri = f"sqlite:///{folder}/fedbench-store/mlflow.db"
     arguments = ("run", "--suite", "suite.yaml", "--method", "promptfl", "--jobs", "2", "--set", "rounds=60")
@@ -130,6 +131,12 @@ def test_a_claim_is_taken_once_and_freed_with_its_process(tmp_path):
     holder.kill()
     holder.wait()
     assert one.hold("third")
+
+
+def test_an_identity_that_a_full_disk_left_empty_is_given_anew(tmp_path):
+    (tmp_path / "id").touch()
+    one, two = Claims(tmp_path, bool), Claims(tmp_path, bool)
+    assert one.shared_by == two.shared_by != ""
 
 
 @pytest.mark.parametrize("suite", ["longtail", "../../etc", "a b", "..", "é/ü"])

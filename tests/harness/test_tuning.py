@@ -563,6 +563,7 @@ def finished(folder: Path) -> list[FrozenTrial]:
     return [trial for trial in study.trials if trial.state is not TrialState.FAIL]
 
 
+@pytest.mark.slow
 def test_a_study_survives_kill_9_and_two_processes_share_the_rest(tmp_path: Path, data: Path) -> None:
     asked = command(tmp_path, data, "tune", "--method", "fedprox", "--trials", "9", "--jobs", "1", "--set", "rounds=25")
     first = subprocess.Popen(asked, start_new_session=True, stdout=subprocess.PIPE, text=True)

@@ -13,8 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 _PIPE_WIDTH = 200
-_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal obeys instead of showing it, and what turns the direction of writing; not tab and line feed."""
+_COMMANDS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]",
+)
+"""What a terminal obeys instead of showing it, and what turns the direction of writing; not tab and line feed.
+
+Half a surrogate pair besides, which is no character and can't be written."""
 
 
 class _Shown(Console):

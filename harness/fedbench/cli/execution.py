@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -27,7 +27,7 @@ from fedbench.engines.processes import Processes
 from fedbench.events import Event, RunFailed, notify
 from fedbench.hookspecs import hookimpl, plugin_manager, relay
 from fedbench.invocation import Invocation, counted
-from fedbench.patience import StoreUnavailable
+from fedbench.patience import HURRY, StoreUnavailable
 from fedbench.prepare import Settings
 from fedbench.provenance import code_hash
 from fedbench.runs import checkpoints_of
@@ -52,67 +52,103 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
         say(f"{skipped} of {len(specs)} runs are in the store already and are skipped; --rerun repeats them.")
     work = work_folder(uri, suite.name, settings.cache_dir)
     checkpoints = Checkpointing(work / "checkpoints", code, request.checkpoint_every)
-    for run_id in finished if not request.rerun else inputs:
+    for run_id in finished:
         discard(checkpoints.folder, run_id)
     settings = replace(settings, checkpoints=checkpoints)
     _say_resumed(pending, inputs, settings)
-    failures: list[RunFailed] = []
-    done = skipped
+    claims = Claims(work / "claims", lambda spec: tracking.has_finished(spec, inputs[spec.run_id]))
+    asked = invocation(request, pending, skipped) if pending else None
+    tracking = Tracking(uri, suite.name, asked, claims, tell=_warn, patience=request.patience, rerun=request.rerun)
     if pending:
-        engine = _engine(request, settings, len(pending))
-
-        claims = Claims(work / "claims", lambda spec: tracking.has_finished(spec, inputs[spec.run_id]))
-        is_live = console().is_terminal and not request.plain
-        view = (LiveProgress if is_live else PlainProgress)(console(), suite.name, pending)
-        asked = invocation(request, pending, skipped)
-        tracking = Tracking(uri, suite.name, asked, claims, tell=_warn, patience=request.patience, rerun=request.rerun)
-        policy = Policy(request.run_timeout, request.retries, request.fail_fast)
-        cleaning = _Cleaning(checkpoints.folder)
-        try:
-            events = execute(pending, settings, 1, engine=engine, policy=policy, claims=claims)
-            failures = _listen(events, [view, cleaning, tracking], view)
-        except KeyboardInterrupt:
-            with _shielded():
-                tracking.interrupt()
-            stored = f"{skipped + view.done} of {len(specs)} runs are finished and stored"
-            complain(f"{stored}; the same command resumes with the rest.", label="interrupted")
-            _leave_while_busy()
-            return INTERRUPTED
-        except StoreUnavailable as error:
-            complain(str(error), label="stopped")
-            return SOME_FAILED
-        except Exception:
-            # whatever broke, no run may stay marked as running
-            tracking.interrupt()
-            raise
-        if request.fail_fast and failures:
-            tracking.interrupt()
-        done += view.done
+        ended = _run_all(request, suite, pending, settings, claims, tracking)
     else:
         # one that was killed right behind its last run still is marked as running
-        Tracking(uri, suite.name, claims=Claims(work / "claims", lambda _: True)).end_dead_commands()
-    if done or failures:
+        tracking.end_dead_commands()
+        ended = _Ended(0, [])
+    if ended.stopped is not None:
+        stored = f"{skipped + ended.done} of {len(specs)} runs are finished and stored"
+        _say_stopped(ended.stopped, stored, is_rerun=request.rerun)
+        _leave_while_busy(INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED)
+        return INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED
+    if skipped or ended.done or ended.failures:
         _show_leaderboard(suite, uri)
         _show_next_steps(suite, request.store, uri)
-    _report(failures, uri)
-    left = len(pending) - len(failures) - (done - skipped)
+    _report(ended.failures, uri)
+    left = len(pending) - len(ended.failures) - ended.done
     if left and request.fail_fast:
         complain(f"{counted(left, 'run')} were not carried out; the same command goes on.", label="--fail-fast")
-    return SOME_FAILED if failures else FINE
+    return SOME_FAILED if ended.failures else FINE
 
 
-def _engine(request: Request, settings: Settings, runs: int) -> Engine:
+@dataclass(frozen=True)
+class _Ended:
+    """How far a command got."""
+
+    done: int
+    failures: list[RunFailed]
+    stopped: KeyboardInterrupt | StoreUnavailable | None = None
+
+
+def _run_all(
+    request: Request,
+    suite: Suite,
+    pending: Sequence[RunSpec],
+    settings: Settings,
+    claims: Claims,
+    tracking: Tracking,
+) -> _Ended:
+    """Carry out ``pending``, tracked and shown. Whatever stops it, no run stays marked as running if the store can be
+    written.
+    """
+    assert settings.checkpoints is not None
+    is_live = console().is_terminal and not request.plain
+    view = (LiveProgress if is_live else PlainProgress)(console(), suite.name, pending)
+    policy = Policy(request.run_timeout, request.retries, fail_fast=request.fail_fast)
+    cleaning = _Cleaning(settings.checkpoints.folder)
+    failures: list[RunFailed] = []
+    HURRY.clear()
+    try:
+        engine = _engine(request, settings, pending)
+        events = execute(pending, settings, 1, engine=engine, policy=policy, claims=claims)
+        _listen(events, [view, cleaning, tracking], view, failures)
+    except KeyboardInterrupt as error:
+        HURRY.set()
+        with _shielded(), suppress(StoreUnavailable):
+            tracking.interrupt()
+        return _Ended(view.done, failures, error)
+    except StoreUnavailable as error:
+        return _Ended(view.done, failures, error)
+    except Exception:
+        with suppress(StoreUnavailable):
+            tracking.interrupt()
+        raise
+    if request.fail_fast and failures:
+        tracking.interrupt()
+    return _Ended(view.done, failures)
+
+
+def _say_stopped(stopped: KeyboardInterrupt | StoreUnavailable, stored: str, *, is_rerun: bool) -> None:
+    if isinstance(stopped, StoreUnavailable):
+        complain(str(stopped), label="stopped")
+    else:
+        how = "repeats them, and goes on with those cut short" if is_rerun else "resumes with the rest"
+        complain(f"{stored}; the same command {how}.", label="interrupted")
+
+
+def _engine(request: Request, settings: Settings, pending: Sequence[RunSpec]) -> Engine:
     """The engine that was asked for. Raises FedbenchError where it is not available here."""
     workers = request.workers or default_workers()
     if request.engine == "ray":
-        from fedbench.engines.ray_cluster import RayCluster
+        from fedbench.engines.ray_cluster import RayCluster, check_device
 
+        for spec in pending:
+            check_device(spec, request.run_gpus)
         return RayCluster(settings, request.ray_address, request.run_cpus, request.run_gpus, request.workers)
-    settings = with_cores(settings, runs, workers)
+    settings = with_cores(settings, len(pending), workers)
     if request.engine == "in-process":
         return InProcess(settings)
     memory = None if request.memory_limit is None else int(request.memory_limit * 1e9)
-    return Processes(settings, min(workers, runs), memory)
+    return Processes(settings, min(workers, len(pending)), memory)
 
 
 def _say_resumed(pending: Sequence[RunSpec], inputs: Mapping[str, tuple[str, str]], settings: Settings) -> None:
@@ -169,28 +205,34 @@ def invocation(request: Request, pending: Sequence[RunSpec], skipped: int) -> In
     )
 
 
-def _listen(events: Generator[Event, None, None], listeners: Sequence[object], view: Progress) -> list[RunFailed]:
-    """Tell ``listeners``, the last one first, of every event; the failures."""
+def _listen(
+    events: Generator[Event, None, None], listeners: Sequence[object], view: Progress, failures: list[RunFailed]
+) -> None:
+    """Tell ``listeners``, the last one first, of every event, and keep the failures."""
     manager = plugin_manager()
     for listener in listeners:
         # pluggy calls the last registered first: a run counts as done once it is stored
         manager.register(listener)
     hooks = relay(manager)
-    failures = []
     with view, closing(events):
         for event in events:
             with _shielded():
                 notify(hooks, event)
             if isinstance(event, RunFailed):
                 failures.append(event)
-    return failures
 
 
 @contextmanager
 def _shielded() -> Iterator[None]:
     """Ctrl-C waits for the end of the block, so that an event reaches the store whole and no run stays half written."""
-    asked = []
-    before = signal.signal(signal.SIGINT, lambda *_: asked.append(True))
+    asked = False
+
+    def ask(*_: object) -> None:
+        nonlocal asked
+        asked = True
+        HURRY.set()
+
+    before = signal.signal(signal.SIGINT, ask)
     try:
         yield
     finally:
@@ -199,12 +241,12 @@ def _shielded() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _leave_while_busy() -> None:
+def _leave_while_busy(code: int) -> None:
     """End the process at once if a run is still under way in it: the run can't be stopped, and torch would abort."""
     if any(thread.name == RUN_THREAD for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(INTERRUPTED)
+        os._exit(code)
 
 
 def _show_next_steps(suite: Suite, store: str | None, uri: str) -> None:
@@ -227,8 +269,12 @@ def _report(failures: Sequence[RunFailed], uri: str) -> None:
     folder = store_folder(uri)
     if details and folder is not None:
         log = folder / "failures.log"
-        log.write_text("\n".join(details), encoding="utf-8")
-        complain(f"tracebacks are in {log}.", label=f"{len(failures)} of the runs failed")
+        try:
+            log.write_text("\n".join(details), encoding="utf-8")
+        except OSError as error:
+            complain(f"the tracebacks can't be written to {log}: {error}.", label="warning")
+        else:
+            complain(f"tracebacks are in {log}.", label=f"{len(failures)} of the runs failed")
     elif details:
         console(stderr=True).print("\n".join(details), markup=False, soft_wrap=True)
 

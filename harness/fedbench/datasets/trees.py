@@ -162,16 +162,25 @@ class TreeImages:
 
 
 def _walk(root: Path) -> list[str]:
-    found = []
-    for folder, subfolders, files in os.walk(root, followlinks=True):
-        subfolders[:] = [name for name in subfolders if not _hidden((name,))]
+    """The files below ``root``, sorted; links to folders are followed. FedbenchError where one leads to a folder that
+    is below ``root`` anyway, or around it: its images would count twice.
+    """
+    found: list[str] = []
+    seen: dict[str, str] = {}
+
+    def unreadable(error: OSError) -> None:
+        raise _unreadable(str(error.filename), error.strerror) from error
+
+    for folder, subfolders, files in os.walk(root, onerror=unreadable, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            raise FedbenchError(
+                f"{folder!r} and {seen[real]!r} are the same folder, by a link, so its images would be found twice; "
+                "delete the link."
+            )
+        seen[real] = folder
+        subfolders[:] = sorted(name for name in subfolders if not _hidden((name,)))
         below = Path(folder).relative_to(root)
-        for name in subfolders:
-            link = os.path.join(folder, name)
-            if os.path.islink(link) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(link)):
-                raise FedbenchError(
-                    f"{link!r} is a link to a folder around it, so images would be found without end; delete it."
-                )
         found += [(below / name).as_posix() for name in files if not _hidden((name,))]
     return sorted(found)
 

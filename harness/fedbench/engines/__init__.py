@@ -36,6 +36,10 @@ class Engine(Protocol):
         """
         ...
 
+    def has_begun(self, spec: RunSpec) -> bool:
+        """Whether a run that was begun has a process by now, rather than a place in somebody's queue."""
+        ...
+
     def stop(self, spec: RunSpec) -> None:
         """End a run that is under way, at once; nothing more is heard of it, and its slot is free again."""
         ...

@@ -23,12 +23,12 @@ def attempt(spec: RunSpec, settings: Settings, emit: Emit) -> None:
     try:
         run_spec(spec, settings, [Forward(emit)])
     except FedbenchError as error:
-        emit(RunFailed(spec, str(error), may_pass=any(map(may_pass, _chain(error)))))
+        emit(RunFailed(spec, " ".join(str(error).split()), may_pass=any(map(may_pass, _chain(error)))))
     except BaseException as error:  # a method may raise SystemExit or KeyboardInterrupt as well
         notes = "; ".join(getattr(error, "__notes__", []))
         where = f" ({notes})" if notes else ""
         what = "out of memory: " if any(map(is_memory, _chain(error))) else ""
-        said = f"{type(error).__name__}: {error}".strip(": ")
+        said = " ".join(f"{type(error).__name__}: {error}".split()).strip(": ")
         passing = any(map(may_pass, _chain(error)))
         emit(RunFailed(spec, f"{what}{said}{where}", traceback.format_exc(), may_pass=passing))
 

@@ -45,6 +45,10 @@ class InProcess:
             self._thread.join()
         return [event]
 
+    def has_begun(self, spec: RunSpec) -> bool:
+        """At once."""
+        return True
+
     def stop(self, spec: RunSpec) -> None:
         """Raises FedbenchError: a thread can't be ended from outside."""
         raise FedbenchError("a run in this process can't be stopped; use --engine processes with --run-timeout.")

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -39,7 +40,6 @@ class _Worker:
     pipe: Connection
     spec: RunSpec | None = None
     """The run it has."""
-    is_lost: bool = False
 
 
 class Processes:
@@ -58,6 +58,7 @@ class Processes:
         self._memory = memory
         self._context: Any = context()
         self._workers: list[_Worker] = []
+        self._unbegun: list[Event | Lost] = []
 
     def slots(self) -> int:
         """The size of the pool."""
@@ -65,38 +66,53 @@ class Processes:
 
     def begin(self, spec: RunSpec) -> None:
         """Begin a run, in a process that is free or in a new one."""
-        worker = next((w for w in self._workers if w.spec is None and w.process.is_alive()), None) or self._new()
-        worker.spec = spec
         try:
+            worker = next((w for w in self._workers if w.spec is None and w.process.is_alive()), None) or self._new()
+        except (OSError, EOFError) as error:  # no further process, or no server of forks; `wait` says so
+            self._unbegun.append(Lost(spec, f"no process could be started for it: {type(error).__name__} {error}"))
+            return
+        worker.spec = spec
+        with suppress(OSError):  # it has died since; `wait` says so
             worker.pipe.send_bytes(pickle.dumps(spec))
-        except OSError:
-            worker.is_lost = True  # it has died since; `wait` says so
 
     def wait(self, seconds: float) -> list[Event | Lost]:
         """Events of all processes; `Lost` for each that ended before its run."""
-        busy = {worker.pipe: worker for worker in self._workers if worker.spec is not None}
-        if not busy:
+        heard: list[Event | Lost] = [*self._unbegun]
+        self._unbegun.clear()
+        busy = [worker for worker in self._workers if worker.spec is not None]
+        if not busy and not heard:
             time.sleep(seconds)
-            return []
-        heard: list[Event | Lost] = []
-        lost = [worker for worker in busy.values() if worker.is_lost]
-        for pipe in wait(list(busy), 0 if lost else seconds):
-            worker = busy[pipe]  # type: ignore[index]
-            try:
-                event, leaves = pickle.loads(worker.pipe.recv_bytes())
-            except (OSError, EOFError):
-                lost.append(worker)
-                continue
-            heard.append(event)
-            if isinstance(event, RunFinished | RunFailed):
-                worker.spec = None
-            if leaves:
-                self._drop(worker)
-        for worker in dict.fromkeys(lost):
-            spec, reason = worker.spec, _told(self._drop(worker))
-            if spec is not None:
-                heard.append(Lost(spec, reason))
+        # the process as well: what it has started may outlive it and hold its end of the pipe
+        signs = [sign for worker in busy for sign in (worker.pipe, worker.process.sentinel)]
+        ready = wait(signs, 0 if heard else seconds) if signs else []
+        for worker in busy:
+            if worker.pipe in ready or worker.process.sentinel in ready:
+                heard += self._heard(worker)
         return heard
+
+    def _heard(self, worker: _Worker) -> list[Event | Lost]:
+        """What a process has said, or that it is gone."""
+        has_ended = not worker.process.is_alive()
+        said: list[Event | Lost] = []
+        try:
+            while worker.pipe.poll() and worker.spec is not None:
+                event, leaves = pickle.loads(worker.pipe.recv_bytes())
+                said.append(event)
+                if isinstance(event, RunFinished | RunFailed):
+                    worker.spec = None
+                if leaves:
+                    self._drop(worker)
+                    return said
+        except (OSError, EOFError):
+            has_ended = True
+        if has_ended:
+            spec, reason = worker.spec, _told(self._drop(worker))
+            said += [Lost(spec, reason)] if spec is not None else []
+        return said
+
+    def has_begun(self, spec: RunSpec) -> bool:
+        """At once."""
+        return True
 
     def stop(self, spec: RunSpec) -> None:
         """Kill the process that has the run."""
@@ -183,7 +199,8 @@ def _limit_memory(limit: int) -> None:
 def _told(code: int | None) -> str:
     """How a process ended, in words."""
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
+        known = {int(one): one.name for one in signal.Signals}
+        name = known.get(-code, f"signal {-code}")
         memory = "; is there too little memory? try fewer --jobs" if -code == signal.SIGKILL else ""
         return f"its process was killed by {name}{memory}"
     return f"its process ended with exit code {code}"

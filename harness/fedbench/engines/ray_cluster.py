@@ -59,6 +59,10 @@ class RayCluster:
         """Events of all runs; `Lost` for each whose process, or node, ended before it did."""
         return [event for heard in self._nodes.wait(seconds) for event in self._told(heard)]
 
+    def has_begun(self, spec: RunSpec) -> bool:
+        """Whether a worker has taken the run; on a cluster that others use it may have to wait for one."""
+        return any(task.place is not None for task, its in self._runs.items() if its.run_id == spec.run_id)
+
     def stop(self, spec: RunSpec) -> None:
         """End the process that has the run."""
         for task in [task for task, its in self._runs.items() if its.run_id == spec.run_id]:

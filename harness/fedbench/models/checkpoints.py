@@ -152,14 +152,17 @@ def _build(
 
 def published_digest(file: Path, tag: dict[str, Any]) -> str:
     """The sha256 that who published the weights gives, or how it begins; "" where nobody does."""
-    url = str(tag.get("url", ""))
-    if "openaipublic" in url:
-        return url.split("/")[-2]
-    if "mlfoundations" in url:
-        return Path(url).stem.split("-")[-1]
     # the Hub's cache calls a large file by its sha256 and links to it
     blob = file.resolve().name
-    return blob if _SHA256.fullmatch(blob) else ""
+    if _SHA256.fullmatch(blob):
+        return blob
+    url = str(tag.get("url", ""))
+    # a tag may name a file of the Hub as well, which is another one
+    if file.name != url.rpartition("/")[2]:
+        return ""
+    if "openaipublic" in url:
+        return url.split("/")[-2]
+    return Path(url).stem.split("-")[-1] if "mlfoundations" in url else ""
 
 
 def _check_digest(file: Path, expected: str, remedy: str) -> None:
