@@ -21,7 +21,7 @@ _ANY_WIDTH = 10_000
 _REASON, _REASON_WIDTH, _FAILURE = 84, 32, 240
 """Characters of a reason in its cell, of a line of it, and of a failure told below the table, in the terminal."""
 # a bracket and what would make a link of it: names have brackets of their own
-_MARKUP = re.compile(r"[\\|*`]|^[#\[]|(?<=\])\(")
+_MARKUP = re.compile(r"[\\|*`]|(?<=\])\(")
 _BACKTICKS = re.compile("`+")
 
 

@@ -235,7 +235,7 @@ def test_a_state_comes_back_with_its_order_its_empty_parts_and_the_layout_of_its
         {
             "z": kernels,
             "a": torch.randn(4, 6).T,
-            "point": torch.randn(5, 3, 1, 1).to(memory_format=torch.channels_last),
+            "1x1": torch.randn(5, 3, 1, 1).to(memory_format=torch.channels_last),
         },
         {"n": torch.tensor(5), "same": torch.ones(1).expand(4)},
         {"empty": {}, "m": {"v": kernels.clone()}},

@@ -300,7 +300,7 @@ def test_folders_that_hold_each_other_are_refused() -> None:
     ("uri", "told"),
     [
         ("postgresql://ann:secret@host/runs", "postgresql://ann:***@host/runs"),
-        ("postgresql://host/runs?user=ann&password=secret", "postgresql://host/runs?user=ann&password=***"),
+        ("postgresql://host/runs?user=ann&password=secret", "postgresql://host/runs?password=***&user=ann"),
         ("postgresql://ann:sec:ret@host:xx/runs", "postgresql://***@host:xx/runs"),
         ("http://host:5000", "http://host:5000"),
         ("sqlite:////tmp/store/mlflow.db", "sqlite:////tmp/store/mlflow.db"),
