@@ -9,33 +9,29 @@ import json
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from fedbench.artifacts import write_artifacts
 from fedbench.claims import Claims
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl
-from fedbench.invocation import Invocation, counted
+from fedbench.invocation import Invocation
 from fedbench.parameters import flat_params
 from fedbench.patience import Patience, patient
-from fedbench.provenance import code_hash, commit, versions
 from fedbench.recording import (
-    COMMIT,
     NOTE,
-    SOURCE,
     begin_run,
     end_run,
     log_dataset,
     log_metrics,
     log_params,
-    metric_name,
     metrics_at,
     set_tags,
 )
+from fedbench.run_tags import provenance_tags, run_note, run_tags, said_of
 from fedbench.seal import SEAL, seal_of
 from fedbench.spec import RunSpec
 from fedbench.store import (
@@ -43,38 +39,15 @@ from fedbench.store import (
     FINAL,
     INVOCATION,
     KIND,
-    RUN,
     experiment_of,
     finished_in,
-    finished_run_ids,
     open_store,
-    store_uri,
-    ui_command,
 )
 from fedbench.uris import shown
 
 # isort: split
 # after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported
 from mlflow.entities import Metric, Run
-from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
-
-__all__ = [
-    "Tracking",
-    "begin_run",
-    "end_run",
-    "finished_run_ids",
-    "flat_params",
-    "log_dataset",
-    "log_metrics",
-    "log_params",
-    "metric_name",
-    "metrics_at",
-    "provenance_tags",
-    "run_tags",
-    "set_tags",
-    "store_uri",
-    "ui_command",
-]
 
 _FLUSH_SECONDS = 5.0
 _FACTS = (
@@ -96,20 +69,6 @@ CLAIM = "fedbench.claim"
 """Tag of a command's run: the claim that its process holds."""
 EXECUTOR = "fedbench.executor"
 """Tag: which executor trained the cohorts and, where it fell back, why."""
-_NOTED = {
-    "global_accuracy": "accuracy",
-    "head_accuracy": "head classes",
-    "mid_accuracy": "mid classes",
-    "tail_accuracy": "tail classes",
-    "many_accuracy": "many-shot classes",
-    "medium_accuracy": "medium-shot classes",
-    "few_accuracy": "few-shot classes",
-    "domain_mean_accuracy": "mean over domains",
-    "worst_client_accuracy": "worst client",
-    "new_accuracy": "unseen classes",
-    "personal_mean_client_accuracy": "clients' own models",
-}
-"""Final metrics that a run's note tells, and what it calls them."""
 
 
 @dataclass
@@ -277,17 +236,17 @@ class Tracking:
     def _end_early(self, spec: RunSpec, reason: str, status: str, note: str) -> None:
         if spec.run_id not in self._open:
             self._begin(spec, {})
-        tags = {FAILURE: reason, NOTE: f"{_what(spec)} {note}"}
+        tags = {FAILURE: reason, NOTE: f"{said_of(spec)} {note}"}
         set_tags(self._client, self._open[spec.run_id].id, tags)
         self._end(spec.run_id, status)
 
     def _begin(self, spec: RunSpec, facts: Mapping[str, str]) -> None:
-        tags = {**run_tags(spec), **self._provenance, **facts, NOTE: f"{_what(spec)} It has not ended."}
+        tags = {**run_tags(spec), **self._provenance, **facts, NOTE: f"{said_of(spec)} It has not ended."}
         if self._claims is not None:
             tags[CLAIMS] = self._claims.shared_by
             # this process has the claim, so whoever began these is dead
             for left in self._running(f"tags.`fedbench.run_id` = '{spec.run_id}'"):
-                self._give_up(left, f"{_what(spec)} Its process was killed.")
+                self._give_up(left, f"{said_of(spec)} Its process was killed.")
         run = begin_run(
             self._client, self._experiment, f"{spec.title} · seed {spec.seed}", tags, parent=self._parent_id()
         )
@@ -357,65 +316,3 @@ class Tracking:
         run = self._open.pop(run_id)
         self._flush(run)
         end_run(self._client, run.id, status)
-
-
-def provenance_tags(suite: str, plugin_files: Iterable[Path] = ()) -> dict[str, str]:
-    """Tags of every run of ``suite`` that this code makes: commit, code hash, versions, and MLflow's own for them."""
-    made = commit()
-    return {
-        "fedbench.suite": suite,
-        "fedbench.commit": made,
-        "fedbench.code_hash": code_hash(plugin_files),
-        **{f"fedbench.version.{name}": value for name, value in versions().items()},
-        SOURCE: "fedbench",
-        **({COMMIT: made} if made else {}),
-    }
-
-
-def run_tags(spec: RunSpec) -> dict[str, str]:
-    """Tags that say which run it is; ``method``, ``backbone``, ``setting``, ``scale`` and ``seed`` are to filter by."""
-    filters = {"method": spec.method, "backbone": spec.backbone, "setting": spec.setting, "scale": spec.scale}
-    named = {
-        "run_id": spec.run_id,
-        "row": spec.row,
-        "setting": spec.setting,
-        "scale": spec.scale,
-        "tuning": _tuning_tag(spec.tuning),
-        "published": _json_tag("published", spec.published),
-    }
-    return {
-        KIND: RUN,
-        **{f"fedbench.{name}": value for name, value in named.items()},
-        **{name: value for name, value in filters.items() if value},
-        "seed": str(spec.seed),
-    }
-
-
-def run_note(spec: RunSpec, summary: Mapping[str, float], last_round: int) -> str:
-    """One paragraph of Markdown about a finished run: what it is, its final numbers, how to evaluate it again."""
-    numbers = [f"{called} **{summary[name]:.1f} %**" for name, called in _NOTED.items() if name in summary]
-    again = f"Evaluate its model again: `fedbench evaluate {spec.run_id}`"
-    return f"{_what(spec)} After {counted(last_round, 'round')}: {', '.join(numbers)}. {again}"
-
-
-def _what(spec: RunSpec) -> str:
-    where = f", setting **{spec.setting}**" if spec.setting else ""
-    return f"**{spec.row}**{where}, seed {spec.seed}, on `{spec.dataset}`."
-
-
-def _json_tag(name: str, value: Any) -> str:
-    """``value`` as the text of the tag; what MLflow would cut could not be read again, so it is refused."""
-    text = json.dumps(value)
-    if len(text) > MAX_TAG_VAL_LENGTH:
-        raise FedbenchError(
-            f"the tag fedbench.{name} of a run has {len(text)} characters, and MLflow keeps {MAX_TAG_VAL_LENGTH}; "
-            f"shorten what the suite gives as {name}."
-        )
-    return text
-
-
-def _tuning_tag(tuning: Mapping[str, str]) -> str:
-    """What the study spent; without its command where that would make the tag too long."""
-    if len(json.dumps(tuning)) > MAX_TAG_VAL_LENGTH:
-        tuning = {name: value for name, value in tuning.items() if name != "command"}
-    return _json_tag("tuning", tuning)

@@ -411,7 +411,7 @@ def test_ctrl_c_ends_the_web_interface_quietly(
 ) -> None:
     started = tmp_path / "started"
     serve = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
-    monkeypatch.setattr("fedbench.tracking.ui_command", lambda _: [sys.executable, "-c", serve])
+    monkeypatch.setattr("fedbench.store.ui_command", lambda _: [sys.executable, "-c", serve])
 
     def press_ctrl_c() -> None:
         while not started.exists():

@@ -21,8 +21,12 @@ from fedbench.cli.ui import ui
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, plugin_manager, relay
 from fedbench.invocation import Invocation
+from fedbench.parameters import flat_params
+from fedbench.recording import metric_name
+from fedbench.run_tags import run_tags
 from fedbench.spec import RunSpec, Training
-from fedbench.tracking import Tracking, finished_run_ids, flat_params, metric_name, run_tags, store_uri, ui_command
+from fedbench.store import finished_run_ids, store_uri, ui_command
+from fedbench.tracking import Tracking
 
 INFO = RunInfo(
     owners={"local_loss": "fedclip, fedavg"},
@@ -350,7 +354,7 @@ def test_the_web_interface_says_which_page_shows_the_latest_runs(
     uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(Tracking(uri, "just ran"), spec())
-    monkeypatch.setattr("fedbench.tracking.ui_command", lambda _: [sys.executable, "-c", ""])
+    monkeypatch.setattr("fedbench.store.ui_command", lambda _: [sys.executable, "-c", ""])
     ui(store=uri, port=5003)
     _, page = store.latest_page(uri) or ("", "")
     assert f"the runs of the suite just ran: http://127.0.0.1:5003{page}\n" in capsys.readouterr().out
@@ -369,7 +373,7 @@ def test_only_finished_runs_of_the_same_code_are_not_run_again(uri: str, monkeyp
     play(listener, spec(seed=0))
     listener.run_failed(spec(seed=1), "no")
     listener.run_started(spec(seed=2), INFO)
-    monkeypatch.setattr(tracking, "code_hash", lambda files: "0" * 64)
+    monkeypatch.setattr("fedbench.run_tags.code_hash", lambda files: "0" * 64)
     play(Tracking(uri, "resume's suite"), spec(seed=3))
     assert finished_run_ids(uri, "resume's suite", provenance.code_hash()) == {spec(seed=0).run_id}
     assert finished_run_ids(uri, "resume's suite", "0" * 64) == {spec(seed=3).run_id}

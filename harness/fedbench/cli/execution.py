@@ -32,8 +32,9 @@ from fedbench.prepare import Settings
 from fedbench.provenance import code_hash
 from fedbench.runs import checkpoints_of
 from fedbench.spec import RunSpec
+from fedbench.store import finished_run_ids, store_uri
 from fedbench.suite import Suite
-from fedbench.tracking import Tracking, finished_run_ids, store_uri
+from fedbench.tracking import Tracking
 from fedbench.uris import shown
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130

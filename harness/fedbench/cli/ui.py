@@ -27,8 +27,7 @@ def ui(
 
     Curves, parameters and artifacts of everything in the store. Ctrl-C ends it.
     """
-    from fedbench.store import latest_page
-    from fedbench.tracking import store_uri, ui_command
+    from fedbench.store import latest_page, store_uri, ui_command
     from fedbench.uris import shown
 
     uri = store_uri(store)
