@@ -91,7 +91,10 @@ class Cell:
 def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpec:
     """One cell and seed as a complete spec: every default is written out, so the run id covers it."""
     stack = stack_names(cell.row.method)
-    classes = {name: find_method(name, overrides.plugin_files) for name in stack}
+    try:
+        classes = {name: find_method(name, overrides.plugin_files) for name in stack}
+    except FedbenchError as error:
+        raise FedbenchError(f"{cell.row.place('method')}{error}") from error
     where = f"suite {suite.name!r}"
     draft = Draft(
         classes,

@@ -291,3 +291,15 @@ def test_there_are_at_least_25_cases():
 def test_a_number_too_long_to_be_shown_is_refused_by_its_line():
     with pytest.raises(FedbenchError, match=r"line 2: .*cannot be read as int"):
         parse_suite("name: s\ntraining: {rounds: 0x" + "f" * 5000 + "}\nrows: [{method: fedavg}]\n", "s")
+
+
+def test_an_unknown_method_of_a_suite_is_told_by_its_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("name: mine\nrows:\n- method: fedavg\n- method: fedp%rox\n")
+    monkeypatch.setattr(sys, "argv", ["fedbench", "run", "--suite", "mine.yaml", "--dry-run"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert (
+        "mine.yaml, line 4, rows.1.method: unknown method 'fedp%rox'; did you mean 'fedprox'" in capsys.readouterr().err
+    )
