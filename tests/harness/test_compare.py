@@ -8,13 +8,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedbench import store, tracking
+from fedbench import run_tags, store
 from fedbench.cli.app import main
 from fedbench.cli.compare import shortened, sparkline, spread
 from fedbench.comparing import Comparison, compare, curves_beside, differences, metrics_beside, settings_of
 from fedbench.errors import FedbenchError
 from fedbench.finding import find_run, reading_client
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult
+from fedbench.parameters import flat_params
 from fedbench.spec import RunSpec, Training
 from fedbench.tracking import Tracking
 
@@ -36,13 +37,13 @@ def play(listener: Tracking, spec: RunSpec, curve: dict[int, float], final: dict
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     place = store.store_uri(str(tmp_path_factory.mktemp("compared") / "store"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracking, "versions", lambda: {"torch": "2.6", "numpy": "2.0"})
-        patch.setattr(tracking, "code_hash", lambda files: "c" * 64)
-        patch.setattr(tracking, "commit", lambda: "a" * 40)
+        patch.setattr(run_tags, "versions", lambda: {"torch": "2.6", "numpy": "2.0"})
+        patch.setattr(run_tags, "code_hash", lambda files: "c" * 64)
+        patch.setattr(run_tags, "commit", lambda: "a" * 40)
         final = {"global_accuracy": 40.0, "tail_accuracy": 10.0, "class_accuracy/cat": 5.0, "bytes_up": 96.0}
         play(Tracking(place, "suite"), LEFT, {0: 10.0, 1: 20.0, 2: 30.0, 3: 40.0}, final, "d" * 64)
-        patch.setattr(tracking, "versions", lambda: {"torch": "2.7", "numpy": "2.0"})
-        patch.setattr(tracking, "commit", lambda: "b" * 40 + "+dirty")
+        patch.setattr(run_tags, "versions", lambda: {"torch": "2.7", "numpy": "2.0"})
+        patch.setattr(run_tags, "commit", lambda: "b" * 40 + "+dirty")
         final = {"global_accuracy": 50.5, "head_accuracy": 70.0, "class_accuracy/cat": 6.0, "bytes_up": 48.0}
         play(Tracking(place, "suite"), RIGHT, {0: 10.0, 2: 45.0, 4: 80.0}, final, "e" * 64)
         play(Tracking(place, "suite"), UNFINISHED, {}, {}, "d" * 64)
@@ -69,7 +70,7 @@ def test_settings_that_differ_come_by_dotted_key_and_equal_ones_are_counted(comp
     }
     # all settings of the left run and what its suite calls it, but for the five that differ there
     told_by_the_suite = 4
-    assert compared.equal_settings == len(tracking.flat_params(LEFT)) + told_by_the_suite - 5
+    assert compared.equal_settings == len(flat_params(LEFT)) + told_by_the_suite - 5
 
 
 def test_a_setting_that_is_younger_than_a_run_is_its_default(uri: str) -> None:

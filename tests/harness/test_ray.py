@@ -191,6 +191,7 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     assert (kept.folder / retried.spec.run_id).is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_ends_with_its_process_and_is_not_heard_of_again(
     address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
