@@ -21,6 +21,8 @@ from fedbench.claims import Claims, work_folder
 from fedbench.expand import expand
 from fedbench.resolve import Overrides
 from fedbench.store import INVOCATION, KIND, filed, open_store
+from fedbench.studies import counted, studies_named
+from fedbench.study_storage import open_storage
 from fedbench.suite import parse_suite
 
 COMMAND = [sys.executable, "-c", "from fedbench.cli.app import command; command()"]
@@ -183,9 +185,9 @@ def postgres() -> Iterator[str]:
             if subprocess.run([programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]).returncode == 0:
                 break
             time.sleep(0.2)
-        subprocess.run(
-            [programs / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "fedbench", "runs"], check=True, **user
-        )
+        for name in ("runs", "studies"):
+            made = [programs / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "fedbench", name]
+            subprocess.run(made, check=True, **user)
         yield f"postgresql://fedbench@127.0.0.1:{port}/runs"
     finally:
         server.send_signal(signal.SIGINT)
@@ -197,12 +199,17 @@ def postgres() -> Iterator[str]:
 def test_two_commands_share_a_postgresql_database_and_its_studies(folder, postgres):
     check_two_at_once(folder, postgres, "--store", postgres)
     tune = ("tune", "--suite", "suite.yaml", "--method", "fedprox", "--trials", "6", "--set", "rounds=3")
-    tune += ("--jobs", "1", "--store", postgres, "--storage", postgres)
+    refused = subprocess.run(
+        [*COMMAND, *tune, "--store", postgres, "--storage", postgres], cwd=folder, capture_output=True, text=True
+    )
+    assert refused.returncode == 2 and "give studies one of their own" in refused.stderr
+    tune += ("--jobs", "1", "--store", postgres, "--storage", postgres.replace("/runs", "/studies"))
     both = [subprocess.Popen([*COMMAND, *tune, "--cache-dir", "cache"], cwd=folder, text=True, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT) for _ in range(2)]  # fmt: skip
     said = [process.communicate(timeout=300)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
-    assert sum(out.count("(6/6)") for out in said) == 1
+    (study,) = studies_named(open_storage(postgres.replace("/runs", "/studies"), create=False))
+    assert len(counted(study)) == 6 and len({str(trial.params) for trial in counted(study)}) == 6
     assert (
         "fedprox"
         in subprocess.run(

@@ -129,6 +129,11 @@ def tune(
     settings = Settings(request.data_dir, request.cache_dir, request.plugin_files)
     uri = store_uri(store)
     url = storage_url(storage, uri)
+    if url == uri:
+        raise FedbenchError(
+            "--storage and --store are the same database, in which the tables of studies and of runs would clash; give "
+            "studies one of their own."
+        )
     # a data set may have picked another scale than the first
     at = scale or (specs[0].scale if specs[0].scale != next(iter(chosen.scales), "") else "")
     name = study or chosen.name + (f"-{at}" if at else "")
