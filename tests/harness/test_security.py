@@ -303,7 +303,7 @@ def test_folders_that_hold_each_other_are_refused() -> None:
         ("postgresql://host/runs?user=ann&password=secret", "postgresql://host/runs?password=***&user=ann"),
         ("postgresql://ann:sec:ret@host:xx/runs", "postgresql://***@host:xx/runs"),
         ("http://host:5000", "http://host:5000"),
-        ("sqlite:////tmp/store/mlflow.db", "sqlite:////tmp/store/mlflow.db"),
+        ("sqlite:////data/store/mlflow.db", "sqlite:////data/store/mlflow.db"),
     ],
 )
 def test_addresses_are_shown_without_passwords(uri: str, told: str) -> None:
