@@ -93,16 +93,20 @@ class Checkpoints:
                     return _round_of(file)
         return 0
 
-    def save(self, checkpoint: Checkpoint, *, is_last: bool, warn: Callable[[str], None]) -> None:
-        """Write ``checkpoint`` if one is due, and let go of the oldest. A full disk costs the checkpoint, not the run:
-        ``warn`` hears of it.
-        """
-        number = checkpoint.state.round
+    def are_due(self, number: int, seconds: float, *, is_last: bool) -> bool:
+        """Whether one is to be written after round ``number`` of a run that has taken ``seconds``."""
         if self._asked is None or number == 0:
-            return
-        late = time.monotonic() - self._written >= SECONDS or (is_last and checkpoint.seconds >= SECONDS)
-        if not (number % self._asked.every == 0 or is_last if self._asked.every else late):
-            return
+            return False
+        if self._asked.every:
+            return number % self._asked.every == 0 or is_last
+        return time.monotonic() - self._written >= SECONDS or (is_last and seconds >= SECONDS)
+
+    def save(self, checkpoint: Checkpoint, *, warn: Callable[[str], None]) -> None:
+        """Write ``checkpoint``, and let go of the oldest. A full disk costs the checkpoint, not the run: ``warn`` hears
+        of it.
+        """
+        assert self._asked is not None
+        number = checkpoint.state.round
         progress = {
             "made_by": self._made_by,
             "records": [asdict(record) for record in checkpoint.records],

@@ -70,8 +70,8 @@ def run_rounds(
             hooks.round_finished(spec=spec, record=record)
             yield record
             seconds = time.perf_counter() - started
-            made = Checkpoint(state, tuple(records), labels, run.executor.known(), seconds)
-            checkpoints.save(made, is_last=state.round == last, warn=warn)
+            if checkpoints.are_due(state.round, seconds, is_last=state.round == last):
+                checkpoints.save(Checkpoint(state, tuple(records), labels, run.executor.known(), seconds), warn=warn)
         finetuned = finetuned_metrics(run, state) if spec.training.finetune_epochs and state.weights else {}
     except BaseException as error:  # a method may raise SystemExit as well
         error.add_note(f"{spec.title}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
