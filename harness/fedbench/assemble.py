@@ -29,6 +29,12 @@ class Assembly:
 
     hooks: Hooks
     owners: Mapping[str, str]
+    keeps_lost_training: frozenset[str] = frozenset()
+    """Those methods of the run that say so; see `fedbench.hookspecs.Method`."""
+
+    def owners_of(self, hook: str) -> tuple[str, ...]:
+        """Who answers ``hook``, in call order."""
+        return tuple(self.owners[hook].split(", ")) if hook in self.owners else ()
 
 
 def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
@@ -78,9 +84,11 @@ def assemble(
     manager = plugin_manager()
     for listener in listeners:
         manager.register(listener)
+    keeping = set()
     for name in reversed(stack):
         if name != "fedavg":
             cls = find_method(name, plugin_files)
+            keeping |= {name} if getattr(cls, "keeps_lost_training", False) else set()
             manager.register(cls(build_params(name, cls.Params, params.get(name, {}))), name)
     # Of several trylast answers pluggy calls the last registered last: so the defaults, which are trylast, go in after
     # the methods, and even a method marked trylast is asked before them.
@@ -91,7 +99,7 @@ def assemble(
     except pluggy.PluginValidationError as error:
         raise FedbenchError(f"{method}: {error}; hooks are {', '.join(HOOK_NAMES)}.") from error
     defaults.replaced = _replacements(manager, method)
-    return Assembly(relay(manager), _owner_table(manager))
+    return Assembly(relay(manager), _owner_table(manager), frozenset(keeping))
 
 
 def _replacements(manager: pluggy.PluginManager, method: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from fedbench.faults import damaged, reason_to_reject
 from fedbench.prepare import Run
 from fedbench.private import kept_and_sent, shared
 from fedbench.scenarios.participation import Schedule, cohort, schedule
-from fedbench.state import RunState
+from fedbench.state import ClientState, RunState
 from fedbench.tasks import AggregationTask, ClientTask
 from fedbench.types import Update
 
@@ -48,6 +48,22 @@ def keep_private(run: Run, state: RunState, updates: Sequence[Update]) -> tuple[
         state.own[update.client], sent = kept_and_sent(update, run.private)
         leaving.append(sent)
     return tuple(leaving)
+
+
+def undo_lost(run: Run, state: RunState, before: Mapping[int, ClientState], updates: Sequence[Update]) -> None:
+    """Give clients back what they kept ``before`` an exchange, unless the server accepted one of the ``updates``.
+
+    So what a client keeps follows what the server has. What a method's ``keeps_lost_training`` covers stays as trained.
+    """
+    stays = run.assembly.keeps_lost_training
+    for client in before.keys() - {update.client for update in updates}:
+        trained, earlier = state.kept_by(client), before[client]
+        state.clients[client] = earlier.methods | {name: t for name, t in trained.methods.items() if name in stays}
+        if stays.issuperset(run.assembly.owners_of("private")):
+            continue
+        state.own.pop(client, None)
+        if earlier.own is not None:
+            state.own[client] = earlier.own
 
 
 def accepted(

@@ -76,6 +76,12 @@ class Method(Protocol):
     of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that the method looks at; the last
     two need no mention where it leaves `build_model` to the default. An optional ``requires`` names what the scenario
     must grant: ``server_data`` (unlabelled samples at the server) or ``server_labels`` (labelled ones).
+
+    Where a client's update is lost or rejected, what the client kept in that exchange (its ``state`` of the method, the
+    method's private tensors) is undone, so that it matches what the server has: the client is as if it had not trained.
+    With an optional ``keeps_lost_training = True`` it stays: for what is about the client's own data or model alone,
+    since a client knows that it has trained but not that its update was lost (`moon`, `fedbn`; but not `scaffold`, the
+    mean of whose controls the server has).
     """
 
     name: ClassVar[str]
@@ -179,6 +185,7 @@ class HookSpecs:
     def after_training(self, task: ClientTask, update: Update) -> Tensors | None:
         """Collected: what a client sends up beside its weights; also the place to keep state for its next round.
 
+        Whether the update arrives is not known yet. If it does not, that state is undone; see `Method`.
         Default: nothing. Answered by `creff` (class gradients) and `moon` (keeps its weights, sends nothing).
         """
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbench.answers import require, require_predictions, require_tensors
 from fedbench.errors import FedbenchError
-from fedbench.exchange import accepted, aggregated_state, owner_of, schedule_of, train_clients
+from fedbench.exchange import accepted, aggregated_state, owner_of, schedule_of, train_clients, undo_lost
 from fedbench.executors.sequential import joined
 from fedbench.metrics import score, size_in_bytes, unseen_metrics, validation_accuracy
 from fedbench.models.inputs import InputSource
@@ -59,9 +59,11 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
             client_task(run, state, number, exchange, client, sent[client], who.work.get(client, 1.0))
             for client in who.training
         ]
+        before = {client: state.kept_by(client) for client in who.late | who.corrupt}
         arrived = [u for u in train_clients(run, state, tasks) if u.client not in who.late]
         up += sum(size_in_bytes(u.weights, u.buffers, u.payload) for u in arrived)
         updates = accepted(run, {task.client: task for task in tasks}, arrived, who.corrupt)
+        undo_lost(run, state, before, updates)
         rejected += len(arrived) - len(updates)
         if not updates:
             continue

@@ -23,6 +23,14 @@ _SEPARATORS = {"weights": 1, "buffers": 1, "server": 2, "client": 3, "own": 2, "
 """By the kind of tensor, the bars in its key: kind, then client, method and name as far as they apply."""
 
 
+@dataclass(frozen=True)
+class ClientState:
+    """What one client keeps: tensors by method name, and its private tensors; None where it has not taken part."""
+
+    methods: dict[str, Tensors]
+    own: Tensors | None
+
+
 @dataclass
 class RunState:
     """The run after ``round`` rounds: global tensors, and what methods keep on the server and on clients."""
@@ -36,6 +44,11 @@ class RunState:
     """By client id, then method name."""
     own: dict[int, Tensors] = field(default_factory=dict)
     """The private tensors of clients that have taken part, by client id."""
+
+    def kept_by(self, client: int) -> ClientState:
+        """What ``client`` keeps now: no later change of this state, nor of its mappings, reaches the answer."""
+        methods = {name: dict(tensors) for name, tensors in self.clients.get(client, {}).items()}
+        return ClientState(methods, None if client not in self.own else dict(self.own[client]))
 
 
 @dataclass(frozen=True)

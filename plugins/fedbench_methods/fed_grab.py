@@ -24,6 +24,7 @@ Left open / contradicted. The paper's equations were not at hand, these are the 
     probability 0.1^{i/(m−1)}, i being those exempted so far of m: class 0 always. Off; `gate=0.1` has it;
   - averages take client sizes in a random order: here a client's own;
   - the bound of 100 on u has no effect: here it has, `clamp=0` is without.
+Where an update is lost, D is that before: its gradients never reach the global classifier.
 D of an uncontrolled class goes on, its u and errors wait, as there. D may grow without end, and with it Ki's part of
 u: `reset=round` begins every participation with a new controller. That code has lr 0.03, momentum 0.5, batch size 10.
 """

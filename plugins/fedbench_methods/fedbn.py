@@ -14,7 +14,8 @@ head on CLIP) nothing is private, and it is FedAvg with weighting=uniform bit fo
 The mean is plain as in the released code, whatever the run's weighting; `weighting=samples` weights it by n_k.
 The paper has no global model. The columns of one global model need a rule, which is this harness's and not the paper's:
 ψ with the unweighted mean of the layers of all clients that have taken part; before any has, the initial ones. A client
-that has not taken part is scored with the same layers, also in `personal_...`; it trains from the initial ones.
+that has not taken part is scored with the same layers, also in `personal_...`; it trains from the initial ones. Layers
+stay as trained where the update was lost: they are the client's alone.
 The code's plain SGD at lr 0.01 and its truncated training sets are those of its comparison, so there is no recipe.
 Cost: FedAvg's, less the batch-norm entries each way, which are kept once a client and saved with the run.
 """
@@ -62,6 +63,7 @@ class FedBN:
     citation: ClassVar[str] = "Li et al., FedBN: FL on Non-IID Features via Local Batch Normalization, ICLR 2021"
     Params: ClassVar[type] = FedBnParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    keeps_lost_training: ClassVar[bool] = True
 
     def __init__(self, params: FedBnParams) -> None:
         self.params = params

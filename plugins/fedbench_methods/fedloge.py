@@ -21,6 +21,7 @@ E starts with rows of length τ and the rate falls linearly to zero: 2,000 steps
 C = 10) where the code's 10,000 at a constant rate, from rows of length 0.6, oscillate 0.1° below. Cost, once a run, on
 one CPU core: 0.6 s at C = 10, d = 512; 4.5 s at C = 100; minutes at C = 1000, d = 2048. Such angles need d ≥ C − 1:
 refused otherwise.
+A local head stays as trained where the client's update was lost: it is the client's alone.
 Needs a model with a linear head. On frozen CLIP features there is no backbone to train: E is left out, and the global
 head is FedAvg's. ρ is the length of rows inside the model's scale s, which all heads share.
 """
@@ -164,6 +165,7 @@ class FedLoGe:
     citation: ClassVar[str] = "Xiao et al., FedLoGe: Joint Local and Generic Federated Learning, ICLR 2024"
     Params: ClassVar[type] = FedLoGeParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    keeps_lost_training: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ("tune", "head_scale")
 
     def __init__(self, params: FedLoGeParams) -> None:

@@ -14,7 +14,8 @@ Answers: build_model, private, evaluate. Stacks with methods that change the los
 weights (fedprox) hold v^l as well. Any CLIP whose tower has features of single patches (`ClipPatchEncoder`), which are
 cached: P d halves an image, 8 times its pooled feature for clip:embedded and 98 times for ViT-B/16.
 Own models, in the columns `personal_...`, are the new v^g with the client's v^l; a client that has not taken part has
-the first draw. The global model has v^g in both places, so that its columns know nothing of any client.
+the first draw. The global model has v^g in both places, so that its columns know nothing of any client. v^l stays as
+trained where the update with v^g was lost.
 Paper against released code: the script of CIFAR-100 has M = 4 and ε = 0.1, that of few shots 16 and 0.01, and γ is 0.8
 in both but 1 by default. The code lets all clients train in the first round and carries SGD's momentum from client to
 client; here the run's participation holds, and every client begins anew. Columns of Q are divided by their largest
@@ -135,6 +136,7 @@ class FedOTP:
     citation: ClassVar[str] = "Li et al., Global and Local Prompts Cooperation via Optimal Transport for FL, CVPR 2024"
     Params: ClassVar[type] = FedOtpParams
     recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+    keeps_lost_training: ClassVar[bool] = True
 
     def __init__(self, params: FedOtpParams) -> None:
         self.params = params

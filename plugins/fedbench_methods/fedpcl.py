@@ -23,7 +23,8 @@ prototypes: no weight has a gradient, the optimiser takes no step, and the proje
 decay (the code's zero loss lets Adam's decay of 1e-4 move it), unless a method stacked on it adds a term. Prototypes
 are computed after training, in eval mode, and not brought to length one. Where not all clients take part, the server
 keeps the last set of each, P is the mean over these, and only clients with a set are summed over; a sample whose class
-nobody has sent yet adds zero. A client that never took part predicts with its initial projector by the nearest P_j.
+nobody has sent yet adds zero. Where an update is lost, projector and prototypes are those before: the server's set is
+one of them. A client that never took part predicts with its initial projector by the nearest P_j.
 Cost: k 256 floats up for the k classes a client has; (N + 1) C 256 floats down, N the clients of the federation, zeros
 for classes they lack included; masks besides. Each client's projector is kept and saved with the run.
 """

@@ -12,8 +12,9 @@ not, nor counted or averaged. All three are drawn from N(0, 0.02²), U and V ali
 Answers: build_model, private, loss_terms, evaluate. Stacks with methods that change the base loss, add terms or
 aggregate otherwise; terms on the weights (fedprox) hold U and V as well. Any CLIP, ResNets included.
 Own models, in the columns `personal_...`, are the new σ with the client's U V; a client that has not taken part has the
-first draw. The global model is σ alone. U V is 1e-3 at first, so that c(z^s, z) is nearly 1 and the push outweighs the
-pull; not zero as with LoRA, so that round 0 of the own models is not PromptFL's.
+first draw. U V stays as trained where the update with σ was lost. The global model is σ alone. U V is 1e-3 at first, so
+that c(z^s, z) is nearly 1 and the push outweighs the pull; not zero as with LoRA, so that round 0 of the own models is
+not PromptFL's.
 Paper against released code: z⁰ is there the text "X X ... X name." of M placeholders (`anchor=placeholder`); here it
 is that of the run's `templates`, which say what CLIP knows. The script's two prompts a client give 2K logits for K
 labels, of which the second half is never a target; here there is one. The script's b = 8 and μ = 0.5 are the defaults;
@@ -87,6 +88,7 @@ class FedPGP:
     citation: ClassVar[str] = "Cui et al., Harmonizing Generalization and Personalization in FPL, ICML 2024"
     Params: ClassVar[type] = FedPgpParams
     recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+    keeps_lost_training: ClassVar[bool] = True
 
     def __init__(self, params: FedPgpParams) -> None:
         self.params = params

@@ -22,7 +22,7 @@ a class that nobody of the round holds keeps its P_j. A client that never took p
 among all classes that have a prototype. The code's momentum .5 and batches of 4 are of its comparison: no recipe. Its
 λ is 1 on MNIST and FEMNIST, 0.1 on CIFAR-10; L_R is a mean over coordinates, so that a sum would have λ/d.
 Cost: k d floats and C mask bytes up for the k classes a client has, C d floats and the mask down; each client's whole
-model is kept and saved with the run; one pass over the client's data for its prototypes.
+model is kept and saved with the run, also where its update was lost; one pass over its data for its prototypes.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class FedProto:
     citation: ClassVar[str] = "Tan et al., FedProto: Federated Prototype Learning, AAAI 2022"
     Params: ClassVar[type] = FedProtoParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    keeps_lost_training: ClassVar[bool] = True
 
     def __init__(self, params: FedProtoParams) -> None:
         self.params = params

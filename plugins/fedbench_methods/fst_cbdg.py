@@ -9,7 +9,8 @@ without labels. In every local iteration, in this order (Alg. 1):
     m_k = #{j on the client: argmax q_j = k},   n_k = (1 + γ) max_k' m_k' - m_k      (Eq. 7)
     L_tSamp = -Σ_k Σ_{j≤n_k} log f(z_kj)_k,   z_kj ~ N(T_k, σ² I)      (Eqs. 5, 6)
     minimise L_iST + λ L_tSamp                                         (Eq. 8)
-The server takes the plain mean of the participants' W and b (Alg. 1). A client keeps q between its rounds. T is known
+The server takes the plain mean of the participants' W and b (Alg. 1). A client keeps q, which is of its own images
+alone, between its rounds, also where its update was lost. T is known
 to every client, as Alg. 1 has it; its C d floats, sent once, are not counted.
 
 Answers: build_model, local_loss, aggregate. Never reads a label, hidden or not. Stacks with methods that add loss
@@ -142,6 +143,7 @@ class FSTCBDG:
     citation: ClassVar[str] = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
     Params: ClassVar[type] = FstCbdgParams
     recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
+    keeps_lost_training: ClassVar[bool] = True
 
     def __init__(self, params: FstCbdgParams) -> None:
         if not params.self_training and params.text_weight == 0:

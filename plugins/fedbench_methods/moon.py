@@ -15,6 +15,7 @@ backbone=resnet50?projector=256&projector_layers=2, and give FedAvg the same bac
 the loss. A head over frozen features (CLIP with tune=head) is refused: z would not depend on what is trained. Paper
 lr 0.01 and decay 1e-5 hold for all its methods, so there is no recipe; the code's flags default to μ = 1, and the paper
 chose 5 on CIFAR-10, 1 on CIFAR-100 and Tiny-ImageNet.
+A client whose update was lost keeps the model it trained: z_prev is its own last one, and no server has a copy.
 Cost: three forward passes a step, and one copy of weights and running statistics a client, saved with the run.
 """
 
@@ -80,6 +81,7 @@ class MOON:
     citation: ClassVar[str] = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
     Params: ClassVar[type] = MoonParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    keeps_lost_training: ClassVar[bool] = True
 
     def __init__(self, params: MoonParams) -> None:
         self.params = params

@@ -21,6 +21,7 @@ weights; some released code weights them by samples: `weighting`. Some starts th
 weights, once divided by m, corrects running statistics too, or adds the correction after an optimiser step with
 momentum while dividing by η K: none of it here. Running statistics are averaged by the harness, with the run's own
 weighting. η_g = 1 in released code.
+A client keeps c_k⁺ only if its update arrives, or c would no longer be the mean of all c_k.
 Cost: c down and a control up, as large as the weights each: twice FedAvg's bytes both ways, without the running
 statistics. One copy of the weights for every client that took part, kept and saved with the run.
 """
