@@ -5,13 +5,14 @@ Class shares p_i = counts_i / n_i are rows of (N, K) matrices in float64; an emp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedbench.randomness import seed_sequence
+from fedbench.scenarios.groups import cumulative_exclusive
 
 Similarity = Literal["js", "kl", "wasserstein", "total_variation", "cosine"]
 SIMILARITIES: tuple[Similarity, ...] = ("js", "kl", "wasserstein", "total_variation", "cosine")
@@ -62,7 +63,16 @@ def similarity_matrix(shares: Tensor, measure: Similarity) -> Tensor:
 
 
 def head_and_tail(counts: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Classes above and classes below the median of the samples a class (K,) has; the median itself is in neither."""
+    """Head and tail classes by the samples (K,) that all clients together report of each class.
+
+    Largest first, head up to 75 % of all samples and tail beyond 95 %, a class that crosses going to the next group:
+    `cumulative_exclusive`, which the published tables of CAPT fit. Where that gives no head, or a tail as large as it,
+    classes above and below the median; on balanced data there is neither.
+    """
+    groups = cumulative_exclusive(counts.numpy())
+    head, tail = groups.get("head", ()), groups.get("tail", ())
+    if head and tail and counts[list(head)].min() > counts[list(tail)].max():
+        return head, tail
     middle = counts.double().quantile(0.5)
     return tuple(torch.nonzero(counts > middle)[:, 0].tolist()), tuple(torch.nonzero(counts < middle)[:, 0].tolist())
 
@@ -130,21 +140,15 @@ def similar_clients(counts: Tensor, measure: Similarity, count: int, algorithm: 
     return cluster_rows(similarity_matrix(class_shares(counts), measure), count, algorithm, seed)
 
 
-def complementary_clients(
-    counts: Tensor, groups: Mapping[str, Sequence[int]], count: int, algorithm: Algorithm | None, seed: int
-) -> Tensor:
-    """Clusters meant to hold head and tail classes alike, (N,) int64, from the clients' samples by class (N, K).
+def complementary_clients(counts: Tensor, count: int, algorithm: Algorithm | None, seed: int) -> Tensor:
+    """Clusters meant to have head and tail classes alike, (N,) int64, from the clients' samples by class (N, K).
 
-    ``algorithm`` clusters the rows of the complementarity matrix; None deals the clients in turn by their tail share.
-    Head and tail are those of ``groups``, else the classes above and below the median.
+    ``algorithm`` clusters the rows of the complementarity matrix; None assigns the clients in turn by their tail share.
     """
-    shares = class_shares(counts)
-    head, tail = head_and_tail(counts.sum(dim=0))
-    if "head" in groups and "tail" in groups:
-        head, tail = tuple(groups["head"]), tuple(groups["tail"])
+    head, tail = (group_share(class_shares(counts), classes) for classes in head_and_tail(counts.sum(dim=0)))
     if algorithm is None:
-        return snake_deal(group_share(shares, tail), count)
-    return cluster_rows(complementarity(group_share(shares, head), group_share(shares, tail)), count, algorithm, seed)
+        return snake_deal(tail, count)
+    return cluster_rows(complementarity(head, tail), count, algorithm, seed)
 
 
 def weighted_means(values: Sequence[Tensor], weights: Tensor, otherwise: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
 def start(run: Run, state: RunState) -> int:
     """Let methods fill the server's state from what clients report; the bytes that clients send for it."""
     federation = run.federation
-    task = StartTask(Reports(federation), run.model, run.spec, federation.groups, state.server)
+    task = StartTask(Reports(federation), run.model, run.spec, state.server)
     answers = run.assembly.hooks.start(task=task)
     for answer in answers:
         require_tensors(answer, run.spec.method, "start")

@@ -53,8 +53,6 @@ class StartTask:
     clients: Sequence[ClientReport]
     model: Model
     spec: RunSpec
-    groups: Mapping[str, tuple[int, ...]]
-    """Class indices by reporting group (head / mid / tail); empty where the scenario has none."""
     state: dict[str, Tensors]
     """Tensors the server keeps between rounds, by method name; to be filled in."""
 

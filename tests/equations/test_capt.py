@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy, linear, normalize
 
 from fedbench.bandit import Pace, choose, mean_loss, reward, updated
+from fedbench.clustering import complementary_clients, head_and_tail
 from fedbench.defaults import average
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import AggregationTask, BroadcastTask, StartTask
@@ -202,12 +203,12 @@ def test_without_clusters_and_bandit_every_prompt_is_the_plain_average():
 # the server
 
 
-def server_state(method, counts, weights, *, groups=None, seed=0):
+def server_state(method, counts, weights, *, seed=0):
     reports = tuple(ClientReport(i, int(row.sum()), row) for i, row in enumerate(counts))
     state = {}
     spec = capt_spec().model_copy(update={"seed": seed})
     model = Model(weights=weights, forward=None)
-    sent = method.start(StartTask(reports, model, spec, groups or {}, state))
+    sent = method.start(StartTask(reports, model, spec, state))
     return state, sent, spec, model
 
 
@@ -222,29 +223,49 @@ def test_start_sends_counts_up_and_makes_prior_and_clusters():
     # 27 + 6 + 27 = 60 samples
     torch.testing.assert_close(state["capt"]["prior"], torch.tensor([0.45, 0.1, 0.45]))
     assert state["capt"]["prompt.class.clusters"].tolist() == [0, 1, 0, 1, 0, 1]
-    # no class above or below the median 27 but class 1, tail: shares .1 1/9 .2 0 0 2/11, falling 2 5 1 0 3 4, dealt
-    # 0 1 1 0 0 1
+    # 27, 27 and 6 reach 45, 90 and 100 %: class 0 is head, class 1 tail with shares .1 1/9 .2 0 0 2/11, falling
+    # 2 5 1 0 3 4, by 0 1 1 0 0 1
     assert state["capt"]["prompt.general.clusters"].tolist() == [0, 1, 0, 0, 1, 1]
     assert state["capt"]["prompt.general"].shape == (2, 1, 1)
     assert state["capt"]["prompt.class"].shape == (2, 3, 1, 1)
 
 
-def test_tail_of_the_scenario_decides_the_deal():
+# 36, 15 and 9 of 60 reach 60, 85 and 100 %: head 0, tail 2
+TAILED = torch.tensor([[9, 1, 0], [3, 4, 3], [8, 2, 0], [3, 3, 4], [9, 1, 0], [4, 4, 2]])
+
+
+def test_tail_of_what_is_reported_decides_who_is_with_whom():
     method = CAPT(CaptParams(vl_align=False, complementary_clusters=2))
-    state, *_ = server_state(method, SIX, PROMPTS, groups={"head": (0,), "mid": (1,), "tail": (2,)})
-    # shares of class 2: 0, 8/9, 0, .9, .1, 9/11; falling 3 1 5 4 0 2, dealt 0 1 1 0 0 1
-    assert state["capt"]["prompt.general.clusters"].tolist() == [0, 1, 1, 0, 0, 1]
+    state, *_ = server_state(method, TAILED, PROMPTS)
+    # shares of class 2: 0, .3, 0, .4, 0, .2; falling 3 1 5 0 2 4, by 0 1 1 0 0 1
+    assert state["capt"]["prompt.general.clusters"].tolist() == [0, 1, 0, 0, 1, 1]
 
 
 def test_literal_heterogeneity_clusters_gather_clients_of_like_tail():
     method = CAPT(CaptParams(vl_align=False, complementary_clusters=2, het_cluster="literal"))
-    state, *_ = server_state(method, SIX, PROMPTS, groups={"head": (0,), "tail": (2,)})
+    state, *_ = server_state(method, TAILED, PROMPTS)
     assert state["capt"]["prompt.general.clusters"].tolist() == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("factor", "scenario"), [(2.0, {"groups": "shots"}), (10.0, {"server_samples": 6}), (10.0, {"validation": 0.3})]
+)
+def test_clusters_follow_from_what_clients_report_whatever_groups_are_scored(factor, scenario):
+    spec = tiny_spec("capt", backbone="clip:embedded")
+    tail = {"imbalance": "exponential", "imbalance_factor": factor, **scenario}
+    run = tiny_run(spec.model_copy(update={"scenario": spec.scenario.model_copy(update=tail)}))
+    state = run.initial_state()
+    start(run, state)
+    reported = torch.stack([run.federation.class_counts(client) for client in range(4)])
+    scored = tuple(run.federation.groups.get(name, ()) for name in ("head", "tail"))
+    assert head_and_tail(reported.sum(dim=0)) != scored and run.federation.groups
+    wanted = complementary_clients(reported, 3, None, seed=0)
+    assert torch.equal(state.server["capt"]["prompt.general.clusters"], wanted)
 
 
 def test_hidden_labels_are_refused():
     reports = (ClientReport(0, 5, None),)
-    task = StartTask(reports, Model(weights=PROMPTS, forward=None), capt_spec(), {}, {})
+    task = StartTask(reports, Model(weights=PROMPTS, forward=None), capt_spec(), {})
     with pytest.raises(FedbenchError, match="label"):
         CAPT(CaptParams()).start(task)
 

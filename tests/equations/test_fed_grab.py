@@ -326,7 +326,7 @@ def update_of(client, weight, examples):
 def test_server_averages_by_each_clients_own_size_and_keeps_the_mean_of_its_estimates():
     method, spec = FedGraB(FedGraBParams()), tiny_spec(NAME)
     model, state = model_of([[0.0, 0.0]] * 3), {}
-    method.start(StartTask((), model, spec, {}, state))
+    method.start(StartTask((), model, spec, state))
     sent = method.broadcast(BroadcastTask(0, 1, 0, model.weights, spec, state))
     assert sent.payload["controlled"].tolist() == [False, False, False]
     updates = (
@@ -362,7 +362,7 @@ def test_by_default_clients_are_told_the_tail_which_costs_a_byte_a_class():
 
 
 def test_dpa_needs_a_linear_head_and_controlling_all_does_not():
-    task = StartTask((), replace(model_of(), head=None), tiny_spec(NAME), {}, {})
+    task = StartTask((), replace(model_of(), head=None), tiny_spec(NAME), {})
     with pytest.raises(FedbenchError, match="fed-grab needs a linear classifier"):
         FedGraB(FedGraBParams()).start(task)
     FedGraB(FedGraBParams(controlled="all")).start(task)

@@ -57,7 +57,7 @@ def started(counts, *, model=None, rounds=4, weighting="samples", **params):
     plugin = FedConcat(FedConcatParams(**params))
     spec = RunSpec(method="fedconcat", training=Training(rounds=rounds, weighting=weighting))
     clients = [ClientReport(k, sum(row), torch.tensor(row)) for k, row in enumerate(counts)]
-    task = StartTask(clients, model or small_model(), spec, {}, {})
+    task = StartTask(clients, model or small_model(), spec, {})
     sent = plugin.start(task)
     return plugin, spec, task.state, sent
 
@@ -92,7 +92,7 @@ def test_every_client_sends_its_label_shares_once():
 
 def test_hidden_labels_are_refused():
     plugin = FedConcat(FedConcatParams())
-    task = StartTask([ClientReport(0, 5, None)], small_model(), RunSpec(method="fedconcat"), {}, {})
+    task = StartTask([ClientReport(0, 5, None)], small_model(), RunSpec(method="fedconcat"), {})
     with pytest.raises(FedbenchError, match="label shares, which are hidden"):
         plugin.start(task)
 

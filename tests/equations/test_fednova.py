@@ -206,7 +206,7 @@ def test_other_optimisers_than_sgd_are_refused_before_training():
 
 def test_the_proximal_term_is_refused_where_weights_have_rates_of_their_own():
     model = Model(weights={"a": torch.zeros(1), "b": torch.zeros(1)}, forward=None, lr_factors={"b": 0.1})
-    task = StartTask((), model, RunSpec(), {}, {})
+    task = StartTask((), model, RunSpec(), {})
     FedNova(FedNovaParams()).start(task)
     with pytest.raises(FedbenchError, match="one learning rate for all weights"):
         FedNova(FedNovaParams(mu=0.1)).start(task)

@@ -44,7 +44,7 @@ def play(losses, cohorts, method="scaffold", params=None, start=0.0, factors=Non
     hooks = assemble(method, {method: params or {}}, listeners=[Quadratic()]).hooks
     model = Model(weights={"w": torch.tensor([start])}, forward=None, lr_factors=factors or {})
     weights, server, clients, history = model.weights, {}, [{} for _ in losses], []
-    hooks.start(task=StartTask((), model, spec, {}, server))
+    hooks.start(task=StartTask((), model, spec, server))
     for number, cohort in enumerate(cohorts, 1):
         updates = []
         for k in cohort:
@@ -251,7 +251,7 @@ def test_weights_that_the_server_does_not_send_have_no_control(make_task):
     model = Model(weights={"w": torch.zeros(2), "own": torch.zeros(2)}, forward=forward)
     server = {}
     method = SCAFFOLD(ScaffoldParams())
-    method.start(StartTask((), model, RunSpec(), {}, server))
+    method.start(StartTask((), model, RunSpec(), server))
     sent = method.broadcast(BroadcastTask(0, 1, 0, {"w": model.weights["w"]}, RunSpec(), server))
     assert list(sent.payload) == ["control/w"]
     kept = {"scaffold": {"w": torch.ones(2), "own": torch.ones(2)}}

@@ -88,10 +88,17 @@ def test_complementarity_by_hand():
     assert complementarity(h, t).tolist() == [[0.0, 0.5], [0.5, 0.25]]
 
 
-def test_without_groups_head_and_tail_are_the_classes_above_and_below_the_median():
-    assert head_and_tail(torch.tensor([9, 1, 5])) == ((0,), (1,))
-    assert head_and_tail(torch.tensor([9, 1, 5, 7])) == ((0, 3), (1, 2))
-    assert head_and_tail(torch.tensor([4, 4, 4])) == ((), ())
+def test_head_and_tail_are_cut_at_75_and_95_percent_of_all_samples():
+    # shares 50, 25, 20, 5 %, reaching 50, 75, 95, 100
+    assert head_and_tail(torch.tensor([25, 5, 50, 20])) == ((0, 2), (1,))
+    # 49, 27, 20, 4 reach 49, 76, 96, 100: a class that crosses goes to the next group
+    assert head_and_tail(torch.tensor([27, 4, 49, 20])) == ((2,), (1, 3))
+
+
+def test_without_a_head_or_with_a_tail_as_large_the_median_parts_them():
+    assert head_and_tail(torch.tensor([4, 76, 20])) == ((1,), (0,))
+    assert head_and_tail(torch.tensor([90, 6, 1, 3])) == ((0, 1), (2, 3))
+    assert head_and_tail(torch.tensor([4] * 20)) == ((), ())
 
 
 TWO_KINDS = torch.tensor([[9, 1, 0], [0, 1, 8], [8, 2, 0], [1, 0, 9], [9, 0, 1], [0, 2, 9]])
@@ -132,24 +139,20 @@ def test_snake_deal_by_hand():
 def test_dealt_clusters_have_about_equal_tails_and_kmeans_on_complementarity_has_not():
     generator = torch.Generator().manual_seed(0)
     counts = (60 * torch.rand(20, 10, generator=generator) ** 4 * torch.logspace(0, -1, 10)).long() + 1
-    groups = {"head": (0, 1, 2), "tail": (7, 8, 9)}
-    tails = group_share(class_shares(counts), groups["tail"])
+    tails = group_share(class_shares(counts), head_and_tail(counts.sum(dim=0))[1])
 
     def spread(clusters):
         return torch.stack([tails[clusters == c].mean() for c in clusters.unique()]).std().item()
 
-    dealt = complementary_clients(counts, groups, 3, None, seed=0)
+    dealt = complementary_clients(counts, 3, None, seed=0)
     assert sorted(torch.bincount(dealt).tolist()) == [6, 7, 7]
-    assert spread(dealt) < 0.2 * spread(complementary_clients(counts, groups, 3, "kmeans", seed=0))
+    assert spread(dealt) < 0.2 * spread(complementary_clients(counts, 3, "kmeans", seed=0))
 
 
-def test_head_and_tail_of_the_scenario_go_before_the_median():
+def test_clients_are_assigned_in_turn_by_their_share_of_the_tail():
     counts = torch.tensor([[9, 1, 0], [0, 9, 1], [5, 0, 5], [9, 0, 0]])
-    dealt = complementary_clients(counts, {"head": (0,), "tail": (1,)}, 2, None, seed=0)
-    # tail shares .1, .9, 0, 0: falling 1, 0, 2, 3 dealt 0 1 1 0
-    assert dealt.tolist() == [1, 0, 1, 0]
-    # by the median of 23, 10, 6 the tail is class 2: shares 0, .1, .5, 0: falling 2, 1, 0, 3
-    assert complementary_clients(counts, {}, 2, None, seed=0).tolist() == [1, 1, 0, 0]
+    # 23, 10 and 6 of 39 reach 59, 85, 100 %: the tail is class 2, shares 0, .1, .5, 0; falling 2, 1, 0, 3, by 0 1 1 0
+    assert complementary_clients(counts, 2, None, seed=0).tolist() == [1, 1, 0, 0]
 
 
 def test_cluster_means_weigh_by_samples_and_an_empty_cluster_keeps_its_own():
