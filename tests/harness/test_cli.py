@@ -186,6 +186,40 @@ def test_describe_shows_equations_ranges_and_recipe_unmangled(fedbench: Command)
     assert "lr=5e-05" in clip
 
 
+MINE = '''"""Mine: three equations, unindented as a newcomer writes them.
+
+w_k ← w_t − η ∇F_k(w_t) + λ (w_t − w_{t−1})  (1)
+w_{t+1} ← Σ_k p_k w_k,   p_k = n_k / Σ_j n_j  (2)
+c_{t+1} ← c_t + (1/N) Σ_k (c_k⁺ − c_k) [mean] (3)
+"""
+from dataclasses import dataclass
+from fedbench.hookspecs import hookimpl
+
+@dataclass(frozen=True)
+class Params: ...
+
+class Mine:
+    name, citation, Params, recipe = "mine", "Me, 2026", Params, {}
+    def __init__(self, params): ...
+    @hookimpl
+    def loss_terms(self, step):
+        """Nothing yet."""
+'''
+
+
+@pytest.mark.parametrize("columns", [None, 70])
+def test_describe_keeps_the_lines_of_equations(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int | None
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    if columns is not None:
+        terminal = Console(file=sys.stdout, force_terminal=True, color_system=None, width=columns)
+        monkeypatch.setattr("fedbench.cli.describe.console", lambda: terminal)
+    lines = fedbench("describe", "mine", "--plugin", "mine.py").out.splitlines()
+    written = MINE.partition('"""')[2].partition('"""')[0].splitlines()
+    assert [line.rstrip() for line in lines if line.rstrip() in written and line.strip()] == [w for w in written if w]
+
+
 def test_describe_names_the_range_that_tuning_searches_where_it_is_narrower(fedbench: Command) -> None:
     out = fedbench("describe", "clip2fl").out
     assert "1 to 1000 (log), tuned 2 to 50" in out
