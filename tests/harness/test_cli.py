@@ -484,8 +484,35 @@ def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(
     ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--jobs", "1")
     assert ended.code == 1
     assert "failed: fedavg · clip:embedded, seed 0: ValueError: broken\n" in ended.err
-    assert str(tmp_path / "failures.log") in ended.err
-    assert "Traceback of the worker" in (tmp_path / "failures.log").read_text()
+    log = tmp_path / "failures.log"
+    assert f"tracebacks are at the end of {log}." in ended.err
+    first = log.read_text()
+    assert "\nfedavg · clip:embedded, seed 0, run " in first and "\nTraceback of the worker\n" in first
+    # the next command's stand behind them
+    assert fedbench("run", "--method", "fedprox", "--seed", "0", "--seed", "1", "--jobs", "1").code == 1
+    second = log.read_text().removeprefix(first)
+    assert len(second) < len(log.read_text()) and "\nfedprox · clip:embedded, seed 0, run " in second
+    headings = [line for line in (first + second).splitlines() if line.startswith("==== ")]
+    year = f"==== {time.strftime('%Y')}-"
+    assert all(line.startswith(year) for line in headings)
+    assert [line.partition("  ")[2] for line in headings] == [
+        "fedbench run --method fedavg --seed 0 --seed 1",
+        "fedbench run --method fedprox --seed 0 --seed 1",
+    ]
+
+
+def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
+) -> None:
+    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+        yield RunFailed(specs[0], "ValueError: broken", "Traceback of \ud800 the worker")
+        raise KeyboardInterrupt
+
+    faked_run(monkeypatch, execution, events)
+    ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--jobs", "1")
+    assert ended.code == 130
+    assert "seed 0: ValueError: broken\n" in ended.err and ended.err.splitlines()[-1].startswith("interrupted: 0 of 2 ")
+    assert "Traceback of \\ud800 the worker" in (tmp_path / "failures.log").read_text()
 
 
 def test_finished_runs_are_skipped_unless_rerun_is_given(
