@@ -1,16 +1,20 @@
-"""Numbers that papers print, as facts to set measured ones beside; the files stand in ``leaderboards/published``."""
+"""Numbers that papers print, as facts to set measured ones beside.
+
+The files stand beside the suites that replay them, so that every installation of fedbench has them.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-import fedbench
 from fedbench.comparable import Difference, differences, not_printed
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.suite import Key, Suite
@@ -31,30 +35,30 @@ class Published:
     metrics: Mapping[str, str]
 
 
-def load_published(name: str, folder: Path) -> pd.DataFrame:
+def load_published(name: str, folder: Traversable) -> pd.DataFrame:
     """The facts of one paper, a line a printed number, every column as text. FedbenchError for an unknown name."""
     file = folder / f"{name}.csv"
     if not file.is_file():
-        raise unknown_name(
-            f"file of published numbers in {folder}:", name, sorted(p.stem for p in folder.glob("*.csv"))
-        )
+        known = [entry.name.removesuffix(".csv") for entry in folder.iterdir() if entry.name.endswith(".csv")]
+        raise unknown_name(f"file of published numbers in {folder}:", name, known)
     try:
-        return pd.read_csv(file, dtype=str, keep_default_na=False)
+        with file.open("rb") as content:
+            return pd.read_csv(content, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:  # also what pandas raises for text that is no table
         raise FedbenchError(f"the published numbers {str(file)!r} cannot be read: {error}.") from error
 
 
-def published_folder(given: Path | None) -> Path:
-    """Where published numbers are: the folder given, else that of the checkout fedbench is installed from.
+def published_folder(given: Path | None) -> Traversable:
+    """Where published numbers are: the folder given, else those that ship with fedbench.
 
-    The latter need not exist: an installed wheel brings no leaderboards. FedbenchError where ``given`` is no folder.
+    FedbenchError where ``given`` is no folder.
     """
     if given is not None and not given.is_dir():
         raise FedbenchError(f"--published {str(given)!r} is not a folder; give the one with the .csv files.")
-    return given or Path(fedbench.__file__).parents[2] / "leaderboards" / "published"
+    return given or resources.files("fedbench_suites") / "published"
 
 
-def published_of(suite: Suite, folder: Path) -> Published | None:
+def published_of(suite: Suite, folder: Traversable) -> Published | None:
     """What the suite's paper prints; None where it names no file, or ``folder`` lacks it."""
     if not suite.published or not (folder / f"{suite.published}.csv").is_file():
         return None

@@ -17,10 +17,13 @@ from fedbench.draft import Draft, Source
 from fedbench.errors import FedbenchError
 from fedbench.hyper import declared
 from fedbench.models.grammar import canonical_backbone
+from fedbench.safe_yaml import read_yaml
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import MOST_SEED, OPTIMISER_KEYS, RunSpec, Training, stack_names
 from fedbench.suite import Key, Row, Scale, Setting, Suite
 
+_LISTS = ("templates",)
+"""Run settings that may have several values."""
 _SAME_CELL = ("backbone", "device")
 """Run settings that leave a run the published cell: another backbone is told wherever the two stand side by side."""
 
@@ -105,7 +108,7 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
     draft.start(Source(where, suite.training, suite, ("training",)), suite.scenario)
     for source in cell.of_the_suite(where):
         draft.apply(source, strict=False)
-    given = dict(overrides.sets)
+    given = {key: _listed(key, text) if key in _LISTS else text for key, text in overrides.sets}
     own = [*cell.of_the_method(where), *cell.of_the_row(where, overrides.scale or next(iter(suite.scales), ""))]
     decided = {key.removeprefix("training.") for settings in (*(s.settings for s in own), given) for key in settings}
     draft.training |= _recipe(classes, decided)
@@ -148,6 +151,19 @@ def parse_assignment(text: str) -> tuple[str, str]:
     if not sign or not key.strip():
         raise FedbenchError(f"--set {text!r} is not key=value; write for instance --set rounds=50.")
     return key.strip(), value.strip()
+
+
+def _listed(key: str, text: str) -> Any:
+    """A setting that has several values, written as in a suite file: ``["a {}", "the {}"]``; else its one value."""
+    if not text.startswith("["):
+        return text
+    try:
+        return read_yaml(text, key)[1]
+    except FedbenchError:
+        raise FedbenchError(
+            f'--set {key}={text!r} is not a list; write for instance --set \'{key}=["a photo of a {{}}", "a drawing of '
+            "a {}\"]', every value in quotation marks."
+        ) from None
 
 
 def _recipe(classes: Mapping[str, Any], decided: Set[str]) -> dict[str, object]:

@@ -186,6 +186,40 @@ def test_describe_shows_equations_ranges_and_recipe_unmangled(fedbench: Command)
     assert "lr=5e-05" in clip
 
 
+MINE = '''"""Mine: three equations, unindented as a newcomer writes them.
+
+w_k ← w_t − η ∇F_k(w_t) + λ (w_t − w_{t−1})  (1)
+w_{t+1} ← Σ_k p_k w_k,   p_k = n_k / Σ_j n_j  (2)
+c_{t+1} ← c_t + (1/N) Σ_k (c_k⁺ − c_k) [mean] (3)
+"""
+from dataclasses import dataclass
+from fedbench.hookspecs import hookimpl
+
+@dataclass(frozen=True)
+class Params: ...
+
+class Mine:
+    name, citation, Params, recipe = "mine", "Me, 2026", Params, {}
+    def __init__(self, params): ...
+    @hookimpl
+    def loss_terms(self, step):
+        """Nothing yet."""
+'''
+
+
+@pytest.mark.parametrize("columns", [None, 70])
+def test_describe_keeps_the_lines_of_equations(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int | None
+) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    if columns is not None:
+        terminal = Console(file=sys.stdout, force_terminal=True, color_system=None, width=columns)
+        monkeypatch.setattr("fedbench.cli.describe.console", lambda: terminal)
+    lines = fedbench("describe", "mine", "--plugin", "mine.py").out.splitlines()
+    written = MINE.partition('"""')[2].partition('"""')[0].splitlines()
+    assert [line.rstrip() for line in lines if line.rstrip() in written and line.strip()] == [w for w in written if w]
+
+
 def test_describe_names_the_range_that_tuning_searches_where_it_is_narrower(fedbench: Command) -> None:
     out = fedbench("describe", "clip2fl").out
     assert "1 to 1000 (log), tuned 2 to 50" in out
@@ -450,8 +484,35 @@ def test_a_failed_run_exits_1_and_leaves_its_traceback_beside_the_store(
     ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--jobs", "1")
     assert ended.code == 1
     assert "failed: fedavg · clip:embedded, seed 0: ValueError: broken\n" in ended.err
-    assert str(tmp_path / "failures.log") in ended.err
-    assert "Traceback of the worker" in (tmp_path / "failures.log").read_text()
+    log = tmp_path / "failures.log"
+    assert f"tracebacks are at the end of {log}." in ended.err
+    first = log.read_text()
+    assert "\nfedavg · clip:embedded, seed 0, run " in first and "\nTraceback of the worker\n" in first
+    # the next command's stand behind them
+    assert fedbench("run", "--method", "fedprox", "--seed", "0", "--seed", "1", "--jobs", "1").code == 1
+    second = log.read_text().removeprefix(first)
+    assert len(second) < len(log.read_text()) and "\nfedprox · clip:embedded, seed 0, run " in second
+    headings = [line for line in (first + second).splitlines() if line.startswith("==== ")]
+    year = f"==== {time.strftime('%Y')}-"
+    assert all(line.startswith(year) for line in headings)
+    assert [line.partition("  ")[2] for line in headings] == [
+        "fedbench run --method fedavg --seed 0 --seed 1",
+        "fedbench run --method fedprox --seed 0 --seed 1",
+    ]
+
+
+def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path
+) -> None:
+    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+        yield RunFailed(specs[0], "ValueError: broken", "Traceback of \ud800 the worker")
+        raise KeyboardInterrupt
+
+    faked_run(monkeypatch, execution, events)
+    ended = fedbench("run", "--method", "fedavg", "--seed", "0", "--seed", "1", "--jobs", "1")
+    assert ended.code == 130
+    assert "seed 0: ValueError: broken\n" in ended.err and ended.err.splitlines()[-1].startswith("interrupted: 0 of 2 ")
+    assert "Traceback of \\ud800 the worker" in (tmp_path / "failures.log").read_text()
 
 
 def test_finished_runs_are_skipped_unless_rerun_is_given(

@@ -1,20 +1,19 @@
 """What may be compared with a printed number: each condition alone makes a difference, and the paper's own none."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from fedbench.comparable import differences, not_printed
 from fedbench.expand import expand
 from fedbench.parameters import flat_params
-from fedbench.published import load_published, matching
+from fedbench.published import load_published, matching, published_folder
 from fedbench.resolve import Overrides
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import RunSpec
 from fedbench.suite import load_suite
 
-FOLDER = Path(__file__).parents[2] / "leaderboards" / "published"
+FOLDER = published_folder(None)
 FACT = {
     "dataset": "CIFAR-10-LT", "backbone": "ResNet-8", "partition": "dirichlet", "partition_value": "0.5",
     "imbalance_factor": "100", "clients": "20", "participation": "0.4", "rounds": "200", "group": "",

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+import fedbench_suites
 from fedbench import store, tracking
 from fedbench.assemble import method_names
 from fedbench.cli.app import app
@@ -31,7 +32,7 @@ from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import RunSpec, stack_names
 from fedbench.suite import load_suite, suite_names
 
-FOLDER = Path(__file__).parents[2] / "leaderboards" / "published"
+FOLDER = published_folder(None)
 REPLAYS = [name for name in suite_names() if load_suite(name).published]
 
 
@@ -217,8 +218,8 @@ def test_a_key_with_a_column_that_the_file_lacks_picks_nothing_and_is_reported()
     assert unreadable_columns(CLIP2FL, runs_of(KEY)) == []
 
 
-def test_the_checkouts_numbers_are_found_and_a_missing_file_is_none(tmp_path):
-    assert published_folder(None) == FOLDER
+def test_the_numbers_that_ship_with_fedbench_are_found_and_a_missing_file_is_none(tmp_path):
+    assert published_folder(None) == Path(fedbench_suites.__file__).parent / "published"
     assert published_folder(tmp_path) == tmp_path
     with pytest.raises(FedbenchError, match="is not a folder"):
         published_folder(tmp_path / "none")

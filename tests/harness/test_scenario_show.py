@@ -322,6 +322,36 @@ def test_a_pipe_gets_plain_text_with_a_line_a_client_and_totals(show: Command) -
 
 
 @pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("iid", "--set", "clients=4", "participation=0.5"),
+        ("--set", "clients=4", "participation=0.5", "iid"),
+        ("--set", "clients=4", "iid", "participation=0.5"),
+    ],
+)
+def test_several_settings_follow_one_set_as_in_run(show: Command, words: tuple[str, ...]) -> None:
+    shown = show(*words)
+    assert shown.out.startswith("scenario iid with clients=4, participation=0.5; data set embedded, seed 0\n"), (
+        shown.err
+    )
+    assert total(shown, "participation") == "2 of 4 clients in a round"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_settings_behind_set_need_no_scenario_with_a_suite(show: Command) -> None:
+    shown = show("--suite", "longtail", "--set", "clients=2", "partition=iid", "imbalance_factor=5")
+    assert shown.out.startswith("suite longtail with clients=2, partition=iid, imbalance_factor=5; "), shown.err
+    twice = show("iid", "--set", "clients=2", "clients=3")
+    assert (twice.code, twice.err) == (
+        2,
+        "error: clients is set twice, by 'clients=2' and 'clients=3'; leave one out.\n",
+    )
+    names = show("iid", "shards", "--set", "clients=2")
+    assert (names.code, names.err) == (2, "error: 'iid' and 'shards' are several scenarios to show; give one.\n")
+
+
+@pytest.mark.usefixtures("tiny")
 def test_a_long_tail_shows_its_groups_and_counts(show: Command, use: Data) -> None:
     use(dataset(classes=3, each=100))
     shown = show("longtail", "--set", "clients=2", "--set", "partition=iid", "--set", "imbalance_factor=100")

@@ -99,6 +99,36 @@ def test_equal_specs_have_equal_ids_and_every_setting_changes_the_id():
         assert specs(sets=(change,))[0].run_id != base.run_id, change
 
 
+def test_several_templates_are_a_list_as_in_a_suite_file():
+    of_a_file = specs(
+        SUITE.replace(
+            "training:",
+            'scales: {one: {set: {templates: ["a {}, small", "the {}"]}, settings: [{name: x}]}}\ntraining:',
+        )
+    )
+    assert of_a_file[0].templates == ("a {}, small", "the {}")
+    for text in ('["a {}, small", "the {}"]', "['a {}, small', 'the {}']"):
+        assert specs(sets=(("templates", text),))[0].templates == ("a {}, small", "the {}")
+    assert specs(sets=(("templates", "a {}, [small]"),))[0].templates == ("a {}, [small]",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[a {}, the {}]",
+            r"--set templates='\[a \{\}, the \{\}\]' is not a list; write for instance --set 'templates=",
+        ),
+        ('["a {}"', "is not a list"),
+        ('["a {}", {}]', r"templates.1=\{\}: input should be a valid string"),
+        ("[]", r"templates=\[\]: "),
+    ],
+)
+def test_templates_that_are_no_list_of_texts_are_refused(text, message):
+    with pytest.raises(FedbenchError, match=message):
+        specs(sets=(("templates", text),))
+
+
 def test_a_stack_in_either_order_is_the_same_run():
     first, second = (specs(methods=(m,), seeds=(0,))[0] for m in ("fedclip+fedprox", "fedprox+fedclip"))
     assert first.run_id == second.run_id

@@ -61,6 +61,17 @@ def test_a_dry_run_shows_what_would_be_searched_and_stores_nothing(fedbench: Com
     assert not (folder / "fedbench-store").exists()
 
 
+def test_several_settings_follow_one_set_as_in_run(fedbench: Command) -> None:
+    code, out, err = fedbench(
+        "tune", "--suite", "toy.yaml", "--dry-run", "--method", "fedavg", "--set", "lr=0.3", "rounds=1"
+    )
+    assert code == 0, err
+    [row] = [line for line in out.splitlines() if line.startswith("fedavg · ")]
+    assert row.split()[-1] == "0.3"
+    code, _, err = fedbench("tune", "--suite", "toy.yaml", "--dry-run", "--set", "rounds=2", "rounds=3")
+    assert (code, err) == (2, "error: rounds is set twice, by 'rounds=2' and 'rounds=3'; leave one out.\n")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -70,6 +81,7 @@ def test_a_dry_run_shows_what_would_be_searched_and_stores_nothing(fedbench: Com
         (("--method", "fedprx"), "fedprx"),
         (("--set", "rouns=3"), "rouns"),
         (("--set", "scenario.validation=0.5"), "--set scenario.validation has no effect on trials"),
+        (("--set", "lr=0.1", "scenario.validation=0.5"), "--set scenario.validation has no effect on trials"),
         (("--set", "rounds=0"), "no rounds to tune"),
         (("--objective", "worst_domian"), "worst_domain_accuracy"),
         (("--objective", "worst_domian", "--dry-run"), "worst_domain_accuracy"),

@@ -63,7 +63,8 @@ def _show_method(cls: type[Method]) -> None:
     text = inspect.getdoc(module) or inspect.getdoc(cls)
     if text:
         say("")
-        out.print(Text(_fitted(text, min(out.width, _TEXT_WIDTH))))
+        # in a pipe every line stays as it is
+        out.print(Text(_fitted(text, out.width) if out.is_terminal else text), soft_wrap=not out.is_terminal)
     _show_hooks(cls)
     _show_params(cls)
     _show_recipe(cls)
@@ -137,9 +138,15 @@ def _range(known: Hyper) -> str:
 
 
 def _fitted(text: str, width: int) -> str:
-    """``text`` wrapped to ``width``: paragraphs flow, indented lines (equations) and deliberate line ends stay."""
+    """``text`` as it is where it fits into ``width``: which lines are equations, only who wrote it knows.
+
+    Otherwise paragraphs flow; indented lines and line ends well before the margin stay.
+    """
     lines = text.splitlines()
     full = max(map(len, lines), default=0)
+    if full <= width:
+        return text
+    width = min(width, _TEXT_WIDTH)
     flowing: list[str] = []
     for line in lines:
         before = flowing[-1] if flowing else ""
@@ -158,7 +165,7 @@ def _wrapped(block: str, width: int) -> str:
     indent = " " * (len(block) - len(block.lstrip()))
     if indent and len(block) <= width:
         return block
-    joined = block if indent else " ".join(block.split())
+    joined = block if indent else " ".join(block.splitlines())
     hanging = f"{indent}    " if indent else ""
     wrapped = textwrap.wrap(
         joined.strip(), width, initial_indent=indent, subsequent_indent=hanging, break_on_hyphens=False

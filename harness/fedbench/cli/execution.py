@@ -10,6 +10,7 @@ import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -67,6 +68,7 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
         tracking.end_dead_commands()
         ended = _Ended(0, [])
     if ended.stopped is not None:
+        _report(ended.failures, uri, asked)
         stored = f"{skipped + ended.done} of {len(specs)} runs are finished and stored"
         _say_stopped(ended.stopped, stored, is_rerun=request.rerun)
         _leave_while_busy(INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED)
@@ -74,7 +76,7 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
     if skipped or ended.done or ended.failures:
         _show_leaderboard(suite, uri)
         _show_next_steps(suite, request.store, uri)
-    _report(ended.failures, uri)
+    _report(ended.failures, uri, asked)
     left = len(pending) - len(ended.failures) - ended.done
     if left and request.fail_fast:
         complain(f"{counted(left, 'run')} were not carried out; the same command goes on.", label="--fail-fast")
@@ -258,8 +260,8 @@ def _show_next_steps(suite: Suite, store: str | None, uri: str) -> None:
     say(f"as files     fedbench leaderboard --suite {name}{where} --output leaderboards/{name}")
 
 
-def _report(failures: Sequence[RunFailed], uri: str) -> None:
-    """Every failed run with its reason; tracebacks go to a file beside the store, else to stderr."""
+def _report(failures: Sequence[RunFailed], uri: str, asked: Invocation | None) -> None:
+    """Every failed run with its reason; tracebacks go to a file beside the store, behind older ones, else to stderr."""
     for failure in failures:
         complain(f"{failure.spec.title}, seed {failure.spec.seed}: {failure.reason}", label="failed")
     details = [
@@ -269,13 +271,17 @@ def _report(failures: Sequence[RunFailed], uri: str) -> None:
     ]
     folder = store_folder(uri)
     if details and folder is not None:
+        assert asked is not None
         log = folder / "failures.log"
+        heading = f"==== {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  {asked.command}\n"
         try:
-            log.write_text("\n".join(details), encoding="utf-8")
+            with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                # in one piece: another command on the same store may write as well
+                file.write("\n".join([heading, *details, ""]))
         except OSError as error:
             complain(f"the tracebacks can't be written to {log}: {error}.", label="warning")
         else:
-            complain(f"tracebacks are in {log}.", label=f"{len(failures)} of the runs failed")
+            complain(f"tracebacks are at the end of {log}.", label=f"{len(failures)} of the runs failed")
     elif details:
         console(stderr=True).print("\n".join(details), markup=False, soft_wrap=True)
 

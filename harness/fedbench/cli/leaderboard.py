@@ -74,7 +74,7 @@ def leaderboard(
     test: Annotated[TestName, typer.Option(help="Paired test of the differences over seeds.")] = TestName.t,
     store: Store = None,
     published: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Published numbers; else those of the checkout.")
+        Path | None, typer.Option(metavar="FOLDER", help="Published numbers; else those that ship with it.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write every format into this folder.")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from fedbench.errors import FedbenchError
 
 Store = Annotated[
     str | None,
@@ -45,6 +48,14 @@ RayAddress = Annotated[
 ]
 RunCpus = Annotated[float, typer.Option(metavar="NUMBER", help="CPUs that Ray sets aside for a run.", min=0)]
 RunGpus = Annotated[float, typer.Option(metavar="NUMBER", help="GPUs that Ray sets aside for a run.", min=0)]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting: rounds=50, fedprox.mu=0.1; repeat it."),
+]
+Further = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Further settings behind the first --set.", show_default=False),
+]
 DATA_DIR, CACHE_DIR = Path("data"), Path("~/.cache/fedbench")
 
 
@@ -104,6 +115,24 @@ def command_line(verb: str, request: Request, *further: str) -> str:
     }
     words = [word for option, values in options.items() for value in values for word in (option, value)]
     return shlex.join(["fedbench", verb, *words, *further])
+
+
+def all_assignments(given: Sequence[str] | None, further: Sequence[str] | None) -> tuple[str, ...]:
+    """The settings ``given`` by ``--set`` and those behind it, which need no ``--set`` of their own.
+
+    FedbenchError for a word that is none, and for a setting that is set twice.
+    """
+    texts = {text.partition("=")[0].strip(): text for text in given or ()}
+    for word in further or ():
+        key, sign, _ = word.partition("=")
+        if not sign:
+            raise FedbenchError(
+                f"unexpected argument {word!r}: settings are KEY=VALUE, a suite is --suite {word}, a method --method "
+                f"{word}."
+            )
+        if texts.setdefault(key.strip(), word) != word:
+            raise FedbenchError(f"{key.strip()} is set twice, by {texts[key.strip()]!r} and {word!r}; leave one out.")
+    return (*(given or ()), *(further or ()))
 
 
 def plugin_files(given: list[Path] | None) -> tuple[Path, ...]:

@@ -9,9 +9,11 @@ import typer
 from fedbench.cli.options import (
     CACHE_DIR,
     DATA_DIR,
+    Assignments,
     CacheDir,
     DataDir,
     EngineOption,
+    Further,
     Plugins,
     RayAddress,
     Request,
@@ -20,25 +22,20 @@ from fedbench.cli.options import (
     Storage,
     Store,
     Workers,
+    all_assignments,
     plugin_files,
 )
 
 
 def run(
-    further: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Further settings behind the first --set.", show_default=False),
-    ] = None,
+    further: Further = None,
     suite: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(metavar="METHOD", help="Only these rows, or others (a+b); repeat it."),
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(metavar="INT", help="Only these seeds; repeat it.", min=0)] = None,
-    assignment: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting: rounds=50, fedprox.mu=0.1; repeat it."),
-    ] = None,
+    assignment: Assignments = None,
     dataset: Annotated[
         str | None, typer.Option(metavar="NAME", help="Same as --set dataset=NAME; picks a grid's settings.")
     ] = None,
@@ -97,21 +94,11 @@ def run(
     from fedbench.executors import EXECUTORS
     from fedbench.prepare import Settings
 
-    given = {text.partition("=")[0].strip(): text for text in assignment or ()}
-    for word in further or ():
-        key, sign, _ = word.partition("=")
-        if not sign:
-            raise FedbenchError(
-                f"unexpected argument {word!r}: settings are KEY=VALUE, a suite is --suite {word}, a method --method "
-                f"{word}."
-            )
-        if given.setdefault(key.strip(), word) != word:
-            raise FedbenchError(f"{key.strip()} is set twice, by {given[key.strip()]!r} and {word!r}; leave one out.")
     request = Request(
         suite=suite,
         methods=tuple(method or ()),
         seeds=tuple(seed or ()),
-        assignments=(*(assignment or ()), *(further or ())),
+        assignments=all_assignments(assignment, further),
         dataset=dataset,
         scenario=scenario,
         backbone=backbone,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbench.cli.console import say
+from fedbench.cli.options import Further, all_assignments
 from fedbench.errors import FedbenchError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def show(
     name: Annotated[
         str | None, typer.Argument(metavar="SCENARIO", help="A scenario's name; left out with --suite.")
     ] = None,
+    further: Further = None,
     dataset: Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set dataset=NAME.")] = None,
     seed: Annotated[int, typer.Option(metavar="INT", help="The run's seed.", min=0)] = 0,
     assignment: Annotated[
@@ -58,8 +60,12 @@ def show(
         from fedbench.scenarios.drawing import check_png
 
         check_png(png)
+    # with --suite the first word behind --set takes the name's place
+    words = [word for word in (name, *(further or ())) if word is not None]
+    name = _name_among(words)
     _refuse_contradictions(name, suite, setting, scale)
-    overrides = _overrides(dataset, seed, assignment or (), setting, scale)
+    assignments = all_assignments(assignment, [word for word in words if word != name])
+    overrides = _overrides(dataset, seed, assignments, setting, scale)
     spec = _resolved(name, suite, overrides)
 
     from fedbench.cli.partition import in_words, show_picture
@@ -78,6 +84,14 @@ def show(
 
         write_png(draw(picture, title), png)
         say(f"drawn into {png}")
+
+
+def _name_among(words: Sequence[str]) -> str | None:
+    """The scenario's name, wherever it stands among settings; None where there is none."""
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1:
+        raise FedbenchError(f"{' and '.join(map(repr, names))} are several scenarios to show; give one.")
+    return names[0] if names else None
 
 
 def _refuse_contradictions(name: str | None, suite: str | None, setting: str, scale: str) -> None:

@@ -12,9 +12,11 @@ from fedbench.cli.console import say
 from fedbench.cli.options import (
     CACHE_DIR,
     DATA_DIR,
+    Assignments,
     CacheDir,
     DataDir,
     EngineOption,
+    Further,
     Plugins,
     RayAddress,
     Request,
@@ -22,6 +24,7 @@ from fedbench.cli.options import (
     RunGpus,
     Storage,
     Store,
+    all_assignments,
     command_line,
     plugin_files,
 )
@@ -30,6 +33,7 @@ from fedbench.errors import FedbenchError, unknown_name
 
 def tune(
     suite: Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")],
+    further: Further = None,
     method: Annotated[
         list[str] | None, typer.Option(metavar="METHOD", help="Only these rows; repeat it. By default all.")
     ] = None,
@@ -51,10 +55,7 @@ def tune(
     ] = 0.2,
     study: Annotated[str, typer.Option(metavar="NAME", help="Name of the study; by default the suite's.")] = "",
     storage: Storage = None,
-    assignment: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="As in fedbench run: rounds=5; repeat it."),
-    ] = None,
+    assignment: Assignments = None,
     scale: Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")] = "",
     setting: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Only these settings of the grid; repeat it.")
@@ -96,7 +97,7 @@ def tune(
         suite=suite,
         methods=tuple(method or ()),
         seeds=(0,),
-        assignments=tuple(assignment or ()),
+        assignments=all_assignments(assignment, further),
         plugin_files=plugin_files(plugin),
         scale=scale,
         settings=tuple(setting or ()),
