@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from fedbench.rows import PROTOCOL, ROW, grouped, label_of, names, row_of, seeds_of
+from fedbench.rows import PROTOCOL, ROW, grouped, label_of, names, row_of
 
 FINISHED, PARTLY, FAILED = "finished", "partly failed", "failed"
 """Of a row: all its seeds finished, some did, none did."""
@@ -48,6 +48,14 @@ def attempts(results: pd.DataFrame, failed: pd.DataFrame | None) -> pd.DataFrame
     return pd.concat([part for part in (finished, filled[kept]) if len(part)] or [finished], ignore_index=True)
 
 
+def of_tables(results: pd.DataFrame, failed: pd.DataFrame, run_ids: Collection[str]) -> tuple[pd.DataFrame, ...]:
+    """Of ``results`` and ``failed`` runs those that stand in a table with any of ``run_ids``."""
+    tried = attempts(results, failed)
+    tables = tried.loc[tried["run_id"].isin(run_ids), list(PROTOCOL)].drop_duplicates()
+    finished, lost = split(tried.merge(tables, on=list(PROTOCOL)))
+    return finished.drop(columns="failure"), lost
+
+
 def split(tried: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Of `attempts` those that finished, and those that failed."""
     has_failed = tried["failure"] != ""
@@ -66,35 +74,11 @@ def without_a_run(rows: Mapping[str, pd.DataFrame], lost: pd.DataFrame) -> dict[
     return dict(zip(names([*rows.values(), *alone])[len(rows) :], alone, strict=True))
 
 
-def seeds_of_tables(rows: Mapping[str, pd.DataFrame], lost: pd.DataFrame) -> dict[str, tuple[int, ...]]:
-    """In the table of which seeds each row stands: in that of its own, or of those it would have had.
-
-    A row that lost seeds joins the smallest table of whole rows that holds all the seeds it was tried with, where there
-    is one. A row without a finished run joins the table that shares most seeds with it.
-    """
-    own = {name: seeds_of(runs) for name, runs in rows.items()}
-    missing = {name: set(seeds_of(of_row(runs, lost))) - set(own[name]) for name, runs in rows.items()}
-    whole = sorted({own[name] for name in rows if not missing[name]}, key=len)
-    placed = dict(own)
-    for name, seeds in own.items():
-        holding = [table for table in whole if {*seeds, *missing[name]} <= set(table)]
-        if missing[name] and holding:
-            placed[name] = holding[0]
-    tables = list(dict.fromkeys(placed.values()))
-    for name, runs in without_a_run(rows, lost).items():
-        tried = set(seeds_of(runs))
-        # of those that hold all its seeds, the smallest
-        nearest = max(tables, key=lambda table: (len(tried & set(table)), -len(table)), default=seeds_of(runs))
-        placed[name] = nearest
-    return placed
-
-
-def told(lost: pd.DataFrame, finished: Sequence[int], of: int, codes: Iterable[str]) -> dict[str, Any]:
+def told(lost: pd.DataFrame, finished: Sequence[int], codes: Iterable[str]) -> dict[str, Any]:
     """What a line says of its row's failed runs ``lost``.
 
     ``status``; ``failure``, in words; ``failures``, JSON of seed, reason, run_id, mlflow_id and, where the table's
-    finished runs (of the ``codes``) were made by other code, code. ``finished`` are the row's seeds with a number, of
-    those that its table has.
+    finished runs (of the ``codes``) were made by other code, code. ``finished`` are the row's seeds with a number.
     """
     others = set(codes)
     failures = [
@@ -107,7 +91,7 @@ def told(lost: pd.DataFrame, finished: Sequence[int], of: int, codes: Iterable[s
     ]
     again = [one for one in failures if one["seed"] in finished]
     never = [one for one in failures if one["seed"] not in finished]
-    parts = [f"{len(finished)} of {max(of, len(finished) + len(never))} seeds"] if finished and never else []
+    parts = [f"{len(finished)} of {len(finished) + len(never)} seeds"] if finished and never else []
     parts += [f"{_seeds(seeds)} failed: {reason}" for reason, seeds in _by_reason(never)]
     parts += [f"{_seeds(seeds)} finished and failed when run again: {reason}" for reason, seeds in _by_reason(again)]
     status = FINISHED if not never else PARTLY if finished else FAILED

@@ -27,6 +27,7 @@ _SPECIAL = {
     "×": r"$\times$",
     "→": r"$\rightarrow$",
     "†": r"\dag{}",
+    "‡": r"\ddag{}",
     "…": r"\ldots{}",
     "*": r"$^{*}$",
 }

@@ -1,8 +1,8 @@
 """The leaderboard: rows of methods by mean and spread over seeds, beside a baseline, only like with like in a table.
 
-A table (block) holds rows that agree in data, scenario, budget and seeds. Rows with other seeds get a table of their
-own; their difference to the baseline is still paired, over the seeds both have. A row that lost seeds to failed runs
-stands in the table it would have been in, with the numbers of the others and without a rank.
+A table (block) holds rows that agree in data, scenario and budget. Where they differ in their seeds the table says
+which each row has; the difference to the baseline is paired over the seeds both have. A row that lost seeds to failed
+runs has the numbers of the others and no rank.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from fedbench.files import replacing
 from fedbench.latex import to_latex
 from fedbench.milestones import is_tracked, rounds_to_target
 from fedbench.published import Published, beside
+from fedbench.ranking import compared
 from fedbench.render import render_terminal, to_csv, to_markdown
 from fedbench.results import GROUPS, load_results
-from fedbench.rows import PROTOCOL, ROW, cells, identity, label_of, mean_of, named_rows, row_of, seeds_of
-from fedbench.significance import BASELINE, NO_BASELINE, Test, holm, paired, verdict
+from fedbench.rows import PROTOCOL, ROW, cells, grouped, identity, label_of, mean_of, named_rows, row_of, seeds_of
+from fedbench.significance import BASELINE, NO_BASELINE, Test, paired
 from fedbench.store import FINAL
 from fedbench.suite import Suite
+from fedbench.wording import heading
 
 __all__ = ["leaderboard", "load_results", "of_suite", "render_terminal", "to_csv", "to_latex", "to_markdown", "write"]
 
@@ -42,7 +44,6 @@ _STANDARD = (
     "new_accuracy",
     "harmonic_accuracy",
     "worst_client_accuracy",
-    "personal_mean_client_accuracy",
 )
 _KINDS = ("backbone", "tune", "tuned")
 """What a row shares with its baseline; a row that has no such baseline has none."""
@@ -50,8 +51,6 @@ _NAN = float("nan")
 _UNPUBLISHED = {"published": _NAN, "published_delta": _NAN, "published_source": "", "published_keys": "[]"}
 _UNPUBLISHED |= {"published_several": "[]", "comparable": "", "differs": "", "differences": "[]", "not_printed": "[]"}
 """What a row without a number says of the paper's."""
-_RANK_DIGITS = 9
-"""Means of percentages that agree to so many digits share a rank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,15 +112,16 @@ def leaderboard(
     """One line a table and row, best ``headline`` first within a table, the newest table first.
 
     Tables of a suite's ``settings`` come first, in that order. Of the runs of a row and seed (they differ in
-    ``eval_every``) the newest counts. A table of which some run lacks the headline is ranked by the overall accuracy
-    and says so. Columns, beside those that say what a row is (``row`` in full, ``label`` without its backbone,
+    ``eval_every``) the newest counts. A table in which no row has the headline is ranked by the overall accuracy and
+    says so. Columns, beside those that say what a row is (``row`` in full, ``label`` without its backbone,
     ``settings`` beside its table's protocol as JSON, ``tuning`` as JSON, ``runs`` and ``mlflow_ids`` by seed as JSON):
 
     - ``M_mean`` and ``M_std`` (sample standard deviation over seeds, NaN for one seed) of every metric M in ``columns``
       (``head`` is short for ``head_accuracy``; by default groups, domain mean, unseen classes and the worst client,
-      where any run has them), of every domain, and of costs. Both are NaN where a seed lacks the metric;
-      ``incomplete`` are the shown metrics that only some seeds have, ``shown`` those for tables, as JSON. ``rank`` 1
-      has the best ``headline`` of its table; equal means share the smaller rank, a row without a mean is last.
+      where any run has them), of clients' own models, of every domain, and of costs. Both are NaN where a seed lacks
+      the metric; ``incomplete`` are the shown metrics that only some seeds have, ``shown`` those for tables, as JSON.
+    - ``rank``: 1 has the best ``headline`` of its table, see `fedbench.ranking.compared`, also for ``whole``.
+      ``untrained`` says whether its global model is never trained.
     - ``server_data``: what samples at the server the row's method learns from (unlabelled, labelled), or "".
     - ``not_on_unseen``: why the row has no accuracy on the scenario's unseen classes; "" where it has, or none are.
     - ``delta_*``: the headline minus the baseline's, paired over the ``delta_seeds`` common seeds. ``baseline`` is a
@@ -132,8 +132,8 @@ def leaderboard(
       "2/3"; by default the target is the mean that the row's baseline ends with.
     - what ``published`` prints for the row, see `fedbench.published.beside`.
     - ``status`` (finished, partly failed, failed), ``failure`` in words and ``failures`` as JSON: what `failures.told`
-      says of the row's runs among ``failed`` (`fedbench.results.load_runs`). They enter no number. A row with fewer
-      seeds than its table has no rank and is last; ``seeds`` is 0 for one without a finished run.
+      says of the row's runs among ``failed`` (`fedbench.results.load_runs`). They enter no number; ``seeds`` is 0 for
+      a row without a finished run.
     """
     by_age = results.sort_values("started", kind="stable")
     results = by_age.drop_duplicates([*PROTOCOL, *ROW, "seed"], keep="last")
@@ -144,13 +144,14 @@ def leaderboard(
         shown = _chosen(results, columns, ranked_by)
         tracked = curves is not None and is_tracked(curves, list(protocol["mlflow_id"]), ranked_by)
         reading = _Reading(ranked_by, test, target, ranked_by if tracked else HEADLINE, curves, published)
-        remarks = [f"ranked by {ranked_by}, since not every run has {headline}"] if ranked_by != headline else []
-        for seeds, block in _by_seeds(protocol, lost, [*shown, *_domains(results)], baseline, reading).items():
-            lines = _compared([_told(line, runs, shown) for line, runs in block], len(seeds), reading)
-            told = caption(_captioned(block), seeds, [*remarks, *_target_remark(lines, baseline, reading)])
-            setting = str((tried if protocol.empty else protocol)["setting"].iloc[0])
-            place = -settings.index(setting) if setting in settings else -len(settings)
-            blocks.append(((place, tried["started"].max(), len(block) * len(seeds)), told, lines))
+        remarks = [f"ranked by {ranked_by}, since no row has a mean of {headline}"] if ranked_by != headline else []
+        block = _rows(protocol, lost, [*shown, *_domains(results)], baseline, reading)
+        lines = compared([_told(line, runs, shown) for line, runs in block], ranked_by)
+        seeds = seeds_of((tried if protocol.empty else protocol).drop_duplicates("seed").sort_values("seed"))
+        told = caption(_captioned(block), seeds, [*remarks, *_target_remark(lines, baseline, reading)])
+        setting = str((tried if protocol.empty else protocol)["setting"].iloc[0])
+        place = -settings.index(setting) if setting in settings else -len(settings)
+        blocks.append(((place, tried["started"].max()), told, lines))
     blocks.sort(key=lambda block: block[0], reverse=True)
     board = pd.DataFrame(
         [
@@ -164,18 +165,23 @@ def leaderboard(
 
 
 def metric_named(results: pd.DataFrame, name: str) -> str:
-    """The accuracy that ``--metric`` means: ``tail`` is ``tail_accuracy``. FedbenchError for one that no run has."""
+    """The accuracy that ``--metric`` means: ``tail`` is ``tail_accuracy``, ``own models`` what has this heading.
+
+    FedbenchError for one that no run has.
+    """
     known = [str(column).removeprefix(FINAL) for column in results if str(column).startswith(FINAL)]
-    accuracies = [metric for metric in known if "accuracy" in metric]
-    full = name if name in accuracies else f"{name}_accuracy"
+    accuracies = [metric for metric in known if "accuracy" in metric and results[FINAL + metric].notna().any()]
     if not accuracies:
         raise FedbenchError(
             f"no run has finished, so there is no accuracy {name!r}; ask without --metric and --column."
         )
-    if full not in accuracies:
-        short = [metric.removesuffix("_accuracy") for metric in accuracies]
+    short = {metric.removesuffix("_accuracy"): metric for metric in accuracies}
+    called = {heading(metric).replace(" ", "_"): metric for metric in accuracies if "/" not in metric}
+    called |= short | {metric: metric for metric in accuracies}
+    found = called.get(name) or called.get(name.replace(" ", "_"))
+    if found is None:
         raise unknown_name("accuracy in these results", name, short)
-    return full
+    return found
 
 
 def baseline_named(results: pd.DataFrame, name: str, failed: pd.DataFrame | None = None) -> str:
@@ -209,14 +215,13 @@ def write(results: pd.DataFrame, board: pd.DataFrame, folder: Path, command: str
             temporary.write_text(text, encoding="utf-8")
 
 
-def _by_seeds(
+def _rows(
     protocol: pd.DataFrame, lost: pd.DataFrame, metrics: Sequence[str], baseline: str, reading: _Reading
-) -> dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]]:
-    """The rows of one protocol with their runs, by the seeds of the table they stand in; those without a run last."""
+) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+    """The rows of one protocol with their runs; those without a finished run last."""
     rows = named_rows(protocol)
     failed = failures.without_a_run(rows, lost)
-    tables = failures.seeds_of_tables(rows, lost)
-    found: dict[tuple[int, ...], list[tuple[dict[str, Any], pd.DataFrame]]] = {}
+    found = []
     for name, runs in (rows | failed).items():
         base = _Baseline(None) if name in failed else _baseline_of(runs, rows, baseline)
         why = f"{baseline} failed" if base.why and failures.is_of_failed(baseline, runs, failed) else base.why
@@ -233,8 +238,9 @@ def _by_seeds(
         line |= _without_numbers(reading) if name in failed else {}
         seeds = () if name in failed else seeds_of(runs)
         of_this = runs if name in failed else failures.of_row(runs, lost)
-        line |= failures.told(of_this, seeds, len(tables[name]), protocol["code_hash"])
-        found.setdefault(tables[name], []).append((line, runs))
+        line |= failures.told(of_this, seeds, protocol["code_hash"])
+        line["untrained"] = name not in failed and bool(runs["untrained"].all())
+        found.append((line, runs))
     return found
 
 
@@ -255,19 +261,21 @@ def _captioned(block: Sequence[tuple[Mapping[str, Any], pd.DataFrame]]) -> pd.Da
 
 
 def _ranked_by(protocol: pd.DataFrame, headline: str) -> str:
-    """``headline``, or the overall accuracy for a table of which some run lacks it; the caption then says so."""
+    """``headline``, or the overall accuracy for a table in which no row has it; the caption then says so."""
     column = FINAL + headline
-    if protocol.empty:
+    if protocol.empty or (column in protocol and any(runs[column].notna().all() for runs in grouped(protocol))):
         return headline
-    return headline if column in protocol and bool(protocol[column].notna().all()) else HEADLINE
+    return HEADLINE
 
 
 def _chosen(results: pd.DataFrame, columns: Sequence[str], headline: str) -> list[str]:
-    """The metrics to show, the headline first; those that no run has are left out."""
+    """The metrics to show, the headline first; those that no run has are left out, clients' own models never are."""
     wanted = [
         name for column in columns or _STANDARD for name in (_domains(results) if column == DOMAINS else [column])
     ]
     full = [headline, *(name if FINAL + name in results else f"{name}_accuracy" for name in wanted)]
+    full += ["personal_mean_client_accuracy"]
+    full += ["personal_worst_client_accuracy"] if "worst_client_accuracy" in full else []
     return [name for name in dict.fromkeys(full) if FINAL + name in results]
 
 
@@ -355,9 +363,15 @@ def _paired(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _Reading) ->
         "delta_std": difference.std(ddof=1),
         "delta_seeds": len(difference),
         "p_value": outcome.p_value,
-        "significance": outcome.reason if len(difference) else f"no {reading.headline}",
+        "significance": outcome.reason if len(difference) else _unpaired(runs, base, reading),
         "test": reading.test.title,
     }
+
+
+def _unpaired(runs: pd.DataFrame, base: pd.DataFrame, reading: _Reading) -> str:
+    """Why a row and its baseline have no pair."""
+    common = set(runs["seed"]) & set(base["seed"])
+    return f"no {reading.headline}" if common else "no seed in common with the baseline"
 
 
 def _rounds_to_target(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _Reading) -> dict[str, Any]:
@@ -376,22 +390,6 @@ def _rounds_to_target(runs: pd.DataFrame, base: pd.DataFrame | None, reading: _R
         "target_metric": metric,
         "target_reached": f"{len(reached)}/{len(first)}" if first else "",
     }
-
-
-def _compared(lines: list[dict[str, Any]], seeds: int, reading: _Reading) -> list[dict[str, Any]]:
-    """The lines of one table of so many seeds in order, with what takes all of them: rank, correction, verdict."""
-    whole = [line for line in lines if line["seeds"] == seeds]
-    means = pd.Series([line[f"{reading.headline}_mean"] for line in whole], dtype=float).round(_RANK_DIGITS)
-    ranks = means.rank(method="min", ascending=False, na_option="bottom").astype(int)
-    rank_of = {id(line): int(rank) for line, rank in zip(whole, ranks, strict=True)}
-    tested = [number for number, line in enumerate(lines) if not np.isnan(line["p_value"])]
-    adjusted = dict(zip(tested, holm([lines[number]["p_value"] for number in tested]), strict=True))
-    made: list[dict[str, Any]] = []
-    for number, line in enumerate(lines):
-        said = verdict(adjusted[number]) if number in adjusted else line["significance"]
-        rest = {"p_adjusted": adjusted.get(number, _NAN), "significance": said}
-        made.append({"rank": rank_of.get(id(line)), **line, **rest})
-    return sorted(made, key=lambda line: (line["rank"] or len(lines) + 1, -line["seeds"]))
 
 
 def _target_remark(lines: Sequence[Mapping[str, Any]], baseline: str, reading: _Reading) -> list[str]:

@@ -6,7 +6,7 @@ The files stand beside the suites that replay them, so that every installation o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -132,6 +132,34 @@ def unreadable_columns(published: Published, results: pd.DataFrame) -> list[str]
     """Columns in the runs' keys that the facts don't have: such keys pick nothing."""
     keys = [json.loads(text) for run in results["published"].unique() for text in _keys(run)]
     return sorted({column for key in keys for column in key if column not in published.facts})
+
+
+def published_notes(block: pd.DataFrame) -> Iterator[str]:
+    """Where a table's printed numbers stand, and once for the table in what its runs differ from theirs."""
+    if "published" not in block or not (block["comparable"] != "").any():
+        return
+    papers: dict[str, set[str]] = {}
+    for source in block["published_source"]:
+        paper, _, listed = source.partition(" table")
+        papers.setdefault(paper, set()).update(listed.removeprefix("s").strip().split(", "))
+    sources = [
+        f"{paper} table{'s' if len(listed) > 1 else ''} {', '.join(in_order(listed))}"
+        for paper, listed in papers.items()
+        if paper
+    ]
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for printed, here, aspect in (
+        (printed, here, aspect) for text in block["differences"] for aspect, printed, here in json.loads(text)
+    ):
+        sides = found.setdefault(aspect, ({}, {}))
+        sides[0][printed] = sides[1][here] = None
+    told = ", ".join(
+        f"{name} ({' / '.join(theirs)}, here {' / '.join(ours)})" for name, (theirs, ours) in found.items()
+    )
+    partly = block.loc[block["comparable"] == AS_PRINTED, "not_printed"]
+    unsaid = list(dict.fromkeys(name for text in partly for name in json.loads(text)))
+    known = f"; ≈ comparable as far as printed, which {', '.join(unsaid)} are not" if unsaid else ""
+    yield f"paper: {', '.join(sources)}" + (f"; ≠ not comparable, differs in {told}" if told else "") + known
 
 
 def in_order(tables: Iterable[str]) -> list[str]:

@@ -18,6 +18,7 @@ from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import OPTIMISER_KEYS, Training
 from fedbench.store import EXPERIMENT, FAILURE, FINAL, local_artifacts, open_store, runs_of
 from fedbench.suite import suite_names
+from fedbench.untrained import is_untrained
 from fedbench.uris import shown
 
 # isort: split
@@ -118,7 +119,7 @@ def _reader(uri: str, suite: str | None) -> MlflowClient:
 def _nothing(uri: str, suite: str | None, unfinished: int) -> FedbenchError:
     """Why there is nothing to show of the suite, and the command that changes it."""
     experiments = _reader(uri, suite).search_experiments()
-    known = sorted(e.name.removeprefix(EXPERIMENT) for e in experiments if _is_ours(e.name))
+    known = sorted(e.name.removeprefix(EXPERIMENT) for e in experiments if e.name.startswith(EXPERIMENT))
     if suite is not None and known and suite not in known:
         return unknown_name("suite in this store", suite, known, _remedy(suite).strip())
     held = f"unfinished runs ({unfinished})" if unfinished else "no runs"
@@ -279,6 +280,7 @@ def _line(suite: str, run: Run) -> dict[str, Any]:
         "scenario_settings": json.dumps(scenario, sort_keys=True),
         "published": json.dumps(_read(tags.get("fedbench.published", ""), list), ensure_ascii=False),
         "row_settings": json.dumps(settings, sort_keys=True),
+        "untrained": is_untrained(params["method"], tags, run.data.metrics),
         **{key: v for key, v in run.data.metrics.items() if key.startswith(FINAL)},
     }
 
@@ -300,7 +302,3 @@ def reason_of(recorded: str) -> str:
     """The reason of a failure on one line, without what would move a terminal's cursor."""
     printable = "".join(character if character.isprintable() else " " for character in recorded)
     return " ".join(printable.split()) or "no reason was recorded"
-
-
-def _is_ours(experiment: str) -> bool:
-    return experiment.startswith(EXPERIMENT)

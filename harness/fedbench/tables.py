@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from fedbench import untrained
 from fedbench.failures import FAILED, MARK, PARTLY, reasons
-from fedbench.published import AS_PRINTED, NOT_COMPARABLE, in_order
+from fedbench.published import AS_PRINTED, NOT_COMPARABLE, published_notes
+from fedbench.ranking import may_be_best
+from fedbench.seeds import DIFFER, seed_cells, seed_counts, seeds_differ
 from fedbench.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
 from fedbench.wording import (
     NONE,
@@ -100,16 +103,15 @@ def _shown(block: pd.DataFrame) -> Shown:
     backbones = list(dict.fromkeys(block["backbone"]))
     shared = backbones[0] if len(backbones) == 1 else ""
     labels = [str(label) for label in block["label"]]
-    marks = [MARK if status != FAILED and failure else "" for status, failure in _outcomes(block)]
-    marks = marks if any(marks) else []
+    marks = list(_marks(block))
     called = labels if shared else [str(row) for row in block["row"]]
     names = [Column("method" if shared else "row", called, signs=marks)]
     measured = block[block["status"] != FAILED]
     letters = dict(zip(backbones, map(_letter, range(len(backbones))), strict=True))
     legend = ", ".join(f"{letter} = {backbone}" for backbone, letter in letters.items())
-    seeds = int(block["seeds"].iloc[0])
     caption = f"{block['caption'].iloc[0]}" + (f" · {shared}" if shared else "")
-    told = f"{seeds} seeds, mean ± sample std" if seeds > 1 else "1 seed" if seeds else "no run has finished"
+    counted = seed_counts(block)
+    told = f"{counted}, mean ± sample std" if counted.endswith("s") else counted or "no run has finished"
     common, rows = _described(block, names[0].cells)
     scores = list(_scores(block))
     own = list(measured["label"])
@@ -121,7 +123,7 @@ def _shown(block: pd.DataFrame) -> Shown:
         if shared
         else [Column("method", labels, signs=marks), Column("on", [letters[b] for b in block["backbone"]])],
         letters="" if shared else f"on: {legend}",
-        scores=[*scores, *_difference(block)],
+        scores=[*scores, *_seeds(block), *_difference(block)],
         status=list(_status(block)),
         further=[*_published(block), *(_costs(block) if len(measured) else [])],
         notes=[
@@ -132,7 +134,9 @@ def _shown(block: pd.DataFrame) -> Shown:
             *not_on_unseen_notes(own, list(measured["not_on_unseen"])),
             *([UNSEEN] if any(column.heading == heading(_NEW) for column in scores) else []),
             *([OWN_MODELS] if any(column.heading == heading(_OWN) for column in scores) else []),
-            *_differs(block),
+            *([f"{untrained.MARK} {untrained.NOTE}"] if block["untrained"].any() else []),
+            *([DIFFER] if seeds_differ(block) else []),
+            *published_notes(block),
             *_tuned(block, labels),
             *_to_target(block),
         ],
@@ -147,9 +151,19 @@ def _scores(block: pd.DataFrame) -> Iterator[Column]:
         means = block[f"{metric}_mean"]
         if means.notna().any():
             # all that look best at the shown precision, of those with all the seeds
-            rounded = means.where(block["rank"].notna()).round(1)
+            rounded = means.where(may_be_best(block, metric)).round(1)
             best = (rounded == rounded.max()).tolist() if len(block) > 1 else []
             yield Column(heading(metric), [spread(*pair) for pair in _pairs(block, metric)], best)
+
+
+def _marks(block: pd.DataFrame) -> Iterator[str]:
+    for (status, failure), is_untrained in zip(_outcomes(block), block["untrained"], strict=True):
+        yield (MARK if status != FAILED and failure else "") + (untrained.MARK if is_untrained else "")
+
+
+def _seeds(block: pd.DataFrame) -> Iterator[Column]:
+    if seeds_differ(block):
+        yield Column("seeds", [cell or NONE for cell in seed_cells(block)])
 
 
 def _difference(block: pd.DataFrame) -> Iterator[Column]:
@@ -248,36 +262,8 @@ def _incomplete(block: pd.DataFrame) -> Iterator[str]:
         for metric in json.loads(text):
             lacking.setdefault(metric, []).append(label)
     for metric, labels in lacking.items():
-        last = ", ranked last" if metric == block["headline"].iloc[0] else ""
+        last = ", without a rank" if metric == block["headline"].iloc[0] else ""
         yield f"no mean of {heading(metric)} for {', '.join(labels)}, which some seed lacks{last}"
-
-
-def _differs(block: pd.DataFrame) -> Iterator[str]:
-    """Where the printed numbers stand, and once for the table in what its runs differ from theirs."""
-    if "published" not in block or not (block["comparable"] != "").any():
-        return
-    papers: dict[str, set[str]] = {}
-    for source in block["published_source"]:
-        paper, _, listed = source.partition(" table")
-        papers.setdefault(paper, set()).update(listed.removeprefix("s").strip().split(", "))
-    sources = [
-        f"{paper} table{'s' if len(listed) > 1 else ''} {', '.join(in_order(listed))}"
-        for paper, listed in papers.items()
-        if paper
-    ]
-    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for printed, here, aspect in (
-        (printed, here, aspect) for text in block["differences"] for aspect, printed, here in json.loads(text)
-    ):
-        sides = found.setdefault(aspect, ({}, {}))
-        sides[0][printed] = sides[1][here] = None
-    told = ", ".join(
-        f"{name} ({' / '.join(theirs)}, here {' / '.join(ours)})" for name, (theirs, ours) in found.items()
-    )
-    partly = block.loc[block["comparable"] == AS_PRINTED, "not_printed"]
-    unsaid = list(dict.fromkeys(name for text in partly for name in json.loads(text)))
-    known = f"; ≈ comparable as far as printed, which {', '.join(unsaid)} are not" if unsaid else ""
-    yield f"paper: {', '.join(sources)}" + (f"; ≠ not comparable, differs in {told}" if told else "") + known
 
 
 def _tuned(block: pd.DataFrame, labels: list[str]) -> Iterator[str]:

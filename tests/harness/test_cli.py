@@ -6,6 +6,8 @@ import importlib
 import io
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl, plugin
 from fedbench.prepare import Settings
 from fedbench.spec import RunSpec, Training
 from fedbench.testing import tiny_dataset
+from fedbench.untrained import NOTE
 
 HEAVY = ("torch", "mlflow", "pandas", "pydantic", "numpy", "optuna", "open_clip", "yaml")
 
@@ -553,6 +556,65 @@ def test_a_run_is_stored_ranked_and_not_repeated(fedbench: Command, tmp_path: Pa
     table = fedbench("leaderboard", "--suite", "adhoc", "--store", "store", "--format", "md")
     assert table.code == 0, table.err
     assert "fedavg" in table.out
+
+
+ALONE = '''
+"""Every client trains alone."""
+from typing import ClassVar
+from fedbench.hookspecs import hookimpl
+from fedbench.defaults import FedAvgParams
+
+class Alone:
+    name: ClassVar[str] = "alone"
+    citation: ClassVar[str] = "Nobody, A baseline that shares nothing, 2024"
+    Params: ClassVar[type] = FedAvgParams
+    recipe: ClassVar[dict] = {}
+
+    def __init__(self, params): pass
+
+    @hookimpl
+    def private(self, model, spec): return [*model.weights, *model.buffers]
+'''
+
+
+@pytest.mark.usefixtures("tiny")
+def test_after_a_run_its_own_tables_are_shown_and_the_hint_reads_them_as_the_suite_file_does(
+    fedbench: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "my suites").mkdir()
+    file = tmp_path / "my suites" / "own.yaml"
+    file.write_text(
+        "name: mine\nbackbone: clip:embedded\nscenario: {preset: iid, clients: 2}\nbaseline: alone\nseeds: [0]\n"
+        "training: {rounds: 1}\ncolumns: [worst_domain]\nrows: [{method: fedavg}, {method: alone}]\n"
+    )
+    (tmp_path / "alone.py").write_text(ALONE)
+    common = ("--plugin", "alone.py", "--store", "store", "--cache-dir", "cache", "--engine", "in-process", "--plain")
+    first = fedbench("run", "--suite", "my suites/own.yaml", *common)
+    assert first.code == 0, first.err
+    # it trains, though nothing of the global model is sent
+    assert re.search(r"^–  alone ‡", first.out, re.M) and "own models" in first.out and NOTE in first.out
+    hint = next(line for line in first.out.splitlines() if line.startswith("as files"))
+    assert (
+        hint
+        == "as files     fedbench leaderboard --suite 'my suites/own.yaml' --store store --output leaderboards/mine"
+    )
+    assert "all tables" not in first.out
+    hinted = fedbench(*shlex.split(hint)[3:])
+    assert hinted.code == 0, hinted.err
+    assert "Δ alone" in (tmp_path / "leaderboards" / "mine" / "leaderboard.md").read_text("utf-8")
+    for page in ("index.html", "leaderboard.md"):
+        assert "alone ‡" in (tmp_path / "leaderboards" / "mine" / page).read_text("utf-8")
+    # other conditions are another table, and the first one is not repeated
+    again = fedbench("run", "--suite", "my suites/own.yaml", "--set", "rounds=2", "--method", "fedavg", *common)
+    assert again.code == 0, again.err
+    assert "2 rounds of" in again.out and "1 round of" not in again.out
+    everything = next(line for line in again.out.splitlines() if line.startswith("all tables"))
+    shown = fedbench(*shlex.split(everything)[3:]).out
+    assert "2 rounds of" in shown and "1 round of" in shown
+    # what is comparable stands beside a run, also one that the store had already
+    skipped = fedbench("run", "--suite", "my suites/own.yaml", "--method", "fedavg", *common)
+    assert "1 of 1 runs are in the store already" in skipped.out
+    assert "1 round of" in skipped.out and "alone ‡" in skipped.out and "2 rounds of" not in skipped.out
 
 
 GRID = """

@@ -38,10 +38,12 @@ from fedbench.milestones import is_tracked, rounds_to_target
 from fedbench.results import _line, load_curves, load_federations, scenario_summary
 from fedbench.scenarios.scenario import Partition, Scenario
 from fedbench.seal import SEAL
+from fedbench.seeds import DIFFER, ranges
 from fedbench.significance import Test
 from fedbench.spec import RunSpec, Training
 from fedbench.suite import load_suite
 from fedbench.tables import tables
+from fedbench.untrained import NOTE, is_untrained
 from fedbench.wording import OWN_MODELS
 
 LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)
@@ -159,15 +161,34 @@ def test_runs_of_another_budget_or_data_set_or_scenario_get_a_table_of_their_own
     assert "5 rounds of 1 local epoch, batch 32" in board["caption"][2]
 
 
-def test_a_row_with_other_seeds_has_its_own_table_and_pairs_over_common_seeds() -> None:
+def test_rows_of_other_seeds_share_a_table_that_says_so_and_pairs_over_common_ones() -> None:
     runs = [(spec("fedavg", seed), 60.0 + seed) for seed in range(3)]
-    board = leaderboard(made([*runs, (spec("fedprox", 1), 66.0), (spec("fedprox", 7), 99.0)]))
-    assert board["row"].tolist() == ["fedavg · clip:embedded", "fedprox · clip:embedded"]
-    assert board["block"].tolist() == [0, 1]
-    assert "seeds 0, 1, 2" in board["caption"][0] and "seeds 1, 7" in board["caption"][1]
+    runs += [(spec("fedprox", 1), 66.0), (spec("fedprox", 7), 99.0), (spec("moon", 7), 20.0)]
+    board = leaderboard(made(runs)).set_index("label")
+    assert set(board["block"]) == {0} and "seeds 0, 1, 2, 7" in board["caption"].iloc[0]
+    assert board["rank"].to_dict() == {"fedprox": 1, "fedavg": 2, "moon": 3}
     # only seed 1 is common: 66 - 61
-    assert (board["delta_mean"][1], board["delta_seeds"][1]) == (5.0, 1)
-    assert np.isnan(board["delta_std"][1])
+    assert (board.loc["fedprox", "delta_mean"], board.loc["fedprox", "delta_seeds"]) == (5.0, 1)
+    assert np.isnan(board.loc["fedprox", "delta_std"])
+    assert board.loc["moon", ["delta_seeds", "significance"]].tolist() == [0, "no seed in common with the baseline"]
+    (table,) = tables(board.reset_index())
+    (seeds,) = [column.cells for column in table.scores if column.heading == "seeds"]
+    assert seeds == ["1, 7", "0-2", "7"]
+    assert DIFFER in table.notes and "1 to 3 seeds, mean" in table.caption
+    # a Δ is of a row that stands in the table
+    (delta,) = [column.cells for column in table.scores if column.heading == "Δ fedavg"]
+    assert delta == ["+5.0", "–", "–"] and "fedavg" in table.names[0].cells
+    (alike,) = tables(leaderboard(made(runs[:3])))
+    assert DIFFER not in alike.notes and "seeds" not in {column.heading for column in alike.scores}
+
+
+def test_many_seeds_take_little_room() -> None:
+    assert [ranges(seeds) for seeds in ([3], [0, 1], [0, 1, 2, 3, 7], [1, 3, 5, 7, 9])] == [
+        "3",
+        "0, 1",
+        "0-3, 7",
+        "5 seeds",
+    ]
 
 
 def test_rows_of_one_name_that_differ_in_a_setting_are_not_averaged() -> None:
@@ -272,7 +293,7 @@ def test_another_headline_ranks_the_rows_and_is_what_differences_are_taken_of(re
     # a table without the headline is ranked by the overall accuracy, and says so
     board = leaderboard(results, headline="mid_accuracy")
     assert board["row"].tolist() == ["fedprox · clip:embedded", "fedavg · clip:embedded"]
-    assert board["caption"].str.contains("ranked by global_accuracy, since not every run has mid_accuracy").all()
+    assert board["caption"].str.contains("ranked by global_accuracy, since no row has a mean of mid_accuracy").all()
 
 
 def test_two_states_of_changed_code_are_told_apart() -> None:
@@ -634,12 +655,110 @@ def test_a_metric_that_a_seed_lacks_has_no_mean() -> None:
     assert "no mean of tail for fedprox, which some seed lacks" in shown(board.reset_index())
 
 
-def test_a_row_without_a_mean_of_what_rows_are_ranked_by_is_last_and_the_table_says_so() -> None:
+def test_a_row_without_a_mean_of_what_rows_are_ranked_by_has_no_rank_and_the_table_says_so() -> None:
     runs = made(table_of({"fedavg": [60, 62], "fedprox": [70, 72]}))
     runs.loc[2, "final/global_accuracy"] = np.nan
     board = leaderboard(runs)
-    assert board[["method", "rank"]].to_numpy().tolist() == [["fedavg", 1], ["fedprox", 2]]
-    assert "no mean of accuracy for fedprox, which some seed lacks, ranked last" in shown(board)
+    assert board["method"].tolist() == ["fedavg", "fedprox"] and board["rank"].tolist() == [1, pd.NA]
+    assert "no mean of accuracy for fedprox, which some seed lacks, without a rank" in shown(board)
+
+
+def test_a_headline_that_only_some_rows_have_ranks_them_and_leaves_the_others_a_dash() -> None:
+    runs = made(table_of({"fedavg": [60, 62], "fedprox": [50, 52], "moon": [40, 42]}))
+    own = "personal_mean_client_accuracy"
+    runs[f"final/{own}"] = [np.nan, np.nan, 80.0, 82.0, 90.0, 92.0]
+    board = leaderboard(runs, headline=own)
+    assert board["label"].tolist() == ["moon", "fedprox", "fedavg"] and board["rank"].tolist() == [1, 2, pd.NA]
+    assert set(board["headline"]) == {own} and "ranked by" not in board["caption"].iloc[0]
+    (table,) = tables(board)
+    assert table.scores[0].heading == "own models" and table.scores[0].cells[2] == table.rank.cells[2] == "–"
+    for name in ("personal_mean_client", own, "own models", "own_models"):
+        assert metric_named(runs, name) == own
+    runs[f"final/{own}"] = np.nan
+    with pytest.raises(FedbenchError, match=r"unknown accuracy .* 'own_models'. Known: global"):
+        metric_named(runs, "own_models")
+
+
+def test_tables_in_which_no_row_has_the_metric_are_counted_aloud(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedbench import results as module
+
+    line = module._line
+
+    def in_two_tables(suite: str, run: Any) -> dict[str, Any]:
+        is_prox = run.data.params["method"] == "fedprox"
+        own = {"final/personal_mean_client_accuracy": 80.0, "rounds": "5"} if is_prox else {}
+        return {**line(suite, run), **own}
+
+    monkeypatch.setattr(module, "_line", in_two_tables)
+    done = invoke(uri, "--metric", "personal_mean_client")
+    said = " ".join(done.stderr.split())
+    assert done.exit_code == 0
+    assert "1 of 2 tables have no row with a mean of 'personal_mean_client' and are ranked by the overall" in said
+    assert "ranked by" not in invoke(uri, "--metric", "tail").stderr
+
+
+@pytest.mark.parametrize("columns", [(), ("head", "mid", "tail"), ("worst_client",)])
+def test_own_models_are_shown_whatever_columns_a_suite_has(columns: tuple[str, ...]) -> None:
+    runs = made(table_of({"fedavg": [60, 62], "fedprox": [50, 52]}))
+    runs["final/worst_client_accuracy"] = 30.0
+    runs["final/personal_mean_client_accuracy"] = [np.nan, np.nan, 80.0, 82.0]
+    runs["final/personal_worst_client_accuracy"] = [np.nan, np.nan, 70.0, 70.0]
+    elsewhere = made(table_of({"fedavg": [10.0]}, rounds=5))
+    both, alone = tables(leaderboard(pd.concat([runs, elsewhere]), columns))
+    found = {column.heading: column.cells for column in both.scores}
+    assert found["own models"] == ["–", "81.0 ± 1.4"] and OWN_MODELS in both.notes
+    # beside the worst client of the global model
+    assert ("worst own model" in found) == ("worst client" in found) == ("head" not in columns)
+    assert not {"own models", "worst own model"} & {column.heading for column in alone.scores}
+    assert OWN_MODELS not in alone.notes
+
+
+DEFAULTS, ITS_OWN = '{"evaluate": "fedavg"}', '{"evaluate": "mine, fedavg"}'
+
+
+@pytest.mark.parametrize(
+    ("trainable", "round_bytes", "sent", "owners", "untrained"),
+    [
+        ("6", "24", 48.0, DEFAULTS, False),
+        ("0", "0", 0.0, DEFAULTS, False),  # zero-shot: there is nothing to train
+        ("6", "0", 0.0, ITS_OWN, True),
+        ("6", "0", 9.0, DEFAULTS, True),  # only reports are sent, no tensor of the model
+        ("6", "0", 9.0, ITS_OWN, False),  # by which the method may predict
+        ("6", None, 0.0, None, True),  # of an older version
+        ("6", None, 9.0, None, False),
+    ],
+)
+def test_what_is_recorded_tells_an_untrained_global_model(
+    trainable: str, round_bytes: str | None, sent: float, owners: str | None, untrained: bool
+) -> None:
+    tags = {"trainable_parameters": trainable, "round_bytes": round_bytes, "owners": owners}
+    known = {f"fedbench.{name}": value for name, value in tags.items() if value is not None}
+    metrics = {"final/global_accuracy": 60.0, "final/bytes_up": sent, "final/bytes_down": sent}
+    assert is_untrained("mine", known, metrics) is untrained
+    # without a global model there is no accuracy of one
+    del metrics["final/global_accuracy"]
+    assert not is_untrained("mine", known, metrics)
+
+
+def test_an_untrained_global_model_has_a_mark_and_no_rank_in_every_format(tmp_path: Path) -> None:
+    runs = made(table_of({"fedavg": [60, 62], "fedprox": [70, 72], "clip-zs": [65, 65]}))
+    runs["untrained"] = runs["method"] == "fedprox"
+    runs["final/personal_mean_client_accuracy"] = [50.0, 50.0, 90.0, 92.0, np.nan, np.nan]
+    board = leaderboard(runs)
+    assert board["label"].tolist() == ["clip-zs", "fedavg", "fedprox"] and board["rank"].tolist() == [1, 2, pd.NA]
+    assert f"‡ {NOTE}" in shown(board) and re.search(r"^–  fedprox ‡", shown(board), re.M)
+    markdown = to_markdown(board)
+    # the best own models are its
+    assert re.search(r"^\| – \| fedprox ‡ \| 71\.0 ± 1\.4 \| \*\*91\.0 ± 1\.4\*\* \|", markdown, re.M)
+    assert f"‡ {NOTE}" in markdown and r"-- & fedprox\ddag{} &" in to_latex(board)
+    to_csv(board, tmp_path / "board.csv")
+    assert pd.read_csv(tmp_path / "board.csv").set_index("label")["untrained"].to_dict() == {
+        "clip-zs": False,
+        "fedavg": False,
+        "fedprox": True,
+    }
+    own = leaderboard(runs, headline="personal_mean_client_accuracy")
+    assert own["label"].tolist() == ["fedprox", "fedavg", "clip-zs"] and own["rank"].tolist() == [1, 2, pd.NA]
 
 
 def test_means_that_differ_by_noise_only_share_a_rank() -> None:

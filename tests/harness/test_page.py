@@ -274,6 +274,28 @@ def test_the_best_at_the_shown_precision_is_bold(tmp_path: Path) -> None:
     assert re.findall(r'data-value="(\S+)" data-std="0.3+"><b>', html) == ["70.04", "69.96"]
 
 
+def test_an_untrained_global_model_is_marked_and_never_the_best(tmp_path: Path) -> None:
+    own = {"personal_mean_client_accuracy_mean": 90.0, "shown": json.dumps(["personal_mean_client_accuracy"])}
+    lines = [full("fedavg", whole=True, untrained=False, shown=own["shown"])]
+    lines += [full("alone", mean=95.0, rank=np.nan, whole=True, untrained=True, **own)]
+    lines += [full("fedavg", 1, setting="other", whole=True, untrained=False)]
+    html, reader = written(tmp_path, pd.DataFrame(lines))
+    assert "‡ the global model is never trained" in shown(reader)
+    overview, table = html.split("<table")[1:3]
+    assert "<span>alone ‡" in table and '<span class="mark">‡</span>' in overview
+    bold = re.findall(r'data-value="([\d.]+)"[^>]*><b>', table)
+    assert "60.25" in bold and "95.0" not in bold and "90.0" in bold
+
+
+def test_rows_of_other_seeds_say_theirs(tmp_path: Path) -> None:
+    board = pd.DataFrame([full("fedavg"), full("fedprox", seeds=1, seed_list="7")])
+    html, reader = written(tmp_path, board)
+    assert "over 1 to 2 seeds" in shown(reader) and "Rows differ in their seeds" in shown(reader)
+    assert re.search(r'data-value="2.0">0, 1<', html) and re.search(r'data-value="1.0">7<', html)
+    html, reader = written(tmp_path, board[:1])
+    assert 'data-key="seeds"' not in html and "differ in their seeds" not in shown(reader)
+
+
 def test_comparable_and_not_comparable_are_told_apart(tmp_path: Path) -> None:
     board = pd.DataFrame([full("a"), full("b", comparable="yes", differs="", differences="[]")])
     text = shown(written(tmp_path, board)[1])
@@ -318,7 +340,7 @@ def test_notes_say_why_a_row_has_no_baseline_and_where_a_mean_is_missing(tmp_pat
     text = shown(written(tmp_path, pd.DataFrame(board))[1])
     assert "No baseline for b: no tuned fedavg." in text
     assert "head: a row of which some seed lacks it has no mean." in text
-    assert "accuracy: a row of which some seed lacks it has no mean; ranked last." in text
+    assert "accuracy: a row of which some seed lacks it has no mean; it has no rank." in text
 
 
 def test_the_page_and_the_tables_call_a_metric_the_same(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
         _leave_while_busy(INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED)
         return INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED
     if skipped or ended.done or ended.failures:
-        _show_leaderboard(suite, uri)
-        _show_next_steps(suite, request.store, uri)
+        has_others = _show_leaderboard(suite, uri, specs)
+        _show_next_steps(request, suite, uri, has_others=has_others)
     _report(ended.failures, uri, asked)
     left = len(pending) - len(ended.failures) - ended.done
     if left and request.fail_fast:
@@ -179,18 +179,22 @@ class _Cleaning:
         discard(self._folder, spec.run_id)
 
 
-def _show_leaderboard(suite: Suite, uri: str) -> None:
+def _show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:
+    """Print the tables of the requested runs, with all that is comparable to them; whether the store has others."""
     # imports scipy's statistics, for which no run should wait
+    from fedbench.failures import of_tables
     from fedbench.leaderboard import of_suite as leaderboard
     from fedbench.leaderboard import render_terminal
     from fedbench.published import published_folder, published_of
     from fedbench.results import load_curves, load_runs
 
     stored = load_runs(uri, suite.name)
-    curves = load_curves(uri, stored.finished, suite.headline)
+    finished, failed = of_tables(stored.finished, stored.failed, [spec.run_id for spec in specs])
+    curves = load_curves(uri, finished, suite.headline)
     published = published_of(suite, published_folder(None))
-    board = leaderboard(suite, stored.finished, curves, published, failed=stored.failed)
+    board = leaderboard(suite, finished, curves, published, failed=failed)
     console().print(render_terminal(board))
+    return len(finished) < len(stored.finished)
 
 
 def invocation(request: Request, pending: Sequence[RunSpec], skipped: int) -> Invocation:
@@ -252,12 +256,16 @@ def _leave_while_busy(code: int) -> None:
         os._exit(code)
 
 
-def _show_next_steps(suite: Suite, store: str | None, uri: str) -> None:
-    name, where = shlex.quote(suite.name), f" --store {shlex.quote(store)}" if store else ""
+def _show_next_steps(request: Request, suite: Suite, uri: str, *, has_others: bool) -> None:
+    where = f" --store {shlex.quote(request.store)}" if request.store else ""
+    # a suite file's own name would find its runs, but not how it has them read
+    tables = f"fedbench leaderboard --suite {shlex.quote(request.suite or suite.name)}{where}"
     say(f"store        {shown(uri)}")
     is_server = urlparse(uri).scheme in ("http", "https")
     say(f"look inside  {shown(uri) if is_server else f'fedbench ui{where}'}")
-    say(f"as files     fedbench leaderboard --suite {name}{where} --output leaderboards/{name}")
+    if has_others:
+        say(f"all tables   {tables}")
+    say(f"as files     {tables} --output {shlex.quote(f'leaderboards/{suite.name}')}")
 
 
 def _report(failures: Sequence[RunFailed], uri: str, asked: Invocation | None) -> None:

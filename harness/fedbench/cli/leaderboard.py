@@ -100,6 +100,8 @@ def leaderboard(
     read = _overruled(read, asked, stored)
     curves = load_curves(uri, results, read.headline)
     board = of_suite(read, results, curves, _published(read, results, published), Test(asked.test), stored.failed)
+    if asked.metric is not None:
+        _say_ranked_otherwise(board, asked.metric, read.headline)
     if output is not None:
         made = _made_by(stored, asked)
         write(results, board, output, made)
@@ -132,6 +134,16 @@ def _overruled(read: Suite, asked: Asked, stored: Stored) -> Suite:
     if asked.target is not None:
         changes["target"] = asked.target
     return read.model_copy(update=changes)
+
+
+def _say_ranked_otherwise(board: pd.DataFrame, asked: str, headline: str) -> None:
+    otherwise = board.loc[board["headline"] != headline, "block"].nunique()
+    if otherwise:
+        complain(
+            f"{otherwise} of {board['block'].nunique()} tables have no row with a mean of {asked!r} and are ranked by "
+            "the overall accuracy.",
+            label="note",
+        )
 
 
 def _published(read: Suite, results: pd.DataFrame, folder: Path | None) -> Published | None:

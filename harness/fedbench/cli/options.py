@@ -99,10 +99,13 @@ class Request:
         return (*(f"{key}={value}" for key, value in shorthands.items() if value is not None), *self.assignments)
 
 
-def command_line(verb: str, request: Request, *further: str) -> str:
-    """The command that asks for the same again: FILEs by their names, and no folder of this machine."""
+def command_line(verb: str, request: Request, *further: str, paths: bool = False) -> str:
+    """The command that asks for the same again: FILEs by their names, and no folder of this machine.
+
+    With ``paths`` FILEs are where they are, so that it works here.
+    """
     is_file = request.suite is not None and request.suite.endswith((".yaml", ".yml"))
-    suite = Path(request.suite).name if request.suite is not None and is_file else request.suite
+    suite = Path(request.suite).name if request.suite is not None and is_file and not paths else request.suite
     options = {
         "--suite": [suite] if suite is not None else [],
         "--scale": [request.scale] if request.scale else [],
@@ -111,7 +114,7 @@ def command_line(verb: str, request: Request, *further: str) -> str:
         "--seed": [str(seed) for seed in request.seeds],
         "--set": request.overrides,
         "--tuned": [request.tuned] if request.tuned else [],
-        "--plugin": [path.name for path in request.plugin_files],
+        "--plugin": [str(path) if paths else path.name for path in request.plugin_files],
     }
     words = [word for option, values in options.items() for value in values for word in (option, value)]
     return shlex.join(["fedbench", verb, *words, *further])

@@ -262,5 +262,5 @@ def show_next_steps(name: str, request: Request, storage: str | None) -> None:
     """What to do with a study."""
     given = {"--store": request.store, "--storage": storage}
     where = [word for option, value in given.items() if value for word in (option, value)]
-    say(f"run it       {command_line('run', replace(request, seeds=(), tuned=name), *where)}")
+    say(f"run it       {command_line('run', replace(request, seeds=(), tuned=name), *where, paths=True)}")
     say(f"look inside  {shlex.join(['fedbench', 'study', name, *where])}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
+from fedbench import untrained
 from fedbench.failures import MARK, reasons, shortened
 from fedbench.page.charts import Bars, Series, against_cost, bars, by_round
 from fedbench.page.heatmap import HeatMap, heat_map
@@ -33,6 +34,7 @@ from fedbench.page.table import (
     without_numbers,
 )
 from fedbench.provenance import versions
+from fedbench.seeds import DIFFER, seed_counts, seeds_differ
 from fedbench.significance import ALPHA, BASELINE, NO_BASELINE
 from fedbench.wording import (
     NONE,
@@ -69,7 +71,7 @@ class Row:
     failed: str
     """``failed: reason``, cut short, of a row without a number; "" of others."""
     mark: str
-    """Stands after the name of a row that has numbers though some run failed."""
+    """Stands after the name of a row of which some run failed, or whose global model is never trained."""
     searched: str
     cells: list[Cell]
     details: list[tuple[str, str]]
@@ -249,18 +251,13 @@ def _headline(block: pd.DataFrame) -> str:
 
 
 def _titles(blocks: Sequence[pd.DataFrame]) -> list[str]:
-    """A name for every table: its settings, else its data; with its seeds, then its number, where that repeats."""
+    """A name for every table: its settings, else its data; with its number, where that repeats."""
     names = []
     for block in blocks:
         settings = [name for name in dict.fromkeys(texts(block, "setting")) if name]
         data = [text for text in (texts(block, "dataset")[0], texts(block, "scenario")[0]) if text]
         names.append(" / ".join(settings) or (", ".join(data) if len(blocks) > 1 else "") or "Results")
-    for told in (
-        [f"seeds {texts(block, 'seed_list')[0]}" for block in blocks],
-        [f"{n + 1}" for n in range(len(names))],
-    ):
-        names = [f"{n} ({t})" if names.count(n) > 1 else n for n, t in zip(names, told, strict=True)]
-    return names
+    return [f"{name} ({n})" if names.count(name) > 1 else name for n, name in enumerate(names, start=1)]
 
 
 def _rows(anchor: str, block: pd.DataFrame, styles: Mapping[str, int], columns: Sequence[Sequence[Cell]]) -> list[Row]:
@@ -287,7 +284,8 @@ def _rows(anchor: str, block: pd.DataFrame, styles: Mapping[str, int], columns: 
                 tuned=tuned,
                 shown=position < MOST_CURVES,
                 failed=shortened(why, _REASON),
-                mark=MARK if texts(line, "failure")[0] and not why else "",
+                mark=(MARK if texts(line, "failure")[0] and not why else "")
+                + (untrained.MARK if texts(line, "untrained")[0] == "True" else ""),
                 searched=" ".join([name, label, texts(line, "method")[0], backbone, setting]).lower(),
                 cells=[cells[position] for cells in columns],
                 details=_details(line, own),
@@ -351,8 +349,8 @@ def _notes(block: pd.DataFrame, headline: str) -> list[str]:
 
 
 def _how_to_read(block: pd.DataFrame, headline: str) -> list[str]:
-    seeds = int(numbers(block, "seeds")[0]) if has(block, "seeds") else 1
-    told = f"Mean ± sample standard deviation over {seeds} seeds. " if seeds > 1 else "One seed. "
+    counted = seed_counts(block) if has(block, "seeds") else ""
+    told = f"Mean ± sample standard deviation over {counted}. " if counted.endswith("s") else "One seed. "
     notes = [f"{told}Accuracies of the last round, in %. Bold: the best of a column. –: not measured."]
     if has(block, "delta_mean"):
         baseline = texts(block, "baseline")[0].partition(" · ")[0]
@@ -373,12 +371,14 @@ def _how_to_read(block: pd.DataFrame, headline: str) -> list[str]:
         without = [label for label, reason in zip(_labels(block), reasons, strict=True) if reason == why]
         notes.append(f"No baseline for {', '.join(dict.fromkeys(without))}: {why}.")
     for metric in dict.fromkeys(metric for text in texts(block, "incomplete") if text for metric in json.loads(text)):
-        last = "; ranked last" if metric == headline else ""
+        last = "; it has no rank" if metric == headline else ""
         notes.append(f"{heading(metric)}: a row of which some seed lacks it has no mean{last}.")
     used = server_data_notes(_labels(block), texts(block, "server_data"))
     unnamed = not_on_unseen_notes(_labels(block), texts(block, "not_on_unseen"))
     own = [UNSEEN] if has(block, "new_accuracy_mean") else []
     own += [OWN_MODELS] if has(block, "personal_mean_client_accuracy_mean") else []
+    own += [f"{untrained.MARK} {untrained.NOTE}"] if "True" in texts(block, "untrained") else []
+    own += [DIFFER] if seeds_differ(block) else []
     notes += [f"{note[:1].upper()}{note[1:]}." for note in (*used, *unnamed, *own)]
     if has(block, "published"):
         notes.append("Published: the paper's number; what differs, or is not printed, is under the row's name.")
@@ -472,7 +472,7 @@ def _overview(sections: Sequence[Section], blocks: Sequence[pd.DataFrame], style
     for column, (section, block) in enumerate(zip(sections, blocks, strict=True)):
         place = next(i for i, c in enumerate(section.columns) if c.key == _headline(block))
         for name, backbone, row in zip(texts(block, "row"), texts(block, "backbone"), section.rows, strict=True):
-            cells.setdefault(name, [Cell(NONE)] * len(sections))[column] = row.cells[place]
+            cells.setdefault(name, [Cell(NONE)] * len(sections))[column] = replace(row.cells[place], mark=row.mark)
             called[name] = (row.name, "" if backbone in row.name else backbone)
     several = len({backbone for _, backbone in called.values()}) > 1
     rows = []

@@ -12,6 +12,8 @@ import pandas as pd
 
 from fedbench.failures import FAILED
 from fedbench.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
+from fedbench.ranking import may_be_best
+from fedbench.seeds import seed_cells, seeds_differ
 from fedbench.significance import NOT_SIGNIFICANT, SIGNIFICANT
 from fedbench.wording import NONE, heading, megabytes, spread
 
@@ -65,6 +67,9 @@ def columns_of(block: pd.DataFrame, headline: str) -> list[tuple[Column, list[Ce
     for metric in metrics_of(block, headline):
         told = f"{metric}, %: mean ± standard deviation over seeds"
         made.append((Column(metric, heading(metric), told), _measured(block, metric)))
+    if seeds_differ(block):
+        cells = [_cell(n, cell) for n, cell in zip(numbers(block, "seeds"), seed_cells(block), strict=True)]
+        made.append((Column("seeds", "seeds", "the row's seeds, by their number"), cells))
     if has(block, "delta_mean"):
         made.append(_delta(block, headline))
     if has(block, "rounds_to_target_mean"):
@@ -102,11 +107,6 @@ def texts(block: pd.DataFrame, name: str) -> list[str]:
     if name not in block:
         return [""] * len(block)
     return ["" if pd.isna(value) else str(value) for value in block[name]]
-
-
-def ranked(block: pd.DataFrame) -> list[bool]:
-    """Which rows have all the seeds of their table; all of them in a board without ranks."""
-    return [not math.isnan(rank) for rank in numbers(block, "rank")] if "rank" in block else [True] * len(block)
 
 
 def without_numbers(block: pd.DataFrame) -> list[bool]:
@@ -150,7 +150,7 @@ def _measured(block: pd.DataFrame, name: str, *, signed: bool = False) -> list[C
     """Cells of ``name`` ± its standard deviation, the best at the shown precision marked."""
     means, deviations = numbers(block, f"{name}_mean"), numbers(block, f"{name}_std")
     shown = [spread(mean, math.nan, "+" if signed else "") for mean in means]
-    whole = ranked(block)
+    whole = may_be_best(block, name)
     found = (round(mean, 1) for mean, is_whole in zip(means, whole, strict=True) if is_whole and not math.isnan(mean))
     best = max(found, default=math.nan)
     cells = []
@@ -188,7 +188,7 @@ def _rounds(block: pd.DataFrame, headline: str) -> tuple[Column, list[Cell]]:
     title += f" {heading(metric)}" if metric != headline else ""
     means, deviations = numbers(block, "rounds_to_target_mean"), numbers(block, "rounds_to_target_std")
     counts = [text.partition("/") for text in texts(block, "target_reached")]
-    ranks = ranked(block)
+    ranks = may_be_best(block, metric)
     # a mean over the seeds that were fast enough says nothing of the others
     everywhere = [has_all and of == seeds for has_all, (of, _, seeds) in zip(ranks, counts, strict=True)]
     whole = [round(mean, 1) for mean, in_all in zip(means, everywhere, strict=True) if in_all]
