@@ -123,6 +123,10 @@ def test_tensors_of_another_shape_type_or_kind_are_refused_of_clients_and_of_the
         (Trains(lambda task, update: replace(update, payload={"x": 1})), "local_train with an int under 'x'"),
         (Trains(lambda task, update: replace(update, client=9)), "with an update of client 9"),
         (Trains(lambda task, update: replace(update, num_examples=0)), "with num_examples=0"),
+        (Trains(lambda task, update: replace(update, num_examples=0.5)), r"num_examples=0.5; client \d has \d+ samples"),
+        (Trains(lambda task, update: replace(update, num_examples=10**30)), "with num_examples=10000"),
+        (Trains(lambda task, update: replace(update, num_examples=float(len(task.inputs)))), "with num_examples=.*0;"),
+        (Trains(lambda task, update: replace(update, num_examples=len(task.inputs) + 1)), "with num_examples="),
         (Trains(lambda task, update: replace(update, num_examples=None)), "with num_examples=None"),
         (Answers(lambda task: [average(task)]), "aggregate with a list; it must be every weight by name"),
         (Answers(lambda task: GlobalModel(None, {})), "aggregate but returns None in place of tensors"),
@@ -130,13 +134,38 @@ def test_tensors_of_another_shape_type_or_kind_are_refused_of_clients_and_of_the
         (Predicts(lambda task: Predictions(torch.zeros(3).long())), r"classes of shape \(3,\), torch.int64"),
         (Predicts(lambda task: Predictions(torch.zeros(len(task.inputs)))), r"\(30,\), torch.float32"),
         (Predicts(lambda task: Predictions(torch.full((30,), 4))), "classes from 4 to 4; they are 0 to 3"),
-        (Predicts(lambda task: Predictions(None, {0: torch.full((30,), -1)})), "classes from -1 to -1"),
+        (Predicts(lambda task: Predictions(None, [torch.zeros(30).long()])), "evaluate with a list; it must be Pred"),
     ],
 )
 def test_answers_of_another_kind_are_refused_by_name(tmp_path, plugin, said):
     with pytest.raises(FedbenchError, match=said) as caught:
         final_state(run_with(tmp_path, plugin, backbone="clip:embedded"))
     assert "\n" not in str(caught.value)
+
+
+def test_own_predictions_outside_the_classes_are_refused(tmp_path):
+    def answer(task):
+        return Predictions(torch.zeros(30).long(), {client: torch.full((30,), -1) for client in task.clients})
+
+    with pytest.raises(FedbenchError, match="classes from -1 to -1"):
+        final_state(run_with(tmp_path, Predicts(answer), backbone="clip:embedded"))
+
+
+@pytest.mark.parametrize("stranger", [4, 99, -1, "0"])
+def test_predictions_of_clients_that_were_not_asked_for_are_refused(tmp_path, stranger):
+    def answer(task):
+        zeros = torch.zeros(30).long()
+        return Predictions(zeros, {client: zeros for client in (*task.clients, stranger) if task.clients})
+
+    run = run_with(tmp_path, Predicts(answer), backbone="clip:embedded")
+    with pytest.raises(FedbenchError, match=f"predictions of client {stranger!r}, none of task.clients; answer for"):
+        final_state(run)
+
+
+def test_own_predictions_before_the_last_round_are_refused(tmp_path):
+    run = run_with(tmp_path, Predicts(lambda task: Predictions(None, {0: torch.zeros(30).long()})))
+    with pytest.raises(FedbenchError, match="predictions of client 0, none of task.clients"):
+        final_state(run)
 
 
 WRONG = {
