@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -17,13 +18,14 @@ class FrozenDict(dict[K, V]):
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("what a run gave is read-only; change a copy of it: dict(...)")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
-    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
 
     def __reduce__(self) -> tuple[type[FrozenDict[K, V]], tuple[dict[K, V]]]:
         return FrozenDict, (dict(self),)
 
 
+@dataclass(frozen=True)
 class ReadOnly:
     """A frozen dataclass whose mappings and arrays are read-only as well, those inside of mappings included."""
 
