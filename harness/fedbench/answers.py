@@ -81,6 +81,25 @@ def require_update(task: ClientTask, update: object, owner: str) -> Update:
     return update
 
 
+def require_loss(loss: object, task: ClientTask, hook: str) -> Tensor:
+    """A loss, or a term of one. Raises FedbenchError where it is no scalar tensor, or nothing can be learnt by it."""
+    owner = task.spec.method
+    require(loss, Tensor, "a scalar tensor", owner, hook)
+    assert isinstance(loss, Tensor)
+    if loss.numel() != 1:
+        raise FedbenchError(
+            f"{owner} answers the hook {hook} with a tensor of shape {tuple(loss.shape)}, not a scalar."
+        )
+    # where clients train at once, `requires_grad` is that of torch.func's wrapper, which is never set
+    if not loss.requires_grad and not torch._C._functorch.is_batchedtensor(loss):
+        instead = ", or None in a step without a term" if hook == "loss_terms" else ""
+        raise FedbenchError(
+            f"{owner} answers the hook {hook} with a loss without gradient, by which no weight moves; return what is "
+            f"computed of step.weights or step.outputs without detach(), item() or no_grad(){instead}."
+        )
+    return loss
+
+
 def require_finite_updates(tasks: Sequence[ClientTask], updates: Sequence[Update]) -> None:
     """Raise Unworkable where a client's training has ended in NaN or infinity, in whatever it sends or keeps."""
     parts = [(update.weights, update.buffers, update.payload) for update in updates]
