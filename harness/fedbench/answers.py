@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -68,10 +67,10 @@ def require_update(task: ClientTask, update: object, owner: str) -> Update:
         raise FedbenchError(
             f"{owner} answers the hook local_train for client {task.client} with an update of client {update.client!r}."
         )
-    if not (isinstance(update.num_examples, Real) and 0 < float(update.num_examples) < math.inf):
+    if not (isinstance(update.num_examples, Integral) and update.num_examples == len(task.inputs)):
         raise FedbenchError(
-            f"{owner} answers the hook local_train with num_examples={update.num_examples!r}; it is the number of "
-            "samples of the client, above 0."
+            f"{owner} answers the hook local_train with num_examples={update.num_examples!r}; client {task.client} has "
+            f"{len(task.inputs)} samples (len(task.inputs)), and to weight clients otherwise is the server's step."
         )
     require(update.metrics, Mapping, "metrics by name", owner, "local_train")
     for name, value in update.metrics.items():
@@ -80,6 +79,25 @@ def require_update(task: ClientTask, update: object, owner: str) -> Update:
                 f"{owner} answers the hook local_train with {_kind(value)} as the metric {name!r}; it must be a number."
             )
     return update
+
+
+def require_loss(loss: object, task: ClientTask, hook: str) -> Tensor:
+    """A loss, or a term of one. Raises FedbenchError where it is no scalar tensor, or nothing can be learnt by it."""
+    owner = task.spec.method
+    require(loss, Tensor, "a scalar tensor", owner, hook)
+    assert isinstance(loss, Tensor)
+    if loss.numel() != 1:
+        raise FedbenchError(
+            f"{owner} answers the hook {hook} with a tensor of shape {tuple(loss.shape)}, not a scalar."
+        )
+    # where clients train at once, `requires_grad` is that of torch.func's wrapper, which is never set
+    if not loss.requires_grad and not torch._C._functorch.is_batchedtensor(loss):
+        instead = ", or None in a step without a term" if hook == "loss_terms" else ""
+        raise FedbenchError(
+            f"{owner} answers the hook {hook} with a loss without gradient, by which no weight moves; return what is "
+            f"computed of step.weights or step.outputs without detach(), item() or no_grad(){instead}."
+        )
+    return loss
 
 
 def require_finite_updates(tasks: Sequence[ClientTask], updates: Sequence[Update]) -> None:
@@ -118,9 +136,19 @@ def require_global(
 
 
 def require_predictions(task: EvaluationTask, answer: object, owner: str) -> Predictions:
-    """An answer to `evaluate`. Raises FedbenchError where it has not one class for each of the task's samples."""
+    """An answer to `evaluate`.
+
+    Raises FedbenchError where it has not one class for each of the task's samples, or is of clients not asked for.
+    """
     require(answer, Predictions, "Predictions", owner, "evaluate")
     assert isinstance(answer, Predictions)
+    require(answer.by_client, Mapping, "Predictions with a tensor by client in by_client", owner, "evaluate")
+    strangers = answer.by_client.keys() - set(task.clients)
+    if strangers:
+        raise FedbenchError(
+            f"{owner} answers the hook evaluate with predictions of client {min(strangers, key=repr)!r}, none of "
+            "task.clients; answer for these alone."
+        )
     for labels in (*([] if answer.labels is None else [answer.labels]), *answer.by_client.values()):
         require(labels, Tensor, "a tensor of classes", owner, "evaluate")
         if labels.shape != (len(task.inputs),) or labels.dtype != torch.int64:

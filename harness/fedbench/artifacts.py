@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -13,6 +15,7 @@ from fedbench.errors import FedbenchError
 from fedbench.spec import RunSpec
 from fedbench.state import RunState, load_state, save_state
 from fedbench.tasks import RunInfo, RunResult
+from fedbench.types import Tensors
 
 MODEL = "model"
 """The folder of ``state.safetensors`` and ``spec.json``."""
@@ -77,21 +80,17 @@ def state_of(result: RunResult) -> RunState:
     """The final state of a run, from numpy arrays back to tensors."""
     return RunState(
         round=max((record.round for record in result.records), default=0),
-        weights={name: torch.as_tensor(array) for name, array in result.weights.items()},
-        buffers={name: torch.as_tensor(array) for name, array in result.buffers.items()},
-        server={
-            method: {name: torch.as_tensor(array) for name, array in arrays.items()}
-            for method, arrays in result.server.items()
-        },
+        weights=_tensors(result.weights),
+        buffers=_tensors(result.buffers),
+        server={method: _tensors(arrays) for method, arrays in result.server.items()},
         clients={
-            client: {
-                method: {name: torch.as_tensor(array) for name, array in arrays.items()}
-                for method, arrays in methods.items()
-            }
+            client: {method: _tensors(arrays) for method, arrays in methods.items()}
             for client, methods in result.clients.items()
         },
-        own={
-            client: {name: torch.as_tensor(array) for name, array in arrays.items()}
-            for client, arrays in result.own.items()
-        },
+        own={client: _tensors(arrays) for client, arrays in result.own.items()},
     )
+
+
+def _tensors(arrays: Mapping[str, Any]) -> Tensors:
+    """Copies that lie in memory as the arrays do: these are read-only, which no tensor is."""
+    return {name: torch.from_numpy(array.copy(order="K")) for name, array in arrays.items()}

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pluggy
 
 from fedbench.defaults import FedAvg
 from fedbench.errors import FedbenchError, unknown_name
-from fedbench.hookspecs import Hooks, HookSpecs, Method, plugin_manager, relay
+from fedbench.frozen import ReadOnly
+from fedbench.hookspecs import NOTIFICATIONS, PROJECT, STEPS, Hooks, HookSpecs, Method, plugin_manager, relay
 from fedbench.hyper import build_params
-from fedbench.spec import stack_names
+from fedbench.spec import RunSpec, stack_names
+from fedbench.tasks import RunInfo
+from fedbench.watch import watched
 
 GROUP = "fedbench.methods"
 _LIST_HINT = "See `fedbench list methods`."
@@ -25,10 +30,14 @@ HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
 
 @dataclass(frozen=True)
 class Assembly:
-    """One run's plugins: ``hooks`` to call, and ``owners``, hook name -> who answers it, in call order."""
+    """One run's plugins: ``hooks`` to call, and ``owners``, hook name -> who answers it, in call order.
+
+    ``hooks`` are the steps of a run, and what tasks are handed; ``notifications`` tell of it.
+    """
 
     hooks: Hooks
     owners: Mapping[str, str]
+    notifications: Hooks
     keeps_lost_training: frozenset[str] = frozenset()
     """Those methods of the run that say so; see `fedbench.hookspecs.Method`."""
 
@@ -89,7 +98,9 @@ def assemble(
         if name != "fedavg":
             cls = find_method(name, plugin_files)
             keeping |= {name} if getattr(cls, "keeps_lost_training", False) else set()
-            manager.register(cls(build_params(name, cls.Params, params.get(name, {}))), name)
+            plugin = cls(build_params(name, cls.Params, params.get(name, {})))
+            _refuse_unmarked(plugin, name)
+            manager.register(plugin, name)
     # Of several trylast answers pluggy calls the last registered last: so the defaults, which are trylast, go in after
     # the methods, and even a method marked trylast is asked before them.
     defaults = FedAvg(build_params("fedavg", FedAvg.Params, params.get("fedavg", {})))
@@ -98,8 +109,27 @@ def assemble(
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         raise FedbenchError(f"{method}: {error}; hooks are {', '.join(HOOK_NAMES)}.") from error
+    silent = [name for name in stack if name != "fedavg" and not manager.get_hookcallers(manager.get_plugin(name))]
+    if silent:
+        raise FedbenchError(
+            f"{silent[0]} answers no hook, so it would run as FedAvg; mark a method named like one with @hookimpl: "
+            f"{', '.join(HOOK_NAMES)}."
+        )
     defaults.replaced = _replacements(manager, method)
-    return Assembly(relay(manager), _owner_table(manager), frozenset(keeping))
+    owners = _owner_table(manager)
+    hooks = watched(relay(manager), _blamed(manager, defaults, method, owners))
+    return Assembly(hooks, owners, _notifications(manager, listeners), frozenset(keeping))
+
+
+def _refuse_unmarked(plugin: Method, name: str) -> None:
+    """FedbenchError for a function that bears a hook's name and is no answer to it: the default would be asked."""
+    for hook in HOOK_NAMES:
+        function = getattr(plugin, hook, None)
+        if callable(function) and not hasattr(function, f"{PROJECT}_impl"):
+            raise FedbenchError(
+                f"{name} has a function {hook}, which is the name of a hook, without @hookimpl, so it would never be "
+                "asked; mark it with @hookimpl, or call a helper function something else."
+            )
 
 
 def _replacements(manager: pluggy.PluginManager, method: str) -> dict[str, str]:
@@ -129,6 +159,54 @@ def _owner_table(manager: pluggy.PluginManager) -> dict[str, str]:
         if methods:
             table[hook] = ", ".join(methods)
     return table
+
+
+_CALLS = {"local_train": ("local_loss", "loss_terms", "build_model"), "evaluate": ("build_model",)}
+"""Hooks whose default answer runs code of those who answer others; `build_model` gives the forward pass."""
+
+
+def _blamed(manager: pluggy.PluginManager, defaults: FedAvg, method: str, owners: Mapping[str, str]) -> dict[str, str]:
+    """Hook -> the methods that are to blame for what goes wrong in it; without hooks that run no method's code."""
+
+    def is_answered(hook: str) -> bool:
+        return any(i.plugin is not defaults for i in getattr(manager.hook, hook).get_hookimpls())
+
+    found = {}
+    for hook in STEPS:
+        if any(is_answered(each) for each in (hook, *_CALLS.get(hook, ()))):
+            names = [name for name in owners.get(hook, "").split(", ") if name and name != "fedavg"]
+            found[hook] = ", ".join(names) or method
+    return found
+
+
+def _notifications(manager: pluggy.PluginManager, listeners: Sequence[object]) -> Hooks:
+    """Notifications for ``listeners`` and then for the run's methods, for these as copies.
+
+    A frozen dataclass can be written to by whoever insists, and what listeners record must be what the harness said.
+    """
+    methods = [plugin for plugin in manager.get_plugins() if not any(plugin is listener for listener in listeners)]
+
+    def to_all(hook: str) -> Callable[..., None]:
+        to_listeners = manager.subset_hook_caller(hook, methods)
+        to_methods = manager.subset_hook_caller(hook, listeners)
+
+        def notify(**told: Any) -> None:
+            to_listeners(**told)
+            if to_methods.get_hookimpls():
+                to_methods(**{name: _for_methods(value, told["spec"]) for name, value in told.items()})
+
+        return notify
+
+    return cast(Hooks, SimpleNamespace(**{hook: to_all(hook) for hook in NOTIFICATIONS}))
+
+
+def _for_methods(told: object, spec: RunSpec) -> object:
+    """A copy of what listeners are told, without the counts of labels that the scenario hides."""
+    copy = deepcopy(told)
+    if isinstance(copy, RunInfo) and spec.scenario.labels == "hidden":
+        return replace(copy, class_counts=())
+    # made anew, since a copy of a read-only array can be written to
+    return replace(copy) if isinstance(copy, ReadOnly) else copy
 
 
 def _entry_points() -> dict[str, EntryPoint]:

@@ -2,7 +2,7 @@
 
 A method is a plugin that answers some of them; `fedbench.defaults.FedAvg` answers all the rest. "First result" hooks
 take the first answer that is not None, methods before the defaults; "collected" hooks gather every answer;
-notifications expect none. What a hook is handed stands in `fedbench.tasks`.
+notifications expect none. What a hook is handed stands in `fedbench.tasks`; its tensors are not to be changed in place.
 """
 
 from __future__ import annotations
@@ -53,6 +53,16 @@ __all__ = [
 ]
 
 PROJECT = "fedbench"
+NOTIFICATIONS = (
+    "run_started",
+    "round_finished",
+    "run_warned",
+    "run_finished",
+    "run_failed",
+    "run_retried",
+    "run_skipped",
+)
+"""The hooks that tell listeners of a run."""
 _F = TypeVar("_F", bound=Callable[..., Any])
 _spec = pluggy.HookspecMarker(PROJECT)
 _impl = pluggy.HookimplMarker(PROJECT)
@@ -211,7 +221,10 @@ class HookSpecs:
 
     @_spec
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
-        """Notification: a run is assembled and begins. MLflow and the progress view listen."""
+        """Notification: a run is assembled and begins. MLflow and the progress view listen.
+
+        What this and the notifications below are handed is read-only; a method of the run gets a copy of its own.
+        """
 
     @_spec
     def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
@@ -236,6 +249,10 @@ class HookSpecs:
     @_spec
     def run_skipped(self, spec: RunSpec) -> None:
         """Notification: another process that shares the store has finished a run that this one was to carry out."""
+
+
+STEPS = tuple(name for name in vars(HookSpecs) if not name.startswith("_") and name not in NOTIFICATIONS)
+"""The hooks that make up a run; the others tell of it."""
 
 
 class Hooks(Protocol):

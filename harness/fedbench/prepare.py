@@ -29,6 +29,7 @@ from fedbench.spec import RunSpec
 from fedbench.state import RunState
 from fedbench.tasks import RECORDED_CLIENTS, ModelSetup, RunInfo, ServerData
 from fedbench.types import Dataset, Federation, FrozenEncoder, Model, Split, Tensors
+from fedbench.withheld import Pixels, dealt, withheld
 
 if TYPE_CHECKING:
     from fedbench.models import Backbone
@@ -103,7 +104,9 @@ def prepare(
     backbone = backbone or backbone_for(spec, dataset, settings)
     backbone.module.to(device)
     scored = build_federation(dataset, spec.scenario, spec.seed)
-    federation = assembly.hooks.federate(federation=scored, spec=spec)
+    handed = withheld(scored)
+    answer = assembly.hooks.federate(federation=handed, spec=spec)
+    federation = dealt(scored, handed, answer, assembly.owners["federate"].partition(",")[0])
     if spec.training.finetune_epochs and len(federation.clients) != len(scored.clients):
         raise FedbenchError(f"{spec.method} pools the clients; finetune_epochs needs clients, set it to 0.")
     _refuse_ignored_settings(spec, assembly, settings.plugin_files)
@@ -122,7 +125,7 @@ def prepare(
 
     def features(split: Split, encoder: FrozenEncoder) -> InputSource:
         if not encode_all:
-            return UncachedFeatures(split.images, encoder, device)
+            return UncachedFeatures(Pixels(split.images), encoder, device)
         rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset)
         return FeatureInputs(rows.to(device))
 
@@ -131,7 +134,7 @@ def prepare(
             return features(split, of.encoder)
         if of.transform is None:
             raise FedbenchError(f"{spec.method}: build_model gave neither an encoder nor a transform.")
-        return ImageInputs(split.images, of.transform, device)
+        return ImageInputs(Pixels(split.images), of.transform, device)
 
     recorded = min(len(scored.clients), RECORDED_CLIENTS)
     info = RunInfo(

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import overload
 
 from fedbench.types import ClientReport, Federation
 
 
-@dataclass(frozen=True, eq=False)
 class Reports(Sequence[ClientReport]):
     """One report a client, in the order of the federation; without class counts where labels are hidden."""
 
-    federation: Federation
+    def __init__(self, federation: Federation) -> None:
+        # not the federation itself, whose test labels are no method's
+        self._sizes = federation.shards.sizes
+        self._counts = federation.class_table if federation.labels_visible else None
 
     def __len__(self) -> int:
-        return len(self.federation.clients)
+        return len(self._sizes)
 
     @overload
     def __getitem__(self, position: int) -> ClientReport: ...
@@ -26,5 +27,5 @@ class Reports(Sequence[ClientReport]):
         if isinstance(position, slice):
             return tuple(self[one] for one in range(*position.indices(len(self))))
         at = range(len(self))[position]
-        size = int(self.federation.shards.sizes[at])
-        return ClientReport(at, size, self.federation.class_counts(at) if self.federation.labels_visible else None)
+        counts = None if self._counts is None else self._counts.rows(at, at + 1)[0]
+        return ClientReport(at, int(self._sizes[at]), counts)

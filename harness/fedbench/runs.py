@@ -39,7 +39,7 @@ def run_rounds(
     """
     started = time.perf_counter()
     run = prepare(spec, settings, listeners=listeners)
-    hooks = run.assembly.hooks
+    hooks = run.assembly.notifications
     warnings: list[str] = []
     checkpoints = checkpoints_of(spec.run_id, run.info.data_hash, run.info.weights_hash, settings)
     saved = checkpoints.latest(spec.device, warnings.append)

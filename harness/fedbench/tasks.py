@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedbench.frozen import ReadOnly
 from fedbench.randomness import torch_generator
 from fedbench.spec import RunSpec, Training
 from fedbench.types import Batch, ClientReport, Model, Outputs, Tensors, Update
@@ -78,7 +79,7 @@ class ClientTask:
     client: int
     round: int
     received: Tensors
-    """The weights the server sent, by name; never changed in place."""
+    """The weights the server sent, by name. Like all tensors of a task never changed in place."""
     buffers: Tensors
     """The global running statistics."""
     payload: Tensors
@@ -92,7 +93,7 @@ class ClientTask:
     model: Model
     spec: RunSpec
     state: dict[str, Tensors]
-    """Tensors this client keeps between its participations, by method name; saved with the run."""
+    """Tensors this client keeps between its participations, by method name, to be replaced; saved with the run."""
     hooks: Hooks
     side: Mapping[str, InputSource] = field(default_factory=dict)
     """What the model's ``side_encoders`` give for the client's samples, n_k each, by encoder name."""
@@ -118,7 +119,7 @@ class ClientTask:
 class LocalStep:
     """One local step. Hooks of the step are pure functions of these tensors: no ``.item()``, no branch on data.
 
-    A method whose loss carries something from step to step (running labels) may write its own tensors in ``state``.
+    A method whose loss carries something from step to step (running labels) may replace its own tensors in ``state``.
     """
 
     weights: Tensors
@@ -265,7 +266,7 @@ class EvaluationTask:
 
 
 @dataclass(frozen=True)
-class RunInfo:
+class RunInfo(ReadOnly):
     """What is known once a run is assembled; recorded with it."""
 
     owners: Mapping[str, str]
@@ -296,15 +297,14 @@ class RunInfo:
 
 
 @dataclass(frozen=True)
-class RoundRecord:
+class RoundRecord(ReadOnly):
     """What one round gave. Round 0 is the model before any training."""
 
     round: int
     cohort: tuple[int, ...]
     """The clients whose updates were aggregated, ascending; where there are none the model stays as it was."""
     metrics: Mapping[str, float]
-    """The mean ``train_loss`` of the cohort, where there is one, and all that an evaluation gives in rounds that are
-    evaluated."""
+    """The cohort's mean ``train_loss``, if any, and in rounds that are evaluated all that an evaluation gives."""
     bytes_up: int
     bytes_down: int
     seconds: float
@@ -316,7 +316,7 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(ReadOnly):
     """What a finished run gave."""
 
     records: tuple[RoundRecord, ...]

@@ -285,7 +285,7 @@ class ClientReport:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a client returns. The harness counts the bytes of all three tensor mappings as sent up."""
+    """What a client returns; ``num_examples`` is n_k. The bytes of all three tensor mappings count as sent up."""
 
     client: int
     weights: Tensors
@@ -300,7 +300,7 @@ class Update:
 class Predictions:
     """Predicted classes on a split, (n,) int64, by the global model; None for a method that has none.
 
-    Personalised methods add those of each client's own model, on the same split. The two are scored apart.
+    Personalised methods add those of each client's own model, of clients asked for, on the same split; scored apart.
     """
 
     labels: Tensor | None

@@ -13,7 +13,7 @@ from fedbench.metrics import size_in_bytes
 from fedbench.objectives import Objective, UnknownObjective
 from fedbench.prepare import Settings, prepare
 from fedbench.rounds import broadcast, sent_bytes, train_round
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.training import local_sgd
 from fedbench.types import Broadcast, GlobalModel, Predictions
 
@@ -123,6 +123,10 @@ def test_tensors_of_another_shape_type_or_kind_are_refused_of_clients_and_of_the
         (Trains(lambda task, update: replace(update, payload={"x": 1})), "local_train with an int under 'x'"),
         (Trains(lambda task, update: replace(update, client=9)), "with an update of client 9"),
         (Trains(lambda task, update: replace(update, num_examples=0)), "with num_examples=0"),
+        (Trains(lambda task, update: replace(update, num_examples=0.5)), r"=0.5; client \d has \d+ samples"),
+        (Trains(lambda task, update: replace(update, num_examples=10**30)), "with num_examples=10000"),
+        (Trains(lambda task, update: replace(update, num_examples=float(len(task.inputs)))), "with num_examples=.*0;"),
+        (Trains(lambda task, update: replace(update, num_examples=len(task.inputs) + 1)), "with num_examples="),
         (Trains(lambda task, update: replace(update, num_examples=None)), "with num_examples=None"),
         (Answers(lambda task: [average(task)]), "aggregate with a list; it must be every weight by name"),
         (Answers(lambda task: GlobalModel(None, {})), "aggregate but returns None in place of tensors"),
@@ -130,13 +134,38 @@ def test_tensors_of_another_shape_type_or_kind_are_refused_of_clients_and_of_the
         (Predicts(lambda task: Predictions(torch.zeros(3).long())), r"classes of shape \(3,\), torch.int64"),
         (Predicts(lambda task: Predictions(torch.zeros(len(task.inputs)))), r"\(30,\), torch.float32"),
         (Predicts(lambda task: Predictions(torch.full((30,), 4))), "classes from 4 to 4; they are 0 to 3"),
-        (Predicts(lambda task: Predictions(None, {0: torch.full((30,), -1)})), "classes from -1 to -1"),
+        (Predicts(lambda task: Predictions(None, [torch.zeros(30).long()])), "evaluate with a list; it must be Pred"),
     ],
 )
 def test_answers_of_another_kind_are_refused_by_name(tmp_path, plugin, said):
     with pytest.raises(FedbenchError, match=said) as caught:
         final_state(run_with(tmp_path, plugin, backbone="clip:embedded"))
     assert "\n" not in str(caught.value)
+
+
+def test_own_predictions_outside_the_classes_are_refused(tmp_path):
+    def answer(task):
+        return Predictions(torch.zeros(30).long(), {client: torch.full((30,), -1) for client in task.clients})
+
+    with pytest.raises(FedbenchError, match="classes from -1 to -1"):
+        final_state(run_with(tmp_path, Predicts(answer), backbone="clip:embedded"))
+
+
+@pytest.mark.parametrize("stranger", [4, 99, -1, "0"])
+def test_predictions_of_clients_that_were_not_asked_for_are_refused(tmp_path, stranger):
+    def answer(task):
+        zeros = torch.zeros(30).long()
+        return Predictions(zeros, {client: zeros for client in (*task.clients, stranger) if task.clients})
+
+    run = run_with(tmp_path, Predicts(answer), backbone="clip:embedded")
+    with pytest.raises(FedbenchError, match=f"predictions of client {stranger!r}, none of task.clients; answer for"):
+        final_state(run)
+
+
+def test_own_predictions_before_the_last_round_are_refused(tmp_path):
+    run = run_with(tmp_path, Predicts(lambda task: Predictions(None, {0: torch.zeros(30).long()})))
+    with pytest.raises(FedbenchError, match="predictions of client 0, none of task.clients"):
+        final_state(run)
 
 
 WRONG = {
@@ -225,6 +254,47 @@ def test_running_statistics_sent_in_place_of_the_global_ones_are_what_is_counted
     assert list(buffers) == ["body.bn1.running_mean"] and set(payload) == {"word", "old"}
     # 16 statistics and two numbers beside the weights; what the client holds already is free
     assert sent_bytes(run, state, broadcast(run, state, 0)) == size_in_bytes(state.weights) + 4 * 16 + 4 * 2
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        lambda step: (step.weights["head.bias"] - step.received["head.bias"]).square().sum().detach(),
+        lambda step: torch.zeros(()),
+        lambda step: step.outputs.logits.detach().square().mean() if step.number == 1 else None,
+    ],
+    ids=["detached", "a constant", "in a later step"],
+)
+@pytest.mark.parametrize("executor", ["sequential", "auto"])
+def test_a_term_without_gradient_is_no_silent_fedavg(mine, term, executor):
+    name = mine(loss_terms=hookimpl(lambda self, step: term(step)))
+    with pytest.raises(FedbenchError, match="mine answers the hook loss_terms with a loss without gradient.* None in"):
+        final_state(tiny_run(tiny_spec(name, rounds=1), executor=executor))
+
+
+def test_a_base_loss_without_gradient_is_refused(mine):
+    name = mine(local_loss=hookimpl(lambda self, step: step.outputs.logits.detach().mean()))
+    with pytest.raises(FedbenchError, match="mine answers the hook local_loss with a loss without gradient, by which"):
+        final_state(tiny_run(tiny_spec(name, rounds=1)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (lambda step: 0.5, "loss_terms with a float; it must be a scalar tensor"),
+        (lambda step: step.weights["head.bias"], r"loss_terms with shape \(4,\); it must be a scalar tensor"),
+    ],
+)
+def test_a_term_that_is_no_scalar_tensor_is_refused(mine, answer, said):
+    name = mine(loss_terms=hookimpl(lambda self, step: answer(step)))
+    with pytest.raises(FedbenchError, match=said):
+        final_state(tiny_run(tiny_spec(name, rounds=1)))
+
+
+def test_a_term_of_no_weight_of_its_own_may_be_zero(mine):
+    zero = mine(loss_terms=hookimpl(lambda self, step: 0.0 * step.weights["head.bias"].sum()))
+    runs = (tiny_run(tiny_spec(name, rounds=1), executor="sequential") for name in (zero, "fedavg"))
+    assert len({digest(final_state(run)) for run in runs}) == 1
 
 
 def test_pooled_clients_have_no_private_tensors():

@@ -1,11 +1,14 @@
 """Discovery, stacks, clashes and the owner table."""
 
 from textwrap import dedent
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedbench.assemble import assemble, find_method
 from fedbench.errors import FedbenchError
+from fedbench.hookspecs import hookimpl
 from fedbench.spec import RunSpec, stack_names
 
 PLUGIN = '''
@@ -56,8 +59,11 @@ def test_stack_order_does_not_matter():
 
 def test_two_runs_in_one_process_keep_apart():
     first, second = assemble("fedprox", {"fedprox": {"mu": 0.1}}), assemble("fedprox", {"fedprox": {"mu": 0.2}})
-    plugins = [a.hooks.loss_terms.get_hookimpls()[0].plugin for a in (first, second)]
-    assert [p.params.mu for p in plugins] == [0.1, 0.2]
+    one, zero = torch.ones(1, requires_grad=True), torch.zeros(1)
+    step = SimpleNamespace(weights={"w": one}, received={"w": zero}, number=0)
+    terms = [a.hooks.loss_terms(step=step)[0].item() for a in (first, second)]
+    # mu/2 (1 - 0)^2
+    assert terms == pytest.approx([0.05, 0.1])
 
 
 def test_two_methods_on_one_first_result_hook_are_refused_naming_both(plugin):
@@ -80,6 +86,34 @@ def test_a_method_marked_trylast_still_comes_before_the_defaults(plugin):
 def test_a_misspelt_hook_is_refused_with_the_valid_names(plugin):
     with pytest.raises(FedbenchError, match=r"agregate.*hooks are federate, build_model"):
         assemble("misspelt", {}, [plugin("misspelt", hook="agregate")])
+
+
+def test_an_answer_without_its_mark_is_no_silent_fedavg(plugin):
+    with pytest.raises(FedbenchError, match="forgetful has a function aggregate, .*without @hookimpl.*mark it with"):
+        assemble("forgetful", {}, [plugin("forgetful", mark="")])
+
+
+@pytest.mark.parametrize("marked", ["broadcast", "aggregate"])
+def test_an_inherited_hook_whose_override_has_no_mark_is_refused(mine, marked):
+    @hookimpl
+    def answer(self, task):
+        """Marked."""
+
+    parent = type("Parent", (), {marked: answer})
+    name = mine(aggregate=lambda self, task: None, **{"broadcast": parent.broadcast} if marked == "broadcast" else {})
+    with pytest.raises(FedbenchError, match="mine has a function aggregate"):
+        assemble(name, {})
+    assert mine(aggregate=answer) and assemble("mine", {}).owners["aggregate"] == "mine, fedavg"
+
+
+def test_what_bears_a_hooks_name_and_is_no_function_is_none_of_a_hook(mine):
+    name = mine(private=("head.bias",), report="a text", start=hookimpl(lambda self, task: None))
+    assert assemble(name, {}).owners["start"] == "mine"
+
+
+def test_a_method_that_answers_no_hook_is_no_silent_fedavg(mine):
+    with pytest.raises(FedbenchError, match="mine answers no hook, so it would run as FedAvg; mark a .*: federate, "):
+        assemble(mine(), {})
 
 
 def test_a_method_under_another_name_is_refused(monkeypatch):

@@ -61,7 +61,7 @@ def counts(*numbers):
 
 
 class Adds:
-    """Client k adds k + 1 to every weight, counts as one sample and says how much work it is given."""
+    """Client k adds k + 1 to every weight and says how much work it is given."""
 
     def __init__(self, exchanges=1):
         self.number = exchanges
@@ -76,7 +76,8 @@ class Adds:
         self.trained.append((task.client, task.work))
         task.state["adds"] = {"round": torch.tensor([task.round])}
         moved = {name: weight + (task.client + 1) for name, weight in task.received.items()}
-        return Update(task.client, moved, {}, 1, {"three": torch.zeros(3)}, {"train_loss": float(task.client)})
+        three, metrics = {"three": torch.zeros(3)}, {"train_loss": float(task.client)}
+        return Update(task.client, moved, {}, len(task.inputs), three, metrics)
 
     @hookimpl
     def aggregate(self, task):

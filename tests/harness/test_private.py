@@ -230,7 +230,7 @@ def test_a_name_the_model_has_not_is_refused_in_one_sentence(name):
     run, _ = run_with()
     hooks = assemble("fedavg", {}, listeners=[Keeps("head.bias", name)]).hooks
     with pytest.raises(FedbenchError) as refused:
-        private_names(Assembly(hooks, {"private": "keeps"}), run.model, run.spec)
+        private_names(Assembly(hooks, {"private": "keeps"}, hooks), run.model, run.spec)
     assert str(refused.value).startswith(f"keeps answers the hook private with '{name}'")
     assert "\n" not in str(refused.value)
 
@@ -238,7 +238,7 @@ def test_a_name_the_model_has_not_is_refused_in_one_sentence(name):
 def test_several_methods_names_are_joined():
     run, _ = run_with()
     hooks = assemble("fedavg", {}, listeners=[Named("head.bias"), Named("head.weight")]).hooks
-    assert private_names(Assembly(hooks, {}), run.model, run.spec) == {"head.bias", "head.weight"}
+    assert private_names(Assembly(hooks, {}, hooks), run.model, run.spec) == {"head.bias", "head.weight"}
 
 
 A, B, C = torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from fedbench.rounds import evaluate, rounds, train_round
 from fedbench.runs import run_spec
 from fedbench.state import RunState, load_state, save_state
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.types import UnlabelledBatch
+from fedbench.types import ClientShard, UnlabelledBatch
 
 
 def records(spec):
@@ -93,7 +94,7 @@ class Known:
         k = task.client
         statistics = {"mean": task.buffers["mean"] + 4 * k, "count": torch.tensor(5 + 4 * k)}
         payload = {"extra": torch.zeros(k + 1, dtype=torch.float64)}
-        return Update(k, {"w": torch.zeros(2)}, statistics, 1 + 2 * k, payload)
+        return Update(k, {"w": torch.zeros(2)}, statistics, len(task.inputs), payload)
 """
 
 
@@ -112,6 +113,8 @@ def known_round(tmp_path):
         spec = spec.model_copy(update={"method": "known", "scenario": scenario})
         settings = Settings(data_dir=tmp_path, cache_dir=tmp_path, plugin_files=(file,))
         run = prepare(spec, settings, dataset=tiny_dataset(), backbone=tiny_backbone("convnet"))
+        shards = (ClientShard(0, torch.arange(1)), ClientShard(1, torch.arange(1, 4)))
+        run = replace(run, federation=run.federation.with_clients(shards))
         state = run.initial_state()
         for _ in range(rounds):
             state, record = train_round(run, state)

@@ -26,6 +26,7 @@ from fedbench.metrics import size_in_bytes
 from fedbench.randomness import torch_generator
 from fedbench.training import batch_at, batches_of, step_loss, trained
 from fedbench.types import Tensors, Update
+from fedbench.watch import unchanged
 
 Gradients = Vectorised | ClosedForm
 Kind = tuple[object, ...]
@@ -84,7 +85,9 @@ class Cohort:
         updates: dict[int, Update] = {}
         told: dict[str, int] = {}
         for kind, positions in kinds.items():
-            found, how = self._train_alike(kind, [tasks[position] for position in positions])
+            alike = [tasks[position] for position in positions]
+            with unchanged((("task", task) for task in alike), alike[0].spec.method, "local_loss or loss_terms"):
+                found, how = self._train_alike(kind, alike)
             updates |= dict(zip(positions, found, strict=True))
             told[how] = told.get(how, 0) + len(positions)
         self.told = next(iter(told)) if len(told) == 1 else "; ".join(f"{n} clients {how}" for how, n in told.items())
@@ -109,8 +112,7 @@ class Cohort:
                 plan = Plan(None, reason=f"its loss is not what it was in the trial ({_first_line(error)})")
         self._plans[kind] = plan
         if plan.gradients is not None:
-            completed_updates = [completed(task, update) for task, update in zip(tasks, updates, strict=True)]
-            return completed_updates, plan.gradients.name
+            return [completed(task, update) for task, update in zip(tasks, updates, strict=True)], plan.gradients.name
         if self._strict:
             raise FedbenchError(
                 f"the cohort executor cannot train {tasks[0].spec.method}: {plan.reason}; use executor=auto."
@@ -225,8 +227,7 @@ def passes_trial(gradients: Gradients, tasks: Sequence[ClientTask]) -> bool:
         return False  # samples too few to see it
     generator = torch_generator(0, "trial of the cohort executor")
     weights = {name: _nearby(value, generator) for name, value in stack.weights.items()}
-    found, _ = gradients(stack, weights, batch)
-    return matches_own_loss(stack, weights, batch, found, range(len(tasks)))
+    return matches_own_loss(stack, weights, batch, gradients(stack, weights, batch)[0], range(len(tasks)))
 
 
 def matches_own_loss(
@@ -234,8 +235,7 @@ def matches_own_loss(
 ) -> bool:
     """Whether the gradients ``found`` (a, ...) of a batch are those of the own losses of ``clients`` (positions).
 
-    Raises OneClientOnly where a loss changes what its client keeps.
-    """
+    Raises OneClientOnly where a loss changes what its client keeps."""
     for client in clients:
         task, index = stack.tasks[client], stack.index(batch, client)
         own = {name: value[client].detach().clone().requires_grad_() for name, value in weights.items()}
