@@ -18,7 +18,7 @@ from fedbench.errors import FedbenchError
 from fedbench.hyper import declared
 from fedbench.models.grammar import canonical_backbone
 from fedbench.scenarios.scenario import Scenario
-from fedbench.spec import MOST_SEED, OPTIMISER_KEYS, RunSpec, Training, stack_names
+from fedbench.spec import MOST_SEED, RunSpec, Training, stack_names
 from fedbench.suite import Key, Row, Scale, Setting, Suite
 
 _SAME_CELL = ("backbone", "device")
@@ -153,10 +153,7 @@ def parse_assignment(text: str) -> tuple[str, str]:
 def _recipe(classes: Mapping[str, Any], decided: Set[str]) -> dict[str, object]:
     """The stack's optimiser settings; two methods may disagree only on what the row or --set has decided."""
     recipe: dict[str, object] = {}
-    for name, cls in classes.items():
-        wrong = sorted(set(cls.recipe) - OPTIMISER_KEYS)
-        if wrong:
-            raise FedbenchError(f"the recipe of {name} sets {', '.join(wrong)}; it may set the optimiser only.")
+    for cls in classes.values():
         for key, value in cls.recipe.items():
             if recipe.get(key, value) != value and key not in decided:
                 raise FedbenchError(

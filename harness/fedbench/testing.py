@@ -22,7 +22,8 @@ from unittest.mock import patch
 
 import torch
 
-from fedbench.assemble import HOOK_NAMES, assemble, find_method
+from fedbench.assemble import assemble, find_method
+from fedbench.declaration import HOOK_NAMES
 from fedbench.errors import FedbenchError
 from fedbench.executors import ExecutorName
 from fedbench.hyper import declared
