@@ -24,6 +24,8 @@ from fedbench.importing import importing
 from fedbench.spec import stack_names
 
 GROUP = "fedbench.methods"
+PLUGIN_FILES: ContextVar[tuple[Path, ...]] = ContextVar("PLUGIN_FILES", default=())
+"""Files whose methods `find_method` knows whoever calls it; see `plugins_everywhere`."""
 _LIST_HINT = "See `fedbench list methods`."
 
 
@@ -46,7 +48,7 @@ def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[Method]:
     Raises FedbenchError for an unknown name, one that two plugins have, a plugin that cannot be imported, or a class
     that is no method.
     """
-    from_files = _from_files((*plugin_files, *_EVERYWHERE.get()))
+    from_files = _from_files((*plugin_files, *PLUGIN_FILES.get()))
     points = _entry_points().get(name, [])
     if name in from_files:
         cls, file = from_files[name]
@@ -72,14 +74,11 @@ def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[Method]:
 @contextmanager
 def plugins_everywhere(plugin_files: Iterable[Path]) -> Iterator[None]:
     """Within the block `find_method` knows the methods of ``plugin_files`` whoever calls it."""
-    token = _EVERYWHERE.set((*_EVERYWHERE.get(), *plugin_files))
+    token = PLUGIN_FILES.set((*PLUGIN_FILES.get(), *plugin_files))
     try:
         yield
     finally:
-        _EVERYWHERE.reset(token)
-
-
-_EVERYWHERE: ContextVar[tuple[Path, ...]] = ContextVar("plugin files", default=())
+        PLUGIN_FILES.reset(token)
 
 
 def assemble(
