@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -14,18 +17,21 @@ from typing import Any, cast
 
 import pluggy
 
+from fedbench.declaration import HOOK_NAMES, check_method
 from fedbench.defaults import FedAvg
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.frozen import ReadOnly
-from fedbench.hookspecs import NOTIFICATIONS, PROJECT, STEPS, Hooks, HookSpecs, Method, plugin_manager, relay
+from fedbench.hookspecs import NOTIFICATIONS, PROJECT, STEPS, Hooks, Method, plugin_manager, relay
 from fedbench.hyper import build_params
+from fedbench.importing import importing
 from fedbench.spec import RunSpec, stack_names
 from fedbench.tasks import RunInfo
 from fedbench.watch import watched
 
 GROUP = "fedbench.methods"
+PLUGIN_FILES: ContextVar[tuple[Path, ...]] = ContextVar("PLUGIN_FILES", default=())
+"""Files whose methods `find_method` knows whoever calls it; see `plugins_everywhere`."""
 _LIST_HINT = "See `fedbench list methods`."
-HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
 
 
 @dataclass(frozen=True)
@@ -54,23 +60,40 @@ def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
 def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[Method]:
     """The method class registered as ``name`` in the entry-point group ``fedbench.methods``, or in a plugin file.
 
-    Raises FedbenchError for an unknown name, a plugin that cannot be imported, or a class that lacks attributes.
+    Raises FedbenchError for an unknown name, one that two plugins have, a plugin that cannot be imported, or a class
+    that is no method.
     """
-    from_files = _from_files(plugin_files)
+    from_files = _from_files((*plugin_files, *PLUGIN_FILES.get()))
+    points = _entry_points().get(name, [])
     if name in from_files:
-        return from_files[name]
-    known = _entry_points()
-    if name not in known:
-        raise unknown_name("method", name, {*known, *from_files}, _LIST_HINT)
-    point = known[name]
-    try:
+        cls, file = from_files[name]
+        for point in points:
+            if not _is_file_of(point, file):
+                raise FedbenchError(
+                    f"{_clash(name, _origin(point), _file(file))}; rename yours, or leave --plugin out."
+                )
+        return cls
+    if not points:
+        raise unknown_name("method", name, {*_entry_points(), *from_files}, _LIST_HINT)
+    point = points[0]
+    for other in points[1:]:
+        raise FedbenchError(f"{_clash(name, _origin(point), _origin(other))}; uninstall one.")
+    with importing(f"method {name!r} ({point.value})", "reinstall it"):
         loaded = point.load()
-    except Exception as error:
-        raise FedbenchError(f"method {name!r} ({point.value}) cannot be imported: {error!r}; reinstall it.") from error
-    _check_class(loaded, point.value)
+    check_method(loaded, point.value)
     if loaded.name != name:
         raise FedbenchError(f"{point.value} calls itself {loaded.name!r} but is registered as {name!r}.")
     return cast(type[Method], loaded)
+
+
+@contextmanager
+def plugins_everywhere(plugin_files: Iterable[Path]) -> Iterator[None]:
+    """Within the block `find_method` knows the methods of ``plugin_files`` whoever calls it."""
+    token = PLUGIN_FILES.set((*PLUGIN_FILES.get(), *plugin_files))
+    try:
+        yield
+    finally:
+        PLUGIN_FILES.reset(token)
 
 
 def assemble(
@@ -105,10 +128,7 @@ def assemble(
     # the methods, and even a method marked trylast is asked before them.
     defaults = FedAvg(build_params("fedavg", FedAvg.Params, params.get("fedavg", {})))
     manager.register(defaults, "fedavg")
-    try:
-        manager.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise FedbenchError(f"{method}: {error}; hooks are {', '.join(HOOK_NAMES)}.") from error
+    manager.check_pending()  # methods are checked when they are loaded: this is for listeners
     silent = [name for name in stack if name != "fedavg" and not manager.get_hookcallers(manager.get_plugin(name))]
     if silent:
         raise FedbenchError(
@@ -209,25 +229,46 @@ def _for_methods(told: object, spec: RunSpec) -> object:
     return replace(copy) if isinstance(copy, ReadOnly) else copy
 
 
-def _entry_points() -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
+def _entry_points() -> dict[str, list[EntryPoint]]:
+    """The installed methods: name -> the entry points of that name, more than one where these are not one object."""
+    found: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
-        other = found.get(point.name)
-        if other is not None and other.value != point.value:
-            raise FedbenchError(
-                f"two plugins are registered as {point.name!r}: {other.value} and {point.value}; uninstall one."
-            )
-        found[point.name] = point
+        alike = found.setdefault(point.name, [])
+        if point.value not in [other.value for other in alike]:
+            alike.append(point)
     return found
 
 
-def _from_files(paths: Iterable[Path]) -> dict[str, type[Method]]:
-    found: dict[str, type[Method]] = {}
-    for path in paths:
+def _origin(point: EntryPoint) -> str:
+    return f"{point.value} of the package {'unknown' if point.dist is None else point.dist.name}"
+
+
+def _file(path: Path) -> str:
+    return f"the plugin file {str(path)!r}"
+
+
+def _clash(name: str, one: str, other: str) -> str:
+    return f"two plugins are called {name!r}: {one} and {other}"
+
+
+def _is_file_of(point: EntryPoint, path: Path) -> bool:
+    """Whether ``path`` is the module of an installed method, or a copy of it."""
+    try:
+        spec = importlib.util.find_spec(point.module)
+        return spec is not None and spec.origin is not None and Path(spec.origin).read_bytes() == path.read_bytes()
+    except (ImportError, OSError):
+        return False
+
+
+def _from_files(paths: Iterable[Path]) -> dict[str, tuple[type[Method], Path]]:
+    found: dict[str, tuple[type[Method], Path]] = {}
+    for path in dict.fromkeys(paths):
         for cls in load_plugin_file(path):
             if cls.name == "fedavg":
                 raise FedbenchError(f"plugin file {str(path)!r} names its method 'fedavg', the defaults' own name.")
-            found[cls.name] = cls
+            _, other = found.setdefault(cls.name, (cls, path))
+            if other != path:
+                raise FedbenchError(f"{_clash(cls.name, _file(other), _file(path))}; rename one.")
     return found
 
 
@@ -235,9 +276,10 @@ def load_plugin_file(path: Path) -> list[type[Method]]:
     """The method classes defined in a Python file (``--plugin file.py``), for methods in development."""
     if not path.is_file():
         raise FedbenchError(f"plugin file {str(path)!r} does not exist; give the path of a Python file.")
-    module_name = f"fedbench_plugin_{path.stem}"
+    # two files may have one name
+    module_name = f"fedbench_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     module = sys.modules.get(module_name)
-    if module is None or getattr(module, "__file__", None) != str(path):
+    if module is None:
         location = importlib.util.spec_from_file_location(module_name, path)
         if location is None or location.loader is None:
             raise FedbenchError(f"plugin file {str(path)!r} is not a Python file; its name must end in .py.")
@@ -245,21 +287,22 @@ def load_plugin_file(path: Path) -> list[type[Method]]:
         # dataclasses look their module up in sys.modules while the file is being executed
         sys.modules[module_name] = module
         try:
-            location.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[module_name]
-            raise FedbenchError(f"plugin file {str(path)!r} cannot be imported: {error!r}.") from error
-    classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module_name]
-    methods = [c for c in classes if hasattr(c, "name") and hasattr(c, "Params")]
+            with importing(f"plugin file {str(path)!r}", "mend it"):
+                location.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(module_name, None)
+            raise
+    defined = {c: None for c in vars(module).values() if isinstance(c, type) and c.__module__ == module_name}
+    methods = [c for c in defined if hasattr(c, "name") and hasattr(c, "Params")]
     if not methods:
         raise FedbenchError(f"plugin file {str(path)!r} defines no method: no class with `name` and `Params`.")
+    named: dict[str, type] = {}
     for cls in methods:
-        _check_class(cls, str(path))
+        check_method(cls, f"file {str(path)!r}")
+        other = named.setdefault(cls.name, cls)
+        if other is not cls:
+            raise FedbenchError(
+                f"plugin file {str(path)!r}: {other.__name__} and {cls.__name__} are both called {cls.name!r}; "
+                "rename one."
+            )
     return cast(list[type[Method]], methods)
-
-
-def _check_class(cls: object, where: str) -> None:
-    missing = [a for a in ("name", "citation", "Params", "recipe") if not hasattr(cls, a)]
-    if not isinstance(cls, type) or missing:
-        what = f"lacks {', '.join(missing)}" if isinstance(cls, type) else "is not a class"
-        raise FedbenchError(f"plugin {where} {what}; a method is a class with name, citation, Params and recipe.")

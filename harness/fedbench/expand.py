@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedbench.added import added_rows
 from fedbench.assemble import find_method
 from fedbench.comparable import same_data
 from fedbench.draft import READ_BY_SOME, Source, reads, section_of
@@ -23,7 +24,7 @@ def single(scenario: str | None, dataset: str | None, backbone: str | None) -> S
 
 
 def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
-    """All runs of ``suite`` by setting, row, then seed. ``--method`` picks the suite's rows of that name, or adds one.
+    """All runs of ``suite`` by setting, row, then seed. ``--method`` picks the suite's rows of that name, or adds some.
 
     A data set in ``overrides`` picks settings where it can, see `narrowed`.
     Cells that come to the same run give one spec, which carries the published keys of all of them.
@@ -34,7 +35,7 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
         for method in overrides.methods:
             wanted = stack_names(method)
             chosen = [row for row in suite.rows if stack_names(row.method) == wanted]
-            rows.extend(chosen or [Row(method="+".join(wanted))])
+            rows.extend(chosen or (one.row for one in added_rows(suite, "+".join(wanted), narrowed(suite, overrides))))
     _refuse_stray_keys(suite, rows, overrides)
     overrides = narrowed(suite, overrides)
     specs: dict[str, RunSpec] = {}

@@ -130,12 +130,23 @@ class Declared:
 def declared(params: type) -> dict[str, Declared]:
     """All hyper-parameters of a ``Params`` class by name, in the order of the class.
 
-    Raises FedbenchError for a field that was not made by ``hyper``.
+    Raises FedbenchError for what is no frozen dataclass, and for a field that was not made by ``hyper``.
     """
+    if not isinstance(params, type):
+        raise FedbenchError(f"Params={params!r} is not a class; make it a frozen dataclass of hyper(...) fields.")
+    # what `hyper` made is replaced by its default where the class is made a dataclass
+    left = [name for name, value in vars(params).items() if isinstance(value, dataclasses.Field)]
+    if left or not dataclasses.is_dataclass(params) or not _is_frozen(params):
+        raise FedbenchError(
+            f"{params.__name__} is not a frozen dataclass; write @dataclass(frozen=True, kw_only=True) above the class."
+        )
     plain = [f.name for f in dataclasses.fields(params) if "hyper" not in f.metadata]
     if plain:
         raise FedbenchError(f"{params.__name__}.{plain[0]} must be declared with fedbench.hyper.hyper(...).")
-    types = typing.get_type_hints(params)
+    try:
+        types = typing.get_type_hints(params)
+    except Exception as error:  # annotations are code
+        raise FedbenchError(f"the types of {params.__name__} cannot be read: {error!r}.") from error
     named = {
         name for f in dataclasses.fields(params) for name in (*f.metadata["hyper"].when, f.metadata["hyper"].needs)
     }
@@ -147,6 +158,10 @@ def declared(params: type) -> dict[str, Declared]:
         f.name: Declared(f.name, types[f.name], f.default, cast(Hyper, f.metadata["hyper"]))
         for f in dataclasses.fields(params)
     }
+
+
+def _is_frozen(params: Any) -> bool:
+    return bool(params.__dataclass_params__.frozen)
 
 
 def build_params(method: str, params: type, values: Mapping[str, object]) -> Any:

@@ -179,10 +179,6 @@ def server_data_for(spec: RunSpec, federation: Federation, plugin_files: Sequenc
     required: dict[str, str] = {}
     for method in spec.stack:
         for name in sorted(getattr(find_method(method, plugin_files), "requires", ())):
-            if name not in ("server_data", "server_labels"):
-                raise FedbenchError(
-                    f"{method} requires {name!r}, which no scenario can grant; server_data and server_labels exist."
-                )
             required[name] = method
     for name, method in required.items():
         labels = " and scenario.server_labels=visible" if name == "server_labels" else ""

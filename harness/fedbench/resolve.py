@@ -19,7 +19,7 @@ from fedbench.hyper import declared
 from fedbench.models.grammar import canonical_backbone
 from fedbench.safe_yaml import read_yaml
 from fedbench.scenarios.scenario import Scenario
-from fedbench.spec import MOST_SEED, OPTIMISER_KEYS, RunSpec, Training, stack_names
+from fedbench.spec import MOST_SEED, RunSpec, Training, stack_names
 from fedbench.suite import Key, Row, Scale, Setting, Suite
 
 _LISTS = ("templates",)
@@ -169,10 +169,7 @@ def _listed(key: str, text: str) -> Any:
 def _recipe(classes: Mapping[str, Any], decided: Set[str]) -> dict[str, object]:
     """The stack's optimiser settings; two methods may disagree only on what the row or --set has decided."""
     recipe: dict[str, object] = {}
-    for name, cls in classes.items():
-        wrong = sorted(set(cls.recipe) - OPTIMISER_KEYS)
-        if wrong:
-            raise FedbenchError(f"the recipe of {name} sets {', '.join(wrong)}; it may set the optimiser only.")
+    for cls in classes.values():
         for key, value in cls.recipe.items():
             if recipe.get(key, value) != value and key not in decided:
                 raise FedbenchError(

@@ -1,10 +1,15 @@
 """Each check must catch the fault it is for; the faulty methods are written to files and loaded as `--plugin` files."""
 
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from typer.testing import CliRunner
 
-from fedbench import assemble, testing
+from fedbench import testing
+from fedbench.assemble import plugins_everywhere
+from fedbench.cli.app import app
+from fedbench.errors import FedbenchError
 
 HEAD = '''
 """A faulty method.
@@ -119,22 +124,68 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_check_catches(fault, tmp_path, monkeypatch):
+def faulty(fault, folder):
+    """The file of the method with the fault, and the check that must catch it."""
     check, body = FAULTS[fault]
-    file = tmp_path / f"faulty_{abs(hash(fault))}.py"
+    file = folder / "faulty.py"
     file.write_text(HEAD + dedent(body).replace("\n", "\n    "))
-    original = assemble.find_method
-    replacement = lambda name, files=(): original(name, [file] if name == "faulty" else files)  # noqa: E731
-    for module in ("fedbench.assemble", "fedbench.prepare", "fedbench.testing", "fedbench.resolve"):
-        monkeypatch.setattr(f"{module}.find_method", replacement)
-    if check is testing.check_resume:
-        # the new process is replaced by a second run of this one: what the plugin remembered is gone there too
-        spec = testing.tiny_spec("faulty")
-        whole = testing.digest(testing.final_state(testing.tiny_run(spec)))
-        half = testing.final_state(testing.tiny_run(spec), until=2)
-        assert whole != testing.digest(testing.final_state(testing.tiny_run(spec), half))
-        return
-    with pytest.raises((AssertionError, assemble.FedbenchError)) as caught:
-        check("faulty")
+    return file, check
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_check_catches(fault, tmp_path):
+    file, check = faulty(fault, tmp_path)
+    with plugins_everywhere([file]):
+        if check is testing.check_resume:
+            # the new process is replaced by a second run of this one: what the plugin remembered is gone there too
+            spec = testing.tiny_spec("faulty")
+            whole = testing.digest(testing.final_state(testing.tiny_run(spec)))
+            half = testing.final_state(testing.tiny_run(spec), until=2)
+            assert whole != testing.digest(testing.final_state(testing.tiny_run(spec), half))
+            return
+        with pytest.raises((AssertionError, FedbenchError)) as caught:
+            check("faulty")
     assert "unknown method" not in str(caught.value)  # the fault is met, not a plugin that was not found
+
+
+def checked(*arguments):
+    """Lines and exit code of `fedbench check`."""
+    done = CliRunner().invoke(app, ["check", *arguments])
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line), done
+
+
+def test_the_command_shows_a_line_for_each_check_of_a_plugin_file(tmp_path, monkeypatch):
+    def check_stopped(name):
+        raise SystemExit(0)
+
+    def check_bug(name):
+        raise KeyError("two\nlines")
+
+    few = (testing.check_declaration, testing.check_hooks, testing.check_neutral, check_stopped, check_bug)
+    monkeypatch.setattr(testing, "CHECKS", few)
+    file, _ = faulty("forgets to mark a hook", tmp_path)
+    lines, done = checked("faulty", "--plugin", str(file))
+    assert done.exit_code == 1
+    assert list(lines)[:5] == ["declaration", "hooks", "neutral", "stopped", "bug"]
+    assert lines["declaration"] == "passed"
+    assert lines["hooks"] == "failed: aggregate: named like a hook but not marked with @hookimpl"
+    assert lines["neutral"] == "not applicable: no hyper-parameter declares a neutral value"
+    assert lines["stopped"].startswith("failed: SystemExit: 0 (test_the_contract_itself.py, line ")
+    assert lines["bug"].startswith("failed: KeyError: 'two\\nlines' (")
+    assert lines["faulty breaks the contract"] == "3 of 5 checks failed."
+    monkeypatch.setattr(testing, "CHECKS", few[:1])
+    lines, done = checked("fedprox")
+    assert done.exit_code == 0 and lines == {"declaration": "passed"} and "fedprox keeps the contract." in done.stdout
+
+
+def test_an_unknown_method_is_bad_input_and_fails_no_check():
+    _, done = checked("fedprx")
+    assert done.exit_code == 2 and "did you mean 'fedprox'" in done.stderr and not done.stdout
+
+
+@pytest.mark.slow
+def test_a_method_of_a_file_keeps_the_whole_contract_resumed_in_a_new_process_as_well():
+    file = Path(__file__).parents[1] / "third_party_package" / "example_median.py"
+    lines, done = checked("example-median", "--plugin", str(file))
+    assert done.exit_code == 0, done.stdout
+    assert len(lines) == len(testing.CHECKS) and lines["resume"] == "passed"

@@ -383,7 +383,7 @@ def faked_run(
         made.append(FakeTracking(*arguments, **options))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr(execution.plan, "plan", lambda specs, _: [SimpleNamespace(info=info(), specs=specs)])
+    monkeypatch.setattr(execution.plan, "plan", lambda _, specs, __: ([SimpleNamespace(info=info(), specs=specs)], []))
     monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
     monkeypatch.setattr(execution, "finished_run_ids", lambda *_: set())
     monkeypatch.setattr(execution, "code_hash", lambda *_: "code")

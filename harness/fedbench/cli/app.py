@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from fedbench import __version__
 from fedbench.cli.cache import cache
+from fedbench.cli.check import check
 from fedbench.cli.compare import compare
 from fedbench.cli.console import complain, say
 from fedbench.cli.describe import describe
@@ -81,6 +82,7 @@ app.command("list", epilog="Example: fedbench list methods")(list_known)
 app.command("describe", epilog="Example: fedbench describe fedprox, or a stack: fedbench describe fedclip+fedprox")(
     describe
 )
+app.command("check", epilog="Example: fedbench check mine --plugin mine.py")(check)
 app.command("leaderboard", epilog="Example: fedbench leaderboard --suite longtail --output leaderboards/longtail")(
     leaderboard
 )

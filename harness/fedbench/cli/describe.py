@@ -45,7 +45,7 @@ def describe(
 
 def answered_hooks(cls: type[Method]) -> dict[str, str]:
     """Hook name -> first line of the docstring of the class's answer, in the order in which hooks are called."""
-    from fedbench.assemble import HOOK_NAMES
+    from fedbench.declaration import HOOK_NAMES
 
     answers = {}
     for name in HOOK_NAMES:

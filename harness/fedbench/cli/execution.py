@@ -44,7 +44,11 @@ FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings: Settings) -> int:
     """Run what is not in the store yet; the exit code. Bad input raises FedbenchError before anything is run."""
     uri = store_uri(request.store)
-    planned = plan.plan(specs, settings)
+    planned, failed = plan.plan(suite, specs, settings)
+    # a row that has failed here fails as a run as well, which is recorded like any other
+    rows = [row.specs for row in planned] + [row.specs for row in failed]
+    known = {spec.run_id for row in rows for spec in row}
+    specs = [spec for spec in specs if spec.run_id in known]
     inputs = {spec.run_id: (row.info.data_hash, row.info.weights_hash) for row in planned for spec in row.specs}
     code = code_hash(request.plugin_files)
     finished = set() if request.rerun else finished_run_ids(uri, suite.name, code, inputs)
@@ -58,7 +62,10 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
         discard(checkpoints.folder, run_id)
     settings = replace(settings, checkpoints=checkpoints)
     _say_resumed(pending, inputs, settings)
-    claims = Claims(work / "claims", lambda spec: tracking.has_finished(spec, inputs[spec.run_id]))
+    claims = Claims(
+        work / "claims",
+        lambda spec: spec.run_id in inputs and tracking.has_finished(spec, inputs[spec.run_id]),
+    )
     asked = invocation(request, pending, skipped) if pending else None
     tracking = Tracking(uri, suite.name, asked, claims, tell=_warn, patience=request.patience, rerun=request.rerun)
     if pending:
@@ -157,7 +164,8 @@ def _engine(request: Request, settings: Settings, pending: Sequence[RunSpec]) ->
 def _say_resumed(pending: Sequence[RunSpec], inputs: Mapping[str, tuple[str, str]], settings: Settings) -> None:
     """Which runs go on from a checkpoint."""
     for spec in pending:
-        number = checkpoints_of(spec.run_id, *inputs[spec.run_id], settings).round()
+        read = inputs.get(spec.run_id)
+        number = checkpoints_of(spec.run_id, *read, settings).round() if read else 0
         if number:
             after = f"round {number} of {spec.training.rounds}"
             say(f"{spec.title}, seed {spec.seed}: goes on from its checkpoint after {after}.")

@@ -10,7 +10,7 @@ import typer
 
 from fedbench.cli.console import cell, console, say, table
 from fedbench.cli.options import Plugins, plugin_files
-from fedbench.errors import unknown_name
+from fedbench.errors import FedbenchError, unknown_name
 
 KINDS = ("methods", "datasets", "scenarios", "backbones", "suites")
 
@@ -72,7 +72,11 @@ def _list_methods(files: tuple[Path, ...]) -> None:
 
     made = table("method", "citation", "answers", whole=("method",))
     for name in method_names(files):
-        cls = find_method(name, files)
-        made.add_row(cell(name), cell(cls.citation), cell(", ".join(answered_hooks(cls))))
+        try:
+            cls = find_method(name, files)
+        except FedbenchError as error:  # of one method, and the others can be used
+            made.add_row(cell(name), cell(f"broken: {error}"), cell(""))
+        else:
+            made.add_row(cell(name), cell(cls.citation), cell(", ".join(answered_hooks(cls))))
     console().print(made)
     say("A stack is written a+b; fedbench describe METHOD shows equations and hyper-parameters.", style="dim")

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fedbench.cli.console import cell, console, gigabytes, megabytes, say, table
+from fedbench.added import is_added, told_of_added
+from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, say, table
 from fedbench.cli.options import Request
+from fedbench.cli.unplanned import FailedRow, RefusedRow, leave_out
 from fedbench.datasets import load_dataset
+from fedbench.engines.attempt import raised_at, reason_of
 from fedbench.errors import FedbenchError
 from fedbench.executors.cohort import MEMORY
 from fedbench.expand import expand, narrowed, single
@@ -82,6 +85,8 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
         chosen, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
         plural = "setting" if chosen == 1 else "settings"
         say(f"dataset={dict(sets)['dataset']} picks {chosen} {plural} of the {known} of scale {picked.scale}")
+    for line in told_of_added(suite, picked):
+        say(line)
     return suite, _tuned(specs, request) if request.tuned else specs
 
 
@@ -107,11 +112,12 @@ def _tuned(specs: list[RunSpec], request: Request) -> list[RunSpec]:
 
 
 def plan(
-    specs: Sequence[RunSpec], settings: Settings, *, every_seed: bool = False, dry: bool = False
-) -> list[PlannedRow]:
+    suite: Suite, specs: Sequence[RunSpec], settings: Settings, *, every_seed: bool = False, dry: bool = False
+) -> tuple[list[PlannedRow], list[FailedRow]]:
     """Prepare the first run of every row, so that whatever is missing or does not fit shows before anything trains.
 
-    With ``every_seed`` every run is a row of its own.
+    With ``every_seed`` every run is a row of its own. Rows whose method raises an exception have failed. Rows that
+    ``suite`` does not have are left out, and named, where their method is not for their backbone, but for another.
     It also fills the caches of data and features once, where workers would all do it at the same time. A ``dry`` plan
     encodes no more images than it takes to tell what memory a run needs, and fills no cache of features.
     """
@@ -122,12 +128,18 @@ def plan(
     out = console()
     if out.is_terminal:
         with out.status(cell(doing)):
-            return list(_planned(rows, settings, dry))
-    say(doing)
-    return list(_planned(rows, settings, dry))
+            found = list(_planned(suite, rows, settings, dry))
+    else:
+        say(doing)
+        found = list(_planned(suite, rows, settings, dry))
+    planned = [row for row in found if isinstance(row, PlannedRow)]
+    leave_out([row for row in found if isinstance(row, RefusedRow)], [row.specs for row in planned])
+    return planned, [row for row in found if isinstance(row, FailedRow)]
 
 
-def _planned(rows: Sequence[tuple[RunSpec, ...]], settings: Settings, dry: bool) -> Iterator[PlannedRow]:
+def _planned(
+    suite: Suite, rows: Sequence[tuple[RunSpec, ...]], settings: Settings, dry: bool
+) -> Iterator[PlannedRow | FailedRow | RefusedRow]:
     datasets: dict[str, Dataset] = {}
     backbones: dict[tuple[str, ...], Backbone] = {}
     seen = _Seen()
@@ -139,13 +151,24 @@ def _planned(rows: Sequence[tuple[RunSpec, ...]], settings: Settings, dry: bool)
                 datasets[name] = load_dataset(name, data_dir=settings.data_dir, cache_dir=settings.cache_dir)
             if key not in backbones:
                 backbones[key] = backbone_for(spec, datasets[spec.dataset], settings)
-            run = prepare(spec, settings, dataset=datasets[name], backbone=backbones[key], encode_all=not dry)
         except FedbenchError as error:
             raise FedbenchError(f"row {spec.title!r}: {error} Nothing was run.") from error
         except Exception as error:
             error.add_note(f"while preparing row {spec.title!r}; nothing was run")
             raise
-        yield seen.row(row, run, backbones[key]) if dry else PlannedRow(row, run.info)
+        try:
+            run = prepare(spec, settings, dataset=datasets[name], backbone=backbones[key], encode_all=not dry)
+        except FedbenchError as error:
+            refused = RefusedRow(row, error)
+            if not is_added(suite, spec.method) or not refused.runs_elsewhere(rows):
+                raise refused.as_error() from error
+            yield refused
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a method may raise SystemExit as well
+            yield FailedRow(row, f"{reason_of(error)} ({raised_at(error)})")
+        else:
+            yield seen.row(row, run, backbones[key]) if dry else PlannedRow(row, run.info)
 
 
 def _backbone_key(spec: RunSpec) -> tuple[str, ...]:
@@ -198,13 +221,14 @@ def rows_of(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
     return [tuple(row) for row in rows.values()]
 
 
-def show(suite: Suite, rows: Sequence[PlannedRow]) -> None:
-    """The table of ``--dry-run``."""
-    runs = sum(len(row.specs) for row in rows)
+def show(suite: Suite, rows: Sequence[PlannedRow], failed: Sequence[FailedRow]) -> None:
+    """The table of ``--dry-run``, and the reasons of ``failed`` rows."""
+    every: list[PlannedRow | FailedRow] = [*rows, *failed]
+    runs = sum(len(row.specs) for row in every)
     say(f"suite {suite.name}: {runs} {'run' if runs == 1 else 'runs'}")
     has_private = any(row.sent != row.info.trainable_parameters for row in rows)
     numbers = ("rounds", *(("trained",) if has_private else ()), "sent", "MB/client", "MB/run", "memory")
-    grid = any(row.specs[0].setting for row in rows)
+    grid = any(row.specs[0].setting for row in every)
     backbones = {row.specs[0].backbone for row in rows}
     shared_name = next(iter(backbones)) if len(backbones) == 1 and len(rows) > 1 else ""
     if shared_name:
@@ -223,7 +247,12 @@ def show(suite: Suite, rows: Sequence[PlannedRow]) -> None:
             cell(megabytes(row.run_bytes)),
             cell("not measured" if row.memory is None or row.memory.total is None else gigabytes(row.memory.total)),
         )
+    for lost in failed:
+        spec, seeds = lost.specs[0], " ".join(str(one.seed) for one in lost.specs)
+        made.add_row(*([cell(spec.setting)] if grid else []), cell(spec.row), cell(seeds), cell("failed"))
     console().print(made)
+    for lost in failed:
+        complain(f"{lost.specs[0].title}: {lost.reason}", label="failed")
     _explain(rows, has_private)
 
 

@@ -137,8 +137,9 @@ def run(
         raise unknown_name("executor", executor, EXECUTORS)
     settings = Settings(request.data_dir, request.cache_dir, request.plugin_files, executor=executor)
     if dry_run:
-        plan.show(chosen, plan.plan(specs, settings, dry=True))
-        return
+        rows, failed = plan.plan(chosen, specs, settings, dry=True)
+        plan.show(chosen, rows, failed)
+        raise typer.Exit(1 if failed else 0)
     # imports MLflow, which neither wrong input nor a dry run should wait for
     from fedbench.cli.execution import carry_out
 

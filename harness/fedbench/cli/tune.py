@@ -148,10 +148,10 @@ def tune(
     }
     words = [word for option, values in asked.items() for value in values for word in (option, value)]
     command = command_line("tune", replace(request, seeds=seeds), *words)
-    records = tuning.records_of(name, chosen, specs, budget, settings, command, tuple(param or ()))
+    records, has_failed = tuning.records_of(name, chosen, specs, budget, settings, command, tuple(param or ()))
     if dry_run:
         tuning.show_space(records)
-        return
+        raise typer.Exit(tuning.FAILED if has_failed else 0)
     if engine == "ray":
         from fedbench.engines.ray_cluster import check_device
         from fedbench.engines.ray_nodes import RayNodes
@@ -167,4 +167,4 @@ def tune(
         code = tuning.carry_out(url, uri, records, settings, workers or default_workers())
     if code == 0:
         tuning.show_next_steps(name, request, storage)
-    raise typer.Exit(code)
+    raise typer.Exit(code or (tuning.FAILED if has_failed else 0))

@@ -44,11 +44,12 @@ def records_of(
     settings: Settings,
     command: str,
     only: Collection[str],
-) -> list[tuple[Tuned, Record]]:
-    """The rows to tune, each with what will be written down of it.
+) -> tuple[list[tuple[Tuned, Record]], bool]:
+    """The rows to tune, each with what will be written down of it, and whether the method of another one fails.
 
     Prepares a run of each, so that what is missing or does not fit shows before anything is trained. Rows without
-    anything to train, or to search, are named and left out. Raises FedbenchError where none is left.
+    anything to train, or to search, or whose method fails, are named and left out. Raises FedbenchError where none is
+    left.
     """
     titles = [spec.title for spec in specs]
     for title in titles:
@@ -56,7 +57,14 @@ def records_of(
             raise FedbenchError(f"two rows are called {title!r}; give one a label in the suite file, or leave one out.")
     trials = [run for spec in specs for run in trial_specs(spec, {}, budget)]
     # every seed, since not every one can be dealt
-    infos = {run.run_id: row.info for row in plan.plan(trials, settings, every_seed=True) for run in row.specs}
+    rows, failed = plan.plan(suite, trials, settings, every_seed=True)
+    infos = {run.run_id: row.info for row in rows for run in row.specs}
+    reasons = {run.run_id: row.reason for row in failed for run in row.specs}
+    for spec in specs:
+        told = [reasons[run.run_id] for run in trial_specs(spec, {}, budget) if run.run_id in reasons]
+        if told:
+            complain(f"{spec.title}: {told[0]}; it is not tuned", label="failed")
+    specs = [spec for spec in specs if all(run.run_id in infos for run in trial_specs(spec, {}, budget))]
     planned = [infos[trial_specs(spec, {}, budget)[0].run_id] for spec in specs]
     _check_objectives(specs, budget, settings)
     spaces = [space_of(spec, settings.plugin_files) for spec in specs]
@@ -88,7 +96,7 @@ def records_of(
         chosen.append((Tuned(spec, space, record.study_name), record))
     if not chosen:
         raise FedbenchError("none of these rows has anything to tune; choose others with --method.")
-    return chosen
+    return chosen, bool(failed)
 
 
 def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 from fedbench.errors import FedbenchError
 from fedbench.events import Emit, Forward, RunFailed
@@ -25,12 +26,23 @@ def attempt(spec: RunSpec, settings: Settings, emit: Emit) -> None:
     except FedbenchError as error:
         emit(RunFailed(spec, " ".join(str(error).split()), may_pass=any(map(may_pass, _chain(error)))))
     except BaseException as error:  # a method may raise SystemExit or KeyboardInterrupt as well
-        notes = "; ".join(getattr(error, "__notes__", []))
-        where = f" ({notes})" if notes else ""
-        what = "out of memory: " if any(map(is_memory, _chain(error))) else ""
-        said = " ".join(f"{type(error).__name__}: {error}".split()).strip(": ")
         passing = any(map(may_pass, _chain(error)))
-        emit(RunFailed(spec, f"{what}{said}{where}", traceback.format_exc(), may_pass=passing))
+        emit(RunFailed(spec, reason_of(error), traceback.format_exc(), may_pass=passing))
+
+
+def reason_of(error: BaseException) -> str:
+    """What was raised, in one line: its kind, text and notes."""
+    notes = "; ".join(getattr(error, "__notes__", []))
+    where = f" ({notes})" if notes else ""
+    what = "out of memory: " if any(map(is_memory, _chain(error))) else ""
+    said = " ".join(f"{type(error).__name__}: {error}".split()).strip(": ")
+    return f"{what}{said}{where}"
+
+
+def raised_at(error: BaseException) -> str:
+    """File and line, without folders."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else "no traceback"
 
 
 def may_pass(error: BaseException) -> bool:

@@ -1,0 +1,53 @@
+"""Importing what others wrote: whatever their module raises is an error that names it, and only Ctrl-C stops us."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from fedbench.errors import FedbenchError
+
+
+@contextmanager
+def importing(what: str, remedy: str) -> Iterator[None]:
+    """Raise FedbenchError, which names ``what`` and the ``remedy``, for anything that the block raises.
+
+    A module may raise SystemExit (a script without a main guard) or KeyboardInterrupt as well. A KeyboardInterrupt that
+    follows the signal is somebody's Ctrl-C, and passes.
+    """
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        if callable(before):
+            before(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    # handlers can be set in the main thread alone, and only there is Ctrl-C raised
+    listens = callable(before) and threading.current_thread() is threading.main_thread()
+    if listens:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except BaseException as error:
+        if pressed and isinstance(error, KeyboardInterrupt):
+            raise
+        raise FedbenchError(f"{what} cannot be imported: {_brief(error)}; {remedy}.") from error
+    finally:
+        if listens:
+            signal.signal(signal.SIGINT, before)
+
+
+def _brief(error: BaseException) -> str:
+    try:
+        shown = repr(error)
+    except Exception:  # the module's own class of errors
+        shown = type(error).__name__
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+
+
+_LONGEST = 500

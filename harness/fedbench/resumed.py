@@ -1,0 +1,23 @@
+"""The second half of `fedbench.testing.check_resume`, in a process of its own: runs go on from their saved states.
+
+    python -m fedbench.resumed FOLDER METHOD... -- PLUGIN_FILE...
+
+prints each method with the digest of its last state.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fedbench.assemble import plugins_everywhere
+from fedbench.state import load_state
+from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+
+if __name__ == "__main__":
+    folder, end = Path(sys.argv[1]), sys.argv.index("--")
+    with plugins_everywhere(map(Path, sys.argv[end + 1 :])):
+        for name in sys.argv[2:end]:
+            spec = tiny_spec(name)
+            saved = load_state(folder / f"{name}.safetensors", spec.run_id)
+            print(name, digest(final_state(tiny_run(spec), saved)))

@@ -1,0 +1,213 @@
+"""Planning: a method that fails before its run fails its own row, and rows of new methods find their backbones."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedbench.cli.app import main
+from fedbench.expand import expand
+from fedbench.resolve import Overrides
+from fedbench.store import open_store, runs_of, store_uri
+from fedbench.suite import load_suite, parse_suite
+from fedbench.testing import tiny_dataset
+
+FAILING = '''
+"""Methods that fail before their first round."""
+from dataclasses import dataclass
+from fedbench.hookspecs import hookimpl
+
+@dataclass(frozen=True)
+class P:
+    """None."""
+
+class Bad:
+    citation, Params, recipe = "nobody", P, {}
+    def __init__(self, params):
+        pass
+
+class InInit(Bad):
+    name = "in-init"
+    def __init__(self, params):
+        raise KeyError("no \\n such thing")
+    @hookimpl
+    def aggregate(self, task):
+        return task.weights
+
+class InFederate(Bad):
+    name = "in-federate"
+    @hookimpl
+    def federate(self, federation):
+        raise SystemExit(0)
+
+class InBuildModel(Bad):
+    name = "in-build-model"
+    @hookimpl
+    def build_model(self, setup):
+        return setup.nothing
+'''
+REASONS = {
+    "in-init": "KeyError: 'no \\n such thing'",
+    "in-federate": "SystemExit: 0",
+    "in-build-model": "AttributeError: 'ModelSetup' object has no attribute 'nothing'",
+}
+SUITE = """
+name: planning
+backbone: convnet
+scenario: {preset: iid, clients: 2}
+training: {rounds: 1, batch_size: 8}
+rows: [{method: in-init}, {method: in-federate}, {method: in-build-model}, {method: fedavg}]
+"""
+
+
+@pytest.fixture
+def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
+    """`fedbench ARGUMENTS` beside plugin and suite on the tiny data set, its exit code checked: what it says."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for module in ("fedbench.cli.plan", "fedbench.prepare"):
+        monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
+    (tmp_path / "failing.py").write_text(FAILING)
+    (tmp_path / "suite.yaml").write_text(SUITE)
+
+    def call(code: int, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments, "--cache-dir", "cache"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        assert (ended.value.code or 0) == code, captured.out + captured.err
+        assert "Traceback" not in captured.out + captured.err
+        return captured.out + captured.err
+
+    return call
+
+
+def test_a_method_that_fails_before_its_run_fails_its_own_row_of_a_dry_run(fedbench: Callable[..., str]) -> None:
+    said = fedbench(1, "run", "--suite", "suite.yaml", "--plugin", "failing.py", "--dry-run")
+    lines = said.splitlines()
+    assert "suite planning: 4 runs" in lines
+    for method, reason in REASONS.items():
+        assert any(line.split() == [method, "·", "convnet", "0", "failed"] for line in lines)
+        assert any(line.startswith(f"failed: {method} · convnet: {reason} (") for line in lines), said
+    (fine,) = [line for line in lines if line.startswith("fedavg")]
+    assert "2 of 2" in fine and "failing.py, line 18" in said
+    alone = fedbench(1, "run", "--suite", "suite.yaml", "--plugin", "failing.py", "--dry-run", "--method", "in-init")
+    assert "in-init · convnet" in alone
+
+
+def test_a_method_that_fails_before_its_run_is_recorded_as_failed_and_others_finish(
+    fedbench: Callable[..., str], tmp_path: Path
+) -> None:
+    said = fedbench(1, "run", "--suite", "suite.yaml", "--plugin", "failing.py", "--engine", "in-process")
+    client = open_store(store_uri(str(tmp_path / "fedbench-store")), create=False)
+    ends = {run.data.params["method"]: run for _, run in runs_of(client, "planning")}
+    assert ends["fedavg"].info.status == "FINISHED"
+    for method, reason in REASONS.items():
+        assert ends[method].info.status == "FAILED"
+        assert ends[method].data.tags["fedbench.failure"].startswith(reason)
+        assert f"failed: {method} · convnet, seed 0: {reason}" in said
+
+
+def test_tuning_leaves_out_the_row_whose_method_fails(fedbench: Callable[..., str]) -> None:
+    arguments = ("--suite", "suite.yaml", "--plugin", "failing.py", "--dry-run")
+    said = fedbench(1, "tune", *arguments, "--method", "in-build-model", "--method", "fedavg")
+    assert "failed: in-build-model · convnet: AttributeError" in said and "1 studies of" in said
+
+
+TWO = """
+name: two
+backbone: clip:embedded
+scenario: {preset: iid, clients: 2}
+training: {rounds: 1, batch_size: 8, lr: 0.01}
+rows:
+  - {method: fedavg}
+  - {method: clip-zs}
+  - {method: fedavg, set: {backbone: convnet, lr: 0.05, labels: visible}}
+  - {method: fedprox, label: prox, set: {backbone: convnet, lr: 0.07, fedprox.mu: 0.1}}
+  - {method: fedprox, set: {backbone: resnet8, lr: 0.09}}
+"""
+
+
+def rates(text: str, *methods: str, **overrides: object) -> dict[str, float]:
+    """The learning rate of the runs of ``methods``, by row."""
+    chosen = Overrides(methods=methods, seeds=(0,), **overrides)  # type: ignore[arg-type]
+    return {spec.title: spec.training.lr for spec in expand(parse_suite(text, "two.yaml"), chosen)}
+
+
+def test_a_new_method_runs_where_the_baseline_does_with_its_settings_there() -> None:
+    assert rates(TWO, "moon") == {"moon · clip:embedded": 0.01, "moon · convnet": 0.05}
+    # a method of the suite has its own rows only
+    assert rates(TWO, "clip-zs") == {"clip-zs · clip:embedded": 0.01}
+    assert rates(TWO.replace("training:", "baseline: prox\ntraining:"), "moon") == {
+        "moon · clip:embedded": 0.01,
+        "moon · convnet": 0.07,
+    }
+
+
+def test_what_the_recipe_or_the_command_line_sets_comes_before_what_is_inherited() -> None:
+    on_convnet = rates(TWO, "fedclip")["fedclip · convnet"]
+    assert on_convnet == rates(TWO, "fedclip")["fedclip · clip:embedded"] == 5e-5
+    assert set(rates(TWO, "moon", sets=(("lr", "0.3"),)).values()) == {0.3}
+
+
+def test_a_backbone_on_the_command_line_picks_one_row_with_its_settings() -> None:
+    assert rates(TWO, "moon", sets=(("backbone", "convnet"),)) == {"moon · convnet": 0.05}
+    assert rates(TWO, "moon", sets=(("backbone", "alexnet"),)) == {"moon · alexnet": 0.01}
+
+
+def test_where_no_row_runs_on_the_suites_own_backbone_a_new_method_does_not_either() -> None:
+    rows = "rows:\n  - {method: fedprox, set: {backbone: convnet, lr: 0.05}}\n"
+    assert rates(TWO.partition("rows:")[0] + rows, "moon") == {"moon · convnet": 0.05}
+
+
+GRID = """
+name: grid
+backbone: clip:embedded
+scenario: {preset: iid, clients: 2}
+training: {rounds: 1, lr: 0.01}
+scales:
+  small:
+    settings: [{name: a}, {name: b, set: {clients: 3}}, {name: c, set: {backbone: convnet, lr: 0.02}}]
+  large:
+    settings: [{name: a}]
+rows:
+  - {method: fedavg}
+  - {method: fedavg, set: {backbone: convnet, lr: 0.05}, only: [a]}
+  - {method: fedavg, label: other, set: {backbone: convnet, lr: 0.06}, at: {large: {lr: 0.08}}}
+"""
+
+
+def test_in_a_grid_every_setting_has_each_backbone_once() -> None:
+    assert rates(GRID, "moon") == {
+        "a · moon · clip:embedded": 0.01,
+        "a · moon · convnet": 0.05,
+        "b · moon · clip:embedded": 0.01,
+        "b · moon · convnet": 0.06,
+        "c · moon · convnet": 0.02,
+    }
+    assert rates(GRID.replace("only: [a]", "only: [b]"), "moon", scale="large")["a · moon · convnet"] == 0.08
+
+
+def test_rows_of_new_methods_on_the_suites_own_backbone_are_the_runs_they_always_were() -> None:
+    (spec,) = [s for s in expand(load_suite("longtail"), Overrides(("moon",), (0,))) if s.backbone == "clip:embedded"]
+    assert spec.run_id == "f17e8ab0376bfd3f"
+
+
+def test_the_plan_says_on_which_backbones_a_new_method_runs_and_leaves_out_those_it_is_not_for(
+    fedbench: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "two.yaml").write_text(TWO)
+    arguments = ("run", "--suite", "two.yaml", "--dry-run")
+    said = fedbench(0, *arguments, "--method", "fedclip")
+    assert (
+        "fedclip has no row in suite two; it runs on clip:embedded with the suite's settings and on convnet with "
+        "labels=visible from the row fedavg; not on resnet8 (--backbone chooses one)" in said
+    )
+    assert "fedclip · convnet is left out: fedclip needs a CLIP backbone, not 'convnet'" in said
+    assert "suite two: 1 run\n" in said
+    # whoever asks for that backbone is refused
+    assert "fedclip needs a CLIP backbone" in fedbench(2, *arguments, "--method", "fedclip", "--backbone", "convnet")
+    assert "has no row" not in fedbench(0, *arguments, "--method", "clip-zs")
+    tuned = fedbench(0, "tune", "--suite", "two.yaml", "--dry-run", "--method", "fedclip")
+    assert "fedclip · convnet is left out" in tuned and "fedclip · clip:embedded" in tuned
