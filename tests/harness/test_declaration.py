@@ -113,13 +113,13 @@ def test_every_fault_of_a_class_is_one_sentence_that_names_the_file(fault, writt
 
 def test_what_is_right_is_loaded_and_may_answer_a_hook_in_any_way_that_can_be_called(written):
     ways = """
-    @hookimpl
     @staticmethod
+    @hookimpl
     def evaluate(task):
         return None
 
-    @hookimpl
     @classmethod
+    @hookimpl
     def private(cls, model):
         return ()
 
@@ -128,7 +128,9 @@ def test_what_is_right_is_loaded_and_may_answer_a_hook_in_any_way_that_can_be_ca
         return 1
 """
     (cls,) = load_plugin_file(written(RIGHT + ways + "\nAlias = Mine\n"))
-    assert cls.__name__ == "Mine" and assemble.assemble("mine", {}, [Path(sys.modules[cls.__module__].__file__)])
+    assert cls.__name__ == "Mine"
+    owners = assemble.assemble("mine", {}, [Path(sys.modules[cls.__module__].__file__)]).owners
+    assert all("mine" in owners[hook] for hook in ("evaluate", "private", "exchanges"))
 
 
 def test_params_extended_without_a_decorator_would_lose_their_fields(written):
