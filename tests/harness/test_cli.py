@@ -25,6 +25,7 @@ from rich.console import Console
 from fedbench import __version__
 from fedbench.cli.app import main
 from fedbench.cli.live import LiveProgress
+from fedbench.cli.options import Request, command_line
 from fedbench.cli.progress import PlainProgress, Progress
 from fedbench.engine import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
@@ -615,6 +616,13 @@ def test_after_a_run_its_own_tables_are_shown_and_the_hint_reads_them_as_the_sui
     skipped = fedbench("run", "--suite", "my suites/own.yaml", "--method", "fedavg", *common)
     assert "1 of 1 runs are in the store already" in skipped.out
     assert "1 round of" in skipped.out and "alone ‡" in skipped.out and "2 rounds of" not in skipped.out
+
+
+def test_a_hint_names_files_where_they_are_and_a_record_by_their_names(tmp_path: Path) -> None:
+    request = Request(suite="my suites/own.yaml", plugin_files=(tmp_path / "alone.py",))
+    assert command_line("run", request) == "fedbench run --suite own.yaml --plugin alone.py"
+    hint = command_line("run", request, paths=True)
+    assert hint == f"fedbench run --suite 'my suites/own.yaml' --plugin {tmp_path}/alone.py"
 
 
 GRID = """

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedbench import store
 from fedbench.cli.app import app
 from fedbench.errors import FedbenchError
-from fedbench.failures import shortened
+from fedbench.failures import of_tables, shortened
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult
 from fedbench.leaderboard import baseline_named, leaderboard, metric_named, render_terminal, to_latex, to_markdown
 from fedbench.page import write_page
@@ -329,6 +329,34 @@ def test_rows_that_all_lost_the_same_seed_are_ranked_among_themselves(suite: Sui
     board = suite.board()
     assert board[["label", "rank"]].to_numpy().tolist() == [["fedprox", 1], ["fedavg", 2]]
     assert set(board["failure"]) == {"1 of 2 seeds; seed 1 failed: disk full"}
+
+
+def test_the_tables_of_some_runs_hold_what_is_comparable_to_them(suite: Suite) -> None:
+    suite.finish(spec("fedavg", 0), 60.0)
+    suite.finish(spec("fedavg", 0, eval_every=5), 60.0)  # of the same row and seed, so the one before is superseded
+    suite.fail(spec("moon", 0))  # before it read its data
+    other = spec("fedprox", 0).model_copy(update={"training": Training(rounds=7)})
+    suite.finish(other, 70.0)
+    stored = load_runs(suite.uri, "toy")
+
+    def labels(*runs: RunSpec) -> set[str]:
+        finished, failed = of_tables(stored.finished, stored.failed, [one.run_id for one in runs])
+        return set(leaderboard(finished, failed=failed)["label"])
+
+    assert labels(spec("moon", 0)) == labels(spec("fedavg", 0)) == {"fedavg", "moon"}
+    assert labels(other) == {"fedprox"}
+    assert labels(other, spec("moon", 0)) == {"fedavg", "moon", "fedprox"}
+
+
+def test_a_seed_that_no_other_row_has_costs_no_rank(suite: Suite) -> None:
+    suite.finish(spec("fedavg", 0), 60.0)
+    suite.finish(spec("fedprox", 0), 61.0)
+    suite.fail(spec("fedprox", 5), "disk full")
+    board = suite.board().set_index("label")
+    assert board.loc["fedprox", ["rank", "failure"]].tolist() == [1, "1 of 2 seeds; seed 5 failed: disk full"]
+    suite.finish(spec("fedavg", 5), 60.0)
+    board = suite.board()
+    assert board["label"].tolist() == ["fedavg", "fedprox"] and board["rank"].tolist() == [1, pd.NA]
 
 
 def test_a_failure_of_other_code_says_so(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
