@@ -30,7 +30,7 @@ SOURCES = {
     "fashion-mnist": Source(TORCHVISION, f"Fashion-MNIST {BELOW}", options=("download",)),
     "imagefolder": Source(
         "imagefolder",
-        "a folder or .tar of domain/class/* (PACS, VLCS, Office-Home) or split/class/* (CINIC-10, Tiny-ImageNet)",
+        "a folder or .tar of domain/class/* (PACS), split/class/* (CINIC-10) or domain/split/class/* (VLCS)",
         options=("layout", "size", "classnames"),
         location="PATH",
     ),
