@@ -18,12 +18,14 @@ import torch
 from PIL import Image
 
 from fedbench import kept
-from fedbench.datasets import SOURCES, dataset_names, images, load_dataset, procedural
+from fedbench.datasets import SOURCES, cache, dataset_names, images, load_dataset, procedural
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
 from fedbench.datasets.embedded import CLASSNAMES
 from fedbench.datasets.images import ImageFiles
 from fedbench.datasets.names import parse_name
 from fedbench.errors import FedbenchError
+from fedbench.prepare import image_size_for
+from fedbench.spec import RunSpec
 from fedbench.types import Dataset, TensorImages
 
 
@@ -384,6 +386,41 @@ def test_images_of_differing_sizes_become_224_and_size_forces_another(load, tmp_
     assert load("imagefolder:d").train.images.read(torch.tensor([0])).shape == (1, 3, 224, 224)
     assert load("imagefolder:d?size=16").train.images.read(torch.tensor([7])).shape == (1, 3, 16, 16)
     assert "option size='7' is not a whole number from 8" in error_of(load, "imagefolder:d?size=7")
+
+
+def test_images_of_differing_sizes_follow_the_backbone_and_others_stay(load, tmp_path):
+    write_folder(tmp_path / "d", ["photo"], ["cat", "dog"])
+    write_folder(tmp_path / "d", ["sketch"], ["cat", "dog"], size=(30, 50))
+    write_folder(tmp_path / "same", ["photo", "sketch"], ["cat", "dog"])
+
+    def loaded(name: str, **spec: str) -> Dataset:
+        asked = image_size_for(RunSpec(dataset=f"imagefolder:{name}", **spec))
+        return load_dataset(f"imagefolder:{name}", data_dir=tmp_path, cache_dir=tmp_path / "cache", image_size=asked)
+
+    for backbone, side in (
+        ("clip:embedded", 32), ("clip:ViT-B-32@openai", 224), ("clip:ViT-L-14-336@openai", 336), ("resnet8", 32),
+        ("resnet18", 224), ("resnet18?stem=cifar", 32), ("alexnet?resize=64", 64),
+    ):  # fmt: skip
+        assert loaded("d", backbone=backbone).train.images.read(torch.tensor([0, 7])).shape == (2, 3, side, side)
+        assert loaded("same", backbone=backbone).content_hash == load("imagefolder:same").content_hash
+        assert loaded("d?size=16", backbone=backbone).train.images.read(torch.tensor([0])).shape == (1, 3, 16, 16)
+    # a teacher reads the same images
+    taught = loaded("d", backbone="resnet8", teacher="clip:ViT-B-32@openai")
+    assert taught.content_hash == load("imagefolder:d").content_hash
+    assert image_size_for(RunSpec(dataset="cifar10")) is None
+    assert load("imagefolder:d").shortest_side == load("imagefolder:same").shortest_side == 10
+
+
+def test_scans_of_an_earlier_version_are_read_or_made_again(load, tmp_path):
+    write_folder(tmp_path / "same", ["photo", "sketch"], ["cat", "dog"])
+    load("imagefolder:same")
+    (scan,) = (tmp_path / "cache" / "datasets").glob("scan-*.json")
+    facts = cache.read_json(scan)
+    assert facts.pop("shortest_side") == 10
+    cache.write_json(scan, facts)
+    assert load("imagefolder:same").shortest_side == 10 and cache.read_json(scan) == facts
+    cache.write_json(scan, facts | {"size": None})
+    assert load("imagefolder:same").train.images.read(torch.tensor([0])).shape == (1, 3, 10, 12)
 
 
 def test_splits_of_differing_sizes_are_brought_to_one(load, tmp_path):

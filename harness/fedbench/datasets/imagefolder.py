@@ -6,9 +6,9 @@ or full they are splits, else domains; where all folders below the domains are c
 classes (and there is no official test split). Of the splits, train is trained on and test tested on. Validation is
 tested on where there is no test, else left out: it may overlap with train. ``full`` is all of the others together and
 read only where it stands alone. Single folders around everything are skipped. Options: ``layout=domain|split`` says by
-hand what the top folders are; ``size=N`` brings images to N x N, by default they keep the size they share, or become
-224 x 224 where sizes differ; ``classnames=FILE`` gives the classes' words, as does ``classnames.json`` at the top of
-the data.
+hand what the top folders are; ``size=N`` brings images to N x N, by default they keep the size they share, or are
+brought to the one that the run's backbone takes where sizes differ; ``classnames=FILE`` gives the classes' words, as
+does ``classnames.json`` at the top of the data.
 
 Tiny-ImageNet's own files are understood: ``val_annotations.txt`` in place of class folders, ``words.txt`` for words,
 and a test folder without labels, which is passed over.
@@ -63,9 +63,8 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     _tell_missing(tree.root, read, raw)
     classnames = words_for(raw, repr(asked.location), _own_words(asked, data_dir, tree, top, raw))
 
-    images = load_images(
-        [TreeImages(tree, tuple(entry.name for entry in part)) for part in chosen], asked.size(), cache_dir
-    )
+    encoded = [TreeImages(tree, tuple(entry.name for entry in part)) for part in chosen]
+    images, shortest = load_images(encoded, asked, cache_dir)
     label_of, domain_of = ({name: index for index, name in enumerate(names)} for names in (raw, domains))
     splits = [
         Split(
@@ -75,7 +74,8 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
         )
         for number, part in enumerate(chosen)
     ]
-    return dataset(asked.text, classnames, splits[0], splits[1] if len(splits) == 2 else None, tuple(domains))
+    test = splits[1] if len(splits) == 2 else None
+    return dataset(asked.text, classnames, splits[0], test, tuple(domains), shortest_side=shortest)
 
 
 def _entries(tree: FileTree, layout: str | None) -> tuple[str, list[Entry]]:
