@@ -15,11 +15,11 @@ from fedbench.allocator import keep_freed_memory
 from fedbench.assemble import Assembly, assemble, find_method
 from fedbench.base_to_new import Renamed, UnseenTest, renamed_model
 from fedbench.checkpoint import Checkpointing
-from fedbench.datasets import load_dataset
+from fedbench.datasets import load_dataset, takes_image_size
 from fedbench.errors import FedbenchError
 from fedbench.executors import Executor, ExecutorName, executor_for
 from fedbench.metrics import size_in_bytes
-from fedbench.models import load_backbone
+from fedbench.models import image_size_of, load_backbone
 from fedbench.models.feature_cache import encode
 from fedbench.models.inputs import FeatureInputs, ImageInputs, InputSource, UncachedFeatures
 from fedbench.private import private_names, shared
@@ -100,7 +100,7 @@ def prepare(
     keep_freed_memory()
     assembly = assemble(spec.method, spec.params, settings.plugin_files, listeners)
     device = _device(spec.device)
-    dataset = dataset or _dataset(spec.dataset, settings.data_dir, settings.cache_dir)
+    dataset = dataset or _dataset(spec.dataset, settings.data_dir, settings.cache_dir, image_size_for(spec))
     backbone = backbone or backbone_for(spec, dataset, settings)
     backbone.module.to(device)
     scored = build_federation(dataset, spec.scenario, spec.seed)
@@ -190,6 +190,26 @@ def server_data_for(spec: RunSpec, federation: Federation, plugin_files: Sequenc
     return "labelled" if "server_labels" in required else "unlabelled" if required else ""
 
 
+def image_size_for(spec: RunSpec) -> int | None:
+    """The side in pixels that images of differing sizes are brought to for this run; None where it doesn't matter.
+
+    It is the larger one where backbone and teacher differ: what is cut away cannot be brought back.
+    """
+    if not takes_image_size(spec.dataset):
+        return None
+    readers = (spec.backbone, *([] if spec.teacher == "auto" else [spec.teacher]))
+    return max(filter(None, map(image_size_of, readers)), default=None)
+
+
+def enlargement(dataset: Dataset, backbone: Backbone) -> str:
+    """What to say where images are enlarged to what the backbone takes; "" where none is."""
+    decoded = min(dataset.train.images.read(torch.zeros(1, dtype=torch.int64)).shape[-2:])
+    side, wanted = dataset.shortest_side or decoded, backbone.transform.size or decoded
+    if side >= wanted:
+        return ""
+    return f"images of {dataset.name}, the smallest of {side} px, are enlarged to {wanted} px for {backbone.name}"
+
+
 def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbone:
     """The run's backbone; FedbenchError where the data set's images are too small for it."""
     height, width = dataset.train.images.read(torch.zeros(1, dtype=torch.int64)).shape[-2:]
@@ -216,9 +236,9 @@ def _weights_hash(backbone: Backbone, model: Model) -> str:
 
 
 @lru_cache(maxsize=1)
-def _dataset(name: str, data_dir: Path, cache_dir: Path) -> Dataset:
+def _dataset(name: str, data_dir: Path, cache_dir: Path, image_size: int | None) -> Dataset:
     # The runs of a suite share a data set; a worker process reads it once.
-    return load_dataset(name, data_dir=data_dir, cache_dir=cache_dir)
+    return load_dataset(name, data_dir=data_dir, cache_dir=cache_dir, image_size=image_size)
 
 
 def _to(tensors: Tensors, device: torch.device) -> Tensors:

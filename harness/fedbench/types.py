@@ -102,6 +102,8 @@ class Dataset:
     domain_names: tuple[str, ...] = ()
     list_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Head / mid / tail classes where the data set's own list files define them."""
+    shortest_side: int | None = None
+    """In pixels, of the images as they are in their files; None where there are none. ``train`` may be larger."""
 
 
 @dataclass(frozen=True, eq=False)

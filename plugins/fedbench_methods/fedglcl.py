@@ -10,7 +10,7 @@ T is the run's text encoder (`backbone.text`) on the class prompts, computed onc
 
 Answers: build_model, local_loss. Stacks with methods that add loss terms (`fedglcl+fedprox`, `fedglcl+moon`; MOON then
 contrasts the unit embedding I) or aggregate otherwise. On a CNN, body and projector are trained; on CLIP the projector
-alone, on frozen image features, starting at zero-shot CLIP where T is that CLIP's own text.
+alone, on frozen unit image features, starting at zero-shot CLIP where T is that CLIP's own text.
 FedGLCL-L is `trainable_text=true`: every client trains the text encoder too, with the same loss; it is sent and
 averaged with the rest. The paper gives no learning rate for it (here 0.1 of the run's). Every step encodes all prompts.
 

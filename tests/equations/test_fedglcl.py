@@ -19,6 +19,7 @@ from fedbench.spec import RunSpec
 from fedbench.tasks import ModelSetup
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench.types import Model, Outputs
+from fedbench_methods import fedglcl
 from fedbench_methods.fedglcl import FedGLCL, FedGlclParams, prompt_templates, proxy_names, similarity_loss
 
 TAU = 0.5
@@ -206,6 +207,15 @@ def test_round_0_on_clip_is_exactly_zero_shot():
     assert torch.equal(
         evaluate(ours, ours.initial_state())[1].labels, evaluate(zero_shot, zero_shot.initial_state())[1].labels
     )
+
+
+def test_on_clip_the_projector_reads_unit_features_and_the_docstring_says_so():
+    model = embedding_model(setup("clip:embedded"), torch.eye(4), 10.0, ProjectorShape())
+    assert torch.count_nonzero(model.weights["projector.fc.bias"]) > 0  # which would tell lengths apart
+    features = torch.randn(3, model.weights["projector.fc.weight"].shape[1], generator=torch.Generator().manual_seed(2))
+    both = [model.forward(model.weights, inputs, False).logits for inputs in (features, 4 * features)]
+    torch.testing.assert_close(*both)
+    assert "frozen unit image features" in fedglcl.__doc__
 
 
 @pytest.mark.parametrize("changed", [{"text": "random", "dim": 128}, {"final_relu": True}, {"projector": "mlp"}])

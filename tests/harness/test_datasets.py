@@ -18,12 +18,14 @@ import torch
 from PIL import Image
 
 from fedbench import kept
-from fedbench.datasets import SOURCES, dataset_names, images, load_dataset, procedural
+from fedbench.datasets import SOURCES, cache, dataset_names, images, load_dataset, procedural
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
 from fedbench.datasets.embedded import CLASSNAMES
 from fedbench.datasets.images import ImageFiles
 from fedbench.datasets.names import parse_name
 from fedbench.errors import FedbenchError
+from fedbench.prepare import image_size_for
+from fedbench.spec import RunSpec
 from fedbench.types import Dataset, TensorImages
 
 
@@ -253,6 +255,77 @@ def test_layout_can_be_forced(load, tmp_path):
     assert "has no folder 'train', only 'photo', 'sketch'" in error_of(load, "imagefolder:art?layout=split")
 
 
+VLCS = [f"{domain}/{split}" for domain in ("CALTECH", "SUN") for split in ("crossval", "full", "test", "train")]
+
+
+def test_splits_within_domains_are_splits_and_no_classes(load, tmp_path):
+    write_folder(tmp_path / "VLCS", VLCS, ["0_bird", "1_car"])
+    data = load("imagefolder:VLCS")
+    assert data.classnames == ("bird", "car") and data.domain_names == ("CALTECH", "SUN")
+    for split in (data.train, data.test):
+        assert split.labels.tolist() == [0, 0, 1, 1] * 2 and split.domains.tolist() == [0] * 4 + [1] * 4
+    # four pictures per folder in the order of VLCS: what is in full or crossval alone is in no split
+    for split, first in ((data.train, (12, 28)), (data.test, (8, 24))):
+        expected = np.stack([channels_first(number + more) for number in first for more in range(4)])
+        assert np.array_equal(split.images.read(torch.arange(8)).numpy(), expected)
+    tar_of(tmp_path / "VLCS", tmp_path / "VLCS.tar", prefix="./data/VLCS/")
+    assert load("imagefolder:VLCS.tar").content_hash == data.content_hash
+
+
+def test_one_domain_of_splits_is_read_alike(load, tmp_path):
+    write_folder(tmp_path / "CALTECH", ["crossval", "full", "test", "train"], ["bird", "car"])
+    data = load("imagefolder:CALTECH")
+    assert data.classnames == ("bird", "car") and data.domain_names == ()
+    assert torch.equal(data.train.images.read(torch.tensor([0]))[0], torch.from_numpy(channels_first(12)))
+    assert torch.equal(data.test.images.read(torch.tensor([0]))[0], torch.from_numpy(channels_first(8)))
+
+
+def test_validation_within_domains_stands_in_for_a_missing_test_split(load, tmp_path):
+    write_folder(tmp_path / "office_home_dg", ["art/train", "art/val", "clipart/train", "clipart/val"], ["Mug", "TV"])
+    data = load("imagefolder:office_home_dg")
+    assert data.domain_names == ("art", "clipart") and (len(data.train), len(data.test)) == (8, 8)
+    write_folder(tmp_path / "whole", ["art/full", "clipart/full"], ["Mug", "TV"])
+    data = load("imagefolder:whole")
+    assert data.test is None and data.classnames == ("mug", "TV") and len(data.train) == 8
+
+
+def test_a_class_may_be_called_train(load, tmp_path):
+    write_folder(tmp_path / "DomainNet", ["clipart", "sketch"], ["train", "bus"])
+    assert load("imagefolder:DomainNet").classnames == ("bus", "train")
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (["a/train/dog/1", "a/test/dog/1", "b/dog/1"], "'b/dog/1.png' as domain/class/image; keep one"),
+        (
+            ["a/train/dog/1", "a/test/dog/1", "b/extra/dog/1"],
+            "'a/test/dog/1.png' reads as domain/split/class/image and",
+        ),
+        (["train/dog/1", "test/dog/1", "extra/dog/1"], "holds the splits test, train and, beside them, extra; type"),
+        (["a/train/dog/1", "a/test/1", "b/train/dog/1"], "'a/test/1.png' lies in a split of a domain, but in no class"),
+        (["a/train/dog/1", "a/test/1", "b/train/dog/1"], "in no class folder, unlike 'a/train/dog/1.png'"),
+        (["a/train/1", "b/test/1"], "'a/train/1.png' lies in a split of a domain, but in no class folder; expected"),
+        (["a/train/dog/1", "a/test/dog/1", "b/train/dog/1"], "the domain 'b' has no images in the split 'test'"),
+        (["train/images/1", "test/images/2"], "has no folder 'train', only images without labels; rename one, or type"),
+        (["a/test/dog/1", "b/test/dog/1"], "has no folder 'train' in its domains, only 'test'; rename one."),
+        (["a/images/cat/1", "a/images/dog/1", "b/images/cat/1"], "'a/images/cat/1.png' and 'a/images/dog/1.png'"),
+        (["train/a/cat/1", "train/a/dog/1", "test/b/cat/1"], "'train/a/cat/1.png' and 'train/a/dog/1.png'"),
+        (
+            ["a/dog/1", "a/dog/more/2", "b/dog/1"],
+            "which folders are the classes of 'a/dog/1.png' and 'a/dog/more/2.png'",
+        ),
+        (["a/dog/1", "b/images/dog/2"], "which folders are the classes of 'a/dog/1.png' and 'b/images/dog/2.png'"),
+    ],
+)
+def test_folders_that_read_in_two_ways_are_refused(load, tmp_path, files, says):
+    for number, file in enumerate(files):
+        (tmp_path / "d" / file).parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(tmp_path / "d" / f"{file}.png")
+    message = error_of(load, "imagefolder:d")
+    assert says in message and str(tmp_path / "d") in message
+
+
 def test_tiny_imagenet_labels_its_validation_images_in_a_file(load, tmp_path):
     root = write_folder(tmp_path / "tiny", ["train"], ["n01", "n02"])
     (root / "val" / "images").mkdir(parents=True)
@@ -313,6 +386,41 @@ def test_images_of_differing_sizes_become_224_and_size_forces_another(load, tmp_
     assert load("imagefolder:d").train.images.read(torch.tensor([0])).shape == (1, 3, 224, 224)
     assert load("imagefolder:d?size=16").train.images.read(torch.tensor([7])).shape == (1, 3, 16, 16)
     assert "option size='7' is not a whole number from 8" in error_of(load, "imagefolder:d?size=7")
+
+
+def test_images_of_differing_sizes_follow_the_backbone_and_others_stay(load, tmp_path):
+    write_folder(tmp_path / "d", ["photo"], ["cat", "dog"])
+    write_folder(tmp_path / "d", ["sketch"], ["cat", "dog"], size=(30, 50))
+    write_folder(tmp_path / "same", ["photo", "sketch"], ["cat", "dog"])
+
+    def loaded(name: str, **spec: str) -> Dataset:
+        asked = image_size_for(RunSpec(dataset=f"imagefolder:{name}", **spec))
+        return load_dataset(f"imagefolder:{name}", data_dir=tmp_path, cache_dir=tmp_path / "cache", image_size=asked)
+
+    for backbone, side in (
+        ("clip:embedded", 32), ("clip:ViT-B-32@openai", 224), ("clip:ViT-L-14-336@openai", 336), ("resnet8", 32),
+        ("resnet18", 224), ("resnet18?stem=cifar", 32), ("alexnet?resize=64", 64),
+    ):  # fmt: skip
+        assert loaded("d", backbone=backbone).train.images.read(torch.tensor([0, 7])).shape == (2, 3, side, side)
+        assert loaded("same", backbone=backbone).content_hash == load("imagefolder:same").content_hash
+        assert loaded("d?size=16", backbone=backbone).train.images.read(torch.tensor([0])).shape == (1, 3, 16, 16)
+    # a teacher reads the same images
+    taught = loaded("d", backbone="resnet8", teacher="clip:ViT-B-32@openai")
+    assert taught.content_hash == load("imagefolder:d").content_hash
+    assert image_size_for(RunSpec(dataset="cifar10")) is None
+    assert load("imagefolder:d").shortest_side == load("imagefolder:same").shortest_side == 10
+
+
+def test_scans_of_an_earlier_version_are_read_or_made_again(load, tmp_path):
+    write_folder(tmp_path / "same", ["photo", "sketch"], ["cat", "dog"])
+    load("imagefolder:same")
+    (scan,) = (tmp_path / "cache" / "datasets").glob("scan-*.json")
+    facts = cache.read_json(scan)
+    assert facts.pop("shortest_side") == 10
+    cache.write_json(scan, facts)
+    assert load("imagefolder:same").shortest_side == 10 and cache.read_json(scan) == facts
+    cache.write_json(scan, facts | {"size": None})
+    assert load("imagefolder:same").train.images.read(torch.tensor([0])).shape == (1, 3, 10, 12)
 
 
 def test_splits_of_differing_sizes_are_brought_to_one(load, tmp_path):

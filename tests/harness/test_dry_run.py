@@ -140,6 +140,19 @@ def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 SMALL = ("--set", "rounds=3", "clients=4", "batch_size=8", "--scenario", "iid", "--cache-dir", "cache")
 
 
+def test_enlarged_images_are_told_once(
+    fedbench: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = tiny_dataset().name
+    line = f"images of {name}, the smallest of 32 px, are enlarged to 48 px for convnet?resize=48"
+    larger = ("--method", "fedavg", "--method", "fedprox", *SMALL, "--dry-run")
+    assert fedbench("run", *larger, "--set", "backbone=convnet?resize=48").count(line) == 1
+    assert "enlarged" not in fedbench("run", *larger, "--set", "backbone=convnet")
+    data = replace(tiny_dataset(), shortest_side=20)
+    monkeypatch.setattr("fedbench.cli.plan.load_dataset", lambda *_, **__: data)
+    assert fedbench("run", *larger, "--set", "backbone=convnet").count("of 20 px, are enlarged to 32 px") == 1
+
+
 def test_a_dry_run_encodes_a_few_images_and_leaves_no_file(
     fedbench: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

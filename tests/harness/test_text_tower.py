@@ -12,9 +12,10 @@ from torch.nn.functional import normalize
 
 from fedbench.errors import FedbenchError
 from fedbench.models import load_backbone
+from fedbench.models.clip import class_vectors
 from fedbench.models.grammar import parse_backbone
 from fedbench.models.nets import build_body
-from fedbench.models.text import class_text, text_vectors
+from fedbench.models.text import class_text, sentence_features, text_vectors, transformers_encoder
 from fedbench.models.text_tower import text_tower
 from fedbench.spec import RunSpec
 from fedbench.tasks import ModelSetup
@@ -71,6 +72,69 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.default_generator.manual_seed(0)
         BertModel(BertConfig(**TEXT)).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module", params=["siglip", "siglip2"])
+def siglip(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a SigLIP of random weights for texts of 32 tokens; its tokenizer knows no length of its own."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast, Siglip2Config, Siglip2Model, SiglipConfig, SiglipModel
+
+    folder = tmp_path_factory.mktemp(request.param)
+    words = Tokenizer(models.Unigram())
+    words.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<pad>", "<eos>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=40, special_tokens=special, unk_token="<unk>", show_progress=False)
+    words.train_from_iterator(["a photo of a cat", "a photo of a bird", "a hedgehog"] * 5, trainer)
+    words.post_processor = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    text = {
+        **shape, "vocab_size": 40, "bos_token_id": 1, "eos_token_id": 1, "max_position_embeddings": 32,
+        "projection_size": 8,
+    }  # fmt: skip
+    of_kind = {"siglip": (SiglipModel, SiglipConfig), "siglip2": (Siglip2Model, Siglip2Config)}
+    model, config = of_kind[request.param]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        model(config(text_config=text, vision_config=shape)).save_pretrained(folder)
+    return folder
+
+
+def test_texts_for_siglip_are_padded_to_full_length_without_a_mask(siglip: Path) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    name, names = f"text:hf/{siglip}", ("cat", "bird", "a photo of a hedgehog")
+    vectors = text_vectors(name, names, ("a {}",), seed=0)
+    for index, own in enumerate(names):
+        alone = text_vectors(name, (own,), ("a {}",), seed=0)
+        torch.testing.assert_close(vectors[index : index + 1], alone, rtol=0, atol=1e-6)
+
+    model, tokenizer = AutoModel.from_pretrained(siglip).eval(), AutoTokenizer.from_pretrained(siglip)
+    texts = [f"a {own}" for own in names]
+    padded = tokenizer(texts, padding="max_length", max_length=32, return_attention_mask=False, return_tensors="pt")
+    assert padded["input_ids"].shape == (3, 32) and tokenizer.model_max_length > 10**9
+    with torch.no_grad():
+        expected = model.get_text_features(input_ids=padded["input_ids"]).pooler_output
+    assert torch.equal(vectors, class_vectors(expected, 3))
+    made = setup(name)
+    tower = text_tower(made, TEMPLATES)
+    with torch.no_grad():
+        torch.testing.assert_close(tower.vectors(tower.weights), class_text(made, TEMPLATES), rtol=0, atol=1e-6)
+
+
+def test_a_model_without_one_vector_per_text_is_refused(bert: Path) -> None:
+    class Flava(torch.nn.Module):
+        name_or_path = "flava"
+        config = transformers_encoder(f"text:hf/{bert}")[1].config
+
+        def get_text_features(self, input_ids: Tensor, **_: Tensor) -> Tensor:
+            return torch.zeros(*input_ids.shape, 6)
+
+    with pytest.raises(FedbenchError, match=r"'flava' \(Flava\) gives features of shape \(2, 5, 6\), not one vector"):
+        sentence_features(Flava(), {"input_ids": torch.zeros(2, 5, dtype=torch.int64)})
 
 
 def test_a_two_tower_model_gives_its_projected_first_token(align: Path) -> None:

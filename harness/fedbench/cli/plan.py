@@ -17,7 +17,7 @@ from fedbench.executors.cohort import MEMORY
 from fedbench.expand import expand, narrowed, single
 from fedbench.hookspecs import RunInfo
 from fedbench.memory import Measured, Memory, measure, memory_of
-from fedbench.prepare import Run, Settings, backbone_for, prepare
+from fedbench.prepare import Run, Settings, backbone_for, enlargement, image_size_for, prepare
 from fedbench.private import shared
 from fedbench.resolve import Overrides, parse_assignment
 from fedbench.spec import RunSpec
@@ -140,24 +140,30 @@ def plan(
 def _planned(
     suite: Suite, rows: Sequence[tuple[RunSpec, ...]], settings: Settings, dry: bool
 ) -> Iterator[PlannedRow | FailedRow | RefusedRow]:
-    datasets: dict[str, Dataset] = {}
+    datasets: dict[tuple[str, int | None], Dataset] = {}
     backbones: dict[tuple[str, ...], Backbone] = {}
+    enlarged = {""}
     seen = _Seen()
     for row in rows:
         spec = row[0]
-        name, key = spec.dataset, _backbone_key(spec)
+        key = _backbone_key(spec)
         try:
-            if name not in datasets:
-                datasets[name] = load_dataset(name, data_dir=settings.data_dir, cache_dir=settings.cache_dir)
+            name, size = data = spec.dataset, image_size_for(spec)
+            if data not in datasets:
+                folders = {"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}
+                datasets[data] = load_dataset(name, **folders, image_size=size)
             if key not in backbones:
-                backbones[key] = backbone_for(spec, datasets[spec.dataset], settings)
+                backbones[key] = backbone_for(spec, datasets[data], settings)
+            if (line := enlargement(datasets[data], backbones[key])) not in enlarged:
+                enlarged.add(line)
+                say(line)
         except FedbenchError as error:
             raise FedbenchError(f"row {spec.title!r}: {error} Nothing was run.") from error
         except Exception as error:
             error.add_note(f"while preparing row {spec.title!r}; nothing was run")
             raise
         try:
-            run = prepare(spec, settings, dataset=datasets[name], backbone=backbones[key], encode_all=not dry)
+            run = prepare(spec, settings, dataset=datasets[data], backbone=backbones[key], encode_all=not dry)
         except FedbenchError as error:
             refused = RefusedRow(row, error)
             if not is_added(suite, spec.method) or not refused.runs_elsewhere(rows):

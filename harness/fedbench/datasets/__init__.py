@@ -6,6 +6,7 @@ A name is ``scheme[:location][?option=value&...]``. Each scheme is one module of
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from fedbench.datasets.names import Source, parse_name
 if TYPE_CHECKING:
     from fedbench.types import Dataset
 
-__all__ = ["dataset_names", "load_dataset"]
+__all__ = ["dataset_names", "load_dataset", "takes_image_size"]
 
 TORCHVISION, BELOW = "torchvision_layout", "in torchvision's layout below --data-dir; ?download=true fetches it"
 
@@ -30,7 +31,7 @@ SOURCES = {
     "fashion-mnist": Source(TORCHVISION, f"Fashion-MNIST {BELOW}", options=("download",)),
     "imagefolder": Source(
         "imagefolder",
-        "a folder or .tar of domain/class/* (PACS, VLCS, Office-Home) or split/class/* (CINIC-10, Tiny-ImageNet)",
+        "a folder or .tar of domain/class/* (PACS), split/class/* (CINIC-10) or domain/split/class/* (VLCS)",
         options=("layout", "size", "classnames"),
         location="PATH",
     ),
@@ -54,12 +55,19 @@ def dataset_names() -> dict[str, str]:
     return {source.usage(scheme): source.description for scheme, source in SOURCES.items()}
 
 
-def load_dataset(name: str, *, data_dir: Path, cache_dir: Path) -> Dataset:
+def takes_image_size(name: str) -> bool:
+    """Whether ``load_dataset`` may need to know which size the images are for: its files may differ in it."""
+    asked = parse_name(name, SOURCES)
+    return "size" in SOURCES[asked.scheme].options and "size" not in asked.options
+
+
+def load_dataset(name: str, *, data_dir: Path, cache_dir: Path, image_size: int | None = None) -> Dataset:
     """The data set called ``name``, see ``dataset_names``.
 
     Paths in the name are taken as typed where they exist, else below ``data_dir``. What was rendered or decoded once
-    is kept in ``cache_dir``.
+    is kept in ``cache_dir``. Images of differing sizes are brought to ``image_size`` pixels square (224 where it is
+    None), unless the name says a size; images that share one keep it.
     """
-    asked = parse_name(name, SOURCES)
+    asked = replace(parse_name(name, SOURCES), image_size=image_size)
     dataset: Dataset = import_module(f"fedbench.datasets.{asked.module}").load(asked, data_dir, cache_dir)
     return dataset

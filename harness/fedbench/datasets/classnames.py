@@ -40,6 +40,12 @@ WORDS = {
     # DomainNet, the ten classes used in federated learning
     "ice_cream": "ice cream",
     "wine_glass": "wine glass",
+    # VLCS, in Dassl's copy
+    "0_bird": "bird",
+    "1_car": "car",
+    "2_chair": "chair",
+    "3_dog": "dog",
+    "4_person": "person",
     # Office-Home
     "Alarm_Clock": "alarm clock",
     "Backpack": "backpack",

@@ -22,6 +22,7 @@ def dataset(
     test: Split | None,
     domain_names: tuple[str, ...] = (),
     list_groups: Mapping[str, tuple[int, ...]] | None = None,
+    shortest_side: int | None = None,
 ) -> Dataset:
     """A ``Dataset`` whose content hash covers images, labels, domains, class names and groups of both splits.
 
@@ -39,7 +40,7 @@ def dataset(
         digest.update(split.images.content_hash().encode())
         for index in (split.labels, split.domains):
             digest.update(b"none" if index is None else index.contiguous().numpy().tobytes())
-    return Dataset(name, classnames, train, test, digest.hexdigest(), domain_names, groups)
+    return Dataset(name, classnames, train, test, digest.hexdigest(), domain_names, groups, shortest_side)
 
 
 def _check(name: str, what: str, index: Tensor, names: int, images: int) -> None:

@@ -113,9 +113,10 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
 
     roots = [Path(os.path.realpath(root)) for root in (folder, cache_dir / "huggingface", HF_HUB_CACHE) if root]
     encoded = [_images(splits[name], f"{asked.location}: {name}", columns, roots) for name in chosen]
-    images = load_images(encoded, asked.size(), cache_dir)
+    images, shortest = load_images(encoded, asked, cache_dir)
     parts = [Split(images_of, labels[name], domains.get(name)) for images_of, name in zip(images, chosen, strict=True)]
-    return dataset(asked.text, classnames, parts[0], parts[1] if len(parts) == 2 else None, tuple(domain_names))
+    official = parts[1] if len(parts) == 2 else None
+    return dataset(asked.text, classnames, parts[0], official, tuple(domain_names), shortest_side=shortest)
 
 
 def _local(location: str, data_dir: Path) -> Path | None:

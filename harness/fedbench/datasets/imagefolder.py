@@ -1,10 +1,14 @@
-"""``imagefolder:PATH``: a folder or uncompressed .tar of ``domain/class/*`` or ``split/class/*`` images.
+"""``imagefolder:PATH``: a folder or uncompressed .tar of ``domain/class/*``, ``split/class/*`` or
+``domain/split/class/*`` images.
 
-Which of the two is seen from the top folders: where all are called train, test, val or valid they are splits, else
-domains (and there is no official test split). With both a test and a validation folder, test is the test split and
-validation is left out. Single folders around everything are skipped. Options: ``layout=domain|split`` decides it by
-hand; ``size=N`` brings images to N x N, by default they keep the size they share, or become 224 x 224 where sizes
-differ; ``classnames=FILE`` gives the classes' words, as does ``classnames.json`` at the top of the data.
+Which of them is seen from the folders. Where all top folders are called train, test, val (valid, validation, crossval)
+or full they are splits, else domains; where all folders below the domains are called so, these are splits, else
+classes (and there is no official test split). Of the splits, train is trained on and test tested on. Validation is
+tested on where there is no test, else left out: it may overlap with train. ``full`` is all of the others together and
+read only where it stands alone. Single folders around everything are skipped. Options: ``layout=domain|split`` says by
+hand what the top folders are; ``size=N`` brings images to N x N, by default they keep the size they share, or are
+brought to the one that the run's backbone takes where sizes differ; ``classnames=FILE`` gives the classes' words, as
+does ``classnames.json`` at the top of the data.
 
 Tiny-ImageNet's own files are understood: ``val_annotations.txt`` in place of class folders, ``words.txt`` for words,
 and a test folder without labels, which is passed over.
@@ -13,8 +17,8 @@ and a test folder without labels, which is passed over.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,79 +33,146 @@ from fedbench.types import Dataset, Split
 
 log = logging.getLogger(__name__)
 
-TRAIN, TESTS = "train", ("test", "val", "valid", "validation")
-SPLITS = {TRAIN, *TESTS}
+TRAIN, WHOLE, TESTS = "train", "full", ("test", "val", "valid", "validation", "crossval")
+SPLITS = {TRAIN, WHOLE, *TESTS}
 UNLABELLED = {"images"}
 """The only folder in Tiny-ImageNet's splits without class folders."""
-LAYOUTS = "domain/class/image or train/class/image and test/class/image"
+LAYOUTS = "domain/class/image, train/class/image and test/class/image, or domain/train/class/image and so on"
 
 
 @dataclass(frozen=True, order=True)
 class Entry:
-    """One image: its domain or split, its raw class name, its file."""
+    """One image: its domain and split ("" where there is none), its raw class name, its file."""
 
-    group: str
+    domain: str
+    split: str
     label: str
     name: str
 
 
 def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
-    """The images of the folder or archive, sorted by domain or split, class, and file name."""
+    """The images of the folder or archive, each split sorted by domain, class, and file name."""
     tree = open_tree(find(asked.location, data_dir, "image folder"))
-    top, entries = _entries(tree)
-    groups = sorted({entry.group for entry in entries})
-    layout = asked.choice("layout", ("domain", "split"))
-    if layout is None:
-        layout = "split" if {group.lower() for group in groups} <= SPLITS else "domain"
-    if layout == "split":
+    top, entries = _entries(tree, asked.choice("layout", ("domain", "split")))
+    if not entries[0].domain:
         entries = _annotated(tree, top, entries)
-        groups = _train_and_test(tree.root, sorted({entry.group for entry in entries}))
-        entries = [entry for entry in entries if entry.group in groups]
-    raw = sorted({entry.label for entry in entries})
-    _tell_missing(tree.root, entries, groups, raw)
+    chosen = _train_and_test(tree.root, entries)
+    read = [entry for part in chosen for entry in part]
+    raw = sorted({entry.label for entry in read})
+    domains = sorted({entry.domain for entry in read if entry.domain})
+    _tell_missing(tree.root, read, raw)
     classnames = words_for(raw, repr(asked.location), _own_words(asked, data_dir, tree, top, raw))
 
-    chosen = [sorted(entries)]
-    if layout == "split":
-        chosen = [[entry for entry in chosen[0] if entry.group == group] for group in groups]
-    images = load_images(
-        [TreeImages(tree, tuple(entry.name for entry in part)) for part in chosen], asked.size(), cache_dir
-    )
-    label_of, group_of = ({name: index for index, name in enumerate(names)} for names in (raw, groups))
-    labels = [torch.tensor([label_of[entry.label] for entry in part]) for part in chosen]
-    if layout == "domain":
-        domains = torch.tensor([group_of[entry.group] for entry in chosen[0]])
-        return dataset(asked.text, classnames, Split(images[0], labels[0], domains), None, tuple(groups))
-    splits = [Split(*part) for part in zip(images, labels, strict=True)]
-    return dataset(asked.text, classnames, splits[0], splits[1] if len(splits) == 2 else None)
+    encoded = [TreeImages(tree, tuple(entry.name for entry in part)) for part in chosen]
+    images, shortest = load_images(encoded, asked, cache_dir)
+    label_of, domain_of = ({name: index for index, name in enumerate(names)} for names in (raw, domains))
+    splits = [
+        Split(
+            images[number],
+            torch.tensor([label_of[entry.label] for entry in part]),
+            torch.tensor([domain_of[entry.domain] for entry in part]) if domains else None,
+        )
+        for number, part in enumerate(chosen)
+    ]
+    test = splits[1] if len(splits) == 2 else None
+    return dataset(asked.text, classnames, splits[0], test, tuple(domains), shortest_side=shortest)
 
 
-def _entries(tree: FileTree) -> tuple[str, list[Entry]]:
-    """The folders around everything ("" where there are none), and all images as domain-or-split, class, file."""
+def _entries(tree: FileTree, layout: str | None) -> tuple[str, list[Entry]]:
+    """The folders around everything ("" where there are none), and all images as domain, split, class, file."""
     images = [name for name in tree.names if is_image(name)]
     if not images:
         raise FedbenchError(f"{str(tree.root)!r} holds no images; expected {LAYOUTS}.")
-    split = [name.split("/") for name in images]
+    paths = [name.split("/") for name in images]
     top = ""
-    while len({parts[0] for parts in split}) == 1 and min(map(len, split)) >= 4 and split[0][0].lower() not in SPLITS:
-        top += split[0][0] + "/"
-        split = [parts[1:] for parts in split]
-    for name, parts in zip(images, split, strict=True):
+    while len({parts[0] for parts in paths}) == 1 and min(map(len, paths)) >= 4 and paths[0][0].lower() not in SPLITS:
+        top += paths[0][0] + "/"
+        paths = [parts[1:] for parts in paths]
+    for name, parts in zip(images, paths, strict=True):
         if len(parts) < 3:
             raise FedbenchError(
                 f"{str(tree.root)!r}: the image {name!r} lies outside of {LAYOUTS}; move or delete it, or name the "
                 "folder that holds the domains or splits."
             )
-    return top, [Entry(parts[0], parts[1], name) for name, parts in zip(images, split, strict=True)]
+    if layout is None:
+        splits, others = _splits_and_others(parts[0] for parts in paths)
+        if splits and others:
+            raise FedbenchError(
+                f"{str(tree.root)!r} holds the splits {', '.join(splits)} and, beside them, {', '.join(others)}; type "
+                "?layout=split to read the splits only, or ?layout=domain if all of them are domains."
+            )
+        layout = "split" if splits else "domain"
+    if layout == "split":
+        entries = [Entry("", parts[0], parts[1], name) for name, parts in zip(images, paths, strict=True)]
+    elif _has_splits(tree.root, images, paths):
+        entries = [Entry(parts[0], parts[1], parts[2], name) for name, parts in zip(images, paths, strict=True)]
+    else:
+        entries = [Entry(parts[0], "", parts[1], name) for name, parts in zip(images, paths, strict=True)]
+    _refuse_deeper(tree.root, top, entries)
+    return top, entries
+
+
+def _splits_and_others(folders: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Which folders of one level are called as splits are, and which not; no splits where the former is by chance.
+
+    A class may be called train (DomainNet), but not one of the same data test.
+    """
+    found = sorted(set(folders))
+    splits = [folder for folder in found if folder.lower() in SPLITS]
+    others = [folder for folder in found if folder.lower() not in SPLITS]
+    called = {folder.lower() for folder in splits}
+    return (splits, others) if not others or (TRAIN in called and len(called) > 1) else ([], found)
+
+
+def _has_splits(root: Path, images: Sequence[str], paths: Sequence[Sequence[str]]) -> bool:
+    """Whether the folders below the domains are splits; FedbenchError where only some are."""
+    splits, others = _splits_and_others(parts[1] for parts in paths)
+    if not splits:
+        return False
+    if others:
+        by_folder = {parts[1]: name for name, parts in zip(images, paths, strict=True)}
+        raise FedbenchError(
+            f"{str(root)!r}: {by_folder[splits[0]]!r} reads as domain/split/class/image and {by_folder[others[0]]!r} "
+            "as domain/class/image; keep one of the two, or move the other out of the folder."
+        )
+    flat = [name for name, parts in zip(images, paths, strict=True) if len(parts) == 3]
+    if flat:
+        deep = [name for name, parts in zip(images, paths, strict=True) if len(parts) > 3]
+        beside = f", unlike {deep[0]!r}" if deep else ""
+        raise FedbenchError(
+            f"{str(root)!r}: {flat[0]!r} lies in a split of a domain, but in no class folder{beside}; expected "
+            "domain/split/class/image."
+        )
+    return True
+
+
+def _refuse_deeper(root: Path, top: str, entries: Sequence[Entry]) -> None:
+    """FedbenchError where a class folder holds several folders of images, or images lie at several depths of a split.
+
+    What is read as classes may then be none (``domain/images/class``, ``split/domain/class``). One folder in every
+    class, as Tiny-ImageNet's ``images``, is passed over; splits may differ in it.
+    """
+    first: dict[str, tuple[list[str], str]] = {}
+    for entry in entries:
+        parts = entry.name.removeprefix(top).split("/")
+        levels = 3 if entry.domain and entry.split else 2
+        inside = parts[levels:-1]
+        for place, below in (("/".join(parts[:levels]), inside), (entry.split, ["*"] * len(inside))):
+            expected, other = first.setdefault(place, (below, entry.name))
+            if below != expected:
+                raise FedbenchError(
+                    f"{str(root)!r}: it is not clear which folders are the classes of {other!r} and {entry.name!r}; "
+                    f"expected {LAYOUTS}, so move the images to where each class is one folder."
+                )
 
 
 def _annotated(tree: FileTree, top: str, entries: Sequence[Entry]) -> list[Entry]:
     """Entries with Tiny-ImageNet's val labels from their file, and without splits that have no labels."""
     known = set(tree.names)
     kept = []
-    for group in sorted({entry.group for entry in entries}):
-        mine = [entry for entry in entries if entry.group == group]
-        file = f"{top}{group}/{group}_annotations.txt"
+    for split in sorted({entry.split for entry in entries}):
+        mine = [entry for entry in entries if entry.split == split]
+        file = f"{top}{split}/{split}_annotations.txt"
         if file in known:
             rows = [line.split("\t") for line in tree.read(file).decode(errors="replace").splitlines()]
             labels = {row[0]: row[1] for row in rows if len(row) > 1}
@@ -109,24 +180,48 @@ def _annotated(tree: FileTree, top: str, entries: Sequence[Entry]) -> list[Entry
                 label = labels.get(Path(entry.name).name)
                 if label is None:
                     raise FedbenchError(f"{str(tree.root)!r}: {file!r} has no line for the image {entry.name!r}.")
-                kept.append(Entry(group, label, entry.name))
+                kept.append(replace(entry, label=label))
         elif {entry.label for entry in mine} != UNLABELLED:
             kept += mine
     return kept
 
 
-def _train_and_test(root: Path, groups: Sequence[str]) -> list[str]:
-    by_name = {group.lower(): group for group in groups}
-    if TRAIN not in by_name:
-        found = ", ".join(repr(group) for group in groups)
-        raise FedbenchError(f"{str(root)!r} has no folder 'train', only {found}; rename one, or type ?layout=domain.")
-    return [by_name[TRAIN], *[by_name[name] for name in TESTS if name in by_name][:1]]
+def _train_and_test(root: Path, entries: Sequence[Entry]) -> list[list[Entry]]:
+    """The images to train on and, where there are any, those to test on, sorted; other splits are left out."""
+    by_split: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_split.setdefault(entry.split.lower(), []).append(entry)
+    roles = [*by_split]
+    if roles not in ([""], [WHOLE]):
+        if TRAIN not in by_split:
+            found = (
+                ", ".join(repr(name) for name in sorted({entry.split for entry in entries})) or "images without labels"
+            )
+            where = " in its domains" if any(entry.domain for entry in entries) else ""
+            forced = "" if where else ", or type ?layout=domain"
+            raise FedbenchError(f"{str(root)!r} has no folder 'train'{where}, only {found}; rename one{forced}.")
+        roles = [TRAIN, *[name for name in TESTS if name in by_split][:1]]
+    left_out = sorted(set(by_split) - set(roles))
+    if left_out:
+        log.info("%s: read are %s; left out are %s", root, " and ".join(roles), " and ".join(left_out))
+    domains = sorted({entry.domain for entry in entries})
+    for role in roles:
+        lacking = sorted(set(domains) - {entry.domain for entry in by_split[role]})
+        if lacking:
+            raise FedbenchError(
+                f"{str(root)!r}: the domain {lacking[0]!r} has no images in the split {role!r}, which others have; "
+                "complete the copy, or give all domains the same splits."
+            )
+    return [sorted(by_split[role]) for role in roles]
 
 
-def _tell_missing(root: Path, entries: Sequence[Entry], groups: Sequence[str], raw: Sequence[str]) -> None:
+def _tell_missing(root: Path, entries: Sequence[Entry], raw: Sequence[str]) -> None:
     """Say which classes a domain or split lacks. That is allowed: the class list is that of all of them together."""
-    present = {(entry.group, entry.label) for entry in entries}
-    missing = [f"{group}/{label}" for group in groups for label in raw if (group, label) not in present]
+    present = {(entry.domain, entry.split, entry.label) for entry in entries}
+    places = sorted({place[:2] for place in present})
+    missing = [
+        "/".join(filter(None, (*place, label))) for place in places for label in raw if (*place, label) not in present
+    ]
     if missing:
         shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         log.warning("%s has no images in %s; check that the copy is complete.", root, shown)

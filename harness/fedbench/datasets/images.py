@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbench.datasets.cache import read_json, stored, write_json
+from fedbench.datasets.names import DatasetName
 from fedbench.errors import FedbenchError
 from fedbench.types import ImageSource, Tensors
 
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 MEMORY_LIMIT = 512 * 2**20
 """Decoded bytes up to which a split is kept in memory."""
 DEFAULT_SIZE = 224
-"""The side in pixels that images of differing sizes are brought to, CLIP's usual input."""
+"""The side in pixels that images of differing sizes are brought to where nothing says which: CLIP's usual input."""
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Pillow tells formats by content and would hand some to other programs (EPS to Ghostscript); these it reads itself."""
 DECODING_VERSION = 1
@@ -67,6 +68,8 @@ class Scan:
     size: tuple[int, int] | None
     checksums: tuple[int, ...]
     """CRC-32 of each file: what is read later is held against it, since most image formats hold no checksum."""
+    shortest_side: int
+    """Of all images, in pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,15 +103,22 @@ class ImageFiles:
         return hashlib.sha256(f"{self.digest} {self.size} {DECODING_VERSION}".encode()).hexdigest()
 
 
-def load_images(splits: Sequence[EncodedImages], size: int | None, cache_dir: Path) -> list[ImageSource]:
-    """The images of all splits at ``size`` x ``size``; without it, at the size all share, else at 224 x 224."""
+def load_images(splits: Sequence[EncodedImages], asked: DatasetName, cache_dir: Path) -> tuple[list[ImageSource], int]:
+    """The images of all splits, and the shortest side in pixels that one of their files has.
+
+    They are brought to the size that the name says, in both directions; without it, they are at the size that all
+    share, else at the one they are loaded for.
+    """
     found = [scan(encoded, cache_dir) for encoded in splits]
     shared = {each.size for each in found}
-    target = (size, size) if size else (shared.pop() if len(shared) == 1 else None) or (DEFAULT_SIZE, DEFAULT_SIZE)
-    return [
+    target = shared.pop() if len(shared) == 1 else None
+    if target is None or asked.size():
+        target = (asked.size() or asked.image_size or DEFAULT_SIZE,) * 2
+    images = [
         _kept_or_lazy(ImageFiles(encoded, target, each.digest, each.checksums), cache_dir)
         for encoded, each in zip(splits, found, strict=True)
     ]
+    return images, min(each.shortest_side for each in found)
 
 
 def _kept_or_lazy(files: ImageFiles, cache_dir: Path) -> ImageSource:
@@ -127,10 +137,12 @@ def scan(encoded: EncodedImages, cache_dir: Path) -> Scan:
     """Read every file once; the result is kept until a file's name, size or time of change differs."""
     key = hashlib.sha256(f"{_SCAN_VERSION} {encoded.stamp()}".encode(errors="surrogateescape")).hexdigest()
     file = cache_dir / "datasets" / f"scan-{key[:32]}.json"
-    if file.exists():
-        kept = read_json(file)
+    kept = read_json(file) if file.exists() else {}
+    # files of earlier versions do not say the shortest side where images differ in size
+    shortest = kept.get("shortest_side") or min(kept.get("size") or [0])
+    if shortest:
         size = kept["size"]
-        return Scan(kept["digest"], None if size is None else (size[0], size[1]), tuple(kept["checksums"]))
+        return Scan(kept["digest"], None if size is None else (size[0], size[1]), tuple(kept["checksums"]), shortest)
     log.info("reading %s images once for their checksum", f"{len(encoded):,}")
     digest, sizes, checksums = hashlib.sha256(), set(), []
     for index in range(len(encoded)):
@@ -138,7 +150,8 @@ def scan(encoded: EncodedImages, cache_dir: Path) -> Scan:
         digest.update(struct.pack("<q", len(data)) + data)
         checksums.append(zlib.crc32(data))
         sizes.add(_size(data, encoded.name(index)))
-    found = Scan(digest.hexdigest(), sizes.pop() if len(sizes) == 1 else None, tuple(checksums))
+    shared = next(iter(sizes)) if len(sizes) == 1 else None
+    found = Scan(digest.hexdigest(), shared, tuple(checksums), min(map(min, sizes)))
     write_json(file, asdict(found))
     return found
 

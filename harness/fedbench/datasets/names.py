@@ -35,6 +35,8 @@ class DatasetName:
     location: str
     options: Mapping[str, str]
     module: str
+    image_size: int | None = None
+    """The side in pixels that images of differing sizes are brought to where no option says it; None: the usual one."""
 
     def choice(self, option: str, choices: Sequence[str]) -> str | None:
         """The value of ``option``, one of ``choices``; None where it is not given."""

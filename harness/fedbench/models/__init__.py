@@ -38,6 +38,21 @@ def load_backbone(name: str, *, data_dir: Path, seed: int, image_size: tuple[int
     return load_cnn(asked, seed, image_size)
 
 
+def image_size_of(name: str) -> int | None:
+    """The side in pixels of the square images that the backbone called ``name`` is made for.
+
+    Nothing is loaded for it. None where the name says no size and is unknown; ``load_backbone`` says what is wrong.
+    """
+    asked = parse_backbone(name)
+    if asked.family == "clip":
+        from fedbench.models.checkpoints import clip_image_size
+
+        return clip_image_size(asked.arch)
+    from fedbench.models.cnn import cnn_image_size
+
+    return cnn_image_size(asked)
+
+
 def backbone_names() -> dict[str, str]:
     """How backbones are written, and what each is."""
     return {"clip:embedded": EMBEDDED, **{family.form: family.meaning for family in FAMILIES.values()}}

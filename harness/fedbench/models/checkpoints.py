@@ -16,6 +16,7 @@ from typing import Any
 import open_clip
 import torch
 from huggingface_hub import constants, try_to_load_from_cache
+from open_clip.model import CLIPVisionCfg
 from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
 
 from fedbench.errors import FedbenchError, unknown_name
@@ -70,6 +71,14 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
     file = _fetch(name, tag, data_dir)
     _check_digest(file, published_digest(file, tag), "delete it and run again, and it is downloaded anew")
     return _build(name, file, tag, quick_gelu=quick_gelu_for(name.arch, tag))
+
+
+def clip_image_size(arch: str) -> int | None:
+    """The side in pixels of the images that an architecture takes, without its weights; None where it is unknown."""
+    own = EMBEDDED_DIR / "embedded.json"
+    is_own = arch == "embedded" and own.is_file()
+    config = json.loads(own.read_text()) if is_own else open_clip.get_model_config(arch)
+    return None if config is None else _square(config["vision_cfg"].get("image_size", CLIPVisionCfg.image_size))
 
 
 def quick_gelu_for(arch: str, tag: dict[str, Any]) -> bool:

@@ -30,6 +30,9 @@ Forward = Callable[[Mapping[str, Tensor], Tensor, bool], Outputs]
 # Below these sizes a convolution or pool of the network has nothing left to read.
 _SMALLEST = {"resnet8": 8, "convnet": 16, "fedavg-cnn": 4, "alexnet": 63, "vgg11": 32, "resnet18": 32, "resnet50": 32}
 
+_OF_IMAGENET = ("alexnet", "resnet18", "resnet50")
+"""Made for images of 224 px, the others for 32; they take other sizes too."""
+
 
 @dataclass(frozen=True, eq=False)
 class CnnBackbone:
@@ -50,6 +53,11 @@ def default_generator_from(seed: int, purpose: str) -> Iterator[None]:
         # Not torch.manual_seed: that would reseed the accelerators' generators too.
         torch.default_generator.manual_seed(torch_generator(seed, purpose).initial_seed())
         yield
+
+
+def cnn_image_size(name: BackboneName) -> int:
+    """The side in pixels of the images that the network is made for: what it resizes to, else its papers'."""
+    return name.resize or (224 if name.family in _OF_IMAGENET and name.stem != "cifar" else 32)
 
 
 def load_cnn(name: BackboneName, seed: int, image_size: tuple[int, int] | None = None) -> CnnBackbone:

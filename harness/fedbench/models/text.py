@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from fedbench.tasks import ModelSetup
 
 _HF = "text:hf/"
+_FULL_LENGTH = ("siglip_text_model", "siglip2_text_model")
+"""Text towers (``model_type``) that read a text off its last position, which may be padding, and attend to all of it:
+they were trained on texts padded to full length, without a mask."""
 DRAWN = ("random", "orthogonal", "uniform")
 """Vectors without an encoder: neither words nor weights go into them."""
 
@@ -120,19 +123,39 @@ def _orthogonal(count: int, dim: int, seed: int) -> Tensor:
 def _encode(tokenizer: Any, model: Any, texts: list[str]) -> Tensor:
     parts = []
     for start in range(0, len(texts), 64):
-        tokens = tokenizer(texts[start : start + 64], padding=True, truncation=True, return_tensors="pt")
-        parts.append(sentence_features(model, tokens))
+        parts.append(sentence_features(model, tokenised(tokenizer, model, texts[start : start + 64])))
     return torch.cat(parts)
+
+
+def tokenised(tokenizer: Any, model: Any, texts: list[str]) -> Mapping[str, Tensor]:
+    """The texts' tokens (n, l) as ``model`` takes them: padded to the longest text, or to the length it was trained on.
+
+    ``tokenizer`` and ``model`` are those of ``transformers_encoder``.
+    """
+    shape = model.config.get_text_config()
+    if shape.model_type not in _FULL_LENGTH:
+        tokens: Mapping[str, Tensor] = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        return tokens
+    # a tokenizer may know no length of its own; its largest is then a number without meaning
+    length = min(tokenizer.model_max_length, shape.max_position_embeddings)
+    padded = tokenizer(texts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+    return {"input_ids": padded["input_ids"]}
 
 
 def sentence_features(model: Any, tokens: Mapping[str, Tensor]) -> Tensor:
     """Raw features (n, V) of tokenised texts: a two-tower model's own, else the mean of the last layer over the mask.
 
-    ``model`` is a transformers model, ``tokens`` what its tokenizer gave for n texts.
+    ``model`` is a transformers model, ``tokens`` what ``tokenised`` gave for n texts. Raises FedbenchError where the
+    model gives no vector per text.
     """
     if hasattr(model, "get_text_features"):  # ALIGN, CLIP: the projection into the shared space belongs to it
         output = model.get_text_features(**tokens)
         features = output if isinstance(output, Tensor) else output.pooler_output
+        if features.ndim != 2:  # FLAVA gives one vector per token, and which one stands for the text is not ours to say
+            raise FedbenchError(
+                f"text encoder {model.name_or_path!r} ({type(model).__name__}) gives features of shape "
+                f"{tuple(features.shape)}, not one vector per text; choose another text encoder."
+            )
     else:
         hidden = model(**tokens).last_hidden_state
         mask = tokens["attention_mask"].unsqueeze(-1).to(hidden.dtype)

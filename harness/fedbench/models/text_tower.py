@@ -17,7 +17,7 @@ from fedbench.errors import FedbenchError
 from fedbench.models import load_backbone
 from fedbench.models.clip import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
 from fedbench.models.per_thread import per_thread
-from fedbench.models.text import DRAWN, chosen_text_encoder, sentence_features, transformers_encoder
+from fedbench.models.text import DRAWN, chosen_text_encoder, sentence_features, tokenised, transformers_encoder
 from fedbench.types import Tensors
 
 if TYPE_CHECKING:
@@ -102,6 +102,6 @@ def _clip_texts(setup: ModelSetup, name: str, texts: list[str]) -> nn.Module:
 
 def _transformers_texts(setup: ModelSetup, name: str, texts: list[str]) -> nn.Module:
     tokenizer, model = transformers_encoder(name)
-    tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    tokens = tokenised(tokenizer, model, texts)
     device = setup.spec.device
     return _TransformersTexts(model.to(device), {key: value.to(device) for key, value in tokens.items()})
