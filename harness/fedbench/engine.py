@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from fedbench.claims import Claims
 from fedbench.engines import Engine
+from fedbench.engines.forks import quiet_worker
 from fedbench.engines.in_process import InProcess
-from fedbench.engines.processes import Processes, quiet_worker
+from fedbench.engines.processes import Processes
 from fedbench.events import (
     Event,
     Lost,
