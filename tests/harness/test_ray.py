@@ -176,7 +176,7 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     assert outcomes(clustered) == outcomes(alone)
     assert len(outcomes(alone)) == 6
     (retried,) = [event for event in clustered if isinstance(event, RunRetried)]
-    assert retried.spec.method == "waiting" and "died; was it killed" in retried.reason
+    assert retried.spec.method == "waiting" and "was killed by SIGKILL" in retried.reason
     # it went on after the round before the one it was killed in, from the checkpoint of another process
     starts = [e.info.resumed_round for e in clustered if isinstance(e, RunStarted) and e.spec == retried.spec]
     assert starts == [0, 1]
