@@ -90,8 +90,9 @@ FAULTY = (
     WAITING.replace("waiting", "faulty").replace("task.round == 2", "1 / 0").replace('"FEDBENCH_TEST_FOLDER"', '"PATH"')
 )
 SPOILING = WAITING.replace("waiting", "spoiling").replace(
-    "        return average(task)\n",
-    """        answer = average(task)
+    "\n        return average(task)\n",
+    """
+        answer = average(task)
         fedbench.defaults.average = lambda task: {name: value * 0 for name, value in task.weights.items()}
         import torch
         torch.set_default_dtype(torch.float64)
