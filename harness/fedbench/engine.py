@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 from fedbench.claims import Claims
 from fedbench.engines import Engine
+from fedbench.engines.forks import quiet_worker
 from fedbench.engines.in_process import InProcess
-from fedbench.engines.processes import Processes, quiet_worker
+from fedbench.engines.processes import Processes
 from fedbench.events import (
     Event,
     Lost,
@@ -88,7 +89,8 @@ def execute(
 ) -> Generator[Event, None, None]:
     """The events of all runs as they happen; runs interleave.
 
-    Without an ``engine`` they are carried out in this process, or in a pool of ``workers`` where there are several.
+    Without an ``engine`` they are carried out in this process, where a run may change those after it, or, with several
+    ``workers``, each in a process of its own.
     Workers beyond the number of runs train clients of a run side by side. A run that fails yields `RunFailed` and the
     others go on. ``claims`` are held from before a run begins until its last event was taken. Closing the generator
     ends the engine.
@@ -106,7 +108,7 @@ def execute(
 
 
 def engine_for(runs: int, settings: Settings, workers: int) -> Engine:
-    """This process for a single worker or run, else a pool."""
+    """This process, which isolates nothing, for a single worker or run; else a process for each run."""
     settings = with_cores(settings, runs, workers)
     return InProcess(settings) if workers <= 1 or runs <= 1 else Processes(settings, min(workers, runs))
 

@@ -237,7 +237,7 @@ def _weights_hash(backbone: Backbone, model: Model) -> str:
 
 @lru_cache(maxsize=1)
 def _dataset(name: str, data_dir: Path, cache_dir: Path, image_size: int | None) -> Dataset:
-    # The runs of a suite share a data set; a worker process reads it once.
+    # read once for runs in one process: the trials of a worker, and those of the in-process engine
     return load_dataset(name, data_dir=data_dir, cache_dir=cache_dir, image_size=image_size)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fedbench.checkpoint import Checkpoint, Checkpoints
 from fedbench.finetuning import finetuned_metrics
+from fedbench.loaded import NOTHING, Loaded
 from fedbench.metrics import summarise
 from fedbench.prepare import Settings, prepare
 from fedbench.rounds import last_round, rounds
@@ -19,9 +21,11 @@ from fedbench.tasks import RoundRecord, RunResult
 from fedbench.types import Tensors
 
 
-def run_spec(spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()) -> RunResult:
+def run_spec(
+    spec: RunSpec, settings: Settings, listeners: Sequence[object] = (), loaded: Loaded = NOTHING
+) -> RunResult:
     """Run ``spec`` from beginning to end, notifying listeners; the whole job of one cell of a suite."""
-    steps = run_rounds(spec, settings, listeners)
+    steps = run_rounds(spec, settings, listeners, loaded)
     while True:
         try:
             next(steps)
@@ -30,7 +34,7 @@ def run_spec(spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()
 
 
 def run_rounds(
-    spec: RunSpec, settings: Settings, listeners: Sequence[object] = ()
+    spec: RunSpec, settings: Settings, listeners: Sequence[object] = (), loaded: Loaded = NOTHING
 ) -> Generator[RoundRecord, None, RunResult]:
     """`run_spec` a round at a time, so that several runs can go on side by side (the seeds of a tuning trial).
 
@@ -38,7 +42,7 @@ def run_rounds(
     more, and the result is that of a run that never stopped, bit for bit.
     """
     started = time.perf_counter()
-    run = prepare(spec, settings, listeners=listeners)
+    run = prepare(spec, settings, listeners=listeners, dataset=loaded.dataset, backbone=loaded.backbone)
     hooks = run.assembly.notifications
     warnings: list[str] = []
     checkpoints = checkpoints_of(spec.run_id, run.info.data_hash, run.info.weights_hash, settings)
@@ -74,7 +78,8 @@ def run_rounds(
                 checkpoints.save(Checkpoint(state, tuple(records), labels, run.executor.known(), seconds), warn=warn)
         finetuned = finetuned_metrics(run, state) if spec.training.finetune_epochs and state.weights else {}
     except BaseException as error:  # a method may raise SystemExit as well
-        error.add_note(f"{spec.title}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
+        with suppress(TypeError):  # of a method whose errors have notes of another kind
+            BaseException.add_note(error, f"{spec.title}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
         raise
     evaluating = set(run.assembly.owners["evaluate"].split(", "))
     result = RunResult(

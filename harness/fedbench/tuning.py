@@ -20,7 +20,7 @@ from optuna.exceptions import StorageInternalError, TrialPruned
 from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
-from fedbench.engines.processes import quiet_worker
+from fedbench.engines.forks import quiet_worker
 from fedbench.errors import FedbenchError
 from fedbench.pool import context
 from fedbench.prepare import Settings

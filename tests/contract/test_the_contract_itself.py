@@ -168,7 +168,9 @@ def test_the_command_shows_a_line_for_each_check_of_a_plugin_file(tmp_path, monk
     assert done.exit_code == 1
     assert list(lines)[:5] == ["declaration", "hooks", "neutral", "stopped", "bug"]
     assert lines["declaration"] == "passed"
-    assert lines["hooks"].startswith("failed: faulty has a function aggregate, which is the name of a hook, without @hook")
+    assert lines["hooks"].startswith(
+        "failed: faulty has a function aggregate, which is the name of a hook, without @hook"
+    )
     assert lines["neutral"] == "not applicable: no hyper-parameter declares a neutral value"
     assert lines["stopped"].startswith("failed: SystemExit: 0 (test_the_contract_itself.py, line ")
     assert lines["bug"].startswith("failed: KeyError: 'two\\nlines' (")

@@ -89,6 +89,16 @@ class Waiting:
 FAULTY = (
     WAITING.replace("waiting", "faulty").replace("task.round == 2", "1 / 0").replace('"FEDBENCH_TEST_FOLDER"', '"PATH"')
 )
+SPOILING = WAITING.replace("waiting", "spoiling").replace(
+    "\n        return average(task)\n",
+    """
+        answer = average(task)
+        fedbench.defaults.average = lambda task: {name: value * 0 for name, value in task.weights.items()}
+        import torch
+        torch.set_default_dtype(torch.float64)
+        return answer
+""",
+)
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +186,7 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     assert outcomes(clustered) == outcomes(alone)
     assert len(outcomes(alone)) == 6
     (retried,) = [event for event in clustered if isinstance(event, RunRetried)]
-    assert retried.spec.method == "waiting" and "died; was it killed" in retried.reason
+    assert retried.spec.method == "waiting" and "was killed by SIGKILL" in retried.reason
     # it went on after the round before the one it was killed in, from the checkpoint of another process
     starts = [e.info.resumed_round for e in clustered if isinstance(e, RunStarted) and e.spec == retried.spec]
     assert starts == [0, 1]
@@ -189,6 +199,21 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     # whoever stores the results deletes the checkpoints, where the disk is shared
     assert list(kept.folder.glob("shared-*")) == []
     assert (kept.folder / retried.spec.run_id).is_dir()
+
+
+def test_a_run_on_a_cluster_changes_nothing_for_the_next_one_on_the_same_worker(
+    address: str, settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "plugins" / "spoiling.py").write_text(SPOILING)
+    settings = replace(settings, plugin_files=(tmp_path / "plugins" / "spoiling.py",))
+    methods = ("fedavg", "spoiling")
+    first, second, spoiling = specs_of(settings, methods=methods, seeds=(0, 1))[:3]
+    assert [first.method, second.method, spoiling.method] == ["fedavg", "fedavg", "spoiling"]
+    engine = RayCluster(settings, address, 1, 0, workers=1)
+    events = list(execute([first, spoiling, second], settings, 1, engine=engine))
+    alone = outcomes(execute([first, second], settings, 1, engine=InProcess(settings)))
+    clustered = outcomes(events)
+    assert {run: clustered[run] for run in alone} == alone and len(clustered) == 3
 
 
 @pytest.mark.slow

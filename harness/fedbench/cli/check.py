@@ -42,7 +42,7 @@ def check(
 
 def _outcome(one: Callable[[str], str | None], method: str) -> str:
     """``passed``, ``not applicable: why``, or ``failed: why``, in one line."""
-    from fedbench.engines.attempt import raised_at, reason_of
+    from fedbench.failure_text import raised_at, reason_of
 
     try:
         why = one(method)

@@ -40,7 +40,11 @@ Workers = Annotated[
 ]
 EngineOption = Annotated[
     str,
-    typer.Option("--engine", metavar="NAME", help="Where: processes (of this machine), in-process, ray (a cluster)."),
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Where: processes (one a run), in-process (for debuggers, isolates nothing), ray (a cluster).",
+    ),
 ]
 RayAddress = Annotated[
     str,

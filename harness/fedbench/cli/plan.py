@@ -11,10 +11,10 @@ from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, 
 from fedbench.cli.options import Request
 from fedbench.cli.unplanned import FailedRow, RefusedRow, leave_out
 from fedbench.datasets import load_dataset
-from fedbench.engines.attempt import raised_at, reason_of
 from fedbench.errors import FedbenchError
 from fedbench.executors.cohort import MEMORY
 from fedbench.expand import expand, narrowed, single
+from fedbench.failure_text import raised_at, reason_of
 from fedbench.hookspecs import RunInfo
 from fedbench.memory import Measured, Memory, measure, memory_of
 from fedbench.prepare import Run, Settings, backbone_for, enlargement, image_size_for, prepare

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import traceback
 from collections.abc import Iterator
-from pathlib import Path
 
 from fedbench.errors import FedbenchError
 from fedbench.events import Emit, Forward, RunFailed
+from fedbench.failure_text import REASON, reason_of, shortened, text_of, traceback_of
+from fedbench.loaded import Loaded
 from fedbench.prepare import Settings
 from fedbench.runs import run_spec
 from fedbench.spec import RunSpec
@@ -19,30 +19,24 @@ _NO_MEMORY = ("can't allocate memory", "CUDA out of memory", "Cannot allocate me
 """What torch says in a plain RuntimeError."""
 
 
-def attempt(spec: RunSpec, settings: Settings, emit: Emit) -> None:
-    """Carry out ``spec`` from its newest checkpoint on; the last event says how it ended, whatever the method does."""
+def attempt(spec: RunSpec, settings: Settings, loaded: Loaded, emit: Emit) -> None:
+    """Carry out ``spec`` from its newest checkpoint on; the last event says how it ended, whatever the method does.
+
+    What is in ``loaded`` it need not load itself.
+    """
     try:
-        run_spec(spec, settings, [Forward(emit)])
-    except FedbenchError as error:
-        emit(RunFailed(spec, " ".join(str(error).split()), may_pass=any(map(may_pass, _chain(error)))))
+        run_spec(spec, settings, [Forward(emit)], loaded)
     except BaseException as error:  # a method may raise SystemExit or KeyboardInterrupt as well
-        passing = any(map(may_pass, _chain(error)))
-        emit(RunFailed(spec, reason_of(error), traceback.format_exc(), may_pass=passing))
+        emit(failure_of(spec, error))
 
 
-def reason_of(error: BaseException) -> str:
-    """What was raised, in one line: its kind, text and notes."""
-    notes = "; ".join(getattr(error, "__notes__", []))
-    where = f" ({notes})" if notes else ""
+def failure_of(spec: RunSpec, error: BaseException) -> RunFailed:
+    """The event for a run that ``error`` ended; its reason and traceback are of bounded length."""
+    passing = any(map(may_pass, _chain(error)))
+    if isinstance(error, FedbenchError):
+        return RunFailed(spec, shortened(" ".join(text_of(error).split()), REASON), may_pass=passing)
     what = "out of memory: " if any(map(is_memory, _chain(error))) else ""
-    said = " ".join(f"{type(error).__name__}: {error}".split()).strip(": ")
-    return f"{what}{said}{where}"
-
-
-def raised_at(error: BaseException) -> str:
-    """File and line, without folders."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else "no traceback"
+    return RunFailed(spec, what + reason_of(error), traceback_of(error), may_pass=passing)
 
 
 def may_pass(error: BaseException) -> bool:
@@ -54,13 +48,15 @@ def may_pass(error: BaseException) -> bool:
 def is_memory(error: BaseException) -> bool:
     """Whether there was too little memory, of the machine or of an accelerator."""
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
+        isinstance(error, RuntimeError) and any(said in text_of(error) for said in _NO_MEMORY)
     )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """``error`` and what it was raised from."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__
+    """``error`` and what it was raised from, each once."""
+    seen: list[BaseException] = []
+    next_one: BaseException | None = error
+    while next_one is not None and all(next_one is not one for one in seen):
+        seen.append(next_one)
+        yield next_one
+        next_one = next_one.__cause__

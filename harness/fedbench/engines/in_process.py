@@ -1,4 +1,7 @@
-"""Runs in this process, one after another: for debuggers, and where nothing is to be isolated."""
+"""Runs in this process, one after another: for debuggers.
+
+Nothing is isolated: what a run changes or leaves behind meets the runs after it, and this process.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import threading
 from fedbench.engines.attempt import attempt
 from fedbench.errors import FedbenchError
 from fedbench.events import Event, Lost, RunFailed, RunFinished
+from fedbench.loaded import NOTHING
 from fedbench.prepare import Settings
 from fedbench.spec import RunSpec
 
@@ -31,7 +35,7 @@ class InProcess:
 
     def begin(self, spec: RunSpec) -> None:
         """Begin a run in a thread of its own."""
-        arguments = (spec, self._settings, self._events.put)
+        arguments = (spec, self._settings, NOTHING, self._events.put)
         self._thread = threading.Thread(target=attempt, args=arguments, name=RUN_THREAD, daemon=True)
         self._thread.start()
 

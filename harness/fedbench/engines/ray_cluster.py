@@ -83,7 +83,9 @@ class RayCluster:
         if spec is None:
             return []
         told: list[Event | Lost] = list(heard.said)
-        if any(isinstance(event, RunFinished | RunFailed) for event in heard.said):
+        if any(isinstance(event, Lost) for event in heard.said):
+            self._gone(heard.task)
+        elif any(isinstance(event, RunFinished | RunFailed) for event in heard.said):
             self._finished |= {event.spec.run_id for event in heard.said if isinstance(event, RunFinished)}
             del self._runs[heard.task]
         elif heard.is_over:

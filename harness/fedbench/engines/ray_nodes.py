@@ -228,9 +228,7 @@ class RayNodes:
             self._under_way.remove(task)
             return Heard(task, is_over=True, lost=_told(error, task.place, exceptions))
         task.place = message.place or task.place
-        if message.has_grown:
-            self.stop(task)
-        return Heard(task, message.said, is_over=message.has_grown)
+        return Heard(task, message.said)
 
 
 def _ray(*, is_started_here: bool) -> Any:

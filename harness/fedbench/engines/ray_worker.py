@@ -1,34 +1,35 @@
 """What runs on a Ray worker: one piece of work, and everything it says on its way, in order.
 
+A run has a process of its own here as well (`fedbench.engines.processes`). The worker itself can't be forked, since Ray
+has threads in it, and a new worker for each run would import everything anew, which takes seconds. So each worker has
+one process of its own that runs are forked from, and that ends with it.
+
 The function is a stream: Ray hands on what it yields while it goes on, and afterwards how it ended. So the end of a
 process is never heard before what the process had said.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from fedbench.checkpoint import discard
-from fedbench.engines.attempt import attempt
+from fedbench.engines.processes import Processes
 from fedbench.engines.shipping import Shipped
 from fedbench.errors import FedbenchError
-from fedbench.events import Emit, Event, RunFailed, RunFinished
+from fedbench.events import Event, Lost, RunFailed, RunFinished
 from fedbench.prepare import Settings
 from fedbench.spec import RunSpec
 
-_GROWN = 2**30
-"""Bytes by which a piece of work may leave its process larger before it is ended."""
-_PATIENCE = 30.0
-"""Seconds that a process which has grown waits for its end."""
+_LOOK_SECONDS = 60.0
+"""Between two looks at a run of which nothing is heard."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,14 @@ class Message:
     place: Place | None = None
     """Said first."""
     said: tuple[Any, ...] = ()
-    has_grown: bool = False
-    """The process holds much more memory than before, and is to be ended: nothing else follows."""
 
 
 def stream(body: Callable[..., None], *arguments: Any) -> Iterator[bytes]:
     """Carry out ``body(*arguments, emit)`` in a thread; pickled messages with all that it emits."""
     import ray
 
-    ours = psutil.Process()
-    before = ours.memory_info().rss
     util: Any = ray.util
-    place = Place(util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), ours.pid)
+    place = Place(util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), os.getpid())
     yield pickle.dumps(Message(place))
     emitted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     end, raised = object(), []
@@ -78,33 +75,37 @@ def stream(body: Callable[..., None], *arguments: Any) -> Iterator[bytes]:
         while not emitted.empty():
             batch.append(emitted.get())
         is_over = batch[-1] is end
-        has_grown = is_over and not raised and ours.memory_info().rss - before > _GROWN
         said = tuple(batch[:-1] if is_over else batch)
-        if said or has_grown:
-            yield pickle.dumps(Message(said=said, has_grown=has_grown))
-        if has_grown:
-            time.sleep(_PATIENCE)
+        if said:
+            yield pickle.dumps(Message(said=said))
     if raised:
         raise raised[0]
 
 
-def run(shipped: Shipped, marker: Path | None, spec: RunSpec, settings: Settings, emit: Emit) -> None:
-    """One attempt at a run."""
+def run(
+    shipped: Shipped, marker: Path | None, spec: RunSpec, settings: Settings, emit: Callable[[Event | Lost], None]
+) -> None:
+    """One attempt at a run, in a process of its own."""
     try:
         settings = shipped.unpacked(settings)
     except FedbenchError as error:
         emit(RunFailed(spec, str(error)))
         return
-    ends: list[Event] = []
+    engine = _processes(settings)
+    engine.begin(spec)
+    while True:
+        for event in engine.wait(_LOOK_SECONDS):
+            emit(event)
+            if isinstance(event, RunFinished):
+                tidy(settings, marker, [spec.run_id])
+            if isinstance(event, RunFinished | RunFailed | Lost):
+                return
 
-    def listen(event: Event) -> None:
-        emit(event)
-        if isinstance(event, RunFinished):
-            ends.append(event)
 
-    attempt(spec, settings, listen)
-    if ends:
-        tidy(settings, marker, [spec.run_id])
+@lru_cache(maxsize=1)
+def _processes(settings: Settings) -> Processes:
+    """The one that this worker forks its runs from; all of them are of one command, and have the same settings."""
+    return Processes(settings, 1)
 
 
 def tidy(settings: Settings, marker: Path | None, run_ids: Sequence[str], _: object = None) -> None:
