@@ -17,7 +17,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from fedbench.errors import FedbenchError
-from fedbench.files import LOCK_MODE, replacing
+from fedbench.files import LOCK_MODE, read_bytes, replacing
 from fedbench.spec import RunSpec
 
 Taken = Literal["ours", "elsewhere", "finished"]
@@ -101,7 +101,7 @@ def _identity(folder: Path) -> str:
     """A name of the folder that no other has, and that says nothing of the machine."""
     file = folder / "id"
     with FileLock(folder / "id.lock", mode=LOCK_MODE):
-        known = file.read_text(encoding="ascii") if file.exists() else ""
+        known = read_bytes(file).decode("ascii") if file.exists() else ""
         if not known:
             known = uuid.uuid4().hex
             with replacing(file, "identity of claims", "choose another --store") as temporary:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedbench.errors import FedbenchError
-from fedbench.files import LOCK_MODE, replacing
+from fedbench.files import LOCK_MODE, regular, replacing
 from fedbench.types import Tensors
 
 Content = tuple[Tensors, Mapping[str, str]]
@@ -41,7 +41,7 @@ def kept(file: Path, kind: str, make: Callable[[], Content], fault: Callable[[Pa
                 with replacing(file, kind) as temporary:
                     save_file(tensors, temporary, dict(header))
     try:
-        status = file.stat()
+        status = regular(file)
         return _whole(file, (status.st_mtime_ns, status.st_size, status.st_ino), fault)
     except OSError as error:
         raise _unreadable(file, kind, error) from error

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fedbench.errors import FedbenchError
+from fedbench.files import regular
 
 _WAIT = 60
 """Seconds for others to finish writing."""
@@ -22,7 +23,7 @@ def check_database(file: Path, what: str, tables: Sequence[str], remedy: str) ->
     ``what`` is what messages call the file, ``remedy`` the option that names another.
     """
     try:
-        status = file.stat()
+        status = regular(file)
         fault = _fault(file, tuple(tables), (status.st_mtime_ns, status.st_size, status.st_ino))
     except OSError as error:
         raise FedbenchError(

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
-from fedbench.files import replacing
+from fedbench.files import regular, replacing
 from fedbench.types import Tensors
 
 _FORMAT = "fedbench-state-2"
@@ -169,6 +169,7 @@ def read_told(path: Path) -> dict[str, Any]:
 
 def _opened(path: Path, *, with_tensors: bool) -> tuple[Mapping[str, str], Tensors]:
     try:
+        regular(path)
         with safe_open(path, framework="pt") as file:
             names = file.keys() if with_tensors else ()
             return file.metadata() or {}, {key: file.get_tensor(key) for key in names}

@@ -5,13 +5,18 @@ from __future__ import annotations
 import ast
 import io
 import json
+import multiprocessing
 import os
 import pickle
+import re
+import resource
 import signal
+import socket
 import sqlite3
 import struct
 import tarfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +34,7 @@ from fedbench.cli import ui as ui_command
 from fedbench.cli.console import cell, complain, console, say, table
 from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
+from fedbench.kept import kept
 from fedbench.models import checkpoints
 from fedbench.models.checkpoints import load_clip, published_digest
 from fedbench.models.grammar import parse_backbone
@@ -36,6 +42,8 @@ from fedbench.models.text import transformers_encoder
 from fedbench.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.results import load_results
 from fedbench.seal import SEAL, seal_of
+from fedbench.sqlite_check import check_database
+from fedbench.state import read_saved
 from fedbench.store import experiment_of, open_store, runs_of, store_uri
 from fedbench.study_storage import open_storage
 from fedbench.suite import parse_suite
@@ -355,6 +363,139 @@ def test_labels_that_are_no_classes_are_refused() -> None:
     (lists / "classnames.txt").write_text("cat\n")
     (lists / "train.txt").write_text("photo/cat/a.png 999999999999\n")
     assert "line 1" in refused("listfile:pets")
+
+
+# --- paths that lead to no file
+
+KINDS = ("fifo", "socket", "folder", "/dev/zero", "/dev/full")
+REASON = r"it is a (FIFO|socket|folder|device), not a regular file"
+
+
+def place(kind: str, file: Path) -> None:
+    """Something at the path of ``file`` that is no file, but can be opened or read without end."""
+    file.unlink(missing_ok=True)
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(os.path.relpath(file))  # as a whole it may be too long for a socket
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to(kind)
+
+
+def told(call: Callable[[], object]) -> str:
+    """The FedbenchError that ``call`` ends in, in a process that is given 30 seconds and 2 GB of further memory."""
+    here, there = multiprocessing.get_context("fork").Pipe(duplex=False)
+
+    def child() -> None:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**31, used + 2**31))
+        try:
+            there.send(f"no error, but {call()!r}")
+        except FedbenchError as error:
+            there.send(str(error))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    there.close()
+    try:
+        return here.recv() if here.poll(30) else "it never ends"
+    except EOFError:
+        return "no FedbenchError"
+    finally:
+        process.kill()
+        process.join()
+
+
+def image_in_a_folder(at: Path) -> tuple[Path, str]:
+    return write_images(at) / "photo" / "cat" / "a.png", f"imagefolder:{at}"
+
+
+def class_names(at: Path) -> tuple[Path, str]:
+    return write_images(at) / "names.json", f"imagefolder:{at}?classnames={at}/names.json"
+
+
+def archive(at: Path) -> tuple[Path, str]:
+    return at.with_suffix(".tar"), f"imagefolder:{at}.tar"
+
+
+def write_lists(at: Path) -> Path:
+    write_images(at)
+    (at / "train.txt").write_text("photo/cat/a.png 0\nphoto/dog/a.png 1\n")
+    (at / "classnames.txt").write_text("cat\ndog\n")
+    return at
+
+
+def image_in_a_list(at: Path) -> tuple[Path, str]:
+    return write_lists(at) / "photo" / "cat" / "a.png", f"listfile:{at}"
+
+
+def list_of_images(at: Path) -> tuple[Path, str]:
+    return write_lists(at) / "train.txt", f"listfile:{at}"
+
+
+def class_names_beside_a_list(at: Path) -> tuple[Path, str]:
+    return write_lists(at) / "classnames.txt", f"listfile:{at}"
+
+
+def groups_beside_a_list(at: Path) -> tuple[Path, str]:
+    return write_lists(at) / "groups.json", f"listfile:{at}"
+
+
+def parquet(at: Path) -> tuple[Path, str]:
+    at.mkdir()
+    return at / "train-00000-of-00001.parquet", f"hf:{at}"
+
+
+def cached_scan(at: Path) -> tuple[Path, str]:
+    load(f"imagefolder:{write_images(at)}")
+    return next(Path("cache/datasets").glob("scan-*.json")), f"imagefolder:{at}"
+
+
+def cached_images(at: Path) -> tuple[Path, str]:
+    load(f"imagefolder:{write_images(at)}")
+    return next(Path("cache/datasets").glob("images-*.safetensors")), f"imagefolder:{at}"
+
+
+OF_DATA = (
+    image_in_a_folder, class_names, archive, image_in_a_list, list_of_images, class_names_beside_a_list,
+    groups_beside_a_list, parquet, cached_scan, cached_images,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "/dev/zero"])
+@pytest.mark.parametrize("make", OF_DATA)
+def test_what_is_no_file_is_named_instead_of_read(make: Callable[[Path], tuple[Path, str]], kind: str) -> None:
+    file, name = make(Path("pets"))
+    place(kind, file)
+    message = told(lambda: load(name))
+    if kind == "folder" and make in (image_in_a_folder, archive, parquet):
+        assert message.startswith("no error, but Dataset") or "holds no" in message or "not a whole parquet" in message
+    else:
+        assert file.name in message and "\n" not in message
+        assert re.search(REASON + "|there is no file|leads out of the image folder", message)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_no_weights_features_state_or_store(kind: str, tmp_path: Path) -> None:
+    place(kind, file := tmp_path / "odd.safetensors")
+    weights = told(lambda: load_clip(parse_backbone(f"clip:fbtarget:{file}")))
+    assert f"there is no file {str(file)!r}" in weights
+    published = told(lambda: checkpoints._check_digest(file, "", "get it again"))
+    kept_file = told(lambda: kept(file, "feature cache", lambda: ({}, {}), lambda file, content: ""))
+    state = told(lambda: read_saved(file))
+    store = told(lambda: check_database(file, "the store", ("runs",), "--store"))
+    for message in (published, kept_file, state, store):
+        assert re.search(REASON, message) and file.name in message and "\n" not in message
+
+
+def test_a_file_too_large_to_be_an_image_is_not_read() -> None:
+    file = write_images(Path("pets")) / "photo" / "cat" / "a.png"
+    os.truncate(file, 2**40)  # takes no space
+    message = told(lambda: load("imagefolder:pets"))
+    assert "photo/cat/a.png' can't be read (it has 1,099,511,627,776 bytes, more than" in message
 
 
 # --- changes behind fedbench's back

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedbench.errors import FedbenchError
-from fedbench.files import replacing
+from fedbench.files import read_bytes, replacing
 from fedbench.kept import Content, kept
 from fedbench.kept import damaged as kept_damaged
 from fedbench.types import TensorImages, Tensors
@@ -84,7 +84,7 @@ def write_json(file: Path, facts: Mapping[str, Any]) -> None:
 def read_json(file: Path) -> dict[str, Any]:
     """What ``write_json`` kept in ``file``. FedbenchError where it is not whole or can't be read."""
     try:
-        checksum, _, text = file.read_bytes().partition(b"\n")
+        checksum, _, text = read_bytes(file).partition(b"\n")
     except OSError as error:
         raise damaged(file, str(error.strerror)) from error
     text = text.removesuffix(b"\n")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedbench.errors import FedbenchError
+from fedbench.files import read_bytes
 
 # A name of lowercase letters, spaces and hyphens stands for itself, so PACS, VLCS, CIFAR-10 and CINIC-10 need no rows.
 WORDS = {
@@ -184,7 +185,7 @@ def listed_words(words: Sequence[str], names: Sequence[str], where: str) -> dict
 def words_in(file: Path, names: Sequence[str]) -> dict[str, str]:
     """``read_words`` of a file on disk."""
     try:
-        return read_words(str(file), file.read_bytes(), names)
+        return read_words(str(file), read_bytes(file), names)
     except OSError as error:
         raise FedbenchError(f"class names can't be read from {str(file)!r}: {error.strerror}; check it.") from error
 
@@ -192,6 +193,6 @@ def words_in(file: Path, names: Sequence[str]) -> dict[str, str]:
 def words_beside(folder: Path, names: Sequence[str]) -> dict[str, str] | None:
     """Words from ``classnames.json`` or ``classnames.txt`` in ``folder``; None where there is neither."""
     for file in (folder / "classnames.json", folder / "classnames.txt"):
-        if file.is_file():
+        if file.exists():
             return words_in(file, names)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from fedbench.datasets.names import DatasetName
 from fedbench.errors import FedbenchError
+from fedbench.files import regular
 
 PROBE_SECONDS = 10
 """How long the Hub may take to say whether it knows a data set."""
@@ -23,6 +25,8 @@ def load_splits(asked: DatasetName, folder: Path | None, cache: Path) -> Mapping
     arguments = {"name": config, "cache_dir": str(cache), "keep_in_memory": False}
     # On damaged files the library raises nearly anything: its own errors, pyarrow's, and those of its own mistakes.
     problems = Exception
+    for place in filter(None, (folder, cache)):
+        _refuse_irregular(place)
     with _quiet(datasets):
         if folder is not None:
             try:
@@ -43,6 +47,20 @@ def load_splits(asked: DatasetName, folder: Path | None, cache: Path) -> Mapping
                 f"the Hub's data set {asked.location!r} can't be loaded ({_first_line(error)}); check its name"
                 f"{'' if config else ', add ?config=NAME if it has several configurations,'} and the network."
             ) from error
+
+
+def _refuse_irregular(folder: Path) -> None:
+    """FedbenchError for what is no regular file in the folder: the library would wait for ever to read it."""
+    for place, _, files in os.walk(folder):
+        for name in files:
+            try:
+                regular(os.path.join(place, name))
+            except FileNotFoundError:
+                continue  # a link to nothing, or deleted meanwhile: the library says what it misses
+            except OSError as error:
+                raise FedbenchError(
+                    f"{os.path.join(place, name)!r} can't be read ({error.strerror}); move it out of the folder."
+                ) from error
 
 
 def _reach_hub(name: str) -> str | None:

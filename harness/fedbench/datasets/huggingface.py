@@ -35,6 +35,7 @@ from fedbench.datasets.hub import load_splits
 from fedbench.datasets.images import load_images
 from fedbench.datasets.names import DatasetName, find
 from fedbench.errors import FedbenchError
+from fedbench.files import read_bytes
 from fedbench.types import Dataset, Split
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class ImageColumn:
         if path is not None and not any(Path(os.path.realpath(path)).is_relative_to(root) for root in self.roots):
             raise FedbenchError(f"{self.name(index)}: the path {path!r} leads out of the data set; nothing was read.")
         try:
-            return Path(path).read_bytes()
+            return read_bytes(path)
         except (OSError, TypeError, ValueError) as error:
             raise FedbenchError(f"{self.name(index)} has no image: {path!r} can't be read; get it again.") from error
 

@@ -23,6 +23,7 @@ from fedbench.datasets.images import load_images
 from fedbench.datasets.names import DatasetName, find
 from fedbench.datasets.trees import Folder, TreeImages
 from fedbench.errors import FedbenchError
+from fedbench.files import read_bytes
 from fedbench.types import Dataset, Split
 
 Rows = tuple[tuple[str, ...], tuple[int, ...]]
@@ -63,7 +64,7 @@ def _list_in(folder: Path, split: str) -> Path | None:
 
 def _read_list(file: Path, root: Path) -> Rows:
     try:
-        lines = file.read_text("utf-8").splitlines()
+        lines = read_bytes(file).decode("utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise FedbenchError(f"the list {str(file)!r} can't be read ({error}); check the path and the file.") from error
     names, labels = [], []
@@ -142,10 +143,10 @@ def _classnames(asked: DatasetName, data_dir: Path, folder: Path, classes: int) 
 
 
 def _groups(file: Path, classes: int) -> dict[str, tuple[int, ...]]:
-    if not file.is_file():
+    if not file.exists():
         return {}
     try:
-        read = json.loads(file.read_text("utf-8"))
+        read = json.loads(read_bytes(file).decode("utf-8"))
         groups = {str(name): tuple(labels) for name, labels in read.items()}
         if not all(type(label) is int and 0 <= label < classes for labels in groups.values() for label in labels):
             raise ValueError(f"labels go from 0 to {classes - 1}")

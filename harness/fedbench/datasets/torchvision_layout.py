@@ -18,6 +18,7 @@ from fedbench.datasets.classnames import words_for
 from fedbench.datasets.content import dataset
 from fedbench.datasets.names import DatasetName
 from fedbench.errors import FedbenchError
+from fedbench.files import read_bytes
 from fedbench.types import Dataset, Split, TensorImages
 
 
@@ -79,8 +80,8 @@ def _check_unpacked(file: Path, packed: Path, md5: str, scheme: str) -> None:
 
     if packed.is_file() and check_integrity(str(packed), md5):
         # gzip ends with the checksum and the length of what is packed
-        expected = struct.unpack("<II", packed.read_bytes()[-8:])
-        content = file.read_bytes()
+        expected = struct.unpack("<II", read_bytes(packed)[-8:])
+        content = read_bytes(file)
         if (zlib.crc32(content), len(content)) != expected:
             raise FedbenchError(
                 f"{scheme}: {str(file)!r} differs from what is in {packed.name}; unpack it again: "

@@ -8,9 +8,10 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from fedbench.errors import FedbenchError
+from fedbench.files import opened, read_bytes, regular
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -47,7 +48,7 @@ class Folder:
     def read(self, name: str) -> bytes:
         """The file's bytes."""
         try:
-            return (self.root / name).read_bytes()
+            return read_bytes(self.root / name)
         except OSError as error:
             raise _unreadable(str(self.root / name), error.strerror) from error
 
@@ -56,7 +57,7 @@ class Folder:
         digest = hashlib.sha256()
         for name in names:
             try:
-                status = os.stat(self.root / name)
+                status = regular(self.root / name)
             except OSError as error:
                 raise _unreadable(str(self.root / name), error.strerror) from error
             stamp = f"{(self.root / name).absolute()} {status.st_size} {status.st_mtime_ns}\n"
@@ -81,7 +82,7 @@ class TarArchive:
         """The member's bytes."""
         offset, length = self.members[name]
         try:
-            with open(self.root, "rb") as archive:
+            with opened(self.root) as archive:
                 archive.seek(offset)
                 data = archive.read(length)
         except OSError as error:
@@ -105,10 +106,10 @@ def open_tree(path: Path) -> FileTree:
         return Folder(path, tuple(_walk(path)))
     try:
         # "r:" takes uncompressed archives only: in a compressed one every image would mean unpacking all before it.
-        with tarfile.open(path, "r:") as archive:
+        with opened(path) as whole, tarfile.open(fileobj=whole, mode="r:") as archive:
             # Directories, links and devices are left out; a sparse file's bytes don't lie in one piece.
             files = [m for m in archive if m.isreg() and m.sparse is None and not _hidden(PurePosixPath(m.name).parts)]
-            _check_end(path, archive.offset)
+            _check_end(whole, archive.offset)
     except (tarfile.TarError, OSError, ValueError) as error:
         raise FedbenchError(
             f"{str(path)!r} can't be read as an uncompressed .tar archive ({error}); copy it again if it was cut "
@@ -117,16 +118,15 @@ def open_tree(path: Path) -> FileTree:
     return TarArchive(path, {str(PurePosixPath(m.name)): (m.offset_data, m.size) for m in files})
 
 
-def _check_end(path: Path, offset: int) -> None:
+def _check_end(archive: BinaryIO, offset: int) -> None:
     """An error unless only zeros follow the last member: at a damaged header ``tarfile`` ends without a word."""
-    with open(path, "rb") as archive:
-        archive.seek(offset)
-        if len(rest := archive.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
-            raise tarfile.ReadError("it has no end")
-        while rest:
-            if rest.strip(b"\0"):
-                raise tarfile.ReadError(f"damaged at byte {offset}")
-            rest = archive.read(2**20)
+    archive.seek(offset)
+    if len(rest := archive.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("it has no end")
+    while rest:
+        if rest.strip(b"\0"):
+            raise tarfile.ReadError(f"damaged at byte {offset}")
+        rest = archive.read(2**20)
 
 
 def is_image(name: str) -> bool:

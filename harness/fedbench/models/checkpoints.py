@@ -20,6 +20,7 @@ from open_clip.model import CLIPVisionCfg
 from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
 
 from fedbench.errors import FedbenchError, unknown_name
+from fedbench.files import opened
 from fedbench.models.clip import ClipBackbone
 from fedbench.models.grammar import LIST_HINT, BackboneName
 from fedbench.models.tokens import FoldedTokenizer
@@ -175,8 +176,11 @@ def published_digest(file: Path, tag: dict[str, Any]) -> str:
 
 
 def _check_digest(file: Path, expected: str, remedy: str) -> None:
-    with file.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    try:
+        with opened(file) as whole:
+            found = hashlib.file_digest(whole, "sha256").hexdigest()
+    except OSError as error:
+        raise FedbenchError(f"CLIP weights {str(file)!r} can't be read ({error.strerror}); {remedy}.") from error
     if not found.startswith(expected):
         raise FedbenchError(
             f"CLIP weights {str(file.resolve())!r} are damaged (sha256 {found[:12]}..., published: "
