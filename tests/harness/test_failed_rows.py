@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -332,7 +333,9 @@ def test_rows_that_all_lost_the_same_seed_are_ranked_among_themselves(suite: Sui
 
 
 def test_a_failure_of_other_code_says_so(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(suite.listener._provenance, "fedbench.code_hash", "a" * 64)
+    monkeypatch.setattr(
+        suite.listener._codes, "of", lambda _: SimpleNamespace(hash="a" * 64, harness="b" * 64, methods=())
+    )
     suite.fail(spec("moon", 0), "old bug")
     monkeypatch.undo()
     suite.fail(spec("fedclip", 0), "new bug")

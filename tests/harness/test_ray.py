@@ -28,7 +28,6 @@ from fedbench.engines.shipping import environment, ship
 from fedbench.errors import FedbenchError
 from fedbench.expand import expand
 from fedbench.prepare import Settings
-from fedbench.provenance import code_hash
 from fedbench.resolve import Overrides
 from fedbench.space import defaults_of, space_of
 from fedbench.spec import RunSpec
@@ -159,7 +158,7 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     specs = [*specs_of(settings), *specs_of(settings, methods=("faulty",), seeds=(0,))]
     alone = list(execute(specs, settings, 1, engine=InProcess(settings)))
     monkeypatch.setenv("FEDBENCH_TEST_FOLDER", str(tmp_path))
-    kept = Checkpointing(tmp_path / "checkpoints", code_hash(settings.plugin_files), every=1)
+    kept = Checkpointing(tmp_path / "checkpoints", {spec.run_id: "code" for spec in specs}, every=1)
     killed: list[str] = []
 
     def kill() -> None:
@@ -244,7 +243,7 @@ def test_workers_get_settings_from_the_environment_but_no_secrets(monkeypatch: p
 def test_checkpoints_of_a_finished_run_go_from_a_machine_that_has_a_disk_of_its_own(
     settings: Settings, tmp_path: Path
 ) -> None:
-    kept = replace(settings, checkpoints=Checkpointing(tmp_path / "kept", "code"))
+    kept = replace(settings, checkpoints=Checkpointing(tmp_path / "kept", {}))
     for run in ("finished", "other"):
         (tmp_path / "kept" / run).mkdir(parents=True)
     marker = tmp_path / "kept" / "shared-1"

@@ -150,9 +150,13 @@ def run(
         raise unknown_name("executor", executor, EXECUTORS)
     settings = Settings(request.data_dir, request.cache_dir, request.plugin_files, executor=executor)
     if dry_run:
-        plan.show(chosen, plan.plan(specs, settings, dry=True))
+        planned = plan.plan(specs, settings, dry=True)
+        # imports MLflow, which no wrong input should wait for
+        from fedbench.cli.stored import show_stored
+
+        show_stored(request, chosen, planned)
+        plan.show(chosen, planned)
         return
-    # imports MLflow, which neither wrong input nor a dry run should wait for
     from fedbench.cli.execution import carry_out
 
     raise typer.Exit(carry_out(request, chosen, specs, settings))
