@@ -233,9 +233,9 @@ def _read(content: bytes, package: str) -> _Source:
             case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called), args=arguments):
                 texts = [text for argument in arguments for text in _joined(argument)]
                 paths.add("/".join(texts))
-                if called in _BY_NAME:
-                    imports += texts
-                    is_open = True
+                imports += texts if called in _BY_NAME else []
+            case ast.Name(id=mentioned) | ast.Attribute(attr=mentioned):
+                is_open = is_open or mentioned in _BY_NAME
             case ast.Constant(value=str()) | ast.BinOp(op=ast.Div()):
                 paths.add("/".join(_joined(node)))
     return _Source(tuple(imports), is_open, frozenset(paths - {""}))

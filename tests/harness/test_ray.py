@@ -56,8 +56,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fedbench
-from fedbench.defaults import average
 from fedbench.hookspecs import hookimpl
+from ours.averaging import average
+
+SCALE = float(Path(__file__).with_name("scale.txt").read_text())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,7 @@ class Waiting:
             (Path(folder) / "writing").write_text(f"{os.getpid()} {fedbench.__file__}")
             (Path(folder) / "writing").rename(Path(folder) / "process")
             time.sleep(120)
-        return average(task)
+        return {name: SCALE * tensor for name, tensor in average(task).items()}
 '''
 FAULTY = (
     WAITING.replace("waiting", "faulty").replace("task.round == 2", "1 / 0").replace('"FEDBENCH_TEST_FOLDER"', '"PATH"')
@@ -109,8 +111,9 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """With two plugin files, and a package of a third party that only this process can import."""
+    """With two plugin files that import and read what is theirs, and a third party's package: here only, not there."""
     (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "scale.txt").write_text("1.0")
     (tmp_path / "plugins" / "waiting.py").write_text(WAITING)
     (tmp_path / "plugins" / "faulty.py").write_text(FAULTY)
     site = tmp_path / "site"
@@ -119,6 +122,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     shutil.copy(THIRD_PARTY, site)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fedbench-example-median\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[fedbench.methods]\nexample-median = example_median:FedMedian\n")
+    (site / "ours").mkdir()
+    (site / "ours" / "averaging.py").write_text("from fedbench.defaults import average\n")
     monkeypatch.syspath_prepend(str(site))
     plugins = tuple(tmp_path / "plugins" / name for name in ("waiting.py", "faulty.py"))
     return Settings(tmp_path, tmp_path / "cache", plugins)
