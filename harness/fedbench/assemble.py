@@ -96,6 +96,15 @@ def plugins_everywhere(plugin_files: Iterable[Path]) -> Iterator[None]:
         PLUGIN_FILES.reset(token)
 
 
+def source_of(name: str, plugin_files: Iterable[Path] = ()) -> Path | EntryPoint:
+    """What the method is found by: the plugin file that defines it, or its entry point. Imports no installed one."""
+    of_files = {cls.name: path for path in plugin_files for cls in load_plugin_file(path)}
+    known = _entry_points()
+    if name not in {*of_files, *known}:
+        raise unknown_name("method", name, {*known, *of_files}, _LIST_HINT)
+    return of_files.get(name) or known[name][0]
+
+
 def assemble(
     method: str,
     params: Mapping[str, Mapping[str, Any]],

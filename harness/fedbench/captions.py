@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from fedbench import row_versions
+
 _UNUSUAL = {"weighting": "samples", "augment": "none"}
 """Budget fields that a caption names only where they differ from this."""
 _SPENT = ("trials", "seeds", "pruner", "objective")
@@ -26,7 +28,9 @@ def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] =
         *(f"{name} {first[name]}" for name, usual in _UNUSUAL.items() if first[name] != usual),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
         "commit " + ", ".join(sorted(set(_code(runs)))),
-        *(["several code states"] if runs["code_hash"].nunique() > 1 else []),
+        *(["several code states"] if runs["harness_hash"].nunique() > 1 else []),
+        *row_versions.remarks(runs),
+        *_suite(runs),
         *(["tuned with unequal budgets"] if _unequal(runs) else []),
         *remarks,
     ]
@@ -42,8 +46,15 @@ def _counted(number: str, noun: str) -> str:
     return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
+def _suite(runs: pd.DataFrame) -> Iterator[str]:
+    """The hash of the suite's text, under which its file can be told from others of its name."""
+    hashes = sorted({text[:8] for text in runs["suite_hash"] if text})
+    if hashes:
+        yield f"suite {', '.join(hashes)}"
+
+
 def _code(runs: pd.DataFrame) -> Iterator[str]:
-    for commit, code in zip(runs["commit"], runs["code_hash"], strict=True):
+    for commit, code in zip(runs["commit"], runs["harness_hash"], strict=True):
         revision, dirty, _ = str(commit).partition("+dirty")
         # two states of a work tree with changes are told apart by their code
         yield revision[:7] if revision and not dirty else f"{revision[:7] or 'none'}{dirty} (code {str(code)[:8]})"

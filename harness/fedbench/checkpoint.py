@@ -34,8 +34,8 @@ class Checkpointing:
 
     folder: Path
     """A run's own is in it, under its run id."""
-    code: str
-    """Hash of the code that runs: what other code left is not gone on with."""
+    codes: Mapping[str, str]
+    """Run id -> hash of the run's code: what other code left is not gone on with."""
     every: int = 0
     """Rounds between two; 0: after the first round that ends `SECONDS` after the last one."""
 
@@ -65,7 +65,7 @@ class Checkpoints:
         """
         self._asked = asked
         self._run_id = run_id
-        code = "" if asked is None else asked.code
+        code = "" if asked is None else asked.codes[run_id]
         self._made_by = hashlib.sha256("|".join([code, *inputs]).encode()).hexdigest()
         self._written = time.monotonic()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import pandas as pd
 
 from fedbench.finding import find_run, reading_client
 from fedbench.parameters import DEFAULTS
-from fedbench.store import FINAL
+from fedbench.store import FINAL, HARNESS, METHOD_CODE
 
 # isort: split
 from mlflow import MlflowClient
@@ -31,7 +32,8 @@ _FIRST = (
     "worst_client_accuracy",
 )
 """Final metrics that come first, in this order; the others follow by name."""
-_PROVENANCE = ("commit", "code_hash", "data_hash", "weights_hash")
+_PROVENANCE = ("commit", "data_hash", "weights_hash")
+_OF_METHOD = "method_code."
 _NAMES = ("row", "setting", "scale", "suite")
 """What a suite calls a run: no part of its description, but told with it."""
 
@@ -59,7 +61,7 @@ def compare(uri: str, left: str, right: str) -> Comparison:
     client = reading_client(uri)
     runs = find_run(client, left), find_run(client, right)
     spec, equal_settings = differences(*(settings_of(run) for run in runs))
-    provenance, equal_provenance = differences(*(provenance_of(run) for run in runs))
+    provenance, equal_provenance = differences(*_of_common_methods(*(provenance_of(run) for run in runs)))
     return Comparison(
         *runs,
         spec=spec,
@@ -78,10 +80,20 @@ def settings_of(run: Run) -> dict[str, str]:
 
 
 def provenance_of(run: Run) -> dict[str, str]:
-    """Commit, hashes and versions behind the run."""
+    """Commit, hashes and versions behind the run, the code of the harness and of each method apart."""
     tags = {key.removeprefix("fedbench."): value for key, value in run.data.tags.items()}
     versions = sorted(key for key in tags if key.startswith("version."))
-    return {key: tags.get(key, "") for key in (*_PROVENANCE, *versions)}
+    # earlier versions of fedbench recorded one hash of all code
+    harness = {"harness_hash": run.data.tags.get(HARNESS, tags.get("code_hash", ""))}
+    methods = {f"{_OF_METHOD}{o['method']}": o["hash"] for o in json.loads(run.data.tags.get(METHOD_CODE, "[]"))}
+    return {**{key: tags.get(key, "") for key in (*_PROVENANCE, *versions)}, **harness, **methods}
+
+
+def _of_common_methods(left: Mapping[str, str], right: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Without the code of methods that one run alone has: that the methods differ is told by the settings."""
+    lone = {key for key in left.keys() ^ right.keys() if key.startswith(_OF_METHOD)}
+    one, other = ({key: value for key, value in side.items() if key not in lone} for side in (left, right))
+    return one, other
 
 
 def differences(left: Mapping[str, str], right: Mapping[str, str]) -> tuple[pd.DataFrame, int]:

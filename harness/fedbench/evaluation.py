@@ -16,9 +16,10 @@ from fedbench.errors import FedbenchError
 from fedbench.finding import described, find_run, reading_client
 from fedbench.prepare import Run as PreparedRun
 from fedbench.prepare import Settings, prepare
-from fedbench.provenance import code_hash, versions
+from fedbench.provenance import versions
 from fedbench.recording import metric_name
 from fedbench.rounds import evaluate
+from fedbench.run_code import Codes
 from fedbench.store import local_artifacts
 from fedbench.tasks import FAULT_COUNTS
 
@@ -126,7 +127,7 @@ def _causes(tags: Mapping[str, str], run: PreparedRun, settings: Settings) -> tu
     """What of the recording's surroundings is not as it was; an empty tuple where all that is known agrees."""
     now = {
         "run_id": run.spec.run_id,
-        "code_hash": code_hash(settings.plugin_files),
+        "code_hash": Codes(settings.plugin_files).of(run.spec.method).hash,
         "data_hash": run.info.data_hash,
         "weights_hash": run.info.weights_hash,
         **{f"version.{name}": version for name, version in versions().items()},

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import pandas as pd
 
+from fedbench.row_versions import by_version
 from fedbench.rows import PROTOCOL, ROW, grouped, label_of, names, row_of
 
 FINISHED, PARTLY, FAILED = "finished", "partly failed", "failed"
@@ -31,8 +32,12 @@ def attempts(results: pd.DataFrame, failed: pd.DataFrame | None) -> pd.DataFrame
     """``results`` and the newest failure of each row and seed that has not finished since; ``failure`` is its reason.
 
     A run that failed before its data and weights were read has no hashes of them, and gets those of the newest run that
-    agrees with it in all else: it is of that run's table.
+    agrees with it in all else: it is of that run's table. Versions of a row's code are told apart (`by_version`).
     """
+    return by_version(_tried(results, failed))
+
+
+def _tried(results: pd.DataFrame, failed: pd.DataFrame | None) -> pd.DataFrame:
     finished = results.assign(failure="")
     if failed is None or failed.empty:
         return finished
@@ -77,15 +82,16 @@ def without_a_run(rows: Mapping[str, pd.DataFrame], lost: pd.DataFrame) -> dict[
 def told(lost: pd.DataFrame, finished: Sequence[int], codes: Iterable[str]) -> dict[str, Any]:
     """What a line says of its row's failed runs ``lost``.
 
-    ``status``; ``failure``, in words; ``failures``, JSON of seed, reason, run_id, mlflow_id and, where the table's
-    finished runs (of the ``codes``) were made by other code, code. ``finished`` are the row's seeds with a number.
+    ``status``; ``failure``, in words; ``failures``, JSON of seed, reason, run_id, mlflow_id and, where other code than
+    that with the hashes ``codes`` made it, code: those of the row's finished runs or, without any, of the harness of
+    its table's. ``finished`` are the row's seeds with a number.
     """
     others = set(codes)
     failures = [
         {
             **{"seed": int(line["seed"]), "reason": line["failure"]},
             **{name: line[name] for name in ("run_id", "mlflow_id")},
-            "code": str(line["code_hash"])[:_CODE] if others and line["code_hash"] not in others else "",
+            "code": str(line["code_hash"])[:_CODE] if _is_other(line, others) else "",
         }
         for line in lost.to_dict("records")
     ]
@@ -96,6 +102,10 @@ def told(lost: pd.DataFrame, finished: Sequence[int], codes: Iterable[str]) -> d
     parts += [f"{_seeds(seeds)} finished and failed when run again: {reason}" for reason, seeds in _by_reason(again)]
     status = FINISHED if not never else PARTLY if finished else FAILED
     return {"status": status, "failure": "; ".join(parts), "failures": json.dumps(failures, ensure_ascii=False)}
+
+
+def _is_other(line: Mapping[Any, Any], codes: Set[str]) -> bool:
+    return bool(codes) and codes.isdisjoint((line["code_hash"], line["harness_hash"]))
 
 
 def is_of_failed(baseline: str, runs: pd.DataFrame, failed: Mapping[str, pd.DataFrame]) -> bool:

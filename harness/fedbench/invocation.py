@@ -27,7 +27,9 @@ class Invocation:
     overrides: tuple[str, ...] = ()
     """``KEY=VALUE`` each."""
     plugin_files: tuple[Path, ...] = ()
-    """Their content counts in the code hash; only their names are recorded."""
+    """Names and hashes of them are recorded."""
+    suite_text: str = ""
+    """The suite's file as it was read; "" for a suite of no file."""
 
     def name(self, suite: str, began: datetime) -> str:
         """``longtail · paper · 24 runs · 2026-11-21 18:03``."""

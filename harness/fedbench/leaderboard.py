@@ -236,9 +236,9 @@ def _rows(
         if reading.published is not None and name not in failed:
             line |= beside(reading.published, runs, reading.headline, line[f"{reading.headline}_mean"])
         line |= _without_numbers(reading) if name in failed else {}
-        seeds = () if name in failed else seeds_of(runs)
-        of_this = runs if name in failed else failures.of_row(runs, lost)
-        line |= failures.told(of_this, seeds, protocol["code_hash"])
+        seeds, of_this = ((), runs) if name in failed else (seeds_of(runs), failures.of_row(runs, lost))
+        codes = protocol["harness_hash"] if name in failed else runs["code_hash"]
+        line |= failures.told(of_this, seeds, codes)
         line["untrained"] = name not in failed and bool(runs["untrained"].all())
         found.append((line, runs))
     return found

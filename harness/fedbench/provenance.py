@@ -1,18 +1,15 @@
-"""Which code made a result: a hash of the sources, the git commit, and the versions of what they run on."""
+"""Where a result comes from: the git commit, the packages that register methods, the versions of libraries."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import fedbench
-from fedbench.errors import FedbenchError
 
 _GIT_SECONDS = 5.0
 _LIBRARIES = {
@@ -24,23 +21,6 @@ _LIBRARIES = {
     "mlflow": "mlflow",
 }
 """What an import is called -> the distribution it comes in."""
-
-
-def code_hash(plugin_files: Iterable[Path] = ()) -> str:
-    """sha256 over the Python sources of fedbench, of every package that registers a method, and of plugin files.
-
-    The versions of the libraries below count as well. Runs with the same run id, code hash, data and pretrained
-    weights are interchangeable, which is what resuming relies on.
-    """
-    digest = hashlib.sha256(repr(sorted(versions().items())).encode())
-    for name, path in [*_sources(), *((f"plugin/{p.name}", p) for p in sorted(plugin_files, key=lambda p: p.name))]:
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise FedbenchError(f"source file {str(path)!r} cannot be read: {error.strerror}.") from error
-        digest.update(f"{name}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()
 
 
 def commit() -> str:
@@ -81,16 +61,6 @@ def roots() -> dict[str, Path]:
         elif spec is not None and spec.submodule_search_locations:
             found[package] = Path(next(iter(spec.submodule_search_locations)))
     return found
-
-
-def _sources() -> Iterator[tuple[str, Path]]:
-    """Every source file with a name that doesn't depend on where the package is installed, in name order."""
-    for package, root in sorted(roots().items()):
-        if root.is_file():
-            yield package, root
-        else:
-            for path in sorted(root.rglob("*.py")):
-                yield f"{package}/{path.relative_to(root).as_posix()}", path
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

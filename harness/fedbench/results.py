@@ -16,7 +16,7 @@ from fedbench.errors import FedbenchError, unknown_name
 from fedbench.parameters import DEFAULTS
 from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import OPTIMISER_KEYS, Training
-from fedbench.store import EXPERIMENT, FAILURE, FINAL, local_artifacts, open_store, runs_of
+from fedbench.store import EXPERIMENT, FAILURE, FINAL, HARNESS, local_artifacts, open_store, runs_of
 from fedbench.suite import suite_names
 from fedbench.untrained import is_untrained
 from fedbench.uris import shown
@@ -36,7 +36,8 @@ BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET
 """Fields of `Training` in which runs of one table must agree."""
 _ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every")
 """Parameters with a column of their own, or without influence on the final model."""
-_TAGS = ("commit", "code_hash", "data_hash", "weights_hash", "server_data", "not_on_unseen")
+_HASHES = ("code_hash", "data_hash", "weights_hash", "suite_hash")
+_TAGS = ("commit", *_HASHES, "method_code", "server_data", "not_on_unseen")
 _COUNTS = ("num_clients", "cohort_size", "num_train", "num_test", "trainable_parameters")
 GROUPS = tuple(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
 _OVERALL = "global_accuracy"
@@ -275,6 +276,7 @@ def _line(suite: str, run: Run) -> dict[str, Any]:
         "tuning": json.dumps(tuning, ensure_ascii=False),
         "parent": tags.get("mlflow.parentRunId", ""),
         **{name: tags.get(f"fedbench.{name}", "") for name in _TAGS},
+        "harness_hash": tags.get(HARNESS, tags.get("fedbench.code_hash", "")),
         **{name: int(tags.get(f"fedbench.{name}", 0)) for name in _COUNTS},
         "started": pd.to_datetime(run.info.start_time, unit="ms", utc=True),
         "scenario_settings": json.dumps(scenario, sort_keys=True),

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from fedbench.errors import FedbenchError
 from fedbench.invocation import counted
-from fedbench.provenance import code_hash, commit, versions
+from fedbench.provenance import commit, versions
 from fedbench.recording import COMMIT, SOURCE
 from fedbench.spec import RunSpec
-from fedbench.store import KIND, RUN
+from fedbench.store import HARNESS, KIND, METHOD_CODE, RUN
 
 # isort: split
 # after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported
 from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
 
+if TYPE_CHECKING:
+    from fedbench.run_code import Codes, RunCode
+    from fedbench.tasks import RunInfo
+
+_FACTS = (
+    "data_hash",
+    "weights_hash",
+    "num_clients",
+    "cohort_size",
+    "num_train",
+    "num_test",
+    "trainable_parameters",
+    "round_bytes",
+    "server_data",
+    "not_on_unseen",
+)
+"""Of `RunInfo`, written as tags."""
 _NOTED = {
     "global_accuracy": "accuracy",
     "head_accuracy": "head classes",
@@ -34,17 +51,37 @@ _NOTED = {
 """Final metrics that a run's note tells, and what it calls them."""
 
 
-def provenance_tags(suite: str, plugin_files: Iterable[Path] = ()) -> dict[str, str]:
-    """Tags of every run of ``suite`` that this code makes: commit, code hash, versions, and MLflow's own for them."""
+def provenance_tags(suite: str, suite_text: str = "") -> dict[str, str]:
+    """Tags of every run of ``suite`` made here: commit, versions, MLflow's own for them, a hash of the suite's text."""
     made = commit()
     return {
         "fedbench.suite": suite,
         "fedbench.commit": made,
-        "fedbench.code_hash": code_hash(plugin_files),
+        **({"fedbench.suite_hash": hashlib.sha256(suite_text.encode()).hexdigest()} if suite_text else {}),
         **{f"fedbench.version.{name}": value for name, value in versions().items()},
         SOURCE: "fedbench",
         **({COMMIT: made} if made else {}),
     }
+
+
+def code_tags(code: RunCode) -> dict[str, str]:
+    """Tags that say which code makes a run."""
+    methods = [method.as_json() for method in code.methods]
+    return {"fedbench.code_hash": code.hash, HARNESS: code.harness, METHOD_CODE: _json_tag("method_code", methods)}
+
+
+def command_code_tags(codes: Codes) -> dict[str, str]:
+    """Tags that say which code a command has at hand: all of it, the harness, each plugin file."""
+    plugins = _json_tag("plugin_code", codes.plugins)
+    return {"fedbench.code_hash": codes.everything, HARNESS: codes.harness, "fedbench.plugin_code": plugins}
+
+
+def info_tags(info: RunInfo) -> dict[str, str]:
+    """Tags that say what is known of a run before its first round."""
+    facts = {"owners": json.dumps(dict(info.owners)), **{name: str(getattr(info, name)) for name in _FACTS}}
+    if info.resumed_round:
+        facts["resumed_round"] = str(info.resumed_round)
+    return {f"fedbench.{name}": value for name, value in facts.items()}
 
 
 def run_tags(spec: RunSpec) -> dict[str, str]:

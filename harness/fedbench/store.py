@@ -1,4 +1,4 @@
-"""The tracking store: where it is, opening it, what is finished in it. MLflow is set up here and nowhere else."""
+"""The tracking store: where it is, opening it, reading its runs. MLflow is set up here and nowhere else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -47,6 +47,10 @@ KIND = "fedbench.kind"
 """The tag that says what an MLflow run is; those of before it existed are runs."""
 FAILURE = "fedbench.failure"
 """The tag that says why a run failed, in one line."""
+HARNESS = "fedbench.harness_hash"
+"""The tag with the hash of the code that all runs share; those of before it existed have one hash of all code."""
+METHOD_CODE = "fedbench.method_code"
+"""The tag with, of each method of the run, name and hash of its code, and where a third party's comes from."""
 RUN, INVOCATION = "run", "invocation"
 """A run of one spec, and the parent of all runs of a command."""
 _SQLITE = "sqlite:///"
@@ -203,37 +207,6 @@ def filed(client: MlflowClient, suite: str | None, condition: str = "") -> Itera
         for run in _all_pages(client.search_runs, experiment_ids=list(names), filter_string=condition):
             check_seal(run)
             yield names[run.info.experiment_id], run
-
-
-def finished_run_ids(
-    uri: str, suite: str, code_hash: str, inputs: Mapping[str, tuple[str, str]] | None = None
-) -> set[str]:
-    """Ids of the suite's runs that the same code has finished: what the same command need not run again.
-
-    With ``inputs``, run id -> (data hash, weights hash), only those that read the same data and pretrained weights.
-    """
-    client = open_store(uri, create=False)
-    return set() if client is None else finished_in(client, suite, code_hash, inputs)
-
-
-def finished_in(
-    client: MlflowClient,
-    suite: str,
-    code_hash: str,
-    inputs: Mapping[str, tuple[str, str]] | None = None,
-    run_id: str = "",
-) -> set[str]:
-    """`finished_run_ids` of a store that is open; with ``run_id`` no other run is looked for."""
-    condition = f"attributes.status = 'FINISHED' and tags.`fedbench.code_hash` = '{code_hash}'"
-    if run_id:
-        condition += f" and tags.`fedbench.run_id` = '{run_id}'"
-    found = set()
-    for _, run in runs_of(client, suite, condition):
-        tags = run.data.tags
-        read = tags.get("fedbench.data_hash", ""), tags.get("fedbench.weights_hash", "")
-        if inputs is None or inputs.get(tags["fedbench.run_id"]) == read:
-            found.add(tags["fedbench.run_id"])
-    return found
 
 
 def latest_page(uri: str) -> tuple[str, str] | None:

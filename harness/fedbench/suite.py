@@ -155,6 +155,12 @@ class Suite(_Part):
         None, ge=0, le=100, description="accuracy that rounds are counted to; by default what the baseline ends with"
     )
     rows: tuple[Row, ...] = Field(min_length=1, description="the methods")
+    _text: str = PrivateAttr("")
+
+    @property
+    def text(self) -> str:
+        """The file that it was read from; "" for a suite of no file."""
+        return self._text
 
     @property
     def setting_names(self) -> tuple[str, ...]:
@@ -199,6 +205,7 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
         problem = problem_of(first, _model_at(path))
         raise FedbenchError(f"{where}, line {_line_of(node, first['loc'])}, {'.'.join(path)}: {problem}") from None
     _place(suite, Place(where, _lines(node)))
+    suite._text = text if isinstance(text, str) else text.decode()
     for scale in suite.scales.values():
         names = [setting.name for setting in scale.settings]
         twice = sorted({name for name in names if names.count(name) > 1})

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 import uuid
@@ -31,7 +30,17 @@ from fedbench.recording import (
     metrics_at,
     set_tags,
 )
-from fedbench.run_tags import provenance_tags, run_note, run_tags, said_of
+from fedbench.resuming import Origin, stored_in
+from fedbench.run_code import Codes
+from fedbench.run_tags import (
+    code_tags,
+    command_code_tags,
+    info_tags,
+    provenance_tags,
+    run_note,
+    run_tags,
+    said_of,
+)
 from fedbench.seal import SEAL, seal_of
 from fedbench.spec import RunSpec
 from fedbench.store import (
@@ -40,7 +49,6 @@ from fedbench.store import (
     INVOCATION,
     KIND,
     experiment_of,
-    finished_in,
     open_store,
 )
 from fedbench.uris import shown
@@ -50,23 +58,12 @@ from fedbench.uris import shown
 from mlflow.entities import Metric, Run
 
 _FLUSH_SECONDS = 5.0
-_FACTS = (
-    "data_hash",
-    "weights_hash",
-    "num_clients",
-    "cohort_size",
-    "num_train",
-    "num_test",
-    "trainable_parameters",
-    "round_bytes",
-    "server_data",
-    "not_on_unseen",
-)
-"""Of `RunInfo`, written as tags."""
 CLAIMS = "fedbench.claims"
 """Tag: names the folder by whose claims it can be told whether a run is still at work (see `fedbench.claims`)."""
 CLAIM = "fedbench.claim"
 """Tag of a command's run: the claim that its process holds."""
+SUITE = "suite.yaml"
+"""Artifact of a command's run: the text of the suite."""
 EXECUTOR = "fedbench.executor"
 """Tag: which executor trained the cohorts and, where it fell back, why."""
 
@@ -107,7 +104,8 @@ class Tracking:
     With an ``invocation`` they are filed under one parent run, which begins with the first of them and ends with the
     last; without one every run stands alone. With ``claims`` what killed processes left as running is marked KILLED.
     While the store can't be written, its calls are tried again, and ``tell`` hears of it; StoreUnavailable after
-    ``patience`` seconds. With ``rerun`` no run counts as finished.
+    ``patience`` seconds. With ``rerun`` no run counts as finished. ``codes`` are by default those of the code here with
+    the invocation's plugin files.
     """
 
     def __init__(
@@ -120,6 +118,7 @@ class Tracking:
         tell: Callable[[str], None] = lambda _: None,
         patience: float = 120.0,
         rerun: bool = False,
+        codes: Codes | None = None,
     ) -> None:
         client = open_store(uri, create=True)
         if client is None:
@@ -133,23 +132,19 @@ class Tracking:
         self._open: dict[str, _Open] = {}
         self._invocation = invocation
         self._parent: _Parent | None = None
-        self._provenance = provenance_tags(suite, () if invocation is None else invocation.plugin_files)
+        self._codes = codes or Codes(() if invocation is None else invocation.plugin_files)
+        self._provenance = provenance_tags(suite, "" if invocation is None else invocation.suite_text)
 
-    def has_finished(self, spec: RunSpec, inputs: tuple[str, str]) -> bool:
-        """Whether the store has the run by now, made by this code from the data and weights of these hashes."""
-        code = self._provenance["fedbench.code_hash"]
-        known = {spec.run_id: inputs}
-        return not self._rerun and bool(finished_in(self._client, self._suite, code, known, spec.run_id))
+    def has_finished(self, spec: RunSpec, origin: Origin) -> bool:
+        """Whether the store has the run by now, made from the same code, data and weights."""
+        if self._rerun:
+            return False
+        return stored_in(self._client, self._suite, {spec.run_id: origin}, spec.run_id).get(spec.run_id) == ()
 
     @hookimpl
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
         """An MLflow run with everything that is known before the first round."""
-        facts = {"owners": json.dumps(dict(info.owners))}
-        for name in _FACTS:
-            facts[name] = str(getattr(info, name))
-        if info.resumed_round:
-            facts["resumed_round"] = str(info.resumed_round)
-        self._begin(spec, {f"fedbench.{name}": value for name, value in facts.items()})
+        self._begin(spec, info_tags(info))
         log_dataset(self._client, self._open[spec.run_id].id, spec.dataset, info.data_hash)
 
     @hookimpl
@@ -241,7 +236,8 @@ class Tracking:
         self._end(spec.run_id, status)
 
     def _begin(self, spec: RunSpec, facts: Mapping[str, str]) -> None:
-        tags = {**run_tags(spec), **self._provenance, **facts, NOTE: f"{said_of(spec)} It has not ended."}
+        made_by = {**self._provenance, **code_tags(self._codes.of(spec.method))}
+        tags = {**run_tags(spec), **made_by, **facts, NOTE: f"{said_of(spec)} It has not ended."}
         if self._claims is not None:
             tags[CLAIMS] = self._claims.shared_by
             # this process has the claim, so whoever began these is dead
@@ -259,7 +255,7 @@ class Tracking:
         if asked is None:
             return ""
         if self._parent is None:
-            tags = {**asked.tags(), **self._provenance, KIND: INVOCATION}
+            tags = {**asked.tags(), **self._provenance, **command_code_tags(self._codes), KIND: INVOCATION}
             tags[NOTE] = asked.note(self._suite, 0, (), "RUNNING")
             if self._claims is not None:
                 tags[CLAIMS] = self._claims.shared_by
@@ -270,6 +266,8 @@ class Tracking:
             name = asked.name(self._suite, datetime.now())
             made = begin_run(self._client, self._experiment, name, tags)
             self._parent = _Parent(made, tags.get(CLAIM, ""))
+            if asked.suite_text:
+                self._client.log_text(made, asked.suite_text, SUITE)
         return self._parent.id
 
     def end_dead_commands(self) -> None:

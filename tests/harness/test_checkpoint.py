@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,7 +113,12 @@ def cache(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def settings(cache, tmp_path) -> Settings:
-    return Settings(cache, cache, (cache / "unseeded.py",), checkpoints=Checkpointing(tmp_path / "kept", "code", 2))
+    return Settings(cache, cache, (cache / "unseeded.py",), checkpoints=Checkpointing(tmp_path / "kept", of("code"), 2))
+
+
+def of(code: str) -> defaultdict[str, str]:
+    """Every run's code."""
+    return defaultdict(partial(str, code))
 
 
 def spec_of(method: str, settings: Settings, **sets: object) -> RunSpec:
@@ -201,7 +208,7 @@ def test_what_other_code_or_another_executor_left_is_not_gone_on_with(settings, 
     spec = spec_of("fedavg", settings)
     stopped(spec, settings, after=3)
     other = {
-        "code": replace(settings, checkpoints=replace(settings.checkpoints, code="other")),
+        "code": replace(settings, checkpoints=replace(settings.checkpoints, codes=of("other"))),
         "executor": replace(settings, executor="sequential"),
     }[change]
     info = prepare(spec, settings).info

@@ -276,6 +276,7 @@ class FakeTracking:
     tell: object = None
     patience: float = 0.0
     rerun: bool = False
+    codes: object = None
     interrupted: list[bool] = field(default_factory=list)
 
     def end_dead_commands(self) -> None:
@@ -386,8 +387,7 @@ def faked_run(
 
     monkeypatch.setattr(execution.plan, "plan", lambda _, specs, __: ([SimpleNamespace(info=info(), specs=specs)], []))
     monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
-    monkeypatch.setattr(execution, "finished_run_ids", lambda *_: set())
-    monkeypatch.setattr(execution, "code_hash", lambda *_: "code")
+    monkeypatch.setattr(execution, "stored_runs", lambda *_: {})
     monkeypatch.setattr(execution, "Tracking", tracking)
     monkeypatch.setattr(execution, "_show_leaderboard", lambda *_: print("the leaderboard"))
     monkeypatch.setattr(execution, "execute", lambda specs, settings, *_, **__: events(specs, settings))
@@ -531,12 +531,12 @@ def test_finished_runs_are_skipped_unless_rerun_is_given(
     faked_run(monkeypatch, execution, events)
     arguments = ("run", "--method", "fedavg", "--seed", "0", "--seed", "1")
     _, specs = execution.plan.requested(execution.Request(methods=("fedavg",), seeds=(0, 1)))
-    monkeypatch.setattr(execution, "finished_run_ids", lambda *_: {specs[0].run_id})
+    monkeypatch.setattr(execution, "stored_runs", lambda *_: {specs[0].run_id: ()})
     ended = fedbench(*arguments)
     assert "1 of 2 runs are in the store already and are skipped; --rerun repeats them." in ended.out
     fedbench(*arguments, "--rerun")
     assert asked == [[1], [0, 1]]
-    monkeypatch.setattr(execution, "finished_run_ids", lambda *_: {spec.run_id for spec in specs})
+    monkeypatch.setattr(execution, "stored_runs", lambda *_: {spec.run_id: () for spec in specs})
     assert fedbench(*arguments).code == 0
     assert len(asked) == 2
 

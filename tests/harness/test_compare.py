@@ -38,7 +38,6 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     place = store.store_uri(str(tmp_path_factory.mktemp("compared") / "store"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_tags, "versions", lambda: {"torch": "2.6", "numpy": "2.0"})
-        patch.setattr(run_tags, "code_hash", lambda files: "c" * 64)
         patch.setattr(run_tags, "commit", lambda: "a" * 40)
         final = {"global_accuracy": 40.0, "tail_accuracy": 10.0, "class_accuracy/cat": 5.0, "bytes_up": 96.0}
         play(Tracking(place, "suite"), LEFT, {0: 10.0, 1: 20.0, 2: 30.0, 3: 40.0}, final, "d" * 64)
@@ -87,7 +86,7 @@ def test_provenance_that_differs_is_shown(compared: Comparison) -> None:
         ("data_hash", "d" * 64, "e" * 64),
         ("version.torch", "2.6", "2.7"),
     ]
-    # code_hash, weights_hash, version.numpy
+    # harness_hash, weights_hash, version.numpy; the code of fedprox is of one run only
     assert compared.equal_provenance == 3
 
 

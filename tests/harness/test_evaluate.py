@@ -264,7 +264,7 @@ def test_evaluate_ends_with_1_and_says_what_changed(
     # whichever class every sample is now taken for, all of its samples are right
     assert re.search(r"class_accuracy/\w+ +\d+\.\d\d +100\.00 +\+\d+", ended.out)
     assert "Code, versions, data and weights are the recorded ones." in ended.out
-    monkeypatch.setattr("fedbench.evaluation.code_hash", lambda _: "c0de" * 16)
+    monkeypatch.setattr("fedbench.run_code.RunCode.hash", "c0de" * 16)
     monkeypatch.setattr("fedbench.evaluation.versions", lambda: {"torch": "0.1"})
     ended = fedbench(run_id)
     recorded_code = recorded.run("moon").data.tags["fedbench.code_hash"][:16]

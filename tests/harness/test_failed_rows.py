@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -360,7 +361,9 @@ def test_a_seed_that_no_other_row_has_costs_no_rank(suite: Suite) -> None:
 
 
 def test_a_failure_of_other_code_says_so(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(suite.listener._provenance, "fedbench.code_hash", "a" * 64)
+    monkeypatch.setattr(
+        suite.listener._codes, "of", lambda _: SimpleNamespace(hash="a" * 64, harness="b" * 64, methods=())
+    )
     suite.fail(spec("moon", 0), "old bug")
     monkeypatch.undo()
     suite.fail(spec("fedclip", 0), "new bug")

@@ -298,16 +298,16 @@ def test_another_headline_ranks_the_rows_and_is_what_differences_are_taken_of(re
 
 def test_two_states_of_changed_code_are_told_apart() -> None:
     lines = made([(spec("fedavg", seed), 60.0) for seed in (0, 1)])
-    lines["commit"], lines["code_hash"] = "c" * 40 + "+dirty", ["1" * 64, "2" * 64]
+    lines["commit"], lines["harness_hash"] = "c" * 40 + "+dirty", ["1" * 64, "2" * 64]
     caption = leaderboard(lines)["caption"].iloc[0]
     assert "ccccccc+dirty (code 11111111), ccccccc+dirty (code 22222222)" in caption
 
 
 def test_captions_say_when_code_states_mix_and_only_then() -> None:
     lines = made([(spec("fedavg", seed), 60.0) for seed in (0, 1)])
-    lines["code_hash"] = ["1" * 64, "2" * 64]
+    lines["harness_hash"] = ["1" * 64, "2" * 64]
     assert leaderboard(lines)["caption"].iloc[0].endswith("commit ccccccc · several code states")
-    lines["code_hash"] = "1" * 64
+    lines["harness_hash"] = "1" * 64
     assert leaderboard(lines)["caption"].iloc[0].endswith("commit ccccccc")
 
 

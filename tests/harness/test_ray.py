@@ -28,7 +28,6 @@ from fedbench.engines.shipping import environment, ship
 from fedbench.errors import FedbenchError
 from fedbench.expand import expand
 from fedbench.prepare import Settings
-from fedbench.provenance import code_hash
 from fedbench.resolve import Overrides
 from fedbench.space import defaults_of, space_of
 from fedbench.spec import RunSpec
@@ -57,8 +56,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fedbench
-from fedbench.defaults import average
 from fedbench.hookspecs import hookimpl
+from ours.averaging import average
+
+SCALE = float(Path(__file__).with_name("scale.txt").read_text())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class Waiting:
             (Path(folder) / "writing").write_text(f"{os.getpid()} {fedbench.__file__}")
             (Path(folder) / "writing").rename(Path(folder) / "process")
             time.sleep(120)
-        return average(task)
+        return {name: SCALE * tensor for name, tensor in average(task).items()}
 '''
 FAULTY = (
     WAITING.replace("waiting", "faulty").replace("task.round == 2", "1 / 0").replace('"FEDBENCH_TEST_FOLDER"', '"PATH"')
@@ -120,8 +121,9 @@ def address() -> Iterator[str]:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """With two plugin files, and a package of a third party that only this process can import."""
+    """With two plugin files that import and read what is theirs, and a third party's package: here only, not there."""
     (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "scale.txt").write_text("1.0")
     (tmp_path / "plugins" / "waiting.py").write_text(WAITING)
     (tmp_path / "plugins" / "faulty.py").write_text(FAULTY)
     site = tmp_path / "site"
@@ -130,6 +132,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     shutil.copy(THIRD_PARTY, site)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fedbench-example-median\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[fedbench.methods]\nexample-median = example_median:FedMedian\n")
+    (site / "ours").mkdir()
+    (site / "ours" / "averaging.py").write_text("from fedbench.defaults import average\n")
     monkeypatch.syspath_prepend(str(site))
     plugins = tuple(tmp_path / "plugins" / name for name in ("waiting.py", "faulty.py"))
     return Settings(tmp_path, tmp_path / "cache", plugins)
@@ -169,7 +173,7 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     specs = [*specs_of(settings), *specs_of(settings, methods=("faulty",), seeds=(0,))]
     alone = list(execute(specs, settings, 1, engine=InProcess(settings)))
     monkeypatch.setenv("FEDBENCH_TEST_FOLDER", str(tmp_path))
-    kept = Checkpointing(tmp_path / "checkpoints", code_hash(settings.plugin_files), every=1)
+    kept = Checkpointing(tmp_path / "checkpoints", {spec.run_id: "code" for spec in specs}, every=1)
     killed: list[str] = []
 
     def kill() -> None:
@@ -269,7 +273,7 @@ def test_workers_get_settings_from_the_environment_but_no_secrets(monkeypatch: p
 def test_checkpoints_of_a_finished_run_go_from_a_machine_that_has_a_disk_of_its_own(
     settings: Settings, tmp_path: Path
 ) -> None:
-    kept = replace(settings, checkpoints=Checkpointing(tmp_path / "kept", "code"))
+    kept = replace(settings, checkpoints=Checkpointing(tmp_path / "kept", {}))
     for run in ("finished", "other"):
         (tmp_path / "kept" / run).mkdir(parents=True)
     marker = tmp_path / "kept" / "shared-1"

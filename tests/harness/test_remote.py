@@ -16,8 +16,8 @@ import pytest
 
 from fedbench import store
 from fedbench.cli.app import main
-from fedbench.provenance import code_hash
 from fedbench.results import load_results
+from fedbench.run_code import Codes
 from fedbench.testing import tiny_dataset
 
 PATIENCE = 60.0
@@ -113,7 +113,7 @@ def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
     results = load_results(server, "remote")
     assert sorted(results["method"]) == ["creff", "fedavg"]
     assert results["final/global_accuracy"].between(0, 100).all()
-    assert store.finished_run_ids(server, "remote", code_hash()) == set(results["run_id"])
+    assert set(results["code_hash"]) == {Codes().of(method).hash for method in ("fedavg", "creff")}
     check_the_parent(server)
 
     again = fedbench(*command)

@@ -1,5 +1,6 @@
 """Tracking and the store, with handmade events: what is written, when, and how runs end."""
 
+import hashlib
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench import artifacts, provenance, store, tracking
+from fedbench import artifacts, provenance, run_code, store, tracking
 from fedbench.cli.execution import invocation
 from fedbench.cli.options import Request
 from fedbench.cli.ui import ui
@@ -23,9 +24,11 @@ from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, plugin_manager, 
 from fedbench.invocation import Invocation
 from fedbench.parameters import flat_params
 from fedbench.recording import metric_name
+from fedbench.resuming import Origin, stored_runs
+from fedbench.run_code import Codes, MethodCode, RunCode
 from fedbench.run_tags import run_tags
 from fedbench.spec import RunSpec, Training
-from fedbench.store import finished_run_ids, store_uri, ui_command
+from fedbench.store import store_uri, ui_command
 from fedbench.tracking import Tracking
 
 INFO = RunInfo(
@@ -92,6 +95,12 @@ def play(listener: Tracking, spec: RunSpec, accuracy: float = 60.0) -> None:
     listener.run_finished(spec, INFO, result(accuracy + 2))
 
 
+def finished(uri: str, suite: str, code: RunCode, data: str = INFO.data_hash, weights: str = INFO.weights_hash) -> Any:
+    """Ids of those runs of seeds 0 to 3 that need not run again with this code, data and weights."""
+    origins = {spec(seed=seed).run_id: Origin(code, data, weights) for seed in range(4)}
+    return {run_id for run_id, why in stored_runs(uri, suite, origins).items() if not why}
+
+
 def history(uri: str, run: Any, metric: str) -> list[tuple[int, float]]:
     client = store.open_store(uri, create=False)
     assert client is not None
@@ -117,7 +126,9 @@ def test_a_finished_run_holds_params_tags_metrics_and_artifacts(uri: str, listen
     assert tags["fedbench.run_id"] == ran.run_id
     assert tags["fedbench.suite"] == "test_a_finished_run_holds_params_tags_metrics_and_artifacts"
     assert (tags["fedbench.data_hash"], tags["fedbench.weights_hash"]) == ("d" * 64, "w" * 64)
-    assert tags["fedbench.code_hash"] == provenance.code_hash()
+    code = Codes().of("fedprox")
+    assert (tags["fedbench.code_hash"], tags["fedbench.harness_hash"]) == (code.hash, code.harness)
+    assert json.loads(tags["fedbench.method_code"]) == [{"method": "fedprox", "hash": code.methods[0].hash}]
     assert json.loads(tags["fedbench.owners"]) == {"local_loss": "fedclip, fedavg"}
     assert (tags["fedbench.row"], tags["fedbench.num_clients"]) == ("fedprox · clip:embedded", "4")
     assert tags["fedbench.version.numpy"] == np.__version__
@@ -243,9 +254,25 @@ def parent_of(uri: str, suite: str) -> Any:
     return filed[parent]
 
 
-def test_the_runs_of_a_command_are_filed_under_one_parent(uri: str) -> None:
+PLUGIN = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    pass
+
+class Mine:
+    name, citation, Params, recipe = "mine", "nobody", Params, {}
+    def __init__(self, params):
+        pass
+"""
+
+
+def test_the_runs_of_a_command_are_filed_under_one_parent(uri: str, tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(PLUGIN)
     given = {"scale": "paper", "methods": ("fedprox",), "seeds": (0, 1), "overrides": ("rounds=2",), "skipped": 3}
-    listener = Tracking(uri, "nested", asked(plugin_files=(Path(__file__),), **given))
+    listener = Tracking(uri, "nested", asked(plugin_files=(plugin,), suite_text="name: nested\n", **given))
     client = store.open_store(uri, create=False)
     assert client is not None
     # nothing began yet: an empty parent would be left behind by whatever ends the command now
@@ -267,10 +294,15 @@ def test_the_runs_of_a_command_are_filed_under_one_parent(uri: str) -> None:
         "methods": '["fedprox"]',
         "seeds": "[0, 1]",
         "overrides": '["rounds=2"]',
-        "plugins": '["test_tracking.py"]',
+        "plugins": '["mine.py"]',
     }
-    assert tags["fedbench.code_hash"] == provenance.code_hash([Path(__file__)])
-    assert str(Path(__file__).parent) not in json.dumps(tags)
+    assert tags["fedbench.code_hash"] == run_code.code_hash([plugin])
+    assert tags["fedbench.harness_hash"] == run_code.harness_hash()
+    (mine,) = Codes([plugin]).of("mine").methods
+    assert json.loads(tags["fedbench.plugin_code"]) == [{"plugin": "mine.py", "hash": mine.hash}]
+    assert str(tmp_path) not in json.dumps(tags)
+    folder = store.local_artifacts(uri, parent)
+    assert folder is not None and (folder / "suite.yaml").read_text() == "name: nested\n"
     assert tags["mlflow.note.content"] == (
         "`fedbench run` on the suite **nested**, 2 runs: 2 finished, 0 failed. In the store already: 3 runs.\n\n"
         "`fedbench run --suite mine.yaml`\n"
@@ -278,8 +310,9 @@ def test_the_runs_of_a_command_are_filed_under_one_parent(uri: str) -> None:
     children = [run for _, run in store.runs_of(client, "nested")]
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
     assert {run.data.tags["seed"] for run in children} == {"0", "1"}
-    done = finished_run_ids(uri, "nested", provenance.code_hash([Path(__file__)]))
-    assert done == {spec(seed=0).run_id, spec(seed=1).run_id}
+    text = hashlib.sha256(b"name: nested\n").hexdigest()
+    assert {run.data.tags["fedbench.suite_hash"] for run in (parent, *children)} == {text}
+    assert finished(uri, "nested", Codes().of("fedprox")) == {spec(seed=0).run_id, spec(seed=1).run_id}
 
 
 def test_a_parent_has_failed_if_one_of_its_runs_has(uri: str) -> None:
@@ -368,24 +401,61 @@ def test_an_experiment_of_an_earlier_version_is_shown_like_a_new_one(uri: str) -
     assert "mlflow.sharedViewState.fedbench" in client.get_experiment_by_name("fedbench/early").tags
 
 
-def test_only_finished_runs_of_the_same_code_are_not_run_again(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    listener = Tracking(uri, "resume's suite")
+class Fixed(Codes):
+    """Code that does not change with the sources."""
+
+    def __init__(self, harness: str, **methods: str) -> None:
+        super().__init__()
+        self._harness, self._hashes = harness, methods
+
+    def of(self, stack: str) -> RunCode:
+        """The given hashes."""
+        return RunCode(self._harness, tuple(MethodCode(name, self._hashes[name]) for name in stack.split("+")))
+
+
+def test_only_finished_runs_of_the_same_code_are_not_run_again(uri: str) -> None:
+    suite = "resume's suite"
+    first, second = Fixed("1" * 64, fedprox="p" * 64), Fixed("1" * 64, fedprox="q" * 64)
+    listener = Tracking(uri, suite, codes=first)
     play(listener, spec(seed=0))
     listener.run_failed(spec(seed=1), "no")
     listener.run_started(spec(seed=2), INFO)
-    monkeypatch.setattr("fedbench.run_tags.code_hash", lambda files: "0" * 64)
-    play(Tracking(uri, "resume's suite"), spec(seed=3))
-    assert finished_run_ids(uri, "resume's suite", provenance.code_hash()) == {spec(seed=0).run_id}
-    assert finished_run_ids(uri, "resume's suite", "0" * 64) == {spec(seed=3).run_id}
+    play(Tracking(uri, suite, codes=second), spec(seed=3))
+    assert finished(uri, suite, first.of("fedprox")) == {spec(seed=0).run_id}
+    assert finished(uri, suite, second.of("fedprox")) == {spec(seed=3).run_id}
     # the same description of a run on other data or other pretrained weights has to run again
-    mine = spec(seed=3).run_id
-    for read, expected in (
-        ((INFO.data_hash, INFO.weights_hash), {mine}),
-        ((INFO.data_hash, "other"), set()),
-        (("other", INFO.weights_hash), set()),
-    ):
-        assert finished_run_ids(uri, "resume's suite", "0" * 64, {mine: read}) == expected
-    assert finished_run_ids(uri, "never ran", "0" * 64) == set()
+    assert finished(uri, suite, second.of("fedprox"), weights="other") == set()
+    assert finished(uri, suite, second.of("fedprox"), data="other") == set()
+    assert finished(uri, "never ran", first.of("fedprox")) == set()
+
+
+def test_why_a_run_is_carried_out_again_is_told(uri: str) -> None:
+    listener = Tracking(uri, "again", codes=Fixed("1" * 64, fedprox="p" * 64))
+    play(listener, spec(seed=0))
+    mine = spec(seed=0).run_id
+
+    def why(code: RunCode, data: str = INFO.data_hash, weights: str = INFO.weights_hash) -> tuple[str, ...]:
+        return stored_runs(uri, "again", {mine: Origin(code, data, weights)})[mine]
+
+    same = MethodCode("fedprox", "p" * 64)
+    plugin = MethodCode("fedprox", "q" * 64, plugin="mine.py")
+    assert why(RunCode("1" * 64, (same,))) == ()
+    assert why(RunCode("2" * 64, (same,))) == ("code of the harness changed",)
+    assert why(RunCode("1" * 64, (MethodCode("fedprox", "q" * 64),))) == ("method fedprox changed",)
+    assert why(RunCode("1" * 64, (plugin,)), "o") == ("plugin file mine.py changed", "data changed")
+    assert why(RunCode("1" * 64, (same,)), weights="o") == ("pretrained weights changed",)
+    client = store.open_store(uri, create=False)
+    assert client is not None
+    ((_, run),) = store.runs_of(client, "again")
+    # what an upgrade changed is named
+    for key, value in {"version.torch": "0.1", "seal": ""}.items():
+        client.set_tag(run.info.run_id, f"fedbench.{key}", value)
+    client.delete_tag(run.info.run_id, "fedbench.seal")
+    assert why(RunCode("2" * 64, (same,))) == (f"torch 0.1 -> {provenance.versions()['torch']}",)
+    # as an earlier version of fedbench left it
+    client.delete_tag(run.info.run_id, "fedbench.harness_hash")
+    (reason,) = why(RunCode("2" * 64, (same,)))
+    assert reason == "made by a version of fedbench that did not record which code is whose"
 
 
 class CountingClient:
@@ -514,7 +584,7 @@ def test_a_uri_that_mlflow_does_not_know_is_an_error() -> None:
 
 def test_reading_creates_no_store(tmp_path: Path) -> None:
     missing = store_uri(str(tmp_path / "none"))
-    assert finished_run_ids(missing, "longtail", "0") == set()
+    assert stored_runs(missing, "longtail", {}) == {}
     with pytest.raises(FedbenchError, match="there is no store at .*none; fill one with `fedbench run"):
         ui_command(missing)
     assert list(tmp_path.iterdir()) == []
@@ -548,19 +618,6 @@ def test_telemetry_is_off_and_logs_are_quiet() -> None:
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert is_telemetry_disabled()
     assert logging.getLogger("alembic.runtime.migration").getEffectiveLevel() == logging.WARNING
-
-
-def test_the_code_hash_covers_methods_and_plugin_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugin = tmp_path / "mine.py"
-    plugin.write_text("x = 1\n")
-    plain, with_plugin = provenance.code_hash(), provenance.code_hash([plugin])
-    plugin.write_text("x = 2\n")
-    assert len({plain, with_plugin, provenance.code_hash([plugin])}) == 3
-    assert plain == provenance.code_hash() and len(plain) == 64
-    names = {name for name, _ in provenance._sources()}
-    assert {"fedbench/rounds.py", "fedbench_methods/fedprox.py"} <= names
-    with pytest.raises(FedbenchError, match=r"source file .*gone.py' cannot be read: No such file"):
-        provenance.code_hash([tmp_path / "gone.py"])
 
 
 def test_a_copy_inside_somebody_elses_repository_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

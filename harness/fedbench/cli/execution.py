@@ -21,6 +21,7 @@ from fedbench.cli.console import complain, console, say
 from fedbench.cli.live import LiveProgress
 from fedbench.cli.options import Request, command_line
 from fedbench.cli.progress import PlainProgress, Progress
+from fedbench.cli.stored import origins_of, say_stored
 from fedbench.engine import Policy, default_workers, execute, with_cores
 from fedbench.engines import Engine
 from fedbench.engines.in_process import RUN_THREAD, InProcess
@@ -30,10 +31,11 @@ from fedbench.hookspecs import hookimpl, plugin_manager, relay
 from fedbench.invocation import Invocation, counted
 from fedbench.patience import HURRY, StoreUnavailable
 from fedbench.prepare import Settings
-from fedbench.provenance import code_hash
+from fedbench.resuming import Origin, stored_runs
+from fedbench.run_code import Codes
 from fedbench.runs import checkpoints_of
 from fedbench.spec import RunSpec
-from fedbench.store import finished_run_ids, store_uri
+from fedbench.store import store_uri
 from fedbench.suite import Suite
 from fedbench.tracking import Tracking
 from fedbench.uris import shown
@@ -47,27 +49,29 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
     planned, failed = plan.plan(suite, specs, settings)
     # a row that has failed here fails as a run as well, which is recorded like any other
     rows = [row.specs for row in planned] + [row.specs for row in failed]
-    known = {spec.run_id for row in rows for spec in row}
-    specs = [spec for spec in specs if spec.run_id in known]
-    inputs = {spec.run_id: (row.info.data_hash, row.info.weights_hash) for row in planned for spec in row.specs}
-    code = code_hash(request.plugin_files)
-    finished = set() if request.rerun else finished_run_ids(uri, suite.name, code, inputs)
+    carried = {spec.run_id for row in rows for spec in row}
+    specs = [spec for spec in specs if spec.run_id in carried]
+    codes = Codes(request.plugin_files)
+    origins = origins_of(planned, codes)
+    known = {} if request.rerun else stored_runs(uri, suite.name, origins)
+    finished = {run_id for run_id, why in known.items() if not why}
     pending = [spec for spec in specs if spec.run_id not in finished]
     skipped = len(specs) - len(pending)
-    if skipped:
-        say(f"{skipped} of {len(specs)} runs are in the store already and are skipped; --rerun repeats them.")
+    say_stored(specs, known)
     work = work_folder(uri, suite.name, settings.cache_dir)
-    checkpoints = Checkpointing(work / "checkpoints", code, request.checkpoint_every)
+    hashes = {spec.run_id: codes.of(spec.method).hash for spec in specs}
+    checkpoints = Checkpointing(work / "checkpoints", hashes, request.checkpoint_every)
     for run_id in finished:
         discard(checkpoints.folder, run_id)
     settings = replace(settings, checkpoints=checkpoints)
-    _say_resumed(pending, inputs, settings)
+    _say_resumed(pending, origins, settings)
     claims = Claims(
-        work / "claims",
-        lambda spec: spec.run_id in inputs and tracking.has_finished(spec, inputs[spec.run_id]),
+        work / "claims", lambda spec: spec.run_id in origins and tracking.has_finished(spec, origins[spec.run_id])
     )
-    asked = invocation(request, pending, skipped) if pending else None
-    tracking = Tracking(uri, suite.name, asked, claims, tell=_warn, patience=request.patience, rerun=request.rerun)
+    asked = invocation(request, pending, skipped, suite.text) if pending else None
+    tracking = Tracking(
+        uri, suite.name, asked, claims, tell=_warn, patience=request.patience, rerun=request.rerun, codes=codes
+    )
     if pending:
         ended = _run_all(request, suite, pending, settings, claims, tracking)
     else:
@@ -161,11 +165,13 @@ def _engine(request: Request, settings: Settings, pending: Sequence[RunSpec]) ->
     return Processes(settings, min(workers, len(pending)), memory)
 
 
-def _say_resumed(pending: Sequence[RunSpec], inputs: Mapping[str, tuple[str, str]], settings: Settings) -> None:
+def _say_resumed(pending: Sequence[RunSpec], origins: Mapping[str, Origin], settings: Settings) -> None:
     """Which runs go on from a checkpoint."""
     for spec in pending:
-        read = inputs.get(spec.run_id)
-        number = checkpoints_of(spec.run_id, *read, settings).round() if read else 0
+        origin = origins.get(spec.run_id)
+        if origin is None:  # its row could not be planned: it will fail, and has no checkpoint
+            continue
+        number = checkpoints_of(spec.run_id, origin.data_hash, origin.weights_hash, settings).round()
         if number:
             after = f"round {number} of {spec.training.rounds}"
             say(f"{spec.title}, seed {spec.seed}: goes on from its checkpoint after {after}.")
@@ -205,7 +211,7 @@ def _show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:
     return len(finished) < len(stored.finished)
 
 
-def invocation(request: Request, pending: Sequence[RunSpec], skipped: int) -> Invocation:
+def invocation(request: Request, pending: Sequence[RunSpec], skipped: int, suite_text: str = "") -> Invocation:
     """The request and the runs carried out now, as recorded: FILEs by their names, and no folder of this machine."""
     return Invocation(
         command=command_line("run", request, *(["--rerun"] if request.rerun else [])),
@@ -217,6 +223,7 @@ def invocation(request: Request, pending: Sequence[RunSpec], skipped: int) -> In
         seeds=request.seeds,
         overrides=request.overrides,
         plugin_files=request.plugin_files,
+        suite_text=suite_text,
     )
 
 

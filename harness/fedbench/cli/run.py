@@ -137,10 +137,13 @@ def run(
         raise unknown_name("executor", executor, EXECUTORS)
     settings = Settings(request.data_dir, request.cache_dir, request.plugin_files, executor=executor)
     if dry_run:
-        rows, failed = plan.plan(chosen, specs, settings, dry=True)
-        plan.show(chosen, rows, failed)
+        planned, failed = plan.plan(chosen, specs, settings, dry=True)
+        # imports MLflow, which no wrong input should wait for
+        from fedbench.cli.stored import show_stored
+
+        show_stored(request, chosen, planned)
+        plan.show(chosen, planned, failed)
         raise typer.Exit(1 if failed else 0)
-    # imports MLflow, which neither wrong input nor a dry run should wait for
     from fedbench.cli.execution import carry_out
 
     raise typer.Exit(carry_out(request, chosen, specs, settings))

@@ -16,7 +16,8 @@ from fedbench.cli.options import Request, command_line
 from fedbench.errors import FedbenchError
 from fedbench.objectives import Objective
 from fedbench.prepare import Settings
-from fedbench.provenance import code_hash, commit, versions
+from fedbench.provenance import commit, versions
+from fedbench.run_code import Codes
 from fedbench.runs import run_rounds
 from fedbench.space import Dimension, defaults_of, restricted, space_of
 from fedbench.spec import RunSpec
@@ -70,7 +71,7 @@ def records_of(
     spaces = [space_of(spec, settings.plugin_files) for spec in specs]
     trainable = [bool(info.trainable_parameters) for info in planned]
     kept = restricted([space if trains else () for space, trains in zip(spaces, trainable, strict=True)], only)
-    code = code_hash(settings.plugin_files)
+    codes = Codes(settings.plugin_files)
     chosen = []
     for spec, space, info in zip(specs, kept, planned, strict=True):
         if not space:
@@ -86,7 +87,7 @@ def records_of(
             spec=spec.model_copy(update={"seed": 0}).model_dump(mode="json"),
             space=tuple(dimension.as_json() for dimension in space),
             budget=budget,
-            code_hash=code,
+            code_hash=codes.of(spec.method).hash,
             data_hash=info.data_hash,
             weights_hash=info.weights_hash,
             commit=commit(),

@@ -1,4 +1,5 @@
-"""What a worker on another machine is sent: fedbench, every package that registers methods, and plugin files.
+"""What a worker on another machine is sent: fedbench, every package that registers methods, plugin files, and what
+these import or read of their own.
 
 They are copied into one folder that goes first on the worker's import path, with the metadata by which methods are
 found. So the worker needs nothing but the libraries, and it makes sure that its code is the very same.
@@ -20,7 +21,9 @@ import fedbench
 from fedbench.assemble import GROUP
 from fedbench.errors import FedbenchError
 from fedbench.prepare import Settings
-from fedbench.provenance import code_hash, roots, versions
+from fedbench.provenance import roots, versions
+from fedbench.run_code import code_hash, files_beside
+from fedbench.sources import PLUGIN
 
 _PLUGINS = "fedbench_plugin_files"
 _SUITES = "fedbench_suites"
@@ -59,22 +62,22 @@ def ship(folder: Path, plugin_files: Sequence[Path]) -> Shipped:
     packages = roots()
     suites = find_spec(_SUITES)
     beside = [] if suites is None or suites.origin is None else [Path(suites.origin).parent]
-    files = []
     try:
         for root in [*packages.values(), *beside]:
             if root.is_dir():
                 shutil.copytree(root, folder / root.name, ignore=_LEFT_OUT)
             else:
                 shutil.copy(root, folder)
-        for number, file in enumerate(plugin_files):
-            target = folder / _PLUGINS / str(number)  # two files may have the same name
-            target.mkdir(parents=True)
-            shutil.copy(file, target)
-            files.append((target / file.name).relative_to(folder).as_posix())
+        for name, file in files_beside(plugin_files).items():
+            target = folder / re.sub(f"^{PLUGIN}/", f"{_PLUGINS}/", name)
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, target)
         _write_metadata(folder)
     except (OSError, shutil.Error) as error:
         raise FedbenchError(f"the code can't be packed for the workers: {error}.") from error
-    return Shipped(code_hash(plugin_files), tuple(sorted(versions().items())), tuple(sorted(packages)), tuple(files))
+    files = tuple(f"{_PLUGINS}/{number}/{file.name}" for number, file in enumerate(plugin_files))
+    return Shipped(code_hash(plugin_files), tuple(sorted(versions().items())), tuple(sorted(packages)), files)
 
 
 def environment() -> dict[str, str]:

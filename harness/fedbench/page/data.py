@@ -483,17 +483,19 @@ def _overview(sections: Sequence[Section], blocks: Sequence[pd.DataFrame], style
 
 
 def _reproduction(results: pd.DataFrame, command: str) -> Reproduction:
-    states: list[tuple[str, list[str]]] = []
-    for name, term in (("commit", "commit"), ("code_hash", "code"), ("data_hash", "data"), ("weights_hash", "weights")):
-        known = [text for text in dict.fromkeys(texts(results, name)) if text]
-        states += [(term, known)] if known else []
+    states: dict[str, list[str]] = {}
+    code = "harness_hash" if has(results, "harness_hash") else "code_hash"
+    for name, term in (("commit", "commit"), (code, "code"), ("data_hash", "data"), ("weights_hash", "weights")):
+        states[term] = [text for text in dict.fromkeys(texts(results, name)) if text]
     wanted = ("row", "setting", "seed", "run_id", "mlflow_id", "commit", "code_hash", "data_hash", "weights_hash")
     columns = {name: texts(results, name) for name in wanted}
     columns["commit"] = [_short_commit(text) for text in columns["commit"]]
     for name in ("code_hash", "data_hash", "weights_hash"):
         columns[name] = [text[:8] for text in columns[name]]
     runs = [dict(zip(columns, line, strict=True)) for line in zip(*columns.values(), strict=True)]
-    return Reproduction(command, versions(), states, ", ".join(_seeds(results)), runs)
+    return Reproduction(
+        command, versions(), [one for one in states.items() if one[1]], ", ".join(_seeds(results)), runs
+    )
 
 
 def _seeds(results: pd.DataFrame) -> list[str]:

@@ -1,0 +1,63 @@
+"""What ``fedbench run`` says of the runs that the store has already: which are skipped, which are repeated and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from fedbench.cli.console import complain, say
+from fedbench.cli.options import Request
+from fedbench.cli.plan import PlannedRow, rows_of
+from fedbench.errors import FedbenchError
+from fedbench.resuming import Origin, stored_runs
+from fedbench.run_code import Codes
+from fedbench.spec import RunSpec
+from fedbench.store import store_uri
+from fedbench.suite import Suite
+
+
+def origins_of(planned: Sequence[PlannedRow], codes: Codes) -> dict[str, Origin]:
+    """Run id -> what the run is made from, for all runs of the plan."""
+    return {
+        spec.run_id: Origin(codes.of(spec.method), row.info.data_hash, row.info.weights_hash)
+        for row in planned
+        for spec in row.specs
+    }
+
+
+def show_stored(request: Request, suite: Suite, planned: Sequence[PlannedRow]) -> None:
+    """`say_stored` of a dry run; one that cannot read the store warns, since it needs none."""
+    origins = origins_of(planned, Codes(request.plugin_files))
+    try:
+        stored = stored_runs(store_uri(request.store, to_write=False), suite.name, origins)
+    except FedbenchError as error:
+        complain(f"which runs are in the store already is not known: {error}", label="warning")
+        return
+    say_stored([spec for row in planned for spec in row.specs], {} if request.rerun else stored)
+
+
+def say_stored(specs: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) -> None:
+    """How many runs are skipped and, where some run again, a line for the rows that stand alike.
+
+    ``stored``: run id -> why a run is repeated, nothing for one that is skipped. Nothing is said of an empty store.
+    """
+    skipped = sum(stored.get(spec.run_id) == () for spec in specs)
+    if skipped:
+        say(f"{skipped} of {len(specs)} runs are in the store already and are skipped; --rerun repeats them.")
+    if not stored or skipped == len(specs):
+        return
+    alike: dict[str, list[str]] = {}
+    rows = rows_of(specs)
+    for row in rows:
+        alike.setdefault(_standing(row, stored), []).append(row[0].title)
+    for standing, titles in alike.items():
+        which = "every row" if len(titles) == len(rows) > 1 else ", ".join(titles)
+        say(f"{standing}: {which}", style="dim")
+
+
+def _standing(row: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) -> str:
+    """``1 of 3 in the store, 2 again (data changed)``."""
+    skipped = sum(stored.get(spec.run_id) == () for spec in row)
+    repeated = Counter("; ".join(why) for spec in row if (why := stored.get(spec.run_id)))
+    parts = [f"{skipped} of {len(row)} in the store", *(f"{number} again ({why})" for why, number in repeated.items())]
+    return ", ".join(parts)
