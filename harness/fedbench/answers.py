@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbench.errors import FedbenchError, Unworkable
+from fedbench.metrics import is_reserved
 from fedbench.tasks import AggregationTask, ClientTask, EvaluationTask
 from fedbench.types import GlobalModel, Predictions, Tensors, Update
 
@@ -74,6 +75,11 @@ def require_update(task: ClientTask, update: object, owner: str) -> Update:
         )
     require(update.metrics, Mapping, "metrics by name", owner, "local_train")
     for name, value in update.metrics.items():
+        if not (isinstance(name, str) and name.strip()) or is_reserved(name):
+            raise FedbenchError(
+                f"{owner} answers the hook local_train with a metric called {name!r}; choose another name: bytes, "
+                "seconds, counts of faults, final/... and what ends in _accuracy are the harness's own."
+            )
         if not isinstance(value, Real):
             raise FedbenchError(
                 f"{owner} answers the hook local_train with {_kind(value)} as the metric {name!r}; it must be a number."

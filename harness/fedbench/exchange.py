@@ -84,6 +84,21 @@ def accepted(
     return tuple(usable)
 
 
+def mean_metrics(reported: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Of the metrics of updates the mean ``train_loss``, and the means of all others, by name.
+
+    Each is over the updates that have it and counts them alike, whatever their samples: a mean over clients. What no
+    update has is left out.
+    """
+    values: dict[str, list[float]] = {}
+    for metrics in reported:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(float(value))
+    means = {name: sum(own) / len(own) for name, own in values.items()}
+    loss = {name: means.pop(name) for name in ("train_loss",) if name in means}
+    return loss, means
+
+
 def aggregated_state(run: Run, state: RunState, updates: tuple[Update, ...], exchange: int, exchanges: int) -> RunState:
     """The state after the server's step on ``updates``."""
     task = AggregationTask(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,15 @@ from torch import Tensor
 
 from fedbench.answers import require, require_predictions, require_tensors
 from fedbench.errors import FedbenchError
-from fedbench.exchange import accepted, aggregated_state, owner_of, schedule_of, train_clients, undo_lost
+from fedbench.exchange import (
+    accepted,
+    aggregated_state,
+    mean_metrics,
+    owner_of,
+    schedule_of,
+    train_clients,
+    undo_lost,
+)
 from fedbench.executors.sequential import joined
 from fedbench.metrics import score, size_in_bytes, unseen_metrics, validation_accuracy
 from fedbench.models.inputs import InputSource
@@ -43,8 +51,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     started = time.perf_counter()
     who = schedule_of(run, number)
     up, down = survey(run, state, number, who.asked, who.training)
-    losses: list[float] = []
-    aggregated: set[int] = set()
+    reports: list[tuple[int, Mapping[str, float]]] = []
     rejected = 0
     exchanges = run.assembly.hooks.exchanges(round=number, spec=spec, state=state.server)
     if not isinstance(exchanges, int) or exchanges < 1:
@@ -67,14 +74,15 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         rejected += len(arrived) - len(updates)
         if not updates:
             continue
-        losses += [float(u.metrics.get("train_loss", 0.0)) for u in updates]
-        aggregated |= {u.client for u in updates}
+        reports += [(u.client, u.metrics) for u in updates]
         state = aggregated_state(run, state, updates, exchange, exchanges)
     counts = (len(who.asked) - len(who.training), len(who.late), len(who.work), rejected)
+    loss, further = mean_metrics([metrics for _, metrics in reports])
     record = RoundRecord(
         round=number,
-        cohort=tuple(sorted(aggregated)),
-        metrics={"train_loss": sum(losses) / len(losses)} if losses else {},
+        cohort=tuple(sorted({client for client, _ in reports})),
+        metrics=loss,
+        client_metrics=further,
         bytes_up=up,
         bytes_down=down,
         seconds=time.perf_counter() - started,

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedbench.errors import FedbenchError
-from fedbench.invocation import counted
 from fedbench.provenance import commit, versions
 from fedbench.recording import COMMIT, SOURCE
 from fedbench.spec import RunSpec
 from fedbench.store import HARNESS, KIND, METHOD_CODE, RUN
+from fedbench.wording import counted
 
 # isort: split
 # after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported

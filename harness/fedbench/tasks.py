@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 
 FAULT_COUNTS = ("clients_dropped", "clients_late", "clients_partial", "updates_rejected")
-"""Of a round, how many clients failed before training, trained for nothing, and were stragglers; and how many updates,
-one a client and exchange, the server rejected."""
+"""Of a round: clients that failed before training, trained for nothing, were stragglers; and updates rejected."""
 RECORDED_CLIENTS = 1000
 """Of more clients a run records the class counts of the first; the run's description deals all of them again."""
 
@@ -304,7 +303,7 @@ class RoundRecord(ReadOnly):
     cohort: tuple[int, ...]
     """The clients whose updates were aggregated, ascending; where there are none the model stays as it was."""
     metrics: Mapping[str, float]
-    """The cohort's mean ``train_loss``, if any, and in rounds that are evaluated all that an evaluation gives."""
+    """The cohort's mean ``train_loss``, where clients report it, and in evaluated rounds what an evaluation gives."""
     bytes_up: int
     bytes_down: int
     seconds: float
@@ -313,6 +312,8 @@ class RoundRecord(ReadOnly):
     """Which executor trained the cohort; empty in round 0, and where nobody trained."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """How often which of `FAULT_COUNTS` occurred; empty in round 0, and where the scenario has no faults."""
+    client_metrics: Mapping[str, float] = field(default_factory=dict)
+    """What else the clients' updates report (`Update.metrics`): means over those aggregated updates that have it."""
 
 
 @dataclass(frozen=True)

@@ -254,10 +254,7 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """What the server sends to one client: the weights to train from, and further tensors (prototypes, a head).
-
-    The harness counts their bytes as sent down.
-    """
+    """What the server sends to one client: weights to train from, and further tensors. Both count as sent down."""
 
     weights: Tensors
     payload: Tensors = field(default_factory=dict)
@@ -296,6 +293,8 @@ class Update:
     payload: Tensors = field(default_factory=dict)
     """Further tensors a method uploads (prototypes, control variates)."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers about the client's training: ``train_loss``, and others under names of the method's own. Their means over
+    the updates that the server accepts are metrics of the round."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,6 @@
 """What methods answer is held against what they were handed; what the server is told of the federation."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -173,6 +174,22 @@ WRONG = {
     "start": lambda self, task: {"counts": 3},
     "broadcast": lambda self, task: task.weights,
 }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["bytes_up", "seconds", "updates_rejected", "tail_accuracy", "class_accuracy/bird", "final/drift", "", " ", 3],
+)
+def test_a_clients_metric_must_not_have_a_name_of_the_harness(tmp_path, name):
+    class Plugin:
+        @hookimpl
+        def local_train(self, task):
+            return replace(local_sgd(task), metrics={name: 1.0})
+
+    said = f"fedavg answers the hook local_train with a metric called {name!r}; choose another name"
+    with pytest.raises(FedbenchError, match=re.escape(said)) as caught:
+        final_state(run_with(tmp_path, Plugin(), backbone="clip:embedded"))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

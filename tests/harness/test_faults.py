@@ -106,6 +106,38 @@ def test_what_arrives_undamaged_is_averaged_and_what_arrives_is_counted(schedule
     assert [client for client, kept in state.clients.items() if kept] == [2]
 
 
+class Reports(Adds):
+    """Client k, of k + 1 samples, reports 10 k, and where k is odd also k squared."""
+
+    @hookimpl
+    def local_train(self, task):
+        update = Adds.local_train(self, task)
+        own = {"mine/drift": 10 * task.client} | ({"odd": task.client**2} if task.client % 2 else {})
+        return replace(update, num_examples=task.client + 1, metrics={**update.metrics, **own})
+
+
+@pytest.mark.parametrize("exchanges", [1, 2])
+def test_what_clients_report_is_averaged_over_the_accepted_updates_that_have_it(scheduled, exchanges):
+    everyone = (0, 1, 2, 3)
+    scheduled(Schedule(everyone, everyone, corrupt=frozenset({0})))
+    _, record = train_round(*(run := run_with(Reports(exchanges), rounds=1), run.initial_state()))
+    # the update of client 0 is rejected. Clients count alike, as they do for the loss: by samples 10 k would give
+    # (2 * 10 + 3 * 20 + 4 * 30) / 9. Clients 1 and 3 report their squares: (1 + 9) / 2
+    assert record.metrics == {"train_loss": 2.0}
+    assert record.client_metrics == {"mine/drift": 20.0, "odd": 5.0}
+
+
+def test_a_loss_that_no_client_reports_is_left_out_and_not_zero(scheduled):
+    class Silent(Adds):
+        @hookimpl
+        def local_train(self, task):
+            return replace(Adds.local_train(self, task), metrics={})
+
+    scheduled(Schedule((0, 1), (0, 1)))
+    _, record = train_round(*(run := run_with(Silent(), rounds=1), run.initial_state()))
+    assert record.cohort == (0, 1) and (record.metrics, record.client_metrics) == ({}, {})
+
+
 def test_faults_are_of_the_round_and_so_of_all_its_exchanges(scheduled):
     scheduled(ALL_OF_IT)
     plugin = Adds(exchanges=2)

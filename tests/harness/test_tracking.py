@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,16 +21,22 @@ from fedbench.cli.execution import invocation
 from fedbench.cli.options import Request
 from fedbench.cli.ui import ui
 from fedbench.errors import FedbenchError
-from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, plugin_manager, relay
+from fedbench.hookspecs import ClientTask, RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
 from fedbench.invocation import Invocation
+from fedbench.metrics import is_reserved
 from fedbench.parameters import flat_params
+from fedbench.prepare import Settings
 from fedbench.recording import metric_name
 from fedbench.resuming import Origin, stored_runs
 from fedbench.run_code import Codes, MethodCode, RunCode
 from fedbench.run_tags import run_tags
+from fedbench.runs import run_spec
 from fedbench.spec import RunSpec, Training
 from fedbench.store import store_uri, ui_command
+from fedbench.testing import tiny_dataset, tiny_spec
 from fedbench.tracking import Tracking
+from fedbench.training import local_sgd
+from fedbench.types import Update
 
 INFO = RunInfo(
     owners={"local_loss": "fedclip, fedavg"},
@@ -149,6 +156,28 @@ def test_a_finished_run_holds_params_tags_metrics_and_artifacts(uri: str, listen
     assert history(uri, run, "final/global_accuracy") == [(2, 62.0)]
     assert run.data.metrics["final/seconds"] == 3.25
     assert len(history(uri, run, metric_name("class_accuracy/don't know"))) == 3
+
+
+def test_what_clients_report_is_a_metric_of_every_round_and_clashes_with_none(
+    uri: str, listener: Tracking, runs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Reports:
+        @hookimpl
+        def local_train(self, task: ClientTask) -> Update:
+            update = local_sgd(task)
+            return replace(update, metrics={**update.metrics, "drift": 10.0 * task.round})
+
+    monkeypatch.setattr("fedbench.prepare.load_dataset", lambda *_, **__: tiny_dataset())
+    ran = tiny_spec("fedavg", backbone="clip:embedded", rounds=2, eval_every=2)
+    faulty = ran.scenario.model_copy(update={"dropout": 1e-6, "imbalance": "natural", "domain_split": "60/20/20"})
+    ran = ran.model_copy(update={"scenario": faulty})
+    run_spec(ran, Settings(tmp_path, tmp_path, executor="sequential"), [Reports(), listener])
+    [run] = runs().values()
+    assert history(uri, run, "drift") == [(1, 10.0), (2, 20.0)]
+    assert len(history(uri, run, "train_loss")) == 2
+    # whatever else a run records, no client may report under its name
+    assert {name for name in run.data.metrics if not is_reserved(name)} == {"drift", "train_loss"}
+    assert {"bytes_up_total", "clients_dropped", "final/train_seconds"} < run.data.metrics.keys()
 
 
 def test_artifacts_lie_in_the_store_folder_and_give_the_run_back(uri: str, listener: Tracking, runs: Any) -> None:

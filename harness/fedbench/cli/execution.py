@@ -28,7 +28,7 @@ from fedbench.engines.in_process import RUN_THREAD, InProcess
 from fedbench.engines.processes import Processes
 from fedbench.events import Event, RunFailed, notify
 from fedbench.hookspecs import hookimpl, plugin_manager, relay
-from fedbench.invocation import Invocation, counted
+from fedbench.invocation import Invocation
 from fedbench.patience import HURRY, StoreUnavailable
 from fedbench.prepare import Settings
 from fedbench.resuming import Origin, stored_runs
@@ -39,6 +39,7 @@ from fedbench.store import store_uri
 from fedbench.suite import Suite
 from fedbench.tracking import Tracking
 from fedbench.uris import shown
+from fedbench.wording import counted
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
@@ -90,7 +91,7 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
     _report(ended.failures, uri, asked)
     left = len(pending) - len(ended.failures) - ended.done
     if left and request.fail_fast:
-        complain(f"{counted(left, 'run')} were not carried out; the same command goes on.", label="--fail-fast")
+        complain(f"not carried out: {counted(left, 'run')}; the same command goes on.", label="--fail-fast")
     return SOME_FAILED if ended.failures else FINE
 
 

@@ -22,6 +22,7 @@ from fedbench.private import shared
 from fedbench.resolve import Overrides, parse_assignment
 from fedbench.spec import RunSpec
 from fedbench.suite import Suite, load_suite, suite_names
+from fedbench.wording import counted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,8 +84,9 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
     specs = expand(suite, picked)
     if picked.settings != overrides.settings:
         chosen, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
-        plural = "setting" if chosen == 1 else "settings"
-        say(f"dataset={dict(sets)['dataset']} picks {chosen} {plural} of the {known} of scale {picked.scale}")
+        say(
+            f"dataset={dict(sets)['dataset']} picks {counted(chosen, 'setting')} of the {known} of scale {picked.scale}"
+        )
     for line in told_of_added(suite, picked):
         say(line)
     return suite, _tuned(specs, request) if request.tuned else specs
@@ -231,7 +233,7 @@ def show(suite: Suite, rows: Sequence[PlannedRow], failed: Sequence[FailedRow]) 
     """The table of ``--dry-run``, and the reasons of ``failed`` rows."""
     every: list[PlannedRow | FailedRow] = [*rows, *failed]
     runs = sum(len(row.specs) for row in every)
-    say(f"suite {suite.name}: {runs} {'run' if runs == 1 else 'runs'}")
+    say(f"suite {suite.name}: {counted(runs, 'run')}")
     has_private = any(row.sent != row.info.trainable_parameters for row in rows)
     numbers = ("rounds", *(("trained",) if has_private else ()), "sent", "MB/client", "MB/run", "memory")
     grid = any(row.specs[0].setting for row in every)

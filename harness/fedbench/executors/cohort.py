@@ -27,6 +27,7 @@ from fedbench.randomness import torch_generator
 from fedbench.training import batch_at, batches_of, step_loss, trained
 from fedbench.types import Tensors, Update
 from fedbench.watch import unchanged
+from fedbench.wording import counted
 
 Gradients = Vectorised | ClosedForm
 Kind = tuple[object, ...]
@@ -90,7 +91,11 @@ class Cohort:
                 found, how = self._train_alike(kind, alike)
             updates |= dict(zip(positions, found, strict=True))
             told[how] = told.get(how, 0) + len(positions)
-        self.told = next(iter(told)) if len(told) == 1 else "; ".join(f"{n} clients {how}" for how, n in told.items())
+        self.told = (
+            next(iter(told))
+            if len(told) == 1
+            else "; ".join(f"{counted(n, 'client')} {how}" for how, n in told.items())
+        )
         return [updates[position] for position in range(len(tasks))]
 
     def _train_alike(self, kind: Kind, tasks: list[ClientTask]) -> tuple[list[Update], str]:
