@@ -185,6 +185,14 @@ def test_an_unknown_method_is_bad_input_and_fails_no_check():
     assert done.exit_code == 2 and "did you mean 'fedprox'" in done.stderr and not done.stdout
 
 
+def test_the_method_of_the_readme_is_declared_as_the_contract_wants_it(tmp_path, monkeypatch):
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    (tmp_path / "fedmedian.py").write_text(readme.partition("```python\n")[2].partition("```")[0], "utf-8")
+    monkeypatch.setattr(testing, "CHECKS", (testing.check_declaration, testing.check_hooks))
+    lines, _ = checked("fedmedian", "--plugin", str(tmp_path / "fedmedian.py"))
+    assert lines == {"declaration": "passed", "hooks": "passed"}
+
+
 @pytest.mark.slow
 def test_a_method_of_a_file_keeps_the_whole_contract_resumed_in_a_new_process_as_well():
     file = Path(__file__).parents[1] / "third_party_package" / "example_median.py"
