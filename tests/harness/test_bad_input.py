@@ -169,6 +169,14 @@ FILES = {
     "no truth": (SUITE + "target: !!bool many\n", r"line 9: not valid YAML: 'many' cannot be read as bool"),
     "no date": (SUITE + "description: 2001-99-99\n", r"line 9: not valid YAML: '2001-99-99' .* timestamp"),
     "too long a number": (SUITE + f"target: {'9' * 5000}\n", r"line 9: not valid YAML: '9{40}' cannot be read as int"),
+    "no value for a number": (SUITE + "target: !!int ''\n", r"line 9: not valid YAML: '' cannot be read as int"),
+    "an octal number": (SUITE.replace("rounds: 1", "rounds: 010"), r"line 4: .*010 is another value .*without leading"),
+    "a number to the base 60": (SUITE + "target: 1:30\n", r"line 9: .*1:30 is another value in YAML 1.1 than in"),
+    "a fraction to the base 60": (SUITE + "target: 1:30.5\n", r"line 9: .*1:30.5 is another value"),
+    "a binary number": (SUITE.replace("[0]", "[0b11]"), r"line 5: .*0b11 is another value"),
+    "a number with underscores": (SUITE.replace("[0]", "[1_000]"), r"line 5: .*1_000 is another value.*underscores"),
+    "a truth of YAML 1.1": (SUITE + "description: yes\n", r"line 9: .*yes is another value.*text in quotes"),
+    "a truth of YAML 1.1 as a key": (SUITE.replace("fedprox.mu:", "on:"), r"line 8: .*on is another value"),
     "brackets without end": (SUITE + "columns: " + "[" * 20_000, r"line 9: .*nested more than 40 levels deep"),
     "an alias of itself": (SUITE + "columns: &a [*a]\n", r"mine.yaml, line 9: an alias stands for itself"),
     "aliases of aliases": (
@@ -286,6 +294,13 @@ def test_store_that_cannot_be_written(command, tmp_path):
 
 def test_there_are_at_least_25_cases():
     assert len(CASES) >= 25
+
+
+def test_values_that_every_yaml_reads_alike_are_read():
+    assert parse_suite(SUITE + "description: 'yes'\n", "s").description == "yes"
+    assert parse_suite(SUITE + 'description: "1:30"\n', "s").description == "1:30"
+    assert parse_suite(SUITE + "target: .5e+1\n", "s").target == 5
+    assert parse_suite(SUITE.replace("[0]", "[0x1F, 30]"), "s").seeds == (31, 30)
 
 
 def test_a_number_too_long_to_be_shown_is_refused_by_its_line():
