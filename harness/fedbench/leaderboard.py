@@ -21,6 +21,7 @@ from fedbench.captions import caption
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.files import replacing
 from fedbench.latex import to_latex
+from fedbench.metric_names import DOMAINS
 from fedbench.milestones import is_tracked, rounds_to_target
 from fedbench.published import Published, beside
 from fedbench.render import render_terminal, to_csv, to_markdown
@@ -33,8 +34,6 @@ from fedbench.suite import Suite
 __all__ = ["leaderboard", "load_results", "of_suite", "render_terminal", "to_csv", "to_latex", "to_markdown", "write"]
 
 HEADLINE = "global_accuracy"
-DOMAINS = "domain_accuracy"
-"""As a column: the accuracies of all domains."""
 _STANDARD = (
     *GROUPS,
     "domain_mean_accuracy",

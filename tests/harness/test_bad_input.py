@@ -9,7 +9,8 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.errors import FedbenchError
-from fedbench.suite import parse_suite
+from fedbench.published import check_published, published_folder
+from fedbench.suite import load_suite, parse_suite
 
 RUN = ["run", "--suite", "longtail"]
 SMALL = ["--set", "dataset=embedded?train=200&test=40", "--set", "clients=2", "--set", "min_client_size=1"]
@@ -219,6 +220,22 @@ FILES = {
         SUITE.replace("rounds: 1", "rounds: 1e400"),
         r"mine.yaml, line 4, training.rounds: training.rounds=",
     ),
+    "an unknown headline": (SUITE + "headline: tial\n", r"line 9, headline: unknown accuracy 'tial'; .* 'tail'"),
+    "an unknown column": (SUITE + "columns: [head, worst_clint]\n", r"line 9, columns.1: .*mean 'worst_client'"),
+    "a cost as a column": (SUITE + "columns: [bytes]\n", r"line 9, columns.0: unknown accuracy 'bytes'"),
+    "an unknown objective": (SUITE + "objective: byts\n", r"line 9, objective: unknown .* 'byts'.*tail"),
+    "an unknown metric of the paper": (
+        SUITE + "published_metrics:\n  globl_accuracy: accuracy\n",
+        r"line 10, published_metrics.globl_accuracy.*: unknown accuracy 'globl_accuracy'; .* 'global'",
+    ),
+    "unknown published numbers": (
+        SUITE + "published: captt\n",
+        r"line 9, published: unknown file of published numbers 'captt'; .* 'capt'.* put captt.csv beside the suite",
+    ),
+    "an unknown column of published numbers": (
+        SUITE.replace("method: fedavg", "{method: fedavg, published: [{}, {varaint: x}]}") + "published: capt\n",
+        r"line 7, rows.0.published.1.varaint: unknown column of published numbers 'varaint'; .* 'variant'",
+    ),
     "an unknown baseline": (SUITE + "baseline: fedprx\n", r"line 9, baseline: unknown row 'fedprx'; .*'fedprox'"),
 }
 
@@ -294,6 +311,21 @@ def test_store_that_cannot_be_written(command, tmp_path):
 
 def test_there_are_at_least_25_cases():
     assert len(CASES) >= 25
+
+
+def test_names_of_metrics_are_taken_in_full_and_in_short():
+    known = "headline: tail\nobjective: bytes\ncolumns: [head, tail_accuracy, domain_accuracy, domain_accuracy/photo]\n"
+    suite = parse_suite(SUITE + known, "s")
+    assert (suite.headline, suite.objective) == ("tail_accuracy", "bytes")
+
+
+def test_published_numbers_of_ones_own_lie_beside_the_suite(tmp_path):
+    (tmp_path / "mine.yaml").write_text(SUITE + "published: mine\n")
+    suite = load_suite(str(tmp_path / "mine.yaml"))
+    with pytest.raises(FedbenchError, match="line 9, published: unknown file of published numbers 'mine'"):
+        check_published(suite, published_folder(None))
+    (tmp_path / "mine.csv").write_text("method,metric,value\n")
+    check_published(suite, published_folder(None))
 
 
 def test_values_that_every_yaml_reads_alike_are_read():

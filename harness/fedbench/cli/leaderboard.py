@@ -119,7 +119,8 @@ def leaderboard(
 
 def _overruled(read: Suite, asked: Asked, stored: Stored) -> Suite:
     """The suite's way of reading, with what the command line says; FedbenchError for what no run has."""
-    from fedbench.leaderboard import DOMAINS, baseline_named, metric_named
+    from fedbench.leaderboard import baseline_named, metric_named
+    from fedbench.metric_names import DOMAINS
 
     results = stored.finished
     changes: dict[str, object] = {}
