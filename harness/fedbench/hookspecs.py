@@ -75,7 +75,8 @@ class Method(Protocol):
     (keys of ``Training``), used where neither suite row nor command line sets them. An optional ``reads`` names those
     of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that the method looks at; the last
     two need no mention where it leaves `build_model` to the default. An optional ``requires`` names what the scenario
-    must grant: ``server_data`` (unlabelled samples at the server) or ``server_labels`` (labelled ones).
+    must grant: ``labels`` (of clients' samples), ``server_data`` (unlabelled samples at the server) or
+    ``server_labels`` (labelled ones).
     """
 
     name: ClassVar[str]

@@ -16,6 +16,7 @@ from fedbench.assemble import Assembly, assemble, find_method
 from fedbench.base_to_new import Renamed, UnseenTest, renamed_model
 from fedbench.checkpoint import Checkpointing
 from fedbench.datasets import load_dataset
+from fedbench.defaults import NEEDS_LABELS, FedAvg
 from fedbench.errors import FedbenchError
 from fedbench.executors import Executor, ExecutorName, executor_for
 from fedbench.metrics import size_in_bytes
@@ -110,6 +111,7 @@ def prepare(
     setup = ModelSetup(backbone, scored.classnames, spec, settings.data_dir)
     model = assembly.hooks.build_model(setup=setup)
     model = replace(model, constants=_to(model.constants, device))
+    _refuse_hidden_labels(spec, assembly, model, settings.plugin_files)
     granted = server_data_for(spec, federation, settings.plugin_files)
     private = private_names(assembly, model, spec)
     if private and len(federation.clients) != len(scored.clients):
@@ -173,14 +175,8 @@ def server_data_for(spec: RunSpec, federation: Federation, plugin_files: Sequenc
 
     Raises FedbenchError where the scenario does not grant what one of them requires.
     """
-    required: dict[str, str] = {}
-    for method in spec.stack:
-        for name in sorted(getattr(find_method(method, plugin_files), "requires", ())):
-            if name not in ("server_data", "server_labels"):
-                raise FedbenchError(
-                    f"{method} requires {name!r}, which no scenario can grant; server_data and server_labels exist."
-                )
-            required[name] = method
+    required = required_by(spec.stack, plugin_files)
+    required.pop("labels", None)
     for name, method in required.items():
         labels = " and scenario.server_labels=visible" if name == "server_labels" else ""
         if federation.server is None or (labels and spec.scenario.server_labels == "hidden"):
@@ -189,6 +185,38 @@ def server_data_for(spec: RunSpec, federation: Federation, plugin_files: Sequenc
                 f"does not grant; set scenario.server_samples (a class){labels}, for all methods it is compared with."
             )
     return "labelled" if "server_labels" in required else "unlabelled" if required else ""
+
+
+def required_by(stack: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[str, str]:
+    """What the methods of ``stack`` require of the scenario, and which of them does; FedbenchError for what there is
+    not.
+    """
+    required = {}
+    for method in stack:
+        for name in sorted(getattr(find_method(method, plugin_files), "requires", ())):
+            if name not in _REQUIREMENTS:
+                raise FedbenchError(
+                    f"{method} requires {name!r}, which no scenario can grant; {', '.join(_REQUIREMENTS)} exist."
+                )
+            required[name] = method
+    return required
+
+
+_REQUIREMENTS = ("labels", "server_data", "server_labels")
+
+
+def _refuse_hidden_labels(spec: RunSpec, assembly: Assembly, model: Model, plugin_files: Sequence[Path]) -> None:
+    """Where labels are hidden: FedbenchError for a method that requires them, and for the default loss of weights."""
+    if spec.scenario.labels != "hidden":
+        return
+    method = required_by(spec.stack, plugin_files).get("labels")
+    if method is not None:
+        raise FedbenchError(
+            f"{method} needs labels, which this scenario hides (labels=hidden); set scenario.labels=visible, or choose "
+            "a method that learns without them."
+        )
+    if model.weights and all(assembly.owners[hook] == FedAvg.name for hook in ("local_train", "local_loss")):
+        raise FedbenchError(NEEDS_LABELS)
 
 
 def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbone:

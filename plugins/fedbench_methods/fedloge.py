@@ -165,6 +165,7 @@ class FedLoGe:
     Params: ClassVar[type] = FedLoGeParams
     recipe: ClassVar[Mapping[str, object]] = {}
     reads: ClassVar[tuple[str, ...]] = ("tune", "head_scale")
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedLoGeParams) -> None:
         self.params = params

@@ -95,6 +95,7 @@ class FedProto:
     citation: ClassVar[str] = "Tan et al., FedProto: Federated Prototype Learning, AAAI 2022"
     Params: ClassVar[type] = FedProtoParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedProtoParams) -> None:
         self.params = params

@@ -126,6 +126,14 @@ CASES = {
         ["run", "--method", "fedclip", *SMALL, "--scenario", "iid", "--backbone", "convnet"],
         r"fedclip needs a CLIP backbone, not 'convnet'",
     ),
+    "labels that the default loss needs": (
+        ["run", "--method", "fedavgm", *SMALL, "--scenario", "iid", "--set", "labels=hidden"],
+        r"row 'fedavgm .*no labels\)': this scenario hides the labels .*choose a method that learns without labels",
+    ),
+    "labels that a method needs beside one that needs none": (
+        ["run", "--method", "fst-cbdg+fedntd", *SMALL, "--scenario", "iid", "--set", "labels=hidden", "--dry-run"],
+        r"fedntd needs labels, which this scenario hides \(labels=hidden\); set scenario.labels=visible",
+    ),
     "images too small for the network": (
         ["run", "--method", "fedavg", *SMALL, "--scenario", "iid", "--backbone", "alexnet"],
         r"alexnet.*resize=",
