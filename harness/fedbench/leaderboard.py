@@ -18,6 +18,7 @@ import pandas as pd
 
 from fedbench import failures
 from fedbench.captions import caption
+from fedbench.csv_text import csv_text
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.files import replacing
 from fedbench.latex import to_latex
@@ -198,8 +199,8 @@ def write(results: pd.DataFrame, board: pd.DataFrame, folder: Path, command: str
     prompts = "\n".join(f"$ {line}" for line in command.splitlines())
     made = f"Made by\n\n```console\n{prompts}\n```\n\n" if command else ""
     texts = {
-        "results.csv": results.to_csv(index=False),
-        "leaderboard.csv": board.to_csv(index=False),
+        "results.csv": csv_text(results),
+        "leaderboard.csv": csv_text(board),
         "leaderboard.md": f"# Leaderboard\n\n{made}{to_markdown(board)}",
         "leaderboard.tex": to_latex(board),
     }

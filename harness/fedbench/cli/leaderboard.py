@@ -85,6 +85,7 @@ def leaderboard(
 
     Every row is compared with the baseline over common seeds, and stands beside the numbers that its paper prints.
     """
+    from fedbench.csv_text import csv_text
     from fedbench.leaderboard import of_suite, render_terminal, to_latex, to_markdown, write
     from fedbench.results import load_curves, load_runs
     from fedbench.significance import Test
@@ -113,7 +114,7 @@ def leaderboard(
             _write_page(page, read, uri, results, board, curves, _made_by(stored, asked))
             sys.stdout.write(page.read_text(encoding="utf-8"))
     else:
-        text = {Format.csv: lambda b: b.to_csv(index=False), Format.md: to_markdown, Format.latex: to_latex}
+        text = {Format.csv: csv_text, Format.md: to_markdown, Format.latex: to_latex}
         sys.stdout.write(text[shape](board))
 
 
