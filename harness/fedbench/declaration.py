@@ -21,7 +21,7 @@ LONGEST_NAME = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SECTIONS = frozenset({"run", "scenario", "training", "backbone", "other-method"})
 """Heads of settings that are no method's: `--set scenario.clients=5`."""
-_GRANTED = ("server_data", "server_labels")
+_GRANTED = ("labels", "server_data", "server_labels")
 _READ = ("text_encoder", "teacher", "tune", "head_scale")
 
 

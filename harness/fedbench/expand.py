@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from fedbench.added import added_rows
-from fedbench.assemble import find_method
 from fedbench.comparable import same_data
 from fedbench.draft import READ_BY_SOME, Source, reads, section_of
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.hyper import declared
-from fedbench.resolve import Cell, Overrides, resolve
+from fedbench.resolve import Cell, Find, Overrides, checked_seed, finder, resolve
 from fedbench.spec import RunSpec, stack_names
 from fedbench.suite import Row, Scale, Setting, Suite
 
@@ -36,18 +35,22 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
             wanted = stack_names(method)
             chosen = [row for row in suite.rows if stack_names(row.method) == wanted]
             rows.extend(chosen or (one.row for one in added_rows(suite, "+".join(wanted), narrowed(suite, overrides))))
-    _refuse_stray_keys(suite, rows, overrides)
+    find = finder(overrides)
+    _refuse_stray_keys(suite, rows, overrides, find)
     overrides = narrowed(suite, overrides)
     specs: dict[str, RunSpec] = {}
     scale = _scale(suite, overrides.scale)
+    seeds = overrides.seeds or (scale.seeds if scale is not None else ()) or suite.seeds
     for cell in _cells(suite, rows, overrides):
-        for seed in overrides.seeds or (scale.seeds if scale is not None else ()) or suite.seeds:
-            spec = resolve(suite, cell, seed, overrides)
-            twin = specs.get(spec.run_id)
+        first = resolve(suite, cell, seeds[0], overrides, find)
+        for seed in seeds:
+            spec = first.model_copy(update={"seed": checked_seed(seed)})
+            run_id = spec.run_id
+            twin = specs.get(run_id)
             if twin is not None:
                 further = tuple(key for key in spec.published if key not in twin.published)
                 spec = twin.model_copy(update={"published": twin.published + further})
-            specs[spec.run_id] = spec
+            specs[run_id] = spec
     if not specs:
         asked = ", ".join(row.method for row in rows)
         raise FedbenchError(
@@ -111,39 +114,43 @@ def _scale(suite: Suite, name: str) -> Scale | None:
     return suite.scales[name or next(iter(suite.scales))]
 
 
-def _refuse_stray_keys(suite: Suite, rows: Iterable[Row], overrides: Overrides) -> None:
+def _refuse_stray_keys(suite: Suite, rows: Iterable[Row], overrides: Overrides, find: Find) -> None:
     """A setting of the grid or of ``--set`` that no row of the suite would read is a mistake, not a no-op."""
-    everywhere = [name for row in suite.rows for name in stack_names(row.method)]
+    everywhere = _methods(suite.rows)
     for scale_name, scale in suite.scales.items():
         where = f"suite {suite.name!r}, scale {scale_name!r}:"
-        _refuse_stray(Source(where, scale.set, scale, ("set",)), everywhere, overrides)
+        _refuse_stray(Source(where, scale.set, scale, ("set",)), everywhere, find)
         for setting in scale.settings:
             where = f"suite {suite.name!r}, setting {setting.name!r}:"
-            _refuse_stray(Source(where, setting.set, setting, ("set",)), everywhere, overrides)
-    stacks = [name for row in rows for name in stack_names(row.method)]
-    _refuse_stray(Source("--set", dict(overrides.sets)), stacks, overrides)
+            _refuse_stray(Source(where, setting.set, setting, ("set",)), everywhere, find)
+    stacks = _methods(rows)
+    _refuse_stray(Source("--set", dict(overrides.sets)), stacks, find)
 
 
-def _refuse_stray(source: Source, stacks: Sequence[str], overrides: Overrides) -> None:
+def _methods(rows: Iterable[Row]) -> list[str]:
+    """The methods that ``rows`` run, each once."""
+    return list(dict.fromkeys(name for row in rows for name in stack_names(row.method)))
+
+
+def _refuse_stray(source: Source, stacks: Sequence[str], find: Find) -> None:
     for key in source.settings:
         try:
-            _refuse_unread(key, stacks, source.said, overrides)
+            _refuse_unread(key, stacks, source.said, find)
         except FedbenchError as error:
             raise FedbenchError(f"{source.place(key)}{error}") from None
 
 
-def _refuse_unread(key: str, stacks: Sequence[str], where: str, overrides: Overrides) -> None:
+def _refuse_unread(key: str, stacks: Sequence[str], where: str, find: Find) -> None:
     """FedbenchError for a setting that there is not, or that none of the methods reads."""
     section, name = section_of(key, stacks)
-    methods = (find_method(method, overrides.plugin_files) for method in stacks)
-    if section == "run" and name in READ_BY_SOME and not reads(methods, name):
-        raise FedbenchError(f"{where} {key}: none of the methods reads it ({', '.join(sorted(set(stacks)))}).")
+    if section == "run" and name in READ_BY_SOME and not reads(map(find, stacks), name):
+        raise FedbenchError(f"{where} {key}: none of the methods reads it ({', '.join(sorted(stacks))}).")
     if section == "other-method":
         head = key.partition(".")[0]
         try:
-            cls = find_method(head, overrides.plugin_files)
+            cls = find(head)
         except FedbenchError as error:
             raise FedbenchError(f"{where} {key}: {error}") from None
         if name not in declared(cls.Params):
             raise unknown_name(f"hyper-parameter of {head}", name, declared(cls.Params))
-        raise FedbenchError(f"{where} {key}: no row runs {head}; rows run {', '.join(sorted(set(stacks)))}.")
+        raise FedbenchError(f"{where} {key}: no row runs {head}; rows run {', '.join(sorted(stacks))}.")

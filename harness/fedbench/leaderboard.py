@@ -18,9 +18,11 @@ import pandas as pd
 
 from fedbench import failures
 from fedbench.captions import caption
+from fedbench.csv_text import csv_text
 from fedbench.errors import FedbenchError, unknown_name
 from fedbench.files import replacing
 from fedbench.latex import to_latex
+from fedbench.metric_names import DOMAINS
 from fedbench.milestones import is_tracked, rounds_to_target
 from fedbench.published import Published, beside
 from fedbench.ranking import compared
@@ -35,8 +37,6 @@ from fedbench.wording import heading
 __all__ = ["leaderboard", "load_results", "of_suite", "render_terminal", "to_csv", "to_latex", "to_markdown", "write"]
 
 HEADLINE = "global_accuracy"
-DOMAINS = "domain_accuracy"
-"""As a column: the accuracies of all domains."""
 _STANDARD = (
     *GROUPS,
     "domain_mean_accuracy",
@@ -205,8 +205,8 @@ def write(results: pd.DataFrame, board: pd.DataFrame, folder: Path, command: str
     prompts = "\n".join(f"$ {line}" for line in command.splitlines())
     made = f"Made by\n\n```console\n{prompts}\n```\n\n" if command else ""
     texts = {
-        "results.csv": results.to_csv(index=False),
-        "leaderboard.csv": board.to_csv(index=False),
+        "results.csv": csv_text(results),
+        "leaderboard.csv": csv_text(board),
         "leaderboard.md": f"# Leaderboard\n\n{made}{to_markdown(board)}",
         "leaderboard.tex": to_latex(board),
     }

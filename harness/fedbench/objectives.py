@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedbench.errors import FedbenchError, Unworkable, unknown_name
+from fedbench.metric_names import COSTS
 from fedbench.metrics import summarise
 
 _PERSONAL = "personal_"
-_COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
 
 
 class UnknownObjective(FedbenchError):
@@ -31,7 +31,7 @@ class Objective:
     @property
     def is_cost(self) -> bool:
         """Whether it is bytes or seconds, of which less is better."""
-        return self.metric in _COSTS
+        return self.metric in COSTS
 
     def of(self, summary: Mapping[str, float]) -> float:
         """Its value in the summary of a run."""
@@ -62,7 +62,7 @@ class Objective:
             raise self._unknown(summary)
 
     def _unknown(self, summary: Mapping[str, float]) -> UnknownObjective:
-        known = sorted({name for name in summary if "/" not in name} | set(_COSTS))
+        known = sorted({name for name in summary if "/" not in name} | set(COSTS))
         return UnknownObjective(str(unknown_name("objective", self.metric, known, "Measured on validation data.")))
 
     def name_in(self, metrics: Mapping[str, float]) -> str | None:

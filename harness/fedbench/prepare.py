@@ -16,6 +16,7 @@ from fedbench.assemble import Assembly, assemble, find_method
 from fedbench.base_to_new import Renamed, UnseenTest, renamed_model
 from fedbench.checkpoint import Checkpointing
 from fedbench.datasets import load_dataset, takes_image_size
+from fedbench.defaults import NEEDS_LABELS, FedAvg
 from fedbench.errors import FedbenchError
 from fedbench.executors import Executor, ExecutorName, executor_for
 from fedbench.metrics import size_in_bytes
@@ -113,6 +114,7 @@ def prepare(
     setup = ModelSetup(backbone, scored.classnames, spec, settings.data_dir)
     model = assembly.hooks.build_model(setup=setup)
     model = replace(model, constants=_to(model.constants, device))
+    _refuse_hidden_labels(spec, assembly, model, settings.plugin_files)
     granted = server_data_for(spec, federation, settings.plugin_files)
     private = private_names(assembly, model, spec)
     if private and len(federation.clients) != len(scored.clients):
@@ -176,10 +178,8 @@ def server_data_for(spec: RunSpec, federation: Federation, plugin_files: Sequenc
 
     Raises FedbenchError where the scenario does not grant what one of them requires.
     """
-    required: dict[str, str] = {}
-    for method in spec.stack:
-        for name in sorted(getattr(find_method(method, plugin_files), "requires", ())):
-            required[name] = method
+    required = required_by(spec.stack, plugin_files)
+    required.pop("labels", None)
     for name, method in required.items():
         labels = " and scenario.server_labels=visible" if name == "server_labels" else ""
         if federation.server is None or (labels and spec.scenario.server_labels == "hidden"):
@@ -208,6 +208,27 @@ def enlargement(dataset: Dataset, backbone: Backbone) -> str:
     if side >= wanted:
         return ""
     return f"images of {dataset.name}, the smallest of {side} px, are enlarged to {wanted} px for {backbone.name}"
+
+
+def required_by(stack: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[str, str]:
+    """What the methods of ``stack`` require of the scenario, and which of them does."""
+    return {
+        name: method for method in stack for name in sorted(getattr(find_method(method, plugin_files), "requires", ()))
+    }
+
+
+def _refuse_hidden_labels(spec: RunSpec, assembly: Assembly, model: Model, plugin_files: Sequence[Path]) -> None:
+    """Where labels are hidden: FedbenchError for a method that requires them, and for the default loss of weights."""
+    if spec.scenario.labels != "hidden":
+        return
+    method = required_by(spec.stack, plugin_files).get("labels")
+    if method is not None:
+        raise FedbenchError(
+            f"{method} needs labels, which this scenario hides (labels=hidden); set scenario.labels=visible, or choose "
+            "a method that learns without them."
+        )
+    if model.weights and all(assembly.owners[hook] == FedAvg.name for hook in ("local_train", "local_loss")):
+        raise FedbenchError(NEEDS_LABELS)
 
 
 def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbone:
@@ -250,6 +271,10 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise FedbenchError(f"device {name!r} is not a torch device; use for instance cpu or cuda:0.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise FedbenchError(f"device {name!r} is not available: torch sees no CUDA device here; use device=cpu.")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise FedbenchError(f"device {name!r} is none that runs train on; use cpu, cuda, cuda:N or mps.")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[device.type]
+    if (device.index or 0) >= there:
+        seen = f"{there} devices of that kind" if there else f"no {device.type.upper()} device"
+        raise FedbenchError(f"device {name!r} is not available: torch sees {seen} here; use device=cpu.")
     return device

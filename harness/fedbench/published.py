@@ -66,6 +66,29 @@ def published_of(suite: Suite, folder: Traversable) -> Published | None:
     return Published(paper, load_published(suite.published, folder), suite.published_metrics)
 
 
+def check_published(suite: Suite, folder: Path) -> None:
+    """FedbenchError, by file and line, for published numbers that the suite names and that there are not.
+
+    They are the files in ``folder`` and one beside the suite. Nothing is checked where there is no such folder.
+    """
+    if not suite.published or not folder.is_dir():
+        return
+    file = f"{suite.published}.csv"
+    place = next((place for place in (folder, Path(suite.file).parent) if (place / file).is_file()), None)
+    if place is None:
+        known = [path.stem for path in folder.glob("*.csv")]
+        hint = f"For numbers of your own, put {file} beside the suite."
+        unknown = unknown_name("file of published numbers", suite.published, known, hint)
+        raise FedbenchError(f"{suite.place('published')}{unknown}")
+    facts = load_published(suite.published, place)
+    settings = [setting for scale in suite.scales.values() for setting in scale.settings]
+    for part in (*settings, *suite.rows):
+        for position, key in enumerate(part.published):
+            for column in (column for column in key if column not in facts):
+                unknown = unknown_name("column of published numbers", column, map(str, facts.columns))
+                raise FedbenchError(f"{part.place('published', position, column)}{unknown}")
+
+
 def matching(facts: pd.DataFrame, key: Key) -> pd.DataFrame:
     """The lines of ``facts`` that ``key`` picks: all its columns agree. FedbenchError for a column they don't have."""
     lines = facts

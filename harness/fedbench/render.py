@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedbench.csv_text import csv_text
 from fedbench.failures import shortened
 from fedbench.tables import STATUS, Column, Shown, tables
 
@@ -68,7 +69,7 @@ def to_markdown(board: pd.DataFrame) -> str:
 
 def to_csv(board: pd.DataFrame, path: Path) -> None:
     """The board with unrounded means and standard deviations in columns of their own; costs in bytes and seconds."""
-    board.to_csv(path, index=False)
+    path.write_text(csv_text(board), encoding="utf-8")
 
 
 def _layouts(shown: Shown) -> Iterator[tuple[list[Table], list[str]]]:

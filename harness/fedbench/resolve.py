@@ -6,8 +6,9 @@ Precedence, weakest first: fedbench's defaults, the suite's `training`, the scal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedbench.assemble import find_method
 from fedbench.comparable import same_data
 from fedbench.draft import Draft, Source
 from fedbench.errors import FedbenchError
+from fedbench.hookspecs import Method
 from fedbench.hyper import declared
 from fedbench.models.grammar import canonical_backbone
 from fedbench.safe_yaml import read_yaml
@@ -26,6 +28,8 @@ _LISTS = ("templates",)
 """Run settings that may have several values."""
 _SAME_CELL = ("backbone", "device")
 """Run settings that leave a run the published cell: another backbone is told wherever the two stand side by side."""
+
+Find = Callable[[str], type[Method]]
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,15 @@ class Cell:
         yield Source(f"{where}, row {self.row.method!r}, at the scale", self.at or {}, self.row, ("at", scale))
 
 
-def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpec:
-    """One cell and seed as a complete spec: every default is written out, so the run id covers it."""
+def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides, find: Find | None = None) -> RunSpec:
+    """One cell and seed as a complete spec: every default is written out, so the run id covers it.
+
+    ``find`` is `finder`'s, for whoever resolves many cells.
+    """
     stack = stack_names(cell.row.method)
+    find = find or finder(overrides)
     try:
-        classes = {name: find_method(name, overrides.plugin_files) for name in stack}
+        classes = {name: find(name) for name in stack}
     except FedbenchError as error:
         raise FedbenchError(f"{cell.row.place('method')}{error}") from error
     where = f"suite {suite.name!r}"
@@ -124,8 +132,6 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
         key in _SAME_CELL or (key == "dataset" and same_data(value, of_the_cell))
         for key, value in dict(overrides.sets).items()
     )
-    if not 0 <= seed <= MOST_SEED:
-        raise FedbenchError(f"seed {seed} is out of range; allowed: 0 to {MOST_SEED}.")
     resolved = {}
     for name, cls in classes.items():
         built = draft.built(name)
@@ -136,13 +142,25 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides) -> RunSpe
         training=Training(**draft.checked(Training, draft.training, "training")),
         method="+".join(stack),
         params={name: values for name, values in resolved.items() if values},
-        seed=seed,
+        seed=checked_seed(seed),
         label=cell.row.label,
         setting=cell.name,
         scale=overrides.scale or next(iter(suite.scales), ""),
         # with other settings it is no longer the published cell
         published=cell.published if same_cell else (),
     )
+
+
+def finder(overrides: Overrides) -> Find:
+    """`find_method` with the plugin files of ``overrides``, which looks through what is installed once per method."""
+    return cache(partial(find_method, plugin_files=overrides.plugin_files))
+
+
+def checked_seed(seed: int) -> int:
+    """``seed``; FedbenchError for one that can't be kept."""
+    if not 0 <= seed <= MOST_SEED:
+        raise FedbenchError(f"seed {seed} is out of range; allowed: 0 to {MOST_SEED}.")
+    return seed
 
 
 def parse_assignment(text: str) -> tuple[str, str]:

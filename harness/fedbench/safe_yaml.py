@@ -1,7 +1,8 @@
-"""YAML of users: plain values only, every key once, and of a size that can be shown in an error."""
+"""YAML of users: plain values only, every key once, read alike by every version of YAML, and short enough to show."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -13,6 +14,13 @@ MOST_VALUES = 200_000
 MOST_LEVELS = 40
 LONGEST_NUMBER = 256
 """Bits of a whole number; one of thousands of digits could not even be shown."""
+
+_EVERY_VERSION = re.compile(
+    r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-f]+|[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)(e[-+]?[0-9]+)?|[-+]?\.inf|\.nan|true|false",
+    re.IGNORECASE,
+)
+"""Numbers and truths that YAML 1.1 (PyYAML) and 1.2 read alike: not 010, 1:30, 1_000, yes."""
+_TYPED = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float"))
 
 
 class _Loader(yaml.SafeLoader):
@@ -29,18 +37,28 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """As SafeLoader; a value that is none of its tag's (``!!int x``) is an error of YAML like any other."""
+        """As SafeLoader; a value that is none of its tag's (``!!int x``) is an error of YAML like any other.
+
+        So is one that PyYAML, which reads YAML 1.1, takes for another value than YAML 1.2 does.
+        """
         try:
             value = super().construct_object(node, deep=deep)
             if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
                 raise ValueError("too many digits")
-            return value
-        except (ValueError, KeyError, AttributeError, OverflowError, TypeError) as error:
+        except (ValueError, LookupError, AttributeError, OverflowError, TypeError) as error:
             tag = node.tag.removeprefix("tag:yaml.org,2002:")
             shown = f"{str(node.value)[:40]!r} " if isinstance(node, yaml.ScalarNode) else ""
             raise yaml.constructor.ConstructorError(
                 None, None, f"{shown}cannot be read as {tag}", node.start_mark
             ) from error
+        is_plain = isinstance(node, yaml.ScalarNode) and node.style is None
+        if is_plain and node.tag in _TYPED and not _EVERY_VERSION.fullmatch(node.value):
+            problem = (
+                f"{node.value[:40]} is another value in YAML 1.1 than in YAML 1.2; write a number without leading "
+                "zeros, colons and underscores, true or false, and text in quotes"
+            )
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return value
 
 
 def read_yaml(text: str | bytes, where: str) -> tuple[yaml.Node | None, Any]:

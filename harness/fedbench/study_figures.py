@@ -15,6 +15,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as drawing
 
+from fedbench.csv_text import csv_text
 from fedbench.files import replacing
 from fedbench.objectives import Objective
 from fedbench.studies import Record, record_of
@@ -49,7 +50,7 @@ def write(study: optuna.Study, folder: Path) -> list[Path]:
     trials = trials.drop(columns=["user_attrs_process"], errors="ignore")
     written = [own / "trials.csv"]
     with replacing(written[0], "table of trials", "choose another --output") as temporary:
-        trials.to_csv(temporary, index=False)
+        temporary.write_text(csv_text(trials), encoding="utf-8")
     if not study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
         return written
     metrics = record.budget.objectives

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from fedbench.errors import FedbenchError, unknown_name
+from fedbench.metric_names import GROUPS, known_accuracy, known_column, known_objective
 from fedbench.safe_yaml import read_yaml
 from fedbench.spec import MOST_SEED, no_bool, stack_names
 
@@ -50,10 +51,11 @@ def _plain(name: str) -> str:
 
 
 Name = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_shown)]
+Accuracy = Annotated[str, AfterValidator(known_accuracy)]
 
 PUBLISHED_METRICS = {
     "global_accuracy": "accuracy",
-    **{f"{group}_accuracy": f"accuracy_{group}" for group in ("head", "mid", "tail", "many", "medium", "few")},
+    **{f"{group}_accuracy": f"accuracy_{group}" for group in GROUPS},
 }
 """Our name of a metric -> the published one."""
 
@@ -142,15 +144,17 @@ class Suite(_Part):
     published: Annotated[str, AfterValidator(_plain)] = Field(
         "", description="file of published numbers that the rows' keys refer to"
     )
-    published_metrics: dict[str, str] = Field(
+    published_metrics: dict[Accuracy, str] = Field(
         default_factory=lambda: dict(PUBLISHED_METRICS), description="our metric -> the published one"
     )
     baseline: str = Field("fedavg", description="row the others are compared with")
-    headline: str = Field("global_accuracy", description="metric the leaderboard is sorted by and Δ is taken of")
-    objective: str = Field(
+    headline: Accuracy = Field("global_accuracy", description="metric the leaderboard is sorted by and Δ is taken of")
+    objective: Annotated[str, AfterValidator(known_objective)] = Field(
         "", description="metric of the validation split that `fedbench tune` tunes for; the headline by default"
     )
-    columns: tuple[str, ...] = Field((), description="leaderboard columns beside the headline")
+    columns: tuple[Annotated[str, AfterValidator(known_column)], ...] = Field(
+        (), description="leaderboard columns beside the headline"
+    )
     target: Annotated[float | None, BeforeValidator(no_bool)] = Field(
         None, ge=0, le=100, description="accuracy that rounds are counted to; by default what the baseline ends with"
     )
@@ -161,6 +165,11 @@ class Suite(_Part):
     def text(self) -> str:
         """The file that it was read from; "" for a suite of no file."""
         return self._text
+
+    @property
+    def file(self) -> str:
+        """The file's name as it was given; "" for a suite of none."""
+        return "" if self._place is None else self._place.file
 
     @property
     def setting_names(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from fedbench.executors import ExecutorName
 from fedbench.hookspecs import STEPS
 from fedbench.hyper import declared
 from fedbench.models import load_backbone
-from fedbench.prepare import Run, Settings, prepare
+from fedbench.prepare import Run, Settings, prepare, required_by
 from fedbench.private import shared
 from fedbench.randomness import torch_generator
 from fedbench.resolve import Cell, Overrides, resolve
@@ -89,10 +89,7 @@ def contract_backbone(method: str) -> str:
 
 
 def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **training: object) -> RunSpec:
-    """``method`` with its default hyper-parameters and recipe on four label-skewed clients, half of them a round.
-
-    ``backbone`` is the ``contract_backbone`` by default.
-    """
+    """``method`` as it is, on four label-skewed clients, half a round, by default on its `contract_backbone`."""
     # "convnet" sorts after "clip:embedded": a stack gets the CNN as soon as one of its methods asks for it
     backbone = backbone or max(contract_backbone(name) for name in method.split("+"))
     budget: dict[str, object] = {"rounds": TINY_ROUNDS, "batch_size": 8, "lr": 0.01}
@@ -104,7 +101,7 @@ def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **traini
         min_client_size=4,
         labels="hidden" if hidden else "visible",
     )
-    if any(getattr(find_method(name), "requires", ()) for name in method.split("+")):
+    if required_by(method.split("+")).keys() & {"server_data", "server_labels"}:
         scenario = scenario.model_copy(update={"server_samples": 5, "server_labels": "visible"})
     suite = Suite(name="contract", backbone=backbone, rows=(Row(method=method),), training=budget)
     spec = resolve(suite, Cell(suite.rows[0]), 0, Overrides())
@@ -281,12 +278,13 @@ def check_neutral(name: str) -> str | None:
 
 
 def check_hidden_labels(name: str) -> str | None:
-    """Under hidden labels it trains without them, or refuses in one sentence."""
+    """Under hidden labels it trains without them, or refuses in one sentence before anything is trained."""
     try:
-        final_state(tiny_run(tiny_spec(name, hidden=True, rounds=1)))
+        run = tiny_run(tiny_spec(name, hidden=True, rounds=1))
     except FedbenchError as error:
         assert "label" in str(error) and "\n" not in str(error)
         return str(error)
+    final_state(run)  # a method that refuses only here has to say requires = {"labels"}
     return None
 
 

@@ -101,6 +101,7 @@ class CAPT:
     citation: ClassVar[str] = "Hou et al., CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning, 2025"
     Params: ClassVar[type] = CaptParams
     recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 1e-3, "weight_decay": 0.0}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: CaptParams) -> None:
         self.params = params

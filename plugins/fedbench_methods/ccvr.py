@@ -124,6 +124,7 @@ class CCVR:
     citation: ClassVar[str] = "Luo et al., No Fear of Heterogeneity: Classifier Calibration, NeurIPS 2021"
     Params: ClassVar[type] = CCVRParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: CCVRParams) -> None:
         self.params = params

@@ -142,6 +142,7 @@ class CLIP2FL(RetrainedHead):
     Params: ClassVar[type] = CLIP2FLParams
     recipe: ClassVar[Mapping[str, object]] = {}
     reads: ClassVar[tuple[str, ...]] = ("teacher", "tune", "head_scale")
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: CLIP2FLParams) -> None:
         self.params = params

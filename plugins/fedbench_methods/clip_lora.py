@@ -89,6 +89,7 @@ class ClipLoRA:
     citation: ClassVar[str] = "Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of VLMs, CVPR Workshops 2024"
     Params: ClassVar[type] = ClipLoraParams
     recipe: ClassVar[Mapping[str, object]] = {"optimizer": "adamw", "lr": 2e-4, "weight_decay": 1e-2}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: ClipLoraParams) -> None:
         self.params = params

@@ -63,6 +63,7 @@ class CReFF(RetrainedHead):
     citation: ClassVar[str] = "Shang et al., Classifier Re-Training with Federated Features, IJCAI 2022"
     Params: ClassVar[type] = CReFFParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: CReFFParams) -> None:
         self.params = params

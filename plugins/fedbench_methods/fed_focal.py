@@ -64,6 +64,7 @@ class FedFocal:
     citation: ClassVar[str] = "Sarkar et al., Fed-Focal Loss for imbalanced data classification, arXiv 2011.06283, 2020"
     Params: ClassVar[type] = FedFocalParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedFocalParams) -> None:
         self.params = params

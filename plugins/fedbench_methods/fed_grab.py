@@ -163,6 +163,7 @@ class FedGraB:
     citation: ClassVar[str] = "Xiao et al., Fed-GraB: Self-Adjusting Gradient Balancer, NeurIPS 2023"
     Params: ClassVar[type] = FedGraBParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedGraBParams) -> None:
         self.params = params

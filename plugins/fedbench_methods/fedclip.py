@@ -133,6 +133,7 @@ class FedCLIP:
         "eps": 1e-6,
         "weight_decay": 0.2,
     }
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedClipParams) -> None:
         if params.adapters == "none" and params.encoders == "frozen":

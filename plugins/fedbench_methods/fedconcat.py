@@ -134,6 +134,7 @@ class FedConcat:
     Params: ClassVar[type] = FedConcatParams
     recipe: ClassVar[Mapping[str, object]] = {}
     reads: ClassVar[tuple[str, ...]] = ("tune", "head_scale")
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedConcatParams) -> None:
         self.params = params

@@ -133,6 +133,7 @@ class FedFA:
     Params: ClassVar[type] = FedFAParams
     recipe: ClassVar[Mapping[str, object]] = {}
     reads: ClassVar[tuple[str, ...]] = ("tune",)
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedFAParams) -> None:
         self.params = params

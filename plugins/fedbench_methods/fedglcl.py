@@ -132,6 +132,7 @@ class FedGLCL:
     Params: ClassVar[type] = FedGlclParams
     recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-5}
     reads: ClassVar[tuple[str, ...]] = ("text_encoder",)
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedGlclParams) -> None:
         self.params = params

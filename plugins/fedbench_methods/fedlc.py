@@ -76,6 +76,7 @@ class FedLC:
     citation: ClassVar[str] = "Zhang et al., Label Distribution Skew via Logits Calibration, ICML 2022"
     Params: ClassVar[type] = FedLcParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedLcParams) -> None:
         self.params = params

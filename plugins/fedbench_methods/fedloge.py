@@ -167,6 +167,7 @@ class FedLoGe:
     recipe: ClassVar[Mapping[str, object]] = {}
     keeps_lost_training: ClassVar[bool] = True
     reads: ClassVar[tuple[str, ...]] = ("tune", "head_scale")
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedLoGeParams) -> None:
         self.params = params

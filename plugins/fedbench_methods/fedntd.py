@@ -69,6 +69,7 @@ class FedNTD:
     citation: ClassVar[str] = "Lee et al., Preservation of the Global Knowledge by Not-True Distillation, NeurIPS 2022"
     Params: ClassVar[type] = FedNtdParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedNtdParams) -> None:
         self.params = params

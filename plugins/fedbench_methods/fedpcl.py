@@ -123,6 +123,7 @@ class FedPCL:
     citation: ClassVar[str] = "Tan et al., FL from Pre-trained Models: A Contrastive Learning Approach, NeurIPS 2022"
     Params: ClassVar[type] = FedPclParams
     recipe: ClassVar[Mapping[str, object]] = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-4}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedPclParams) -> None:
         self.params = params

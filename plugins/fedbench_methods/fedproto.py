@@ -96,6 +96,7 @@ class FedProto:
     Params: ClassVar[type] = FedProtoParams
     recipe: ClassVar[Mapping[str, object]] = {}
     keeps_lost_training: ClassVar[bool] = True
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedProtoParams) -> None:
         self.params = params

@@ -118,6 +118,7 @@ class FedTPG:
     )
     Params: ClassVar[type] = FedTpgParams
     recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 3e-3, "momentum": 0.9, "weight_decay": 1e-5}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: FedTpgParams) -> None:
         self.params = params

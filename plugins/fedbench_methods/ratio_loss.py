@@ -124,7 +124,7 @@ class RatioLoss:
     citation: ClassVar[str] = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"
     Params: ClassVar[type] = RatioLossParams
     recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"server_labels"})
+    requires: ClassVar[frozenset[str]] = frozenset({"labels", "server_labels"})
 
     def __init__(self, params: RatioLossParams) -> None:
         self.params = params

@@ -148,6 +148,7 @@ class RUCR:
     citation: ClassVar[str] = "Huang et al., Representation Unification and Classifier Rectification, IEEE TIFS 2024"
     Params: ClassVar[type] = RUCRParams
     recipe: ClassVar[Mapping[str, object]] = {}
+    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
 
     def __init__(self, params: RUCRParams) -> None:
         self.params = params

@@ -384,9 +384,8 @@ def test_calibration_helps_a_class_that_the_head_neglects():
 def test_what_cannot_be_calibrated_is_refused_before_training():
     hidden = tiny_spec("ccvr", backbone="clip:embedded", hidden=True)
     for made, match in ((hidden, "labels=visible"), (spec().model_copy(update={"tune": "full"}), "backbone")):
-        run = tiny_run(made)
         with pytest.raises(FedbenchError, match=match):
-            final_state(run, until=0)
+            final_state(tiny_run(made), until=0)
 
 
 def test_a_client_that_fine_tuned_is_evaluated_with_the_head_it_tuned():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.assemble import find_method, method_names
+from fedbench.assemble import method_names
 from fedbench.expand import expand
-from fedbench.prepare import Settings
+from fedbench.prepare import Settings, required_by
 from fedbench.resolve import Overrides
 from fedbench.runs import run_spec
 from fedbench.suite import parse_suite
@@ -33,7 +33,7 @@ def measured(folder: Path) -> dict[str, dict[str, float]]:
     specs = expand(suite, Overrides())
     for name in others:
         sets = [("backbone", contract_backbone(name))]
-        if getattr(find_method(name), "requires", ()):
+        if required_by([name]).keys() & {"server_data", "server_labels"}:
             sets += [("scenario.server_samples", 5), ("scenario.server_labels", "visible")]
         specs += expand(suite, Overrides(methods=(name,), sets=tuple(sets)))
     rows = {}

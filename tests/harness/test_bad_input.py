@@ -9,7 +9,8 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.errors import FedbenchError
-from fedbench.suite import parse_suite
+from fedbench.published import check_published, published_folder
+from fedbench.suite import load_suite, parse_suite
 
 RUN = ["run", "--suite", "longtail"]
 SMALL = ["--set", "dataset=embedded?train=200&test=40", "--set", "clients=2", "--set", "min_client_size=1"]
@@ -125,6 +126,14 @@ CASES = {
         ["run", "--method", "fedclip", *SMALL, "--scenario", "iid", "--backbone", "convnet"],
         r"fedclip needs a CLIP backbone, not 'convnet'",
     ),
+    "labels that the default loss needs": (
+        ["run", "--method", "fedavgm", *SMALL, "--scenario", "iid", "--set", "labels=hidden"],
+        r"row 'fedavgm .*no labels\)': this scenario hides the labels .*choose a method that learns without labels",
+    ),
+    "labels that a method needs beside one that needs none": (
+        ["run", "--method", "fst-cbdg+fedntd", *SMALL, "--scenario", "iid", "--set", "labels=hidden", "--dry-run"],
+        r"fedntd needs labels, which this scenario hides \(labels=hidden\); set scenario.labels=visible",
+    ),
     "images too small for the network": (
         ["run", "--method", "fedavg", *SMALL, "--scenario", "iid", "--backbone", "alexnet"],
         r"alexnet.*resize=",
@@ -169,6 +178,14 @@ FILES = {
     "no truth": (SUITE + "target: !!bool many\n", r"line 9: not valid YAML: 'many' cannot be read as bool"),
     "no date": (SUITE + "description: 2001-99-99\n", r"line 9: not valid YAML: '2001-99-99' .* timestamp"),
     "too long a number": (SUITE + f"target: {'9' * 5000}\n", r"line 9: not valid YAML: '9{40}' cannot be read as int"),
+    "no value for a number": (SUITE + "target: !!int ''\n", r"line 9: not valid YAML: '' cannot be read as int"),
+    "an octal number": (SUITE.replace("rounds: 1", "rounds: 010"), r"line 4: .*010 is another value .*without leading"),
+    "a number to the base 60": (SUITE + "target: 1:30\n", r"line 9: .*1:30 is another value in YAML 1.1 than in"),
+    "a fraction to the base 60": (SUITE + "target: 1:30.5\n", r"line 9: .*1:30.5 is another value"),
+    "a binary number": (SUITE.replace("[0]", "[0b11]"), r"line 5: .*0b11 is another value"),
+    "a number with underscores": (SUITE.replace("[0]", "[1_000]"), r"line 5: .*1_000 is another value.*underscores"),
+    "a truth of YAML 1.1": (SUITE + "description: yes\n", r"line 9: .*yes is another value.*text in quotes"),
+    "a truth of YAML 1.1 as a key": (SUITE.replace("fedprox.mu:", "on:"), r"line 8: .*on is another value"),
     "brackets without end": (SUITE + "columns: " + "[" * 20_000, r"line 9: .*nested more than 40 levels deep"),
     "an alias of itself": (SUITE + "columns: &a [*a]\n", r"mine.yaml, line 9: an alias stands for itself"),
     "aliases of aliases": (
@@ -210,6 +227,22 @@ FILES = {
     "a wrong value of training": (
         SUITE.replace("rounds: 1", "rounds: 1e400"),
         r"mine.yaml, line 4, training.rounds: training.rounds=",
+    ),
+    "an unknown headline": (SUITE + "headline: tial\n", r"line 9, headline: unknown accuracy 'tial'; .* 'tail'"),
+    "an unknown column": (SUITE + "columns: [head, worst_clint]\n", r"line 9, columns.1: .*mean 'worst_client'"),
+    "a cost as a column": (SUITE + "columns: [bytes]\n", r"line 9, columns.0: unknown accuracy 'bytes'"),
+    "an unknown objective": (SUITE + "objective: byts\n", r"line 9, objective: unknown .* 'byts'.*tail"),
+    "an unknown metric of the paper": (
+        SUITE + "published_metrics:\n  globl_accuracy: accuracy\n",
+        r"line 10, published_metrics.globl_accuracy.*: unknown accuracy 'globl_accuracy'; .* 'global'",
+    ),
+    "unknown published numbers": (
+        SUITE + "published: captt\n",
+        r"line 9, published: unknown file of published numbers 'captt'; .* 'capt'.* put captt.csv beside the suite",
+    ),
+    "an unknown column of published numbers": (
+        SUITE.replace("method: fedavg", "{method: fedavg, published: [{}, {varaint: x}]}") + "published: capt\n",
+        r"line 7, rows.0.published.1.varaint: unknown column of published numbers 'varaint'; .* 'variant'",
     ),
     "an unknown baseline": (SUITE + "baseline: fedprx\n", r"line 9, baseline: unknown row 'fedprx'; .*'fedprox'"),
 }
@@ -286,6 +319,28 @@ def test_store_that_cannot_be_written(command, tmp_path):
 
 def test_there_are_at_least_25_cases():
     assert len(CASES) >= 25
+
+
+def test_names_of_metrics_are_taken_in_full_and_in_short():
+    known = "headline: tail\nobjective: bytes\ncolumns: [head, tail_accuracy, domain_accuracy, domain_accuracy/photo]\n"
+    suite = parse_suite(SUITE + known, "s")
+    assert (suite.headline, suite.objective) == ("tail_accuracy", "bytes")
+
+
+def test_published_numbers_of_ones_own_lie_beside_the_suite(tmp_path):
+    (tmp_path / "mine.yaml").write_text(SUITE + "published: mine\n")
+    suite = load_suite(str(tmp_path / "mine.yaml"))
+    with pytest.raises(FedbenchError, match="line 9, published: unknown file of published numbers 'mine'"):
+        check_published(suite, published_folder(None))
+    (tmp_path / "mine.csv").write_text("method,metric,value\n")
+    check_published(suite, published_folder(None))
+
+
+def test_values_that_every_yaml_reads_alike_are_read():
+    assert parse_suite(SUITE + "description: 'yes'\n", "s").description == "yes"
+    assert parse_suite(SUITE + 'description: "1:30"\n', "s").description == "1:30"
+    assert parse_suite(SUITE + "target: .5e+1\n", "s").target == 5
+    assert parse_suite(SUITE.replace("[0]", "[0x1F, 30]"), "s").seeds == (31, 30)
 
 
 def test_a_number_too_long_to_be_shown_is_refused_by_its_line():

@@ -1,6 +1,7 @@
 """The leaderboard's arithmetic, worked out by hand, what may stand in one table, and what readers see."""
 
 import csv
+import io
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from typer.testing import CliRunner
 from fedbench import store, tracking
 from fedbench.cli.app import app
 from fedbench.cli.leaderboard import Asked, Format, _command
+from fedbench.csv_text import csv_text
 from fedbench.errors import FedbenchError
 from fedbench.hookspecs import RoundRecord, RunInfo, RunResult
 from fedbench.latex import escape
@@ -358,6 +360,28 @@ def test_write_gives_four_files_and_the_command(results: pd.DataFrame, tmp_path:
     assert sorted(path.name for path in folder.iterdir()) == written
     assert "```console\n$ fedbench leaderboard --suite longtail\n```" in (folder / "leaderboard.md").read_text("utf-8")
     assert len(pd.read_csv(folder / "results.csv")) == 6
+
+
+def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path) -> None:
+    label = '=HYPERLINK("http://evil","x")'
+    results = made([(spec("fedavg", seed, label=label), 60.0 + seed) for seed in (0, 1)])
+    board = leaderboard(results).assign(caption=["@SUM(A1)"], delta_mean=[-2.5], note=["-1.5"])
+    write(results, board, tmp_path, "")
+    to_csv(board, tmp_path / "board.csv")
+    for file in ("results.csv", "leaderboard.csv", "board.csv"):
+        with (tmp_path / file).open(encoding="utf-8", newline="") as opened:
+            line = next(csv.DictReader(opened))
+        assert line["label" if "label" in line else "row"].startswith(f"'{label}"), file
+    assert (line["caption"], line["delta_mean"], line["note"]) == ("'@SUM(A1)", "-2.5", "-1.5")
+    assert pd.read_csv(tmp_path / "leaderboard.csv")["delta_mean"].tolist() == [-2.5]
+
+
+@pytest.mark.parametrize("text", ["=1", "+1+1", "-1+1", "@x", "\t=1", "\r=1", "\n=1", "＝1+1"])
+def test_what_a_spreadsheet_would_calculate_is_text(text: str) -> None:
+    frame = pd.DataFrame({text: [text, "a=b", None], "n": [-1, 2, 3]})
+    lines = list(csv.reader(io.StringIO(csv_text(frame), newline="")))
+    safe = "'" + text.replace("\r", "\n")
+    assert lines == [[safe, "n"], [safe, "-1"], ["a=b", "2"], ["", "3"]]
 
 
 def test_nothing_to_show_says_what_to_run_for_shipped_suites_only(uri: str, tmp_path: Path) -> None:

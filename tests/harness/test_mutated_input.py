@@ -63,7 +63,7 @@ GRID: dict[str, Any] = {
         },
         "large": {"seeds": [1], "settings": [{"name": "three", "set": {"dataset": "embedded?train=400&test=40"}}]},
     },
-    "published": "nothing",
+    "published": "capt",
     "rows": [{"method": "fedavg", "only": ["one"]}, {"method": "fedprox", "at": {"small": {"lr": 0.02}}}],
 }
 SHIPPED = sorted(suite_names())

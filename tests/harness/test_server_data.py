@@ -114,6 +114,7 @@ def test_labels_reach_only_a_method_that_requires_them(tmp_path):
     [
         ({"server_data"}, {}, "needs unlabelled samples at the server.*set scenario.server_samples"),
         ({"server_labels"}, {"server_samples": 5}, "needs labelled samples.*scenario.server_labels=visible"),
+        ({"labels"}, {"labels": "hidden"}, "Askslabels needs labels, which this scenario hides"),
         ({"a_lottery"}, {"server_samples": 5}, "requires 'a_lottery', which no scenario can grant"),
     ],
 )

@@ -1,7 +1,11 @@
 """Suite files, overrides and their precedence."""
 
+from collections import Counter
+
 import pytest
 
+import fedbench.assemble
+import fedbench.expand
 from fedbench.errors import FedbenchError
 from fedbench.expand import expand
 from fedbench.resolve import Overrides
@@ -442,3 +446,34 @@ def test_a_request_that_no_setting_meets_is_refused():
 
 def test_seeds_of_the_command_line_beat_those_of_the_scale():
     assert {s.seed for s in grid(seeds=(7,))} == {7}
+
+
+@pytest.mark.parametrize(("seeds", "rows", "cells"), [(60, 1, 1), (1, 60, 60)])
+def test_planning_looks_through_what_is_installed_once_per_method_and_resolves_once_per_cell(
+    monkeypatch, seeds, rows, cells
+):
+    calls = Counter()
+
+    def counted(module, name):
+        whole = getattr(module, name)
+
+        def call(*arguments):
+            calls[name] += 1
+            return whole(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    suite = parse_suite(
+        f"name: many\nseeds: {list(range(seeds))}\nrows:\n" + rows * "- {method: fedprox+fedavgm}\n", "many.yaml"
+    )
+    counted(fedbench.assemble, "_entry_points")
+    counted(fedbench.expand, "resolve")
+    specs = expand(suite, Overrides(sets=(("fedprox.mu", "0.1"),)))
+    assert [spec.seed for spec in specs] == list(range(seeds))
+    assert len({spec.run_id for spec in specs}) == len(specs) == seeds
+    assert calls == {"_entry_points": 2, "resolve": cells}
+
+
+def test_every_seed_is_checked():
+    with pytest.raises(FedbenchError, match="seed -1 is out of range"):
+        specs(seeds=(0, -1))

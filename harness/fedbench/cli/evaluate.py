@@ -8,6 +8,7 @@ import typer
 
 from fedbench.cli.console import cell, console, say, table
 from fedbench.cli.options import CACHE_DIR, DATA_DIR, CacheDir, DataDir, Plugins, Store, plugin_files
+from fedbench.folders import expanded
 from fedbench.wording import counted
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def evaluate(
     from fedbench.prepare import Settings
     from fedbench.store import store_uri
 
-    settings = Settings(data_dir.expanduser(), cache_dir.expanduser(), plugin_files(plugin))
+    settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), plugin_files(plugin))
     evaluation = evaluate_again(store_uri(store, to_write=False), run_id, settings)
     _show(evaluation, classes)
     if not evaluation.is_equal:
@@ -52,8 +53,9 @@ def _show(evaluation: Evaluation, classes: bool) -> None:
         made.add_row(cell(metric), number(recorded), number(now), number(difference, signed=True))
     console().print(made)
     if is_folded.any():
+        folded = counted(int(is_folded.sum()), "class", "classes")
         say(
-            f"Equal as well: the accuracies of {counted(int(is_folded.sum()), 'class', 'classes')}; --classes shows them.",
+            f"Equal as well: the accuracies of {folded}; --classes shows them.",
             style="dim",
         )
     if evaluation.left_out:

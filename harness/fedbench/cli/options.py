@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,14 @@ from typing import Annotated
 import typer
 
 from fedbench.errors import FedbenchError
+
+
+def finite(number: float | None) -> float | None:
+    """A number of an option, unless it is infinite or none at all, which the bounds of an option let pass."""
+    if number is not None and not math.isfinite(number):
+        raise typer.BadParameter(f"{number} is not a finite number.")
+    return number
+
 
 Store = Annotated[
     str | None,
@@ -50,8 +59,12 @@ RayAddress = Annotated[
     str,
     typer.Option(metavar="ADDRESS", help="Ray cluster to join: auto, or host:port; else one is started here."),
 ]
-RunCpus = Annotated[float, typer.Option(metavar="NUMBER", help="CPUs that Ray sets aside for a run.", min=0)]
-RunGpus = Annotated[float, typer.Option(metavar="NUMBER", help="GPUs that Ray sets aside for a run.", min=0)]
+RunCpus = Annotated[
+    float, typer.Option(metavar="NUMBER", help="CPUs that Ray sets aside for a run.", min=0, callback=finite)
+]
+RunGpus = Annotated[
+    float, typer.Option(metavar="NUMBER", help="GPUs that Ray sets aside for a run.", min=0, callback=finite)
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting: rounds=50, fedprox.mu=0.1; repeat it."),
@@ -60,6 +73,8 @@ Further = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Further settings behind the first --set.", show_default=False),
 ]
+MOST = 1e9
+"""Seconds or GB: the system's clocks and limits take no more."""
 DATA_DIR, CACHE_DIR = Path("data"), Path("~/.cache/fedbench")
 
 

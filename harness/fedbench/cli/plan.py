@@ -64,6 +64,10 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
     sets = [parse_assignment(text) for text in request.assignments]
     if request.suite is not None:
         suite = load_suite(request.suite)
+        if suite.published:
+            from fedbench.published import check_published, published_folder
+
+            check_published(suite, published_folder(None))
         sets = [(key, value) for key, value in shorthands.items() if value is not None] + sets
     elif request.methods:
         suite = single(request.scenario, request.dataset, request.backbone)

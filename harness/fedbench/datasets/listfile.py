@@ -4,7 +4,7 @@ PATH is a folder holding ``train.txt`` and ``test.txt`` (or ``*_train.txt`` and 
 itself, with ``test=FILE`` for the other. Options: ``root=DIR`` is what the paths are relative to (default: the lists'
 folder); ``size=N`` as for image folders; ``classnames=FILE``, by default ``classnames.txt`` (one name a line, in label
 order) or ``classnames.json`` ({"0": name, ...}) beside the lists. ``groups.json`` beside the lists, where there is
-one, gives the head / mid / tail classes as {name: [labels]}.
+one, gives the head / mid / tail (or many / medium / few) classes as {name: [labels]}.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fedbench.datasets.names import DatasetName, find
 from fedbench.datasets.trees import Folder, TreeImages
 from fedbench.errors import FedbenchError
 from fedbench.files import read_bytes
+from fedbench.metric_names import GROUPS
 from fedbench.types import Dataset, Split
 
 Rows = tuple[tuple[str, ...], tuple[int, ...]]
@@ -150,7 +151,9 @@ def _groups(file: Path, classes: int) -> dict[str, tuple[int, ...]]:
         groups = {str(name): tuple(labels) for name, labels in read.items()}
         if not all(type(label) is int and 0 <= label < classes for labels in groups.values() for label in labels):
             raise ValueError(f"labels go from 0 to {classes - 1}")
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+        if not set(groups) <= set(GROUPS):
+            raise ValueError(f"groups are called {', '.join(GROUPS)}")
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise FedbenchError(
             f'{str(file)!r} can\'t be used ({error}); write {{"many": [0, 1], "few": [2]}} or delete it.'
         ) from error
