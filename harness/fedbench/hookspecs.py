@@ -81,8 +81,8 @@ def default_hookimpl(function: _F) -> _F:
 class Method(Protocol):
     """What an entry point of the group ``fedbench.methods`` must load: a class with these attributes.
 
-    It is checked when it is loaded (`fedbench.declaration`). ``name`` has letters (a-z), digits, hyphens and
-    underscores. ``Params`` is a frozen dataclass of ``hyper(...)`` fields. ``recipe`` holds optimiser settings of the paper
+    It is checked when it is loaded (`fedbench.declaration`). ``name`` has letters, digits, hyphens and underscores.
+    ``Params`` is a frozen dataclass of ``hyper(...)`` fields. ``recipe`` holds optimiser settings of the paper
     (keys of ``Training``), used where neither suite row nor command line sets them. An optional ``reads`` names those
     of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that the method looks at; the last
     two need no mention where it leaves `build_model` to the default. An optional ``requires`` names what the scenario

@@ -17,7 +17,7 @@ import pandas as pd
 
 from fedbench.comparable import Difference, differences, not_printed
 from fedbench.errors import FedbenchError, unknown_name
-from fedbench.suite import Key, Suite
+from fedbench.suite import Key, Row, Setting, Suite
 
 _PAPERS = {"capt": "CAPT", "clip2fl": "CLIP2FL", "fedclip": "FedCLIP", "fedglcl": "FedGLCL", "fst_cbdg": "FST-CBDG"}
 """What a file's paper calls its method; a file of yours goes by its name."""
@@ -39,13 +39,16 @@ def load_published(name: str, folder: Traversable) -> pd.DataFrame:
     """The facts of one paper, a line a printed number, every column as text. FedbenchError for an unknown name."""
     file = folder / f"{name}.csv"
     if not file.is_file():
-        known = [entry.name.removesuffix(".csv") for entry in folder.iterdir() if entry.name.endswith(".csv")]
-        raise unknown_name(f"file of published numbers in {folder}:", name, known)
+        raise unknown_name(f"file of published numbers in {folder}:", name, _names(folder))
     try:
         with file.open("rb") as content:
             return pd.read_csv(content, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:  # also what pandas raises for text that is no table
         raise FedbenchError(f"the published numbers {str(file)!r} cannot be read: {error}.") from error
+
+
+def _names(folder: Traversable) -> list[str]:
+    return [entry.name.removesuffix(".csv") for entry in folder.iterdir() if entry.name.endswith(".csv")]
 
 
 def published_folder(given: Path | None) -> Traversable:
@@ -66,7 +69,7 @@ def published_of(suite: Suite, folder: Traversable) -> Published | None:
     return Published(paper, load_published(suite.published, folder), suite.published_metrics)
 
 
-def check_published(suite: Suite, folder: Path) -> None:
+def check_published(suite: Suite, folder: Traversable) -> None:
     """FedbenchError, by file and line, for published numbers that the suite names and that there are not.
 
     They are the files in ``folder`` and one beside the suite. Nothing is checked where there is no such folder.
@@ -74,15 +77,17 @@ def check_published(suite: Suite, folder: Path) -> None:
     if not suite.published or not folder.is_dir():
         return
     file = f"{suite.published}.csv"
-    place = next((place for place in (folder, Path(suite.file).parent) if (place / file).is_file()), None)
+    places: tuple[Traversable, ...] = (folder, Path(suite.file).parent)
+    place = next((place for place in places if (place / file).is_file()), None)
     if place is None:
-        known = [path.stem for path in folder.glob("*.csv")]
+        known = _names(folder)
         hint = f"For numbers of your own, put {file} beside the suite."
         unknown = unknown_name("file of published numbers", suite.published, known, hint)
         raise FedbenchError(f"{suite.place('published')}{unknown}")
     facts = load_published(suite.published, place)
     settings = [setting for scale in suite.scales.values() for setting in scale.settings]
-    for part in (*settings, *suite.rows):
+    parts: list[Setting | Row] = [*settings, *suite.rows]
+    for part in parts:
         for position, key in enumerate(part.published):
             for column in (column for column in key if column not in facts):
                 unknown = unknown_name("column of published numbers", column, map(str, facts.columns))
