@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from fedbench import store as _store  # noqa: F401 - turns MLflow's telemetry off before MLflow is first imported
 from fedbench.errors import FedbenchError
+from fedbench.masking import masked
 from fedbench.uris import shown
 
 # isort: split
@@ -54,7 +55,7 @@ class Patience:
                 if isinstance(error, MlflowException) and error.error_code not in _PASSING:
                     raise
                 # what the database was asked to do, at length, helps nobody
-                reason = " ".join(str(error).partition("[SQL:")[0].split())[:300]
+                reason = masked(" ".join(str(error).partition("[SQL:")[0].split()))[:300]
                 left = self._seconds - (time.monotonic() - began)
                 if left <= 0 or HURRY.is_set():
                     raise StoreUnavailable(

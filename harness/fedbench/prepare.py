@@ -259,6 +259,10 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise FedbenchError(f"device {name!r} is not a torch device; use for instance cpu or cuda:0.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise FedbenchError(f"device {name!r} is not available: torch sees no CUDA device here; use device=cpu.")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise FedbenchError(f"device {name!r} is none that runs train on; use cpu, cuda, cuda:N or mps.")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[device.type]
+    if (device.index or 0) >= there:
+        seen = f"{there} devices of that kind" if there else f"no {device.type.upper()} device"
+        raise FedbenchError(f"device {name!r} is not available: torch sees {seen} here; use device=cpu.")
     return device

@@ -13,7 +13,7 @@ import pandas as pd
 import fedbench
 from fedbench.comparable import Difference, differences, not_printed
 from fedbench.errors import FedbenchError, unknown_name
-from fedbench.suite import Key, Suite
+from fedbench.suite import Key, Row, Setting, Suite
 
 _PAPERS = {"capt": "CAPT", "clip2fl": "CLIP2FL", "fedclip": "FedCLIP", "fedglcl": "FedGLCL", "fst_cbdg": "FST-CBDG"}
 """What a file's paper calls its method; a file of yours goes by its name."""
@@ -77,8 +77,8 @@ def check_published(suite: Suite, folder: Path) -> None:
         unknown = unknown_name("file of published numbers", suite.published, known, hint)
         raise FedbenchError(f"{suite.place('published')}{unknown}")
     facts = load_published(suite.published, place)
-    settings = [setting for scale in suite.scales.values() for setting in scale.settings]
-    for part in (*settings, *suite.rows):
+    parts: list[Row | Setting] = [setting for scale in suite.scales.values() for setting in scale.settings]
+    for part in [*parts, *suite.rows]:
         for position, key in enumerate(part.published):
             for column in (column for column in key if column not in facts):
                 unknown = unknown_name("column of published numbers", column, map(str, facts.columns))

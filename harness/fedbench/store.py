@@ -31,9 +31,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.errors import FedbenchError
 from fedbench.files import name_once
+from fedbench.folders import usable_folder
+from fedbench.masking import mask_messages, masked
 from fedbench.seal import check_seal
 from fedbench.sqlite_check import check_database
-from fedbench.uris import shown
+from fedbench.uris import checked_uri, shown
 from fedbench.webview import VIEW_TAG, experiment_tags, page
 
 DEFAULT_FOLDER = "fedbench-store"
@@ -60,6 +62,7 @@ for _noisy in ("mlflow", "alembic"):
     logging.getLogger(_noisy).setLevel(logging.WARNING)
 # It logs every error of the database with a traceback before it raises it.
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+mask_messages()
 
 
 def store_uri(store: str | None, *, to_write: bool = True) -> str:
@@ -71,20 +74,15 @@ def store_uri(store: str | None, *, to_write: bool = True) -> str:
     if store is None:
         from_environment = os.environ.get("MLFLOW_TRACKING_URI", "")
         if from_environment:
-            return from_environment
+            return checked_uri(from_environment, "MLFLOW_TRACKING_URI")
     given = DEFAULT_FOLDER if store is None else store
     if "://" in given or given.startswith("file:") or given == "databricks":
-        return given
+        return checked_uri(given, "--store")
     if not given.strip():
         raise FedbenchError("--store '' is empty; give a folder or an MLflow tracking URI.")
-    folder = Path(given).expanduser().absolute()
+    folder = usable_folder(given, "--store", to_write=to_write)
     if any(character in str(folder) for character in "?#%"):
         raise FedbenchError(f"--store {given!r}: a store's path cannot hold ?, # or %; choose another folder.")
-    nearest = next(place for place in (folder, *folder.parents) if place.exists())
-    if not nearest.is_dir():
-        raise FedbenchError(f"--store {given!r}: {str(nearest)!r} is a file, not a folder; choose another folder.")
-    if to_write and not os.access(nearest, os.W_OK | os.X_OK):
-        raise FedbenchError(f"--store {given!r}: {str(nearest)!r} is not writable; choose another folder.")
     return f"{_SQLITE}{folder.as_posix()}/mlflow.db"
 
 
@@ -109,9 +107,9 @@ def open_store(uri: str, *, create: bool) -> MlflowClient | None:
             "pip install 'fedbench-harness[postgresql]'."
         ) from error
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        reason = " ".join(str(error).split())[:400]
+        reason = masked(" ".join(str(error).split()))[:400]
         raise FedbenchError(
-            f"the store {shown(uri)!r} cannot be used: {reason.replace(uri, shown(uri))} Choose another with --store."
+            f"the store {shown(uri)!r} cannot be used: {reason} Choose another with --store."
         ) from error
 
 

@@ -18,11 +18,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.errors import FedbenchError
 from fedbench.files import name_once
+from fedbench.folders import expanded, usable_folder
+from fedbench.masking import mask_messages, masked
 from fedbench.sqlite_check import check_database
-from fedbench.uris import shown, sqlite_file
+from fedbench.uris import checked_uri, shown, sqlite_file
 
 warnings.filterwarnings("ignore", category=ExperimentalWarning)
 optuna.logging.set_verbosity(optuna.logging.ERROR)
+mask_messages()
 
 FILE = "studies.db"
 _TABLES = ("studies", "study_directions", "trials", "trial_params", "trial_values", "trial_user_attributes")
@@ -42,11 +45,14 @@ def storage_url(storage: str | None, store: str) -> str:
     if storage is None:
         if not store.startswith("sqlite:///"):
             raise FedbenchError(
-                f"the runs' store {store} is no folder that studies could be kept in; name a database for them with "
-                "--storage, for instance --storage studies.db or --storage postgresql://user@host/studies."
+                f"the runs' store {shown(store)} is no folder that studies could be kept in; name a database for "
+                "them with --storage, for instance --storage studies.db or --storage postgresql://user@host/studies."
             )
         return f"sqlite:///{Path(store.removeprefix('sqlite:///')).with_name(FILE).as_posix()}"
-    return storage if "://" in storage else f"sqlite:///{Path(storage).expanduser().absolute().as_posix()}"
+    if "://" in storage:
+        return checked_uri(storage, "--storage")
+    file = expanded(storage, "--storage")
+    return f"sqlite:///{(usable_folder(file.parent, '--storage') / file.name).as_posix()}"
 
 
 def open_storage(
@@ -76,7 +82,7 @@ def open_storage(
             heartbeat_stale_trial_callback=abandoned,
         )
     except (OptunaError, SQLAlchemyError, ImportError, RuntimeError, OSError) as error:
-        reason = " ".join(str(error).split())[:300].replace(url, shown(url))
+        reason = masked(" ".join(str(error).split()))[:300]
         raise FedbenchError(
             f"the studies' database {shown(url)!r} cannot be used: {reason} Choose another --storage."
         ) from error

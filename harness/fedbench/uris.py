@@ -1,31 +1,45 @@
-"""Addresses of stores and databases, as they may be shown."""
+"""Addresses of stores and databases: which are files, and how they may be shown."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-_SECRET = re.compile("([?&][^=&]*(?:pass|token|secret|key)[^=&]*=)[^&]*", re.IGNORECASE)
-"""An option of a URI that nobody is to see."""
+from fedbench.errors import FedbenchError
+from fedbench.masking import masked
 
 
 def shown(uri: str) -> str:
     """``uri`` without a password."""
-    try:
-        hidden = make_url(uri).render_as_string(hide_password=True)
-    except (ArgumentError, ValueError):
-        hidden = re.sub("//.*@", "//***@", uri)
-    return _SECRET.sub(r"\1***", hidden)
+    parsed = _parsed(uri)
+    return masked(re.sub("//.*@", "//***@", uri) if parsed is None else parsed.render_as_string(hide_password=True))
 
 
 def sqlite_file(url: str) -> Path | None:
     """The file of a SQLite database; None for a database of another kind."""
+    parsed = _parsed(url)
+    is_file = parsed is not None and parsed.get_backend_name() == "sqlite" and parsed.database
+    return Path(str(parsed.database)) if parsed is not None and is_file else None
+
+
+def checked_uri(uri: str, option: str) -> str:
+    """``uri``; FedbenchError for a SQLite database in memory, which no other process could read."""
+    parsed = _parsed(uri)
+    if parsed is None or parsed.get_backend_name() != "sqlite":
+        return uri
+    if not parsed.database or ":memory:" in parsed.database or "memory" in parsed.query.get("mode", ""):
+        raise FedbenchError(
+            f"{option} {uri!r} is a database in memory, which no other process could read; give a file, for instance "
+            "sqlite:////home/me/runs.db, or a folder."
+        )
+    return uri
+
+
+def _parsed(uri: str) -> URL | None:
     try:
-        parsed = make_url(url)
+        return make_url(uri)
     except (ArgumentError, ValueError):
         return None
-    is_file = parsed.get_backend_name() == "sqlite" and parsed.database
-    return Path(str(parsed.database)) if is_file else None

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from fedbench import __version__
 from fedbench.cli.cache import cache
 from fedbench.cli.compare import compare
-from fedbench.cli.console import complain, say
+from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.cli.describe import describe
 from fedbench.cli.evaluate import evaluate
 from fedbench.cli.leaderboard import leaderboard
@@ -30,6 +30,8 @@ from fedbench.errors import FedbenchError
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+OUTPUT_LOST = 74
+"""EX_IOERR of sysexits.h."""
 
 
 class _Verbs(TyperGroup):
@@ -37,6 +39,7 @@ class _Verbs(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+            _check_folder()
             return super().invoke(ctx)
         except FedbenchError as error:
             complain(str(error))
@@ -44,6 +47,14 @@ class _Verbs(TyperGroup):
         except KeyboardInterrupt:
             complain("stopped by Ctrl-C.", label="interrupted")
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _check_folder() -> None:
+    """Every path is looked up from the working directory, which somebody may have deleted."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise FedbenchError(f"the working directory can't be read ({error.strerror}); change to another.") from None
 
 
 app = typer.Typer(
@@ -106,7 +117,15 @@ def command() -> None:
     """
     gc.disable()
     try:
-        main()
+        guard_output()
+        try:
+            main()
+        finally:
+            sys.stdout.flush()
+    except OutputLost as error:
+        complain(f"{error} What is stored stays; the same command goes on.")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        sys.exit(OUTPUT_LOST)
     except SystemExit as end:
         if "torch" not in sys.modules or not isinstance(end.code, int | None):
             raise

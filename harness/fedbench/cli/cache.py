@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbench.cli.console import cell, console, megabytes, say, table
-from fedbench.cli.options import CACHE_DIR, CacheDir
+from fedbench.cli.options import CACHE_DIR, CacheDir, finite
 from fedbench.errors import FedbenchError, unknown_name
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def list_cache(cache_dir: CacheDir = CACHE_DIR) -> None:
 def clear(
     kind: Annotated[str | None, typer.Option(metavar="KIND", help=f"Only {' or '.join(KINDS)}.")] = None,
     older_than: Annotated[
-        float | None, typer.Option(metavar="DAYS", help="Only what was made longer ago.", min=0)
+        float | None, typer.Option(metavar="DAYS", help="Only what was made longer ago.", min=0, callback=finite)
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     cache_dir: CacheDir = CACHE_DIR,
@@ -79,10 +79,9 @@ def clear(
 
 
 def _folder(cache_dir: Path) -> Path:
-    folder = cache_dir.expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise FedbenchError(f"--cache-dir {str(folder)!r} is a file; give the folder that holds the cache.")
-    return folder
+    from fedbench.folders import usable_folder
+
+    return usable_folder(cache_dir, "--cache-dir", to_write=False)
 
 
 def _agreed(question: str) -> bool:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import sys
 from collections.abc import Iterable
+from typing import TextIO
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from fedbench.masking import masked
 
 _PIPE_WIDTH = 200
 _COMMANDS = re.compile(
@@ -33,6 +38,51 @@ class _Shown(Console):
                 yield Segment(_readable(segment.text), segment.style)
 
 
+class OutputLost(Exception):
+    """Nobody can read what is written: stdout is closed or full."""
+
+
+class _Output(io.TextIOWrapper):
+    """stdout or stderr that takes every character; what cannot be written is `OutputLost`, or left out on stderr."""
+
+    def __init__(self, stream: TextIO, *, is_lost: bool) -> None:
+        self._is_lost = is_lost
+        self._below = stream  # which closes what it writes to where nobody holds it
+        line_buffering = stream.isatty() or not is_lost
+        super().__init__(stream.buffer, stream.encoding, errors="replace", line_buffering=line_buffering)
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            return self._lose(error)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> int:
+        if self._is_lost:
+            raise OutputLost(f"stdout can't be written: {error.strerror}.") from error
+        return 0
+
+
+def guard_output() -> None:
+    """Make this process's stdout and stderr write what they can. Raises OutputLost where stdout is closed."""
+    # what is opened next would take the place of a closed stream, and be written to
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    missing = sys.stdout is None
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stderr = _Output(sys.stderr or os.fdopen(2, "w"), is_lost=False)
+    if missing:
+        raise OutputLost("stdout is closed; redirect it, for instance with > log.txt.")
+    sys.stdout = _Output(sys.stdout, is_lost=True)
+
+
 def _readable(text: str) -> str:
     return _COMMANDS.sub("\ufffd", text)
 
@@ -52,7 +102,7 @@ def say(text: str, *, style: str = "") -> None:
 def complain(text: str, *, label: str = "error") -> None:
     """``error: text`` on stderr, wrapped at words in a terminal and on one line in a pipe."""
     out = console(stderr=True)
-    out.print(Text.assemble((f"{label}: ", "bold red"), " ".join(text.split())), soft_wrap=not out.is_terminal)
+    out.print(Text.assemble((f"{label}: ", "bold red"), masked(" ".join(text.split()))), soft_wrap=not out.is_terminal)
 
 
 def table(*headings: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:

@@ -8,6 +8,7 @@ import typer
 
 from fedbench.cli.console import cell, console, say, table
 from fedbench.cli.options import CACHE_DIR, DATA_DIR, CacheDir, DataDir, Plugins, Store, plugin_files
+from fedbench.folders import expanded
 
 if TYPE_CHECKING:
     from fedbench.evaluation import Evaluation
@@ -31,7 +32,7 @@ def evaluate(
     from fedbench.prepare import Settings
     from fedbench.store import store_uri
 
-    settings = Settings(data_dir.expanduser(), cache_dir.expanduser(), plugin_files(plugin))
+    settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), plugin_files(plugin))
     evaluation = evaluate_again(store_uri(store, to_write=False), run_id, settings)
     _show(evaluation, classes)
     if not evaluation.is_equal:

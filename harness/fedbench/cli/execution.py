@@ -57,11 +57,20 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
         discard(checkpoints.folder, run_id)
     settings = replace(settings, checkpoints=checkpoints)
     _say_resumed(pending, inputs, settings)
-    claims = Claims(work / "claims", lambda spec: tracking.has_finished(spec, inputs[spec.run_id]))
-    asked = invocation(request, pending, skipped) if pending else None
-    tracking = Tracking(uri, suite.name, asked, claims, tell=_warn, patience=request.patience, rerun=request.rerun)
-    if pending:
-        ended = _run_all(request, suite, pending, settings, claims, tracking)
+    # before a store is made for it: it may not be available here
+    engine = _engine(request, settings, pending) if pending else None
+    try:
+        claims = Claims(work / "claims", lambda spec: tracking.has_finished(spec, inputs[spec.run_id]))
+        asked = invocation(request, pending, skipped) if pending else None
+        tracking = Tracking(uri, suite.name, asked, claims, tell=_warn, patience=request.patience, rerun=request.rerun)
+    except BaseException:
+        if engine is not None:
+            engine.close()
+        raise
+    if engine is not None:
+        policy = Policy(request.run_timeout, request.retries, fail_fast=request.fail_fast)
+        events = execute(pending, settings, 1, engine=engine, policy=policy, claims=claims)
+        ended = _run_all(request, suite, pending, events, _Cleaning(checkpoints.folder), tracking)
     else:
         # one that was killed right behind its last run still is marked as running
         tracking.end_dead_commands()
@@ -94,23 +103,18 @@ def _run_all(
     request: Request,
     suite: Suite,
     pending: Sequence[RunSpec],
-    settings: Settings,
-    claims: Claims,
+    events: Generator[Event, None, None],
+    cleaning: _Cleaning,
     tracking: Tracking,
 ) -> _Ended:
     """Carry out ``pending``, tracked and shown. Whatever stops it, no run stays marked as running if the store can be
     written.
     """
-    assert settings.checkpoints is not None
     is_live = console().is_terminal and not request.plain
     view = (LiveProgress if is_live else PlainProgress)(console(), suite.name, pending)
-    policy = Policy(request.run_timeout, request.retries, fail_fast=request.fail_fast)
-    cleaning = _Cleaning(settings.checkpoints.folder)
     failures: list[RunFailed] = []
     HURRY.clear()
     try:
-        engine = _engine(request, settings, pending)
-        events = execute(pending, settings, 1, engine=engine, policy=policy, claims=claims)
         _listen(events, [view, cleaning, tracking], view, failures)
     except KeyboardInterrupt as error:
         HURRY.set()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbench.cli.console import complain, console, say
-from fedbench.cli.options import Store
+from fedbench.cli.options import Store, finite
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,9 @@ def leaderboard(
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(metavar="%", min=0, max=100, help="Accuracy to count rounds to; else the baseline's last."),
+        typer.Option(
+            metavar="%", min=0, max=100, callback=finite, help="Accuracy to count rounds to; else the baseline's last."
+        ),
     ] = None,
     test: Annotated[TestName, typer.Option(help="Paired test of the differences over seeds.")] = TestName.t,
     store: Store = None,
@@ -86,6 +88,7 @@ def leaderboard(
     Every row is compared with the baseline over common seeds, and stands beside the numbers that its paper prints.
     """
     from fedbench.csv_text import csv_text
+    from fedbench.folders import usable_folder
     from fedbench.leaderboard import of_suite, render_terminal, to_latex, to_markdown, write
     from fedbench.results import load_curves, load_runs
     from fedbench.significance import Test
@@ -94,6 +97,8 @@ def leaderboard(
     asked = Asked(
         suite=suite, metric=metric, columns=tuple(column or ()), baseline=baseline, target=target, test=test.value
     )
+    if output is not None:
+        usable_folder(output, "--output")
     uri = store_uri(store, to_write=False)
     name, read = _reading(suite)
     stored = load_runs(uri, name)

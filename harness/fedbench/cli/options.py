@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+def finite(number: float | None) -> float | None:
+    """A number of an option, unless it is infinite or none at all, which the bounds of an option let pass."""
+    if number is not None and not math.isfinite(number):
+        raise typer.BadParameter(f"{number} is not a finite number.")
+    return number
+
 
 Store = Annotated[
     str | None,
@@ -43,8 +52,14 @@ RayAddress = Annotated[
     str,
     typer.Option(metavar="ADDRESS", help="Ray cluster to join: auto, or host:port; else one is started here."),
 ]
-RunCpus = Annotated[float, typer.Option(metavar="NUMBER", help="CPUs that Ray sets aside for a run.", min=0)]
-RunGpus = Annotated[float, typer.Option(metavar="NUMBER", help="GPUs that Ray sets aside for a run.", min=0)]
+RunCpus = Annotated[
+    float, typer.Option(metavar="NUMBER", help="CPUs that Ray sets aside for a run.", min=0, callback=finite)
+]
+RunGpus = Annotated[
+    float, typer.Option(metavar="NUMBER", help="GPUs that Ray sets aside for a run.", min=0, callback=finite)
+]
+MOST = 1e9
+"""Seconds or GB: the system's clocks and limits take no more."""
 DATA_DIR, CACHE_DIR = Path("data"), Path("~/.cache/fedbench")
 
 

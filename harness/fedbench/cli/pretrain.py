@@ -31,6 +31,9 @@ def pretrain(
             "pretrain would overwrite the weights that ship with fedbench; say where to with --output FOLDER, "
             "for instance fedbench pretrain --output my-clip."
         )
+    from fedbench.folders import usable_folder
+
+    usable_folder(output, "--output")
     from fedbench.pretrain import DEFAULT, SMOKE
     from fedbench.pretrain import pretrain as make
 

@@ -44,6 +44,7 @@ def publish(
     Every step goes on where it was stopped, so the same command finishes what was interrupted.
     """
     from fedbench.cli.tuning import unused_seed
+    from fedbench.folders import usable_folder
     from fedbench.store import store_uri
     from fedbench.study_storage import storage_url
     from fedbench.suite import load_suite
@@ -63,6 +64,7 @@ def publish(
     unused = max([*(seed or ()), unused_seed(read) - 1]) + 1
     spent = _words({"--seed": [unused], "--trials": [trials], "--study": [study]})
     folder = output / re.sub(r"[^\w.\- ]|^\.+", "_", read.name)
+    usable_folder(folder, "--output")
     tuning = [
         ["tune", *grid, *part, *spent, *studies, *common],
         ["run", *grid, *part, *seeds, "--tuned", study, *studies, *common],

@@ -9,6 +9,7 @@ import typer
 from fedbench.cli.options import (
     CACHE_DIR,
     DATA_DIR,
+    MOST,
     CacheDir,
     DataDir,
     EngineOption,
@@ -20,8 +21,10 @@ from fedbench.cli.options import (
     Storage,
     Store,
     Workers,
+    finite,
     plugin_files,
 )
+from fedbench.folders import expanded
 
 
 def run(
@@ -66,16 +69,25 @@ def run(
         int, typer.Option(metavar="ROUNDS", help="Between checkpoints; by default every 30 seconds.", min=0)
     ] = 0,
     run_timeout: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="A run that takes longer has failed.", min=0.1)
+        float | None,
+        typer.Option(metavar="SECONDS", help="A run that takes longer has failed.", min=0.1, max=MOST, callback=finite),
     ] = None,
     memory_limit: Annotated[
-        float | None, typer.Option(metavar="GB", help="A run that takes more memory has failed.", min=0.1)
+        float | None,
+        typer.Option(metavar="GB", help="A run that takes more memory has failed.", min=0.1, max=MOST, callback=finite),
     ] = None,
     retries: Annotated[
         int, typer.Option(metavar="INT", help="Further tries where a process died, or disk or memory were full.", min=0)
     ] = 2,
     patience: Annotated[
-        float, typer.Option(metavar="SECONDS", help="For which a store that can't be written is tried again.", min=0)
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="For which a store that can't be written is tried again.",
+            min=0,
+            max=MOST,
+            callback=finite,
+        ),
     ] = 120.0,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")] = False,
     data_dir: DataDir = DATA_DIR,
@@ -119,8 +131,8 @@ def run(
         scale=scale,
         settings=tuple(setting or ()),
         store=store,
-        data_dir=data_dir.expanduser(),
-        cache_dir=cache_dir.expanduser(),
+        data_dir=expanded(data_dir, "--data-dir"),
+        cache_dir=expanded(cache_dir, "--cache-dir"),
         workers=workers,
         rerun=rerun,
         plain=plain,

@@ -10,6 +10,7 @@ import typer
 
 from fedbench.cli.console import say
 from fedbench.errors import FedbenchError
+from fedbench.folders import expanded
 
 if TYPE_CHECKING:
     from fedbench.resolve import Overrides
@@ -67,7 +68,9 @@ def show(
     from fedbench.scenarios import build_federation
     from fedbench.scenarios.picture import picture_of
 
-    data = load_dataset(spec.dataset, data_dir=data_dir.expanduser(), cache_dir=cache_dir.expanduser())
+    data = load_dataset(
+        spec.dataset, data_dir=expanded(data_dir, "--data-dir"), cache_dir=expanded(cache_dir, "--cache-dir")
+    )
     federation = build_federation(data, spec.scenario, spec.seed)
     picture = picture_of(federation)
     left_out = data.classnames[federation.num_classes :]

@@ -21,12 +21,15 @@ def study(
 ) -> None:
     """Show what studies found, which hyper-parameters mattered, and where to browse them."""
     from fedbench.cli.tuning import show_found, told_budget
+    from fedbench.folders import usable_folder
     from fedbench.store import store_uri
     from fedbench.studies import found, record_of, studies_named
     from fedbench.study_figures import FEWEST, importances, write
     from fedbench.study_storage import open_storage, storage_url
     from fedbench.uris import shown
 
+    if output is not None:
+        usable_folder(output, "--output")
     url = storage_url(storage, store_uri(store))
     studies = studies_named(open_storage(url, create=False), name)
     if not studies:

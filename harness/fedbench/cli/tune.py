@@ -23,9 +23,11 @@ from fedbench.cli.options import (
     Storage,
     Store,
     command_line,
+    finite,
     plugin_files,
 )
 from fedbench.errors import FedbenchError, unknown_name
+from fedbench.folders import expanded
 
 
 def tune(
@@ -47,7 +49,8 @@ def tune(
     ] = None,
     pruner: Annotated[str, typer.Option(metavar="median|halving|none", help="Who ends hopeless trials.")] = "median",
     validation: Annotated[
-        float, typer.Option(metavar="SHARE", help="Of the training data, to measure on.", min=0.01, max=0.9)
+        float,
+        typer.Option(metavar="SHARE", help="Of the training data, to measure on.", min=0.01, max=0.9, callback=finite),
     ] = 0.2,
     study: Annotated[str, typer.Option(metavar="NAME", help="Name of the study; by default the suite's.")] = "",
     storage: Storage = None,
@@ -101,8 +104,8 @@ def tune(
         scale=scale,
         settings=tuple(setting or ()),
         store=store,
-        data_dir=data_dir.expanduser(),
-        cache_dir=cache_dir.expanduser(),
+        data_dir=expanded(data_dir, "--data-dir"),
+        cache_dir=expanded(cache_dir, "--cache-dir"),
     )
     chosen, specs = plan.requested(request)
     objectives = tuple(objective or [chosen.objective or chosen.headline])

@@ -155,13 +155,18 @@ def read_words(file: str, text: bytes, names: Sequence[str]) -> dict[str, str]:
             own = json.loads(text.decode("utf-8-sig"))
         else:
             own = text.decode("utf-8-sig").strip().splitlines()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FedbenchError(f"class names in {file!r} can't be read ({error}); it must hold {todo}.") from error
     if isinstance(own, list) and all(isinstance(words, str) for words in own):
         own = listed_words(own, names, f"class names file {file!r}")
-    if not isinstance(own, dict) or not all(isinstance(words, str) and words.strip() for words in own.values()):
+    if not isinstance(own, dict) or not all(_is_text(raw) and _is_text(words) for raw, words in own.items()):
         raise FedbenchError(f"class names in {file!r} are not all words; it must hold {todo}.")
     return {raw: words.strip() for raw, words in own.items()}
+
+
+def _is_text(words: object) -> bool:
+    """Whether they are words that can be shown and stored: JSON may also hold half a surrogate pair."""
+    return isinstance(words, str) and bool(words.strip()) and not any("\ud800" <= one <= "\udfff" for one in words)
 
 
 def listed_words(words: Sequence[str], names: Sequence[str], where: str) -> dict[str, str]:

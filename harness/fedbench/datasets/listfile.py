@@ -151,7 +151,7 @@ def _groups(file: Path, classes: int) -> dict[str, tuple[int, ...]]:
             raise ValueError(f"labels go from 0 to {classes - 1}")
         if not set(groups) <= set(GROUPS):
             raise ValueError(f"groups are called {', '.join(GROUPS)}")
-    except (OSError, ValueError, AttributeError, TypeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise FedbenchError(
             f'{str(file)!r} can\'t be used ({error}); write {{"many": [0, 1], "few": [2]}} or delete it.'
         ) from error

@@ -1,0 +1,238 @@
+"""Folders, addresses, devices and streams that cannot be used: one sentence, and nothing is left behind."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+import fedbench.prepare
+from fedbench.cli import execution
+from fedbench.cli.app import app
+from fedbench.cli.console import OutputLost, complain, guard_output, say
+from fedbench.datasets.classnames import read_words
+from fedbench.errors import FedbenchError
+from fedbench.folders import expanded, usable_folder
+from fedbench.masking import masked
+from fedbench.store import open_store, store_uri
+from fedbench.study_storage import open_storage, storage_url
+
+SECRETS = ("hush-token", "hush-pass")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def refused(*arguments: str) -> str:
+    """What `fedbench ARGUMENTS` says on stderr, refusing them without a trace."""
+    before = sorted(Path.cwd().rglob("*"))
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert sorted(Path.cwd().rglob("*")) == before
+    return " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("folder", ["~nobodyx/y", "x" * 300, "a/" + "é" * 200])
+def test_a_folder_that_cannot_be_is_refused(folder: str) -> None:
+    with pytest.raises(FedbenchError, match="^--output "):
+        usable_folder(folder, "--output")
+    with pytest.raises(FedbenchError, match="^--store "):
+        store_uri(folder)
+    with pytest.raises(FedbenchError, match="^--storage "):
+        storage_url(f"{folder}/studies.db", "sqlite:///x/mlflow.db")
+
+
+def test_the_home_of_nobody_is_told_with_its_option() -> None:
+    for option in ("--data-dir", "--cache-dir"):
+        said = refused("scenario", "show", "iid", "--dataset", "embedded?train=200&test=40", option, "~nobodyx/y")
+        assert f"{option} '~nobodyx/y': there is no such user" in said
+    assert expanded("~/x", "--store") == Path.home() / "x"
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true"])
+def test_a_database_in_memory_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FedbenchError, match="--store '.*' is a database in memory"):
+        store_uri(url)
+    with pytest.raises(FedbenchError, match="--storage '.*' is a database in memory"):
+        storage_url(url, "sqlite:///x/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+    with pytest.raises(FedbenchError, match="MLFLOW_TRACKING_URI '.*' is a database in memory"):
+        store_uri(None)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--memory-limit", "inf"),
+        ("run", "--memory-limit", "nan"),
+        ("run", "--memory-limit", "1e300"),
+        ("run", "--run-timeout", "nan"),
+        ("run", "--run-timeout", "1e12"),
+        ("run", "--patience", "inf"),
+        ("run", "--run-cpus", "nan"),
+        ("tune", "--suite", "longtail", "--validation", "nan"),
+        ("leaderboard", "--target", "nan"),
+        ("cache", "clear", "--older-than", "inf"),
+    ],
+)
+def test_numbers_of_options_are_finite(arguments: tuple[str, ...]) -> None:
+    assert f"'{arguments[-2]}'" in refused(*arguments)
+
+
+@pytest.mark.parametrize("verb", [("pretrain",), ("publish", "--suite", "longtail"), ("leaderboard",), ("study", "x")])
+@pytest.mark.parametrize("output", ["file", "file/below"])
+def test_an_output_that_is_a_file_is_refused_before_any_work(verb: tuple[str, ...], output: str) -> None:
+    Path("file").write_text("mine")
+    assert f"--output '{output}" in refused(*verb, "--output", output)
+    assert Path("file").read_text() == "mine"
+
+
+def test_devices_that_hold_no_values_or_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("meta", "meta:0", "xla"):
+        with pytest.raises(FedbenchError, match=f"device '{name}' is none that runs train on; use cpu, cuda"):
+            fedbench.prepare._device(name)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert fedbench.prepare._device("cuda:0").index == 0
+    with pytest.raises(FedbenchError, match="device 'cuda:1' is not available: torch sees 1 device"):
+        fedbench.prepare._device("cuda:1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, '{"a": "\\ud800"}', '["\\udfff", "dog"]', '{"\\ud800": "cat"}'],
+)
+def test_class_names_nested_without_end_or_of_half_characters_are_refused(text: str) -> None:
+    with pytest.raises(FedbenchError, match=r"class names in 'classnames.json' .*it must hold") as caught:
+        read_words("classnames.json", text.encode(), ["a", "b"])
+    str(caught.value).encode()
+
+
+def test_an_engine_that_is_not_there_leaves_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise FedbenchError("Ray is not installed; pip install 'fedbench-harness[ray]'.")
+
+    monkeypatch.setattr("fedbench.engines.ray_cluster.RayNodes", missing)
+    monkeypatch.setenv("FEDBENCH_CACHE", str(Path.cwd() / "cache"))
+    data = "dataset=embedded?train=200&test=40"
+    arguments = ["run", "--method", "clip-zs", "--scenario", "iid", "--engine", "ray", "--set", data, "clients=2"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2 and "Ray is not installed" in done.stderr
+    assert not Path("fedbench-store").exists()
+
+
+def test_an_engine_is_closed_where_its_store_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(execution, "_engine", lambda *_: SimpleNamespace(close=lambda: closed.append(True)))
+    monkeypatch.setattr(execution, "Tracking", lambda *_, **__: (_ for _ in ()).throw(FedbenchError("no store")))
+    monkeypatch.setenv("FEDBENCH_CACHE", str(Path.cwd() / "cache"))
+    data = "dataset=embedded?train=200&test=40"
+    done = CliRunner().invoke(app, ["run", "--method", "clip-zs", "--scenario", "iid", "--set", data, "clients=2"])
+    assert (done.exit_code, closed) == (2, [True]), done.output
+
+
+def test_a_deleted_working_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    done = CliRunner().invoke(app, ["list", "suites"])
+    assert done.exit_code == 2 and "the working directory can't be read" in done.stderr
+
+
+# --- what is written to
+
+
+def test_characters_that_stdout_cannot_write_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    guard_output()
+    say("Δ fedavg · 1.0 ± 0.1")
+    assert raw.getvalue() == b"? fedavg ? 1.0 ? 0.1\n"
+
+
+def test_a_full_stdout_is_told_and_a_full_stderr_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        full = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - the stream that is set holds and closes it
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(full))
+    guard_output()
+    complain("lost")
+    with pytest.raises(OutputLost, match="No space left"):
+        say("text")
+    monkeypatch.undo()
+
+
+COMMAND = "from fedbench.cli.app import command; import sys; sys.argv = ['fedbench', {}]; command()"
+
+
+@pytest.mark.parametrize(
+    ("shell", "told"),
+    [
+        (">/dev/full", "No space left on device"),
+        (">&-", "stdout is closed"),
+        ("| true", "Broken pipe"),
+    ],
+)
+def test_a_command_whose_output_is_lost_ends_with_a_code_of_its_own(shell: str, told: str) -> None:
+    code = COMMAND.format("'describe', 'fedavg'") if shell == "| true" else COMMAND.format("'--version'")
+    script = f'set -o pipefail; "$0" -c "$1" {shell}'
+    done = subprocess.run(["bash", "-c", script, sys.executable, code], capture_output=True, text=True)
+    assert done.returncode == 74, done.stderr
+    assert done.stderr.count("error:") == 1 and told in done.stderr and "Traceback" not in done.stderr
+
+
+# --- what is secret
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("url: /?token=abc&x=1 (Caused", "url: /?token=***&x=1 (Caused"),
+        ("postgresql://me:pa%40ss@host/db", "postgresql://me:***@host/db"),
+        ("x?sslpassword=a&api_key=b&sig=c", "x?sslpassword=***&api_key=***&sig=***"),
+        ("http://host:5000/path?page=2", "http://host:5000/path?page=2"),
+    ],
+)
+def test_secrets_of_addresses_are_masked(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+def test_nothing_that_a_client_library_says_of_a_store_out_of_reach_has_a_secret(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    uri = f"http://me:{SECRETS[1]}@127.0.0.1:9/?token={SECRETS[0]}"
+    with pytest.raises(FedbenchError) as caught:
+        open_store(uri, create=True)
+    out, err = capfd.readouterr()
+    for secret in SECRETS:
+        assert secret not in f"{out}{err}{caplog.text}{caught.value}"
+    assert "urllib3" in caplog.text and "token=***" in caplog.text
+    with pytest.raises(FedbenchError) as caught:
+        open_storage(f"postgresql://me:{SECRETS[1]}@127.0.0.1:9/x?sslpassword={SECRETS[0]}", create=True)
+    assert not any(secret in str(caught.value) for secret in SECRETS)
+    with pytest.raises(FedbenchError, match=r"token=\*\*\*"):
+        storage_url(None, uri)
+
+
+def test_warnings_and_tracebacks_of_any_library_are_masked(caplog: pytest.LogCaptureFixture) -> None:
+    address = "http://host/?token=hush-token"
+    try:
+        raise OSError(address)
+    except OSError:
+        logging.getLogger("somebody").exception("no answer from %s", address)
+    shown = warnings.formatwarning(f"retrying {address}", UserWarning, "a.py", 1)
+    assert "hush-token" not in caplog.text + shown
+    assert caplog.text.count("token=***") == 2 and "token=***" in shown
