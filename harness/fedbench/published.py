@@ -85,9 +85,8 @@ def check_published(suite: Suite, folder: Traversable) -> None:
         unknown = unknown_name("file of published numbers", suite.published, known, hint)
         raise FedbenchError(f"{suite.place('published')}{unknown}")
     facts = load_published(suite.published, place)
-    settings = [setting for scale in suite.scales.values() for setting in scale.settings]
-    parts: list[Setting | Row] = [*settings, *suite.rows]
-    for part in parts:
+    parts: list[Row | Setting] = [setting for scale in suite.scales.values() for setting in scale.settings]
+    for part in [*parts, *suite.rows]:
         for position, key in enumerate(part.published):
             for column in (column for column in key if column not in facts):
                 unknown = unknown_name("column of published numbers", column, map(str, facts.columns))

@@ -15,10 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 import fedbench.prepare
-from fedbench.cli import console as console_module
 from fedbench.cli import execution
 from fedbench.cli.app import app
-from fedbench.cli.console import OutputLost, guard_output, say
+from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.datasets.classnames import read_words
 from fedbench.errors import FedbenchError
 from fedbench.folders import expanded, usable_folder
@@ -44,7 +43,7 @@ def refused(*arguments: str) -> str:
     return " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize("folder", ["~nobodyx/y", "x" * 300, "a/" + "é" * 200, "a\0b"])
+@pytest.mark.parametrize("folder", ["~nobodyx/y", "x" * 300, "a/" + "é" * 200])
 def test_a_folder_that_cannot_be_is_refused(folder: str) -> None:
     with pytest.raises(FedbenchError, match="^--output "):
         usable_folder(folder, "--output")
@@ -61,9 +60,7 @@ def test_the_home_of_nobody_is_told_with_its_option() -> None:
     assert expanded("~/x", "--store") == Path.home() / "x"
 
 
-@pytest.mark.parametrize(
-    "url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true"]
-)
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file:x?mode=memory&uri=true"])
 def test_a_database_in_memory_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FedbenchError, match="--store '.*' is a database in memory"):
         store_uri(url)
@@ -90,8 +87,7 @@ def test_a_database_in_memory_is_refused(url: str, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_numbers_of_options_are_finite(arguments: tuple[str, ...]) -> None:
-    said = refused(*arguments)
-    assert arguments[-2] in said and ("finite" in said or "range" in said)
+    assert f"'{arguments[-2]}'" in refused(*arguments)
 
 
 @pytest.mark.parametrize("verb", [("pretrain",), ("publish", "--suite", "longtail"), ("leaderboard",), ("study", "x")])
@@ -167,13 +163,14 @@ def test_characters_that_stdout_cannot_write_are_replaced(monkeypatch: pytest.Mo
 
 
 def test_a_full_stdout_is_told_and_a_full_stderr_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Path("/dev/full").open("w") as out, Path("/dev/full").open("w") as err:
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(sys, "stderr", err)
-        guard_output()
-        console_module.complain("lost")
-        with pytest.raises(OutputLost, match="No space left"):
-            say("text")
+    for name in ("stdout", "stderr"):
+        full = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115 - the stream that is set holds and closes it
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(full))
+    guard_output()
+    complain("lost")
+    with pytest.raises(OutputLost, match="No space left"):
+        say("text")
+    monkeypatch.undo()
 
 
 COMMAND = "from fedbench.cli.app import command; import sys; sys.argv = ['fedbench', {}]; command()"

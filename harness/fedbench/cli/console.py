@@ -47,6 +47,7 @@ class _Output(io.TextIOWrapper):
 
     def __init__(self, stream: TextIO, *, is_lost: bool) -> None:
         self._is_lost = is_lost
+        self._below = stream  # which closes what it writes to where nobody holds it
         line_buffering = stream.isatty() or not is_lost
         super().__init__(stream.buffer, stream.encoding, errors="replace", line_buffering=line_buffering)
 
@@ -75,8 +76,8 @@ def guard_output() -> None:
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
     missing = sys.stdout is None
-    sys.stdin = sys.stdin or open(0)
-    sys.stderr = _Output(sys.stderr or open(2, "w"), is_lost=False)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stderr = _Output(sys.stderr or os.fdopen(2, "w"), is_lost=False)
     if missing:
         raise OutputLost("stdout is closed; redirect it, for instance with > log.txt.")
     sys.stdout = _Output(sys.stdout, is_lost=True)
