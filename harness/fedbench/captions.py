@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from fedbench.wording import counted
+
 _UNUSUAL = {"weighting": "samples", "augment": "none"}
 """Budget fields that a caption names only where they differ from this."""
 _SPENT = ("trials", "seeds", "pruner", "objective")
@@ -21,8 +23,8 @@ def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] =
         *filter(None, [" / ".join(dict.fromkeys(runs["setting"]))]),
         f"{first['dataset']} (data {str(first['data_hash'])[:8] or 'unknown'})",
         str(first["scenario"]),
-        _counted(str(runs["num_clients"].max()), "client"),
-        f"{_counted(rounds, 'round')} of {_counted(epochs, 'local epoch')}, batch {batch}",
+        counted(int(runs["num_clients"].max()), "client"),
+        f"{counted(int(rounds), 'round')} of {counted(int(epochs), 'local epoch')}, batch {batch}",
         *(f"{name} {first[name]}" for name, usual in _UNUSUAL.items() if first[name] != usual),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
         "commit " + ", ".join(sorted(set(_code(runs)))),
@@ -36,10 +38,6 @@ def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] =
 def _unequal(runs: pd.DataFrame) -> bool:
     tunings = [json.loads(text) for text in runs.loc[runs["tuned"] != "", "tuning"].unique()]
     return len({tuple(tuning.get(name, "") for name in _SPENT) for tuning in tunings}) > 1
-
-
-def _counted(number: str, noun: str) -> str:
-    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
 def _code(runs: pd.DataFrame) -> Iterator[str]:

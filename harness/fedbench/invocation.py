@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from fedbench.wording import counted
+
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
@@ -59,8 +61,3 @@ class Invocation:
             lines.append("\n".join(f"- failed: {failure}" for failure in failures))
         lines.append(f"`{self.command}`")
         return "\n\n".join(lines) + "\n"
-
-
-def counted(number: int, noun: str) -> str:
-    """``1 run``, ``2 runs``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.errors import FedbenchError
-from fedbench.invocation import counted
 from fedbench.provenance import code_hash, commit, versions
 from fedbench.recording import COMMIT, SOURCE
 from fedbench.spec import RunSpec
 from fedbench.store import KIND, RUN
+from fedbench.wording import counted
 
 # isort: split
 # after fedbench.store, which turns MLflow's telemetry off before MLflow is first imported

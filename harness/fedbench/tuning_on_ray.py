@@ -11,6 +11,7 @@ from fedbench.engines.shipping import Shipped
 from fedbench.errors import FedbenchError
 from fedbench.tuning import Event, Job, TrialEnded, WorkerFailed, search_with
 from fedbench.uris import sqlite_file
+from fedbench.wording import counted
 
 _LOOK_SECONDS = 1.0
 _LOSSES = 5
@@ -63,7 +64,7 @@ def tune_on(nodes: RayNodes, cpus: float, job: Job, workers: int) -> Generator[E
                     lost += 1
                     if lost > _LOSSES * workers and not is_ending:
                         is_ending = True
-                        yield WorkerFailed(f"{lost} workers were lost, the last one since {heard.lost}.")
+                        yield WorkerFailed(f"lost {counted(lost, 'worker')}, the last one since {heard.lost}.")
                 else:
                     is_ending = True  # it found nothing left to do
     finally:

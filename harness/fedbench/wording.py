@@ -23,6 +23,11 @@ _SHORT = {
 }
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """``1 run``, ``2 runs``, ``1,200 studies``; the plural is given where it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def heading(metric: str) -> str:
     """A metric's name as a heading: ``head_accuracy`` is ``head``, ``domain_accuracy/photo`` is ``photo``."""
     stem = metric.rpartition("/")[2].removesuffix("_accuracy")

@@ -56,16 +56,17 @@ def test_a_dry_run_shows_what_would_be_searched_and_stores_nothing(fedbench: Com
     code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--dry-run")
     assert code == 0
     assert "clip-zs · clip:embedded: nothing to tune" in out
-    assert "2 studies of 20 trials each: global_accuracy on 20 % of the training data, seed 2" in out
+    assert "2 studies of 20 trials: global_accuracy on 20 % of the training data, seed 2" in out
     assert "fedprox.mu" in out
     assert not (folder / "fedbench-store").exists()
 
 
 def test_several_settings_follow_one_set_as_in_run(fedbench: Command) -> None:
     code, out, err = fedbench(
-        "tune", "--suite", "toy.yaml", "--dry-run", "--method", "fedavg", "--set", "lr=0.3", "rounds=1"
+        "tune", "--suite", "toy.yaml", "--dry-run", "--method", "fedavg", "--trials", "1", "--set", "lr=0.3", "rounds=1"
     )
     assert code == 0, err
+    assert "\n1 study of 1 trial: " in out
     [row] = [line for line in out.splitlines() if line.startswith("fedavg · ")]
     assert row.split()[-1] == "0.3"
     code, _, err = fedbench("tune", "--suite", "toy.yaml", "--dry-run", "--set", "rounds=2", "rounds=3")

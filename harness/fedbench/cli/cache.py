@@ -12,6 +12,7 @@ import typer
 from fedbench.cli.console import cell, console, megabytes, say, table
 from fedbench.cli.options import CACHE_DIR, CacheDir
 from fedbench.errors import FedbenchError, unknown_name
+from fedbench.wording import counted
 
 if TYPE_CHECKING:
     from fedbench.cache_folder import Entry
@@ -75,7 +76,7 @@ def clear(
         say("nothing was removed.")
         return
     freed = remove(chosen) + remove_leftovers(folder)
-    say(f"removed {_files(chosen)}, {megabytes(freed)} MB freed")
+    say(f"removed {counted(len(chosen), 'file')}, {megabytes(freed)} MB freed")
 
 
 def _folder(cache_dir: Path) -> Path:
@@ -96,11 +97,7 @@ def _in_terminal() -> bool:
 
 
 def _counted(chosen: Sequence[Entry]) -> str:
-    return f"{_files(chosen)}, {megabytes(sum(entry.size for entry in chosen))} MB"
-
-
-def _files(chosen: Sequence[Entry]) -> str:
-    return f"{len(chosen)} file" + ("" if len(chosen) == 1 else "s")
+    return f"{counted(len(chosen), 'file')}, {megabytes(sum(entry.size for entry in chosen))} MB"
 
 
 def _age(entry: Entry) -> str:

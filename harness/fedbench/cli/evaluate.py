@@ -8,6 +8,7 @@ import typer
 
 from fedbench.cli.console import cell, console, say, table
 from fedbench.cli.options import CACHE_DIR, DATA_DIR, CacheDir, DataDir, Plugins, Store, plugin_files
+from fedbench.wording import counted
 
 if TYPE_CHECKING:
     from fedbench.evaluation import Evaluation
@@ -51,7 +52,8 @@ def _show(evaluation: Evaluation, classes: bool) -> None:
         made.add_row(cell(metric), number(recorded), number(now), number(difference, signed=True))
     console().print(made)
     if is_folded.any():
-        say(f"Equal as well: the accuracies of {int(is_folded.sum())} classes; --classes shows them.", style="dim")
+        folded = counted(int(is_folded.sum()), "class", "classes")
+        say(f"Equal as well: the accuracies of {folded}; --classes shows them.", style="dim")
     if evaluation.left_out:
         say(f"Left out, since the final model does not give them: {', '.join(evaluation.left_out)}.", style="dim")
     if evaluation.new_metrics:

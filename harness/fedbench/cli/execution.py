@@ -27,7 +27,7 @@ from fedbench.engines.in_process import RUN_THREAD, InProcess
 from fedbench.engines.processes import Processes
 from fedbench.events import Event, RunFailed, notify
 from fedbench.hookspecs import hookimpl, plugin_manager, relay
-from fedbench.invocation import Invocation, counted
+from fedbench.invocation import Invocation
 from fedbench.patience import HURRY, StoreUnavailable
 from fedbench.prepare import Settings
 from fedbench.provenance import code_hash
@@ -37,6 +37,7 @@ from fedbench.store import finished_run_ids, store_uri
 from fedbench.suite import Suite
 from fedbench.tracking import Tracking
 from fedbench.uris import shown
+from fedbench.wording import counted
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
@@ -79,7 +80,7 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
     _report(ended.failures, uri, asked)
     left = len(pending) - len(ended.failures) - ended.done
     if left and request.fail_fast:
-        complain(f"{counted(left, 'run')} were not carried out; the same command goes on.", label="--fail-fast")
+        complain(f"not carried out: {counted(left, 'run')}; the same command goes on.", label="--fail-fast")
     return SOME_FAILED if ended.failures else FINE
 
 

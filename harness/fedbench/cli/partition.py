@@ -13,6 +13,7 @@ from fedbench.cli.console import cell, console, say, table
 from fedbench.scenarios.participation import cohort
 from fedbench.scenarios.picture import ClientPicture, PartitionPicture, binned, class_bin
 from fedbench.spec import RunSpec
+from fedbench.wording import counted
 
 MOST_CLIENTS = 40
 """With more clients a selection is shown: the first, the most and the least skewed."""
@@ -32,9 +33,9 @@ def in_words(picture: PartitionPicture, spec: RunSpec) -> str:
     settings = {name: "none" if value is None else str(value) for name, value in spec.scenario.model_dump().items()}
     clients = len(picture.clients)
     effective = statistics.fmean(client.effective_classes for client in picture.clients)
-    classes = _plural(len(picture.classnames), "class", "classes")
+    classes = counted(len(picture.classnames), "class", "classes")
     return (
-        f"{_plural(picture.samples, 'training sample')} of {classes}, dealt to {_plural(clients, 'client')}: "
+        f"{counted(picture.samples, 'training sample')} of {classes}, dealt to {counted(clients, 'client')}: "
         f"{scenario_summary(settings)}. A client holds {effective:.1f} effective classes on average, and its classes "
         f"diverge by {picture.mean_divergence:.3f} from those of all together."
     )
@@ -132,7 +133,7 @@ def _explain(picture: PartitionPicture, selected: dict[str, tuple[ClientPicture,
 def _totals(picture: PartitionPicture, spec: RunSpec, *, everything: bool) -> Iterator[tuple[str, str]]:
     counts, names, sizes = picture.class_counts, picture.classnames, picture.sizes
     smallest, largest = min(counts), max(counts)
-    yield "training", _plural(picture.samples, "sample")
+    yield "training", counted(picture.samples, "sample")
     ends = f"{smallest:,} ({names[counts.index(smallest)]}) to {largest:,} ({names[counts.index(largest)]})"
     evenly = smallest == largest
     yield "class counts", f"{_span(counts) if evenly else ends}; imbalance factor {_factor(picture.imbalance_factor)}"
@@ -142,7 +143,7 @@ def _totals(picture: PartitionPicture, spec: RunSpec, *, everything: bool) -> It
     for group, members in picture.groups.items():
         samples = sum(counts[label] for label in members)
         listed = _listed([f"{names[label]} {counts[label]:,}" for label in members], everything=everything)
-        yield group, f"{_plural(len(members), 'class', 'classes')}, {_plural(samples, 'sample')}: {listed}"
+        yield group, f"{counted(len(members), 'class', 'classes')}, {counted(samples, 'sample')}: {listed}"
     ratio = _factor(max(sizes) / min(sizes))
     yield "client sizes", f"{_span(sizes)}, median {statistics.median(sizes):,g}; largest over smallest {ratio}"
     yield "divergence", f"{picture.mean_divergence:.3f} on average, clients weighted by their samples"
@@ -162,7 +163,7 @@ def _totals(picture: PartitionPicture, spec: RunSpec, *, everything: bool) -> It
 def _domain_lines(picture: PartitionPicture) -> Iterator[tuple[str, str]]:
     if picture.domain_names:
         held = [len(client.domains) for client in picture.clients]
-        whole = f"{held.count(len(picture.domain_names))} of {_plural(len(held), 'client')} with all of them"
+        whole = f"{held.count(len(picture.domain_names))} of {counted(len(held), 'client')} with all of them"
         yield "domains", f"{', '.join(picture.domain_names)}; {'one a client' if max(held) == 1 else whole}"
     if picture.held_out_domain is not None:
         yield "held out", f"{picture.held_out_domain}: only tested, no client trains on it"
@@ -171,15 +172,15 @@ def _domain_lines(picture: PartitionPicture) -> Iterator[tuple[str, str]]:
 def _split(samples: int, own: Sequence[int | None]) -> str:
     known = [count for count in own if count is not None]
     if not known:
-        return f"{_plural(samples, 'sample')}, the same for all clients"
-    return f"{_plural(samples, 'sample')}, of them {_span(known)} a client's own"
+        return f"{counted(samples, 'sample')}, the same for all clients"
+    return f"{counted(samples, 'sample')}, of them {_span(known)} a client's own"
 
 
 def _participation(picture: PartitionPicture, spec: RunSpec) -> str:
     clients, asked = len(picture.clients), spec.scenario
     sampled = len(cohort(1, clients, asked.participation, 0.0, spec.seed))
     failing = f"; each fails to answer with probability {asked.dropout:g}" if asked.dropout else ""
-    return f"{sampled:,} of {_plural(clients, 'client')} in a round{failing}"
+    return f"{sampled:,} of {counted(clients, 'client')} in a round{failing}"
 
 
 def _listed(names: Sequence[str], *, everything: bool) -> str:
@@ -195,7 +196,3 @@ def _span(counts: Sequence[int]) -> str:
 
 def _factor(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:,.1f}"
-
-
-def _plural(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -19,6 +19,7 @@ from fedbench.private import shared
 from fedbench.resolve import Overrides, parse_assignment
 from fedbench.spec import RunSpec
 from fedbench.suite import Suite, load_suite, suite_names
+from fedbench.wording import counted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,8 +81,9 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
     specs = expand(suite, picked)
     if picked.settings != overrides.settings:
         chosen, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
-        plural = "setting" if chosen == 1 else "settings"
-        say(f"dataset={dict(sets)['dataset']} picks {chosen} {plural} of the {known} of scale {picked.scale}")
+        say(
+            f"dataset={dict(sets)['dataset']} picks {counted(chosen, 'setting')} of the {known} of scale {picked.scale}"
+        )
     return suite, _tuned(specs, request) if request.tuned else specs
 
 
@@ -201,7 +203,7 @@ def rows_of(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
 def show(suite: Suite, rows: Sequence[PlannedRow]) -> None:
     """The table of ``--dry-run``."""
     runs = sum(len(row.specs) for row in rows)
-    say(f"suite {suite.name}: {runs} {'run' if runs == 1 else 'runs'}")
+    say(f"suite {suite.name}: {counted(runs, 'run')}")
     has_private = any(row.sent != row.info.trainable_parameters for row in rows)
     numbers = ("rounds", *(("trained",) if has_private else ()), "sent", "MB/client", "MB/run", "memory")
     grid = any(row.specs[0].setting for row in rows)

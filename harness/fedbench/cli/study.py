@@ -26,6 +26,7 @@ def study(
     from fedbench.study_figures import FEWEST, importances, write
     from fedbench.study_storage import open_storage, storage_url
     from fedbench.uris import shown
+    from fedbench.wording import counted
 
     url = storage_url(storage, store_uri(store))
     studies = studies_named(open_storage(url, create=False), name)
@@ -51,7 +52,7 @@ def study(
         for title in too_few:
             say(f"{title}: fewer than {FEWEST} complete trials that differ, too few for an importance", style="dim")
         budgets = [record_of(study).budget for study in studies]
-        for told in dict.fromkeys(f"{budget.trials} trials: {told_budget(budget)}" for budget in budgets):
+        for told in dict.fromkeys(f"{counted(budget.trials, 'trial')}: {told_budget(budget)}" for budget in budgets):
             say(f"budget       {told}")
     if output is not None:
         for study in studies:

@@ -26,6 +26,7 @@ from fedbench.suite import Suite
 from fedbench.trial_tracking import TrialTracking
 from fedbench.trials import Tuned, trial_specs
 from fedbench.tuning import Event, Job, TrialBegan, TrialEnded, WorkerFailed, tune
+from fedbench.wording import counted
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -104,7 +105,7 @@ def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settin
 def show_space(records: Sequence[tuple[Tuned, Record]]) -> None:
     """The table of ``--dry-run``."""
     budget = records[0][1].budget
-    say(f"{len(records)} studies of {budget.trials} trials each: {told_budget(budget)}")
+    say(f"{_studies(len(records), budget)}: {told_budget(budget)}")
     made = table("row", "setting searched", "symbol", "from", "to", "scale", "the suite's", right=("from", "to"))
     for row, _ in records:
         before = ""
@@ -117,6 +118,10 @@ def show_space(records: Sequence[tuple[Tuned, Record]]) -> None:
             )
     console().print(made)
     say("Nothing was run or stored.", style="dim")
+
+
+def _studies(number: int, budget: Budget) -> str:
+    return f"{counted(number, 'study', 'studies')} of {counted(budget.trials, 'trial')}"
 
 
 def _told(dimension: Dimension) -> tuple[str, str, str]:
@@ -151,7 +156,7 @@ def carry_out(
     studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in records]
     tracking = TrialTracking(uri, records[0][1].suite)
     rows, budget = tuple(row for row, _ in records), records[0][1].budget
-    say(f"{len(rows)} {'study' if len(rows) == 1 else 'studies'} of {budget.trials} trials: {told_budget(budget)}")
+    say(f"{_studies(len(rows), budget)}: {told_budget(budget)}")
     job = Job(url, rows, settings, records[0][1].suite, uri)
     failures = []
     try:

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from fedbench.page import svg as draw
+from fedbench.wording import counted
 
 _ACCENT = (36, 99, 190)
 """The style sheet's --heat; transparency mixes it with a light or a dark page."""
@@ -116,10 +117,10 @@ def _legend(svg: draw.Element, most: int, left: float, top: float) -> None:
 
 def _summary(table: np.ndarray, everybody: int) -> str:
     clients, classes = table.shape
-    shown = f"The first {clients:,} of {everybody:,} clients" if everybody > clients else f"{clients} clients"
+    shown = f"The first {clients:,} of {everybody:,} clients" if everybody > clients else counted(clients, "client")
     sizes, held, per_class = table.sum(axis=1), (table > 0).sum(axis=1), table.sum(axis=0)
     return (
-        f"{shown}, {classes} classes, {int(table.sum()):,} training samples. "
+        f"{shown}, {counted(classes, 'class', 'classes')}, {counted(int(table.sum()), 'training sample')}. "
         f"A client has {sizes.min():,} to {sizes.max():,} samples (median {np.median(sizes):,.0f}) "
         f"of {held.min()} to {held.max()} classes (median {np.median(held):g}); "
         f"a class has {per_class.min():,} to {per_class.max():,} samples."
