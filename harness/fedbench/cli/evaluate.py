@@ -54,10 +54,7 @@ def _show(evaluation: Evaluation, classes: bool) -> None:
     console().print(made)
     if is_folded.any():
         folded = counted(int(is_folded.sum()), "class", "classes")
-        say(
-            f"Equal as well: the accuracies of {folded}; --classes shows them.",
-            style="dim",
-        )
+        say(f"Equal as well: the accuracies of {folded}; --classes shows them.", style="dim")
     if evaluation.left_out:
         say(f"Left out, since the final model does not give them: {', '.join(evaluation.left_out)}.", style="dim")
     if evaluation.new_metrics:
