@@ -27,7 +27,9 @@ class Method:
 '''
 PACKAGE = {
     "third/__init__.py": "",
-    "third/first.py": METHOD.format(name="first", imports="from . import helper", inside="from .deep.rates import RATE"),
+    "third/first.py": METHOD.format(
+        name="first", imports="from . import helper", inside="from .deep.rates import RATE"
+    ),
     "third/second.py": METHOD.format(name="second", imports="import json, torch", inside="pass"),
     "third/open.py": METHOD.format(name="open", imports="import importlib", inside="importlib.import_module(params)"),
     "third/helper.py": "from third_core import constants",
@@ -106,9 +108,7 @@ def test_a_third_partys_code_is_told_with_its_package_and_version(site: Path) ->
 def test_a_method_of_fedbench_is_its_own_file_and_the_defaults_are_the_harness() -> None:
     package = roots()["fedbench_methods"]
     files = files_of("fedbench_methods.clip_lora", roots())
-    assert files == {
-        f"fedbench_methods/{name}": package / name for name in ("__init__.py", "py.typed", "clip_lora.py")
-    }
+    assert files == {f"fedbench_methods/{name}": package / name for name in ("__init__.py", "py.typed", "clip_lora.py")}
     assert Codes().of("fedavg").methods == ()
     assert Codes().of("fedprox").hash != Codes().of("moon").hash
 
