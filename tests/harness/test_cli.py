@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib
 import io
 import json
@@ -602,6 +603,7 @@ def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_ord
     fedbench("leaderboard", "--suite", "grid.yaml", "--store", "store", "--output", "out")
     results = pd.read_csv(tmp_path / "out" / "results.csv").set_index(["setting", "method"])
     assert set(results.index) == {("even", "fedavg"), ("skewed", "fedavg"), ("skewed", "fst-cbdg")}
+    assert set(results["suite_hash"]) == {hashlib.sha256(GRID.encode()).hexdigest()}
     key = json.loads(results.loc[("skewed", "fedavg"), "published"])
     assert key == [{"method": "fedavg", "table": "2", "variant": ""}]
     assert results.loc[("skewed", "fst-cbdg"), "row"] == "fst-cbdg · clip:embedded (no labels)"

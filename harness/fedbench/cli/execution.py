@@ -54,7 +54,7 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
     skipped = len(specs) - len(pending)
     say_stored(specs, known)
     work = work_folder(uri, suite.name, settings.cache_dir)
-    hashes = {run_id: origin.code.hash for run_id, origin in origins.items()}
+    hashes = {spec.method: origins[spec.run_id].code.hash for spec in specs}
     checkpoints = Checkpointing(work / "checkpoints", hashes, request.checkpoint_every)
     for run_id in finished:
         discard(checkpoints.folder, run_id)
@@ -161,7 +161,7 @@ def _say_resumed(pending: Sequence[RunSpec], origins: Mapping[str, Origin], sett
     """Which runs go on from a checkpoint."""
     for spec in pending:
         origin = origins[spec.run_id]
-        number = checkpoints_of(spec.run_id, origin.data_hash, origin.weights_hash, settings).round()
+        number = checkpoints_of(spec, origin.data_hash, origin.weights_hash, settings).round()
         if number:
             after = f"round {number} of {spec.training.rounds}"
             say(f"{spec.title}, seed {spec.seed}: goes on from its checkpoint after {after}.")
