@@ -35,7 +35,7 @@ class Checkpointing:
     folder: Path
     """A run's own is in it, under its run id."""
     codes: Mapping[str, str]
-    """Run id -> hash of the run's code: what other code left is not gone on with."""
+    """Method -> hash of the code of its runs: what other code left is not gone on with."""
     every: int = 0
     """Rounds between two; 0: after the first round that ends `SECONDS` after the last one."""
 
@@ -59,14 +59,13 @@ class Checkpoints:
     """The checkpoints of one run, for the one process that carries it out."""
 
     def __init__(self, asked: Checkpointing | None, run_id: str, inputs: Iterable[str]) -> None:
-        """``inputs`` is what a run's numbers depend on besides its description and code: hashes of data and weights.
+        """``inputs`` is what a run's numbers depend on besides its description: hashes of code, data and weights.
 
         With None ``asked`` there are none, and none are written.
         """
         self._asked = asked
         self._run_id = run_id
-        code = "" if asked is None else asked.codes[run_id]
-        self._made_by = hashlib.sha256("|".join([code, *inputs]).encode()).hexdigest()
+        self._made_by = hashlib.sha256("|".join(inputs).encode()).hexdigest()
         self._written = time.monotonic()
 
     def latest(self, device: str, warn: Callable[[str], None]) -> Checkpoint | None:

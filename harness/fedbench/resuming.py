@@ -54,23 +54,21 @@ def stored_in(
 
 def _differences(tags: Mapping[str, str], origin: Origin) -> Iterator[str]:
     """What is not as it was when the run with these tags was made, a phrase each."""
-    if tags.get("fedbench.code_hash") != origin.code.hash:
-        yield from _changed_code(tags, origin.code) or ["code changed"]
+    yield from _changed_code(tags, origin.code)
     for name, phrase in _HASHES.items():
         if tags.get(f"fedbench.{name}", "") != getattr(origin, name):
             yield phrase
 
 
-def _changed_code(tags: Mapping[str, str], code: RunCode) -> list[str]:
+def _changed_code(tags: Mapping[str, str], code: RunCode) -> Iterator[str]:
     if HARNESS not in tags:
-        return ["made by a version of fedbench that did not record which code is whose"]
-    phrases = []
+        yield "made by a version of fedbench that did not record which code is whose"
+        return
     if tags[HARNESS] != code.harness:
         before = {name: tags.get(f"fedbench.version.{name}", "none") for name in versions()}
         newer = [f"{name} {before[name]} -> {now}" for name, now in versions().items() if before[name] != now]
-        phrases.append(", ".join(newer) or "code of the harness changed")
+        yield ", ".join(newer) or "code of the harness changed"
     recorded = {one["method"]: one["hash"] for one in json.loads(tags.get(METHOD_CODE, "[]"))}
     for method in code.methods:
         if recorded.get(method.method) != method.hash:
-            phrases.append(f"{f'plugin file {method.plugin}' if method.plugin else f'method {method.method}'} changed")
-    return phrases
+            yield f"plugin file {method.plugin} changed" if method.plugin else f"method {method.method} changed"

@@ -72,7 +72,7 @@ def code_tags(code: RunCode) -> dict[str, str]:
 
 def command_code_tags(codes: Codes) -> dict[str, str]:
     """Tags that say which code a command has at hand: all of it, the harness, each plugin file."""
-    plugins = _json_tag("plugin_code", codes.plugins)
+    plugins = json.dumps(codes.plugins)
     return {"fedbench.code_hash": codes.everything, HARNESS: codes.harness, "fedbench.plugin_code": plugins}
 
 

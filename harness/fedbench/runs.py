@@ -45,7 +45,7 @@ def run_rounds(
     run = prepare(spec, settings, listeners=listeners, dataset=loaded.dataset, backbone=loaded.backbone)
     hooks = run.assembly.notifications
     warnings: list[str] = []
-    checkpoints = checkpoints_of(spec.run_id, run.info.data_hash, run.info.weights_hash, settings)
+    checkpoints = checkpoints_of(spec, run.info.data_hash, run.info.weights_hash, settings)
     saved = checkpoints.latest(spec.device, warnings.append)
     began_at = 0 if saved is None else saved.state.round
     hooks.run_started(spec=spec, info=replace(run.info, resumed_round=began_at))
@@ -98,9 +98,10 @@ def run_rounds(
     return result
 
 
-def checkpoints_of(run_id: str, data_hash: str, weights_hash: str, settings: Settings) -> Checkpoints:
+def checkpoints_of(spec: RunSpec, data_hash: str, weights_hash: str, settings: Settings) -> Checkpoints:
     """Where the run keeps its checkpoints; it goes on from those of the same code, data, weights and executor alone."""
-    return Checkpoints(settings.checkpoints, run_id, [data_hash, weights_hash, settings.executor])
+    code = "" if settings.checkpoints is None else settings.checkpoints.codes[spec.method]
+    return Checkpoints(settings.checkpoints, spec.run_id, [code, data_hash, weights_hash, settings.executor])
 
 
 def _kept(states: Mapping[str, Tensors], methods: Collection[str]) -> dict[str, dict[str, Any]]:

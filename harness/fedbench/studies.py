@@ -81,6 +81,8 @@ class Record:
     command: str = ""
     """What makes the study again."""
     versions: dict[str, str] = field(default_factory=dict)
+    method_code: str = ""
+    """Of each method of the row whose code it is, as JSON."""
 
     @property
     def study_name(self) -> str:

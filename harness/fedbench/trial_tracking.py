@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from fedbench.errors import FedbenchError
 from fedbench.patience import Patience, patient
 from fedbench.recording import COMMIT, NOTE, SOURCE, begin_run, end_run, log_metrics, log_params, metrics_at, set_tags
-from fedbench.store import TUNING, experiment_of, open_store
+from fedbench.store import METHOD_CODE, TUNING, experiment_of, open_store
 from fedbench.studies import DEFAULTS, Record, found, record_of
 from fedbench.study_storage import GRACE
 from fedbench.uris import shown
@@ -202,5 +202,6 @@ def _tags_of(record: Record) -> dict[str, str]:
         _NAME_HASH: _hash(record),
         SOURCE: "fedbench",
         COMMIT: record.commit,
+        METHOD_CODE: record.method_code,
     }
     return {key: value for key, value in named.items() if value}

@@ -117,7 +117,7 @@ def settings(cache, tmp_path) -> Settings:
 
 
 def of(code: str) -> defaultdict[str, str]:
-    """Every run's code."""
+    """The code of every method's runs."""
     return defaultdict(partial(str, code))
 
 
@@ -212,9 +212,9 @@ def test_what_other_code_or_another_executor_left_is_not_gone_on_with(settings, 
         "executor": replace(settings, executor="sequential"),
     }[change]
     info = prepare(spec, settings).info
-    assert checkpoints_of(spec.run_id, info.data_hash, info.weights_hash, settings).round() == 2
-    assert checkpoints_of(spec.run_id, info.data_hash, info.weights_hash, other).round() == 0
-    assert checkpoints_of(spec.run_id, "other data", info.weights_hash, settings).round() == 0
+    assert checkpoints_of(spec, info.data_hash, info.weights_hash, settings).round() == 2
+    assert checkpoints_of(spec, info.data_hash, info.weights_hash, other).round() == 0
+    assert checkpoints_of(spec, "other data", info.weights_hash, settings).round() == 0
     # what is left of it does not crowd out the run's own, even if it had got further
     stopped(spec, settings, after=5)
     heard = Heard()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import importlib
 import io
 import json
@@ -559,6 +561,62 @@ def test_a_run_is_stored_ranked_and_not_repeated(fedbench: Command, tmp_path: Pa
     assert "fedavg" in table.out
 
 
+TABLED = '''
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedbench.defaults import average
+from fedbench.hookspecs import hookimpl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Params:
+    """None."""
+
+
+class Tabled:
+    name, citation, Params, recipe = "tabled", "nobody", Params, {}
+
+    def __init__(self, params):
+        self.scale = float((Path(__file__).parent / "table.txt").read_text())
+
+    @hookimpl
+    def aggregate(self, task):
+        """The mean, scaled."""
+        return {name: self.scale * tensor for name, tensor in average(task).items()}
+'''
+
+
+@pytest.mark.usefixtures("tiny")
+def test_only_the_rows_whose_code_changed_run_again_and_it_is_said_why(fedbench: Command, tmp_path: Path) -> None:
+    table, plugin = tmp_path / "table.txt", tmp_path / "tabled.py"
+    table.write_text("1.0")
+    plugin.write_text(TABLED)
+    arguments = (
+        *("run", "--method", "fedavg", "--method", "tabled", "--plugin", "tabled.py", "--backbone", "convnet"),
+        *("--scenario", "iid", "--engine", "in-process", "--set", "rounds=1", "--set", "clients=2"),
+        *("--cache-dir", "cache", "--store", "store"),
+    )
+    first = fedbench(*arguments, "--seed", "0")
+    assert first.code == 0, first.err
+    assert "in the store" not in first.out
+    table.write_text("0.5")
+    planned = fedbench(*arguments, "--seed", "0", "--seed", "1", "--dry-run")
+    assert [line for line in planned.out.splitlines() if "in the store" in line] == [
+        "1 of 4 runs are in the store already and are skipped; --rerun repeats them.",
+        "1 of 2 in the store: fedavg · convnet",
+        "0 of 2 in the store, 1 again (plugin file tabled.py changed): tabled · convnet",
+    ]
+    # a seed of the new version is no seed of the old one's row
+    again = fedbench(*arguments, "--seed", "1")
+    assert again.code == 0 and "in the store" not in again.out
+    results = fedbench("leaderboard", "--suite", "adhoc", "--store", "store", "--format", "csv").out
+    rows = {line["label"]: line["seed_list"] for line in csv.DictReader(io.StringIO(results))}
+    assert rows.pop("fedavg") == "0, 1"
+    assert sorted(rows.values()) == ["0", "1"] and all(label.startswith("tabled [tabled.code=") for label in rows)
+    assert "plugin tabled.py (" in results
+
+
 ALONE = '''
 """Every client trains alone."""
 from typing import ClassVar
@@ -667,6 +725,7 @@ def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_ord
     fedbench("leaderboard", "--suite", "grid.yaml", "--store", "store", "--output", "out")
     results = pd.read_csv(tmp_path / "out" / "results.csv").set_index(["setting", "method"])
     assert set(results.index) == {("even", "fedavg"), ("skewed", "fedavg"), ("skewed", "fst-cbdg")}
+    assert set(results["suite_hash"]) == {hashlib.sha256(GRID.encode()).hexdigest()}
     key = json.loads(results.loc[("skewed", "fedavg"), "published"])
     assert key == [{"method": "fedavg", "table": "2", "variant": ""}]
     assert results.loc[("skewed", "fst-cbdg"), "row"] == "fst-cbdg · clip:embedded (no labels)"

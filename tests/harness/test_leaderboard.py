@@ -37,6 +37,7 @@ from fedbench.leaderboard import (
     write,
 )
 from fedbench.milestones import is_tracked, rounds_to_target
+from fedbench.page import write_page
 from fedbench.results import _line, load_curves, load_federations, scenario_summary
 from fedbench.scenarios.scenario import Partition, Scenario
 from fedbench.seal import SEAL
@@ -311,6 +312,86 @@ def test_captions_say_when_code_states_mix_and_only_then() -> None:
     assert leaderboard(lines)["caption"].iloc[0].endswith("commit ccccccc · several code states")
     lines["harness_hash"] = "1" * 64
     assert leaderboard(lines)["caption"].iloc[0].endswith("commit ccccccc")
+
+
+def of_code(lines: pd.DataFrame, *hashes: str) -> pd.DataFrame:
+    """The results with the hash of each run's method, of the same harness; "" for a run of before it was recorded."""
+    codes = [json.dumps([{"method": m, "hash": h}]) if h else "" for m, h in zip(lines["method"], hashes, strict=True)]
+    return lines.assign(method_code=codes, harness_hash="1" * 64)
+
+
+def versions_of_fedprox() -> pd.DataFrame:
+    """FedAvg on seeds 0, 1, 2; FedProx's seed 0 by one version of its code, the others by the next."""
+    runs = [(spec("fedavg", seed), FEDAVG[seed]) for seed in FEDAVG]
+    runs += [(spec("fedprox", seed), FEDPROX[seed]) for seed in FEDPROX]
+    return of_code(made(runs), "", "", "", "a" * 64, "b" * 64, "b" * 64)
+
+
+def test_seeds_by_two_versions_of_a_method_are_two_rows_and_never_one_mean(tmp_path: Path) -> None:
+    results = versions_of_fedprox()
+    board = leaderboard(results)
+    rows = board.set_index("row")
+    assert sorted(rows.index) == [
+        *("fedavg · clip:embedded", "fedprox · clip:embedded [fedprox.code=aaaaaaaa]"),
+        "fedprox · clip:embedded [fedprox.code=bbbbbbbb]",
+    ]
+    old, new = (rows.loc[f"fedprox · clip:embedded [fedprox.code={8 * letter}]"] for letter in "ab")
+    assert (old["seed_list"], old["global_accuracy_mean"]) == ("0", 61.0)
+    assert (new["seed_list"], new["global_accuracy_mean"]) == ("1, 2", 67.0)
+    # seeds of other code are no pairs: three would have been tested
+    assert (new["delta_seeds"], new["delta_mean"]) == (2, 2.5)
+    assert new["significance"] == "needs 3 seeds, has 2" and np.isnan(new["p_value"])
+    split = "seeds by another version of fedprox are a row of their own"
+    assert [split in caption for caption in board["caption"]] == ["fedprox" in row for row in board["row"]]
+    write(results, board, tmp_path, "")
+    write_page(tmp_path / "page.html", "s", "", results, board, pd.DataFrame({"mlflow_id": []}), {}, "")
+    texts = [(tmp_path / f"leaderboard.{kind}").read_text("utf-8") for kind in ("csv", "md", "tex")]
+    for text in (*texts, (tmp_path / "page.html").read_text("utf-8"), shown(board)):
+        assert all(f"code={8 * letter}" in text for letter in "ab") and "65.0" not in text
+    assert baseline_named(results, new.name) == new.name
+
+
+def test_one_version_of_a_method_is_one_row_whatever_else_changed() -> None:
+    results = versions_of_fedprox().assign(harness_hash=["1" * 64, "2" * 64] * 3)
+    same = of_code(results, "", "", "", "a" * 64, "a" * 64, "a" * 64).assign(harness_hash=results["harness_hash"])
+    board = leaderboard(same)
+    assert board["seeds"].tolist() == [3, 3] and not board["row"].str.contains("code").any()
+    assert board["caption"].str.contains("several code states").all()
+
+
+def test_runs_of_before_code_was_recorded_by_method_count_as_made_by_other_code() -> None:
+    results = versions_of_fedprox()
+    recorded = of_code(results, "", "", "", "", "", "b" * 64).assign(code_hash="e" * 64)
+    board = leaderboard(recorded)
+    assert dict(zip(board["label"], board["seed_list"], strict=True)) == {
+        "fedavg": "0, 1, 2",
+        "fedprox [fedprox.code=eeeeeeee]": "0, 1",
+        "fedprox [fedprox.code=bbbbbbbb]": "2",
+    }
+
+
+def test_a_failed_seed_belongs_to_the_version_that_made_it_or_else_to_the_newest() -> None:
+    results = versions_of_fedprox()
+    lost = made([(spec("fedprox", seed), 0.0) for seed in (7, 8)]).assign(
+        failure="no", started=results["started"].max()
+    )
+    board = leaderboard(results, failed=of_code(lost, "a" * 64, "c" * 64)).set_index("label")
+    assert board.loc["fedprox [fedprox.code=aaaaaaaa]", "failure"] == "1 of 2 seeds; seed 7 failed: no"
+    assert board.loc["fedprox [fedprox.code=bbbbbbbb]", "failure"] == "2 of 3 seeds; seed 8 failed: no"
+
+
+def test_captions_name_the_code_of_third_parties_and_the_suite() -> None:
+    lines = made([(spec("fedprox", 0), 60.0), (spec("moon", 0), 61.0), (spec("fedclip", 0), 62.0)])
+    codes = [
+        {"method": "fedprox", "hash": "a" * 64},
+        {"method": "moon", "hash": "b" * 64, "plugin": "mine.py"},
+        {"method": "fedclip", "hash": "c" * 64, "package": "some-methods", "version": "2.1"},
+    ]
+    lines = lines.assign(method_code=[json.dumps([code]) for code in codes], suite_hash="d" * 64)
+    caption = leaderboard(lines)["caption"].iloc[0]
+    assert caption.endswith(
+        "commit ccccccc · plugin mine.py (bbbbbbbb) · fedclip of some-methods 2.1 (cccccccc) · suite dddddddd"
+    )
 
 
 def test_the_overall_accuracy_can_be_a_column_beside_another_headline(results: pd.DataFrame) -> None:

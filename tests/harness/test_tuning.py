@@ -101,7 +101,7 @@ def recorded(row: RunSpec, spent: Budget, name: str = "toy", **given: Any) -> tu
         **{
             **{"name": name, "suite": "toy", "scale": "", "setting": "", "row": row.row, "title": row.title},
             **{"spec": row.model_dump(mode="json"), "space": tuple(d.as_json() for d in space), "budget": spent},
-            **{"code_hash": "c", "data_hash": "d", "weights_hash": "w", "commit": ""},
+            **{"code_hash": "c", "data_hash": "d", "weights_hash": "w", "commit": "", "method_code": '[{"hash": "m"}]'},
             **given,
         }
     )
@@ -216,6 +216,7 @@ def test_trials_are_child_runs_of_their_study_in_an_experiment_that_no_leaderboa
     trials = [run for run in runs if run.data.tags["fedbench.kind"] == "trial"]
     assert [run.info.run_name for run in parents] == ["toy · fedprox · clip:embedded"]
     assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parents[0].info.run_id}
+    assert {run.data.tags["fedbench.method_code"] for run in runs} == {'[{"hash": "m"}]'}
     assert sorted(run.info.run_name for run in trials) == ["trial 0 · defaults", "trial 1"]
     first = next(run for run in trials if run.info.run_name == "trial 0 · defaults")
     assert first.data.params == {"lr": "0.01", "fedprox.mu": "0.01"}

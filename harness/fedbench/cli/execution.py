@@ -60,7 +60,7 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
     skipped = len(specs) - len(pending)
     say_stored(specs, known)
     work = work_folder(uri, suite.name, settings.cache_dir)
-    hashes = {spec.run_id: codes.of(spec.method).hash for spec in specs}
+    hashes = {spec.method: codes.of(spec.method).hash for spec in specs}
     checkpoints = Checkpointing(work / "checkpoints", hashes, request.checkpoint_every)
     for run_id in finished:
         discard(checkpoints.folder, run_id)
@@ -176,7 +176,7 @@ def _say_resumed(pending: Sequence[RunSpec], origins: Mapping[str, Origin], sett
         origin = origins.get(spec.run_id)
         if origin is None:  # its row could not be planned: it will fail, and has no checkpoint
             continue
-        number = checkpoints_of(spec.run_id, origin.data_hash, origin.weights_hash, settings).round()
+        number = checkpoints_of(spec, origin.data_hash, origin.weights_hash, settings).round()
         if number:
             after = f"round {number} of {spec.training.rounds}"
             say(f"{spec.title}, seed {spec.seed}: goes on from its checkpoint after {after}.")

@@ -18,9 +18,11 @@ from fedbench.objectives import Objective
 from fedbench.prepare import Settings
 from fedbench.provenance import commit, versions
 from fedbench.run_code import Codes
+from fedbench.run_tags import code_tags
 from fedbench.runs import run_rounds
 from fedbench.space import Dimension, defaults_of, restricted, space_of
 from fedbench.spec import RunSpec
+from fedbench.store import METHOD_CODE
 from fedbench.studies import Budget, Found, Record, found, open_study
 from fedbench.study_storage import open_storage
 from fedbench.suite import Suite
@@ -78,6 +80,7 @@ def records_of(
         if not space:
             say(f"{spec.title}: nothing to tune", style="dim")
             continue
+        code = codes.of(spec.method)
         record = Record(
             name=name,
             suite=suite.name,
@@ -88,12 +91,13 @@ def records_of(
             spec=spec.model_copy(update={"seed": 0}).model_dump(mode="json"),
             space=tuple(dimension.as_json() for dimension in space),
             budget=budget,
-            code_hash=codes.of(spec.method).hash,
+            code_hash=code.hash,
             data_hash=info.data_hash,
             weights_hash=info.weights_hash,
             commit=commit(),
             command=command,
             versions=versions(),
+            method_code=code_tags(code)[METHOD_CODE],
         )
         chosen.append((Tuned(spec, space, record.study_name), record))
     if not chosen:

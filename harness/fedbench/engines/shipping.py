@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -23,12 +23,11 @@ from fedbench.errors import FedbenchError
 from fedbench.prepare import Settings
 from fedbench.provenance import roots, versions
 from fedbench.run_code import code_hash, files_beside
-from fedbench.sources import PLUGIN
+from fedbench.sources import PLUGIN, files_under
 
 _PLUGINS = "fedbench_plugin_files"
 _SUITES = "fedbench_suites"
 """The package of fedbench that registers no method."""
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".git*")
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -63,21 +62,25 @@ def ship(folder: Path, plugin_files: Sequence[Path]) -> Shipped:
     suites = find_spec(_SUITES)
     beside = [] if suites is None or suites.origin is None else [Path(suites.origin).parent]
     try:
-        for root in [*packages.values(), *beside]:
-            if root.is_dir():
-                shutil.copytree(root, folder / root.name, ignore=_LEFT_OUT)
-            else:
-                shutil.copy(root, folder)
-        for name, file in files_beside(plugin_files).items():
-            target = folder / re.sub(f"^{PLUGIN}/", f"{_PLUGINS}/", name)
-            if not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, target)
+        sent = dict(file for root in [*packages.values(), *beside] for file in _named(root))
+        sent |= {re.sub(f"^{PLUGIN}/", f"{_PLUGINS}/", name): file for name, file in files_beside(plugin_files).items()}
+        for name, file in sent.items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, target)
         _write_metadata(folder)
     except (OSError, shutil.Error) as error:
         raise FedbenchError(f"the code can't be packed for the workers: {error}.") from error
     files = tuple(f"{_PLUGINS}/{number}/{file.name}" for number, file in enumerate(plugin_files))
     return Shipped(code_hash(plugin_files), tuple(sorted(versions().items())), tuple(sorted(packages)), files)
+
+
+def _named(root: Path) -> Iterator[tuple[str, Path]]:
+    """The files of a package, or the one of a module, with their places in the folder that is sent."""
+    if root.is_dir():
+        yield from ((f"{root.name}/{inner}", file) for inner, file in files_under(root))
+    else:
+        yield root.name, root
 
 
 def environment() -> dict[str, str]:
