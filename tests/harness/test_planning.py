@@ -112,7 +112,7 @@ def test_a_method_that_fails_before_its_run_is_recorded_as_failed_and_others_fin
 def test_tuning_leaves_out_the_row_whose_method_fails(fedbench: Callable[..., str]) -> None:
     arguments = ("--suite", "suite.yaml", "--plugin", "failing.py", "--dry-run")
     said = fedbench(1, "tune", *arguments, "--method", "in-build-model", "--method", "fedavg")
-    assert "failed: in-build-model · convnet: AttributeError" in said and "1 studies of" in said
+    assert "failed: in-build-model · convnet: AttributeError" in said and "1 study of" in said
 
 
 TWO = """
