@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedbench.errors import FedbenchError, Unworkable
 from fedbench.metrics import is_reserved
-from fedbench.tasks import AggregationTask, ClientTask, EvaluationTask
+from fedbench.tasks import AggregationTask, ClientTask, EvaluationTask, LocalStep
 from fedbench.types import GlobalModel, Predictions, Tensors, Update
 
 
@@ -87,9 +87,9 @@ def require_update(task: ClientTask, update: object, owner: str) -> Update:
     return update
 
 
-def require_loss(loss: object, task: ClientTask, hook: str) -> Tensor:
+def require_loss(loss: object, step: LocalStep, hook: str) -> Tensor:
     """A loss, or a term of one. Raises FedbenchError where it is no scalar tensor, or nothing can be learnt by it."""
-    owner = task.spec.method
+    owner = step.task.spec.method
     require(loss, Tensor, "a scalar tensor", owner, hook)
     assert isinstance(loss, Tensor)
     if loss.numel() != 1:
@@ -97,7 +97,7 @@ def require_loss(loss: object, task: ClientTask, hook: str) -> Tensor:
             f"{owner} answers the hook {hook} with a tensor of shape {tuple(loss.shape)}, not a scalar."
         )
     # where clients train at once, `requires_grad` is that of torch.func's wrapper, which is never set
-    if not loss.requires_grad and not torch._C._functorch.is_batchedtensor(loss):
+    if not loss.requires_grad and step.weights and not torch._C._functorch.is_batchedtensor(loss):
         instead = ", or None in a step without a term" if hook == "loss_terms" else ""
         raise FedbenchError(
             f"{owner} answers the hook {hook} with a loss without gradient, by which no weight moves; return what is "

@@ -111,6 +111,9 @@ class HookSpecs:
     def federate(self, federation: Federation, spec: RunSpec) -> Federation | None:
         """First result: the federation the method runs on, before the first round.
 
+        It may deal the training samples to other clients, and change nothing else. Labels of test, validation and
+        server samples are withheld, and of training samples where the scenario hides them.
+
         Default: the scenario's. Answered by `clip-linear-centralized`, which pools all clients into one.
         """
 
@@ -187,11 +190,16 @@ class HookSpecs:
 
     @_spec(firstresult=True)
     def local_loss(self, step: LocalStep) -> Tensor | None:
-        """First result: the base loss of a batch, a scalar. Default: cross-entropy. Answered by `fedclip`."""
+        """First result: the base loss of a batch, a scalar with a gradient. Default: cross-entropy. Answered by
+        `fedclip`.
+        """
 
     @_spec
     def loss_terms(self, step: LocalStep) -> Tensor | None:
-        """Collected and added to the base loss: a scalar. Default: none. Answered by `fedprox`, `moon`, `fedntd`."""
+        """Collected and added to the base loss: a scalar with a gradient, or None in a step without a term.
+
+        Default: none. Answered by `fedprox`, `moon`, `fedntd`.
+        """
 
     @_spec
     def after_training(self, task: ClientTask, update: Update) -> Tensors | None:

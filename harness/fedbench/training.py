@@ -51,9 +51,9 @@ def step_loss(step: LocalStep) -> Tensor:
     """
     half = step.task.training.precision == "bfloat16"
     with torch.autocast(step.batch.inputs.device.type, torch.bfloat16) if half else nullcontext():
-        loss = require_loss(step.task.hooks.local_loss(step=step), step.task, "local_loss")
+        loss = require_loss(step.task.hooks.local_loss(step=step), step, "local_loss")
         for term in step.task.hooks.loss_terms(step=step):
-            loss = loss + require_loss(term, step.task, "loss_terms")
+            loss = loss + require_loss(term, step, "loss_terms")
     return loss
 
 

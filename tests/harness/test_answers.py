@@ -299,7 +299,7 @@ def test_a_base_loss_without_gradient_is_refused(mine):
     ("answer", "said"),
     [
         (lambda step: 0.5, "loss_terms with a float; it must be a scalar tensor"),
-        (lambda step: step.weights["head.bias"], r"loss_terms with shape \(4,\); it must be a scalar tensor"),
+        (lambda step: step.weights["head.bias"], r"loss_terms with a tensor of shape \(4,\), not a scalar"),
     ],
 )
 def test_a_term_that_is_no_scalar_tensor_is_refused(mine, answer, said):

@@ -202,7 +202,8 @@ class Personal:
     @hookimpl
     def broadcast(self, task):
         """The global weights plus the client's number; counted on the server."""
-        task.state.setdefault("personal", {"sent": torch.zeros(1)})["sent"] += 1
+        kept = task.state.setdefault("personal", {"sent": torch.zeros(1)})
+        kept["sent"] = kept["sent"] + 1
         return Broadcast({name: value + task.client for name, value in task.weights.items()})
 
     @hookimpl

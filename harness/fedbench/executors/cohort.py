@@ -26,7 +26,7 @@ from fedbench.metrics import size_in_bytes
 from fedbench.randomness import torch_generator
 from fedbench.training import batch_at, batches_of, step_loss, trained
 from fedbench.types import Tensors, Update
-from fedbench.watch import unchanged
+from fedbench.watch import Snapshot
 from fedbench.wording import counted
 
 Gradients = Vectorised | ClosedForm
@@ -86,9 +86,7 @@ class Cohort:
         updates: dict[int, Update] = {}
         told: dict[str, int] = {}
         for kind, positions in kinds.items():
-            alike = [tasks[position] for position in positions]
-            with unchanged((("task", task) for task in alike), alike[0].spec.method, "local_loss or loss_terms"):
-                found, how = self._train_alike(kind, alike)
+            found, how = self._train_alike(kind, [tasks[position] for position in positions])
             updates |= dict(zip(positions, found, strict=True))
             told[how] = told.get(how, 0) + len(positions)
         self.told = (
@@ -105,11 +103,8 @@ class Cohort:
         plan = self._plans.get(kind) or self._recalled(kind, tasks[0]) or self._planned(tasks)
         if plan.gradients is not None:
             try:
-                updates = [
-                    update
-                    for first in range(0, len(tasks), plan.at_once)
-                    for update in train_stack(tasks[first : first + plan.at_once], plan.gradients)
-                ]
+                starts, size = range(0, len(tasks), plan.at_once), plan.at_once
+                updates = [u for at in starts for u in train_stack(tasks[at : at + size], plan.gradients)]
             except Unworkable:
                 raise
             except Exception as error:
@@ -194,6 +189,7 @@ def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Updat
             raise Disagreement(f"other gradients in step {batch.number + 1}")
         optimiser.step(found)
         total[: len(losses)] += losses
+    stack.require_unchanged()
     mean_losses = [loss / steps for loss, steps in zip(total.tolist(), stack.steps, strict=True)]
     updates: list[Update | None] = [None] * len(tasks)
     for i, (task, position) in enumerate(zip(stack.tasks, stack.order, strict=True)):
@@ -246,7 +242,9 @@ def matches_own_loss(
         own = {name: value[client].detach().clone().requires_grad_() for name, value in weights.items()}
         kept = {method: {name: t.clone() for name, t in held.items()} for method, held in task.state.items()}
         scratch = replace(task, state={method: dict(held) for method, held in kept.items()})
+        before = Snapshot({"task": task})
         loss = step_loss(LocalStep(own, {}, batch_at(task, index, torch.Generator()), scratch, batch.number))
+        before.require_unchanged(task.spec.method, "local_loss or loss_terms")
         wanted = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
         if not _is_untouched(kept, scratch.state):
             raise OneClientOnly("its loss changes what the client keeps")

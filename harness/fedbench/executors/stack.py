@@ -17,6 +17,7 @@ from fedbench.models.inputs import FeatureInputs
 from fedbench.spec import Training
 from fedbench.training import batches_of, learning_rates
 from fedbench.types import Tensors
+from fedbench.watch import Snapshot
 
 PerClient = dict[str, Any]
 """Nested mappings of tensors whose first axis is the client's; what a loss may read of a client beside its batch."""
@@ -95,6 +96,11 @@ class Stack:
         if self.tasks[0].labels is not None:
             known = pad_sequence([_known(task.labels).to(device) for task in self.tasks], batch_first=True)
             self._labels = known.gather(1, self._index.flatten(1)).view(self._index.shape)
+        self._before = Snapshot({"task": self.clients})
+
+    def require_unchanged(self) -> None:
+        """Raise FedbenchError where a loss has changed in place what its clients received, know or keep."""
+        self._before.require_unchanged(self.tasks[0].spec.method, "local_loss or loss_terms")
 
     @property
     def steps(self) -> list[int]:
