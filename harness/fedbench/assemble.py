@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pluggy
@@ -20,12 +18,11 @@ import pluggy
 from fedbench.declaration import HOOK_NAMES, check_method
 from fedbench.defaults import FedAvg
 from fedbench.errors import FedbenchError, unknown_name
-from fedbench.frozen import ReadOnly
-from fedbench.hookspecs import NOTIFICATIONS, PROJECT, STEPS, Hooks, Method, plugin_manager, relay
+from fedbench.hookspecs import PROJECT, STEPS, Hooks, Method, plugin_manager, relay
 from fedbench.hyper import build_params
 from fedbench.importing import importing
-from fedbench.spec import RunSpec, stack_names
-from fedbench.tasks import RunInfo
+from fedbench.notifications import notifications
+from fedbench.spec import stack_names
 from fedbench.watch import watched
 
 GROUP = "fedbench.methods"
@@ -147,7 +144,7 @@ def assemble(
     defaults.replaced = _replacements(manager, method)
     owners = _owner_table(manager)
     hooks = watched(relay(manager), _blamed(manager, defaults, method, owners))
-    return Assembly(hooks, owners, _notifications(manager, listeners), frozenset(keeping))
+    return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping))
 
 
 def _refuse_unmarked(plugin: Method, name: str) -> None:
@@ -206,36 +203,6 @@ def _blamed(manager: pluggy.PluginManager, defaults: FedAvg, method: str, owners
             names = [name for name in owners.get(hook, "").split(", ") if name and name != "fedavg"]
             found[hook] = ", ".join(names) or method
     return found
-
-
-def _notifications(manager: pluggy.PluginManager, listeners: Sequence[object]) -> Hooks:
-    """Notifications for ``listeners`` and then for the run's methods, for these as copies.
-
-    A frozen dataclass can be written to by whoever insists, and what listeners record must be what the harness said.
-    """
-    methods = [plugin for plugin in manager.get_plugins() if not any(plugin is listener for listener in listeners)]
-
-    def to_all(hook: str) -> Callable[..., None]:
-        to_listeners = manager.subset_hook_caller(hook, methods)
-        to_methods = manager.subset_hook_caller(hook, listeners)
-
-        def notify(**told: Any) -> None:
-            to_listeners(**told)
-            if to_methods.get_hookimpls():
-                to_methods(**{name: _for_methods(value, told["spec"]) for name, value in told.items()})
-
-        return notify
-
-    return cast(Hooks, SimpleNamespace(**{hook: to_all(hook) for hook in NOTIFICATIONS}))
-
-
-def _for_methods(told: object, spec: RunSpec) -> object:
-    """A copy of what listeners are told, without the counts of labels that the scenario hides."""
-    copy = deepcopy(told)
-    if isinstance(copy, RunInfo) and spec.scenario.labels == "hidden":
-        return replace(copy, class_counts=())
-    # made anew, since a copy of a read-only array can be written to
-    return replace(copy) if isinstance(copy, ReadOnly) else copy
 
 
 def _entry_points() -> dict[str, list[EntryPoint]]:

@@ -391,7 +391,7 @@ def faked_run(
     monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {})
     monkeypatch.setattr(execution, "Tracking", tracking)
-    monkeypatch.setattr(execution, "_show_leaderboard", lambda *_: print("the leaderboard"))
+    monkeypatch.setattr(execution, "show_leaderboard", lambda *_: print("the leaderboard"))
     monkeypatch.setattr(execution, "execute", lambda specs, settings, *_, **__: events(specs, settings))
     return made
 

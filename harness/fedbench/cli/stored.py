@@ -9,8 +9,10 @@ from fedbench.cli.console import complain, say
 from fedbench.cli.options import Request
 from fedbench.cli.plan import PlannedRow, rows_of
 from fedbench.errors import FedbenchError
+from fedbench.prepare import Settings
 from fedbench.resuming import Origin, stored_runs
 from fedbench.run_code import Codes
+from fedbench.runs import checkpoints_of
 from fedbench.spec import RunSpec
 from fedbench.store import store_uri
 from fedbench.suite import Suite
@@ -61,3 +63,15 @@ def _standing(row: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) -> 
     repeated = Counter("; ".join(why) for spec in row if (why := stored.get(spec.run_id)))
     parts = [f"{skipped} of {len(row)} in the store", *(f"{number} again ({why})" for why, number in repeated.items())]
     return ", ".join(parts)
+
+
+def say_resumed(pending: Sequence[RunSpec], origins: Mapping[str, Origin], settings: Settings) -> None:
+    """Which runs go on from a checkpoint."""
+    for spec in pending:
+        origin = origins.get(spec.run_id)
+        if origin is None:  # its row could not be planned: it will fail, and has no checkpoint
+            continue
+        number = checkpoints_of(spec, origin.data_hash, origin.weights_hash, settings).round()
+        if number:
+            after = f"round {number} of {spec.training.rounds}"
+            say(f"{spec.title}, seed {spec.seed}: goes on from its checkpoint after {after}.")

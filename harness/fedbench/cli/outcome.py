@@ -1,0 +1,94 @@
+"""What a command says once its runs have ended: tables, failures, and what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import urlparse
+
+from fedbench.cli.console import complain, console, say
+from fedbench.cli.options import Request
+from fedbench.events import RunFailed
+from fedbench.invocation import Invocation
+from fedbench.patience import StoreUnavailable
+from fedbench.spec import RunSpec
+from fedbench.suite import Suite
+from fedbench.uris import shown
+
+
+def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:
+    """Print the tables of the requested runs, with all that is comparable to them; whether the store has others."""
+    # imports scipy's statistics, for which no run should wait
+    from fedbench.failures import of_tables
+    from fedbench.leaderboard import of_suite as leaderboard
+    from fedbench.leaderboard import render_terminal
+    from fedbench.published import published_folder, published_of
+    from fedbench.results import load_curves, load_runs
+
+    stored = load_runs(uri, suite.name)
+    finished, failed = of_tables(stored.finished, stored.failed, [spec.run_id for spec in specs])
+    curves = load_curves(uri, finished, suite.headline)
+    published = published_of(suite, published_folder(None))
+    board = leaderboard(suite, finished, curves, published, failed=failed)
+    console().print(render_terminal(board))
+    return len(finished) < len(stored.finished)
+
+
+def show_next_steps(request: Request, suite: Suite, uri: str, *, has_others: bool) -> None:
+    """Where the results are, and the commands that read them; ``has_others``: the store has other tables too."""
+    where = f" --store {shlex.quote(request.store)}" if request.store else ""
+    # a suite file's own name would find its runs, but not how it has them read
+    tables = f"fedbench leaderboard --suite {shlex.quote(request.suite or suite.name)}{where}"
+    say(f"store        {shown(uri)}")
+    is_server = urlparse(uri).scheme in ("http", "https")
+    say(f"look inside  {shown(uri) if is_server else f'fedbench ui{where}'}")
+    if has_others:
+        say(f"all tables   {tables}")
+    say(f"as files     {tables} --output {shlex.quote(f'leaderboards/{suite.name}')}")
+
+
+def report(failures: Sequence[RunFailed], uri: str, asked: Invocation | None) -> None:
+    """Every failed run with its reason; tracebacks go to a file beside the store, behind older ones, else to stderr."""
+    for failure in failures:
+        complain(f"{failure.spec.title}, seed {failure.spec.seed}: {failure.reason}", label="failed")
+    details = [
+        f"{failure.spec.title}, seed {failure.spec.seed}, run {failure.spec.run_id}\n{failure.details}"
+        for failure in failures
+        if failure.details
+    ]
+    folder = _store_folder(uri)
+    if details and folder is not None:
+        assert asked is not None
+        log = folder / "failures.log"
+        heading = f"==== {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  {asked.command}\n"
+        try:
+            with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                # in one piece: another command on the same store may write as well
+                file.write("\n".join([heading, *details, ""]))
+        except OSError as error:
+            complain(f"the tracebacks can't be written to {log}: {error}.", label="warning")
+        else:
+            complain(f"tracebacks are at the end of {log}.", label=f"{len(failures)} of the runs failed")
+    elif details:
+        console(stderr=True).print("\n".join(details), markup=False, soft_wrap=True)
+
+
+def say_stopped(stopped: KeyboardInterrupt | StoreUnavailable, stored: str, *, is_rerun: bool) -> None:
+    """Why a command stopped before its end, and how to resume."""
+    if isinstance(stopped, StoreUnavailable):
+        complain(str(stopped), label="stopped")
+    else:
+        how = "repeats them, and goes on with those cut short" if is_rerun else "resumes with the rest"
+        complain(f"{stored}; the same command {how}.", label="interrupted")
+
+
+def _store_folder(uri: str) -> Path | None:
+    """The folder of a store on this machine's disk; None for a server."""
+    parts = urlparse(uri)
+    if parts.scheme == "sqlite":
+        return Path(uri.removeprefix("sqlite:///")).parent
+    if parts.scheme in ("", "file"):
+        return Path(parts.path)
+    return None
