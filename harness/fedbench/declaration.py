@@ -12,6 +12,7 @@ import pluggy
 import pydantic
 
 from fedbench.errors import FedbenchError, unknown_name
+from fedbench.failure_text import reason_of
 from fedbench.hookspecs import HookSpecs, plugin_manager
 from fedbench.hyper import declared, parse_value
 from fedbench.spec import OPTIMISER_KEYS, Training, no_bool
@@ -74,8 +75,10 @@ def _check_params(method: str, params: Any) -> None:
             raise FedbenchError(f"{told}; use int, float, str, bool or a Literal.") from None
     try:
         params()
-    except Exception as error:
-        raise FedbenchError(f"{params.__name__}() with its defaults raises {error!r}.") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit as well
+        raise FedbenchError(f"{params.__name__}() with its defaults raises {reason_of(error)}.") from error
 
 
 def _check_recipe(method: str, recipe: object) -> None:

@@ -55,7 +55,7 @@ def _tried(results: pd.DataFrame, failed: pd.DataFrame | None) -> pd.DataFrame:
 
 def of_tables(results: pd.DataFrame, failed: pd.DataFrame, run_ids: Collection[str]) -> tuple[pd.DataFrame, ...]:
     """Of ``results`` and ``failed`` runs those that stand in a table with any of ``run_ids``."""
-    tried = attempts(results, failed)
+    tried = _tried(results, failed)
     tables = tried.loc[tried["run_id"].isin(run_ids), list(PROTOCOL)].drop_duplicates()
     finished, lost = split(tried.merge(tables, on=list(PROTOCOL)))
     return finished.drop(columns="failure"), lost

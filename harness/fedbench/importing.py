@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from fedbench.errors import FedbenchError
+from fedbench.failure_text import reason_of, shortened
 
 
 @contextmanager
@@ -36,18 +37,10 @@ def importing(what: str, remedy: str) -> Iterator[None]:
     except BaseException as error:
         if pressed and isinstance(error, KeyboardInterrupt):
             raise
-        raise FedbenchError(f"{what} cannot be imported: {_brief(error)}; {remedy}.") from error
+        raise FedbenchError(f"{what} cannot be imported: {shortened(reason_of(error), _LONGEST)}; {remedy}.") from error
     finally:
         if listens:
             signal.signal(signal.SIGINT, before)
-
-
-def _brief(error: BaseException) -> str:
-    try:
-        shown = repr(error)
-    except Exception:  # the module's own class of errors
-        shown = type(error).__name__
-    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
 
 
 _LONGEST = 500

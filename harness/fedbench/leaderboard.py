@@ -28,6 +28,7 @@ from fedbench.published import Published, beside
 from fedbench.ranking import compared
 from fedbench.render import render_terminal, to_csv, to_markdown
 from fedbench.results import GROUPS, load_results
+from fedbench.row_versions import newest_version
 from fedbench.rows import PROTOCOL, ROW, cells, grouped, identity, label_of, mean_of, named_rows, row_of, seeds_of
 from fedbench.significance import BASELINE, NO_BASELINE, Test, paired
 from fedbench.store import FINAL
@@ -314,6 +315,7 @@ def _one_of(runs: pd.DataFrame, rows: list[pd.DataFrame], kinds: Sequence[str], 
     """Of the ``rows`` the one most like ``runs``: of their kinds, then with their settings, as far as any is."""
     for key in (*kinds, "row_settings"):
         rows = [other for other in rows if _alike(other, runs, key)] or rows
+    rows = newest_version(rows)
     if len(rows) > 1:
         return _Baseline(None, f"{len(rows)} rows are called {baseline}; give --baseline ROW")
     return _Baseline(rows[0])

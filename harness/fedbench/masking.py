@@ -6,15 +6,36 @@ import logging
 import re
 import warnings
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 _USER = re.compile(r"(://[^/\s:@'\"]*:)[^\s'\"<>]+@")
 _OPTION = re.compile(
     r"([?&;][^=&;\s'\"]*(?:pass|pwd|token|secret|key|sig|auth|credential)[^=&;\s'\"]*=)[^&;\s'\"<>)]*", re.IGNORECASE
 )
+_SECRET = re.compile(r"[?&;][^=&;]*(?:pass|pwd|token|secret|key|sig|auth|credential)[^=&;]*=[^&;]*", re.IGNORECASE)
+
+_known: set[str] = set()
+"""Passwords and secret options of the addresses that were given, as they may be written."""
+_SHORTEST = 4
+"""Characters of a secret that is replaced wherever it stands; a shorter one would be part of other words."""
+
+
+def keep_secret(uri: str) -> None:
+    """From now on `masked` knows the password and the secret options of this address, whatever characters they have."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # no address; whoever opens it says so
+        return
+    users = [parts.netloc.rpartition("@")[0].partition(":")[2]]
+    options = [found.group(0).rpartition("=")[2] for found in _SECRET.finditer(f"?{parts.query}")]
+    secrets = {form for secret in (*users, *options) for form in (secret, unquote(secret))}
+    _known.update(secret for secret in secrets if len(secret) >= _SHORTEST)
 
 
 def masked(text: str) -> str:
     """``text`` with ``***`` for the passwords and secret options of the addresses in it."""
+    for secret in sorted(_known, key=len, reverse=True):
+        text = text.replace(secret, "***")
     return _OPTION.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 

@@ -26,7 +26,7 @@ COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
 
 def known_accuracy(name: str) -> str:
     """The accuracy that ``name`` means: ``tail`` is short for ``tail_accuracy``. ValueError for one that no run has."""
-    if name.rpartition("/")[0] in OF_EACH:
+    if "/" in name and name.partition("/")[0] in OF_EACH:
         return name
     full = next((full for full in (name, f"{name}_accuracy") if full in ACCURACIES), None)
     if full is None:

@@ -62,11 +62,18 @@ def published_folder(given: Path | None) -> Traversable:
 
 
 def published_of(suite: Suite, folder: Traversable) -> Published | None:
-    """What the suite's paper prints; None where it names no file, or ``folder`` lacks it."""
-    if not suite.published or not (folder / f"{suite.published}.csv").is_file():
+    """What the suite's paper prints; None where it names no file, or there is none in ``folder``, nor beside it."""
+    place = _place(suite, folder)
+    if place is None:
         return None
     paper = _PAPERS.get(suite.published, suite.published)
-    return Published(paper, load_published(suite.published, folder), suite.published_metrics)
+    return Published(paper, load_published(suite.published, place), suite.published_metrics)
+
+
+def _place(suite: Suite, folder: Traversable) -> Traversable | None:
+    """Where the suite's file of published numbers is: in ``folder``, else beside the suite; None where it is not."""
+    places: list[Traversable] = [folder, *([Path(suite.file).parent] if suite.file else [])]
+    return next((place for place in places if suite.published and (place / f"{suite.published}.csv").is_file()), None)
 
 
 def check_published(suite: Suite, folder: Traversable) -> None:
@@ -76,12 +83,10 @@ def check_published(suite: Suite, folder: Traversable) -> None:
     """
     if not suite.published or not folder.is_dir():
         return
-    file = f"{suite.published}.csv"
-    places: tuple[Traversable, ...] = (folder, Path(suite.file).parent)
-    place = next((place for place in places if (place / file).is_file()), None)
+    place = _place(suite, folder)
     if place is None:
         known = _names(folder)
-        hint = f"For numbers of your own, put {file} beside the suite."
+        hint = f"For numbers of your own, put {suite.published}.csv beside the suite."
         unknown = unknown_name("file of published numbers", suite.published, known, hint)
         raise FedbenchError(f"{suite.place('published')}{unknown}")
     facts = load_published(suite.published, place)

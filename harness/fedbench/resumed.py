@@ -2,7 +2,7 @@
 
     python -m fedbench.resumed FOLDER METHOD... -- PLUGIN_FILE...
 
-prints each method with the digest of its last state.
+writes the digest of each method's last state to FOLDER/METHOD.digest; what plugins print is their own.
 """
 
 from __future__ import annotations
@@ -20,4 +20,4 @@ if __name__ == "__main__":
         for name in sys.argv[2:end]:
             spec = tiny_spec(name)
             saved = load_state(folder / f"{name}.safetensors", spec.run_id)
-            print(name, digest(final_state(tiny_run(spec), saved)))
+            (folder / f"{name}.digest").write_text(digest(final_state(tiny_run(spec), saved)), encoding="utf-8")

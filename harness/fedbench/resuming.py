@@ -30,8 +30,7 @@ class Origin:
 def stored_runs(uri: str, suite: str, origins: Mapping[str, Origin]) -> dict[str, tuple[str, ...]]:
     """Run id -> why the run is carried out again; nothing for one that the store has finished as it would be now.
 
-    Of the runs that ``origins`` names those that the suite has a finished run of. Where several are not as it would be
-    now, the newest says why.
+    Of the runs that ``origins`` names those that the suite has a finished run of; of several the newest decides.
     """
     client = open_store(uri, create=False)
     return {} if client is None else stored_in(client, suite, origins)
@@ -43,30 +42,31 @@ def stored_in(
     """`stored_runs` of a store that is open; with ``run_id`` no other run is looked for."""
     condition = "attributes.status = 'FINISHED'" + (f" and tags.`fedbench.run_id` = '{run_id}'" if run_id else "")
     found: dict[str, tuple[str, ...]] = {}
-    # the newest last
+    installed = versions()
+    # the newest last: it is the one that tables show
     for _, run in sorted(runs_of(client, suite, condition), key=lambda one: int(one[1].info.start_time)):
         tags = run.data.tags
         known = tags.get("fedbench.run_id", "")
-        if known in origins and found.get(known) != ():
-            found[known] = tuple(_differences(tags, origins[known]))
+        if known in origins:
+            found[known] = tuple(_differences(tags, origins[known], installed))
     return found
 
 
-def _differences(tags: Mapping[str, str], origin: Origin) -> Iterator[str]:
+def _differences(tags: Mapping[str, str], origin: Origin, installed: Mapping[str, str]) -> Iterator[str]:
     """What is not as it was when the run with these tags was made, a phrase each."""
-    yield from _changed_code(tags, origin.code)
+    yield from _changed_code(tags, origin.code, installed)
     for name, phrase in _HASHES.items():
         if tags.get(f"fedbench.{name}", "") != getattr(origin, name):
             yield phrase
 
 
-def _changed_code(tags: Mapping[str, str], code: RunCode) -> Iterator[str]:
+def _changed_code(tags: Mapping[str, str], code: RunCode, installed: Mapping[str, str]) -> Iterator[str]:
     if HARNESS not in tags:
         yield "made by a version of fedbench that did not record which code is whose"
         return
     if tags[HARNESS] != code.harness:
-        before = {name: tags.get(f"fedbench.version.{name}", "none") for name in versions()}
-        newer = [f"{name} {before[name]} -> {now}" for name, now in versions().items() if before[name] != now]
+        before = {name: tags.get(f"fedbench.version.{name}", "none") for name in installed}
+        newer = [f"{name} {before[name]} -> {now}" for name, now in installed.items() if before[name] != now]
         yield ", ".join(newer) or "code of the harness changed"
     recorded = {one["method"]: one["hash"] for one in json.loads(tags.get(METHOD_CODE, "[]"))}
     for method in code.methods:

@@ -30,6 +30,7 @@ def by_version(tried: pd.DataFrame) -> pd.DataFrame:
     """
     if tried.empty:
         return tried
+    tried = tried.reset_index(drop=True)
     versions = pd.Series([version_of(line) for line in tried.to_dict("records")], index=tried.index)
     settings = tried["row_settings"].copy()
     for _, runs in tried.groupby([*PROTOCOL, *ROW], sort=False, dropna=False):
@@ -52,6 +53,17 @@ def version_of(line: Mapping[Any, Any]) -> dict[str, str]:
         return {one["method"]: one["hash"][:_DIGITS] for one in json.loads(line["method_code"])}
     names = (name for name in stack_names(line["method"]) if name != _DEFAULTS)
     return {name: str(line["code_hash"])[:_DIGITS] for name in names}
+
+
+def newest_version(rows: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+    """``rows``; of rows that differ in nothing but the version of their code, the newest alone."""
+    found: dict[str, pd.DataFrame] = {}
+    for runs in sorted(rows, key=lambda runs: runs["started"].max()):
+        settings = json.loads(runs["row_settings"].iloc[0])
+        known = {key: value for key, value in settings.items() if not key.endswith(CODE)}
+        rest = [str(runs[name].iloc[0]) for name in ROW if name != "row_settings"]
+        found[json.dumps([rest, known], sort_keys=True)] = runs
+    return list(found.values())
 
 
 def remarks(runs: pd.DataFrame) -> Iterator[str]:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from fedbench.models import Backbone
 
 TINY_ROUNDS = 4
+RESUME_SECONDS = 900
 EXECUTOR_TOLERANCE = 1e-4
 """Between executors, relative to a tensor's largest value; rounding alone gives about 1e-6."""
 
@@ -211,9 +212,12 @@ def check_resumes(names: list[str]) -> None:
             half = final_state(tiny_run(spec), until=TINY_ROUNDS // 2)
             save_state(half, Path(folder) / f"{name}.safetensors", spec.run_id)
         command = [sys.executable, "-m", "fedbench.resumed", folder, *names, "--", *map(str, PLUGIN_FILES.get())]
-        child = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=RESUME_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"resumed in a new process, it takes more than {RESUME_SECONDS} s") from None
         assert child.returncode == 0, child.stderr
-        got = dict(line.split() for line in child.stdout.splitlines())
+        got = {name: (Path(folder) / f"{name}.digest").read_text(encoding="utf-8") for name in names}
     wrong = [name for name in names if got[name] != expected[name]]
     assert not wrong, f"{', '.join(wrong)}: resumed in a new process, the run ends elsewhere than without a break"
 

@@ -9,7 +9,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from fedbench.errors import FedbenchError
-from fedbench.masking import masked
+from fedbench.masking import keep_secret, masked
 
 
 def shown(uri: str) -> str:
@@ -26,7 +26,12 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def checked_uri(uri: str, option: str) -> str:
-    """``uri``; FedbenchError for a SQLite database in memory, which no other process could read."""
+    """``uri``, whose secrets are masked from now on; FedbenchError for a SQLite database in memory.
+
+    No other process could read that.
+    """
+    if "://" in uri:
+        keep_secret(uri)
     parsed = _parsed(uri)
     if parsed is None or parsed.get_backend_name() != "sqlite":
         return uri

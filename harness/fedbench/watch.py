@@ -41,7 +41,7 @@ Marks = Callable[[list[Tensor]], list[Any]]
 _PARTS = {
     kind: tuple(names.split())
     for kind, names in {
-        Federation: "train clients",
+        Federation: "train clients test validation server",
         Shards: "indices offsets ids",
         Split: "images labels domains",
         Withheld: "images domains",

@@ -33,7 +33,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         method = type("Mine", (Mine,), attributes)
         original = assemble.find_method
         for module in ("fedbench.assemble", "fedbench.testing", "fedbench.resolve", "fedbench.prepare"):
-            found = lambda name, files=(): method if name == "mine" else original(name, files)  # noqa: E731
+            found = lambda name, plugin_files=(): method if name == "mine" else original(name, plugin_files)  # noqa: E731
             monkeypatch.setattr(f"{module}.find_method", found)
         monkeypatch.setattr("fedbench.testing.contract_backbone", lambda name: "clip:embedded")
         return "mine"

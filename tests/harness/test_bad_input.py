@@ -9,7 +9,7 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.errors import FedbenchError
-from fedbench.published import check_published, published_folder
+from fedbench.published import check_published, published_folder, published_of
 from fedbench.suite import load_suite, parse_suite
 
 RUN = ["run", "--suite", "longtail"]
@@ -322,7 +322,7 @@ def test_there_are_at_least_25_cases():
 
 
 def test_names_of_metrics_are_taken_in_full_and_in_short():
-    known = "headline: tail\nobjective: bytes\ncolumns: [head, tail_accuracy, domain_accuracy, domain_accuracy/photo]\n"
+    known = "headline: tail\nobjective: bytes\ncolumns: [head, tail_accuracy, domain_accuracy, class_accuracy/a/b]\n"
     suite = parse_suite(SUITE + known, "s")
     assert (suite.headline, suite.objective) == ("tail_accuracy", "bytes")
 
@@ -334,6 +334,8 @@ def test_published_numbers_of_ones_own_lie_beside_the_suite(tmp_path):
         check_published(suite, published_folder(None))
     (tmp_path / "mine.csv").write_text("method,metric,value\n")
     check_published(suite, published_folder(None))
+    found = published_of(suite, published_folder(None))
+    assert found is not None and list(found.facts) == ["method", "metric", "value"]
 
 
 def test_values_that_every_yaml_reads_alike_are_read():

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedbench.prepare
+from fedbench import masking
 from fedbench.cli import execution
 from fedbench.cli.app import app
 from fedbench.cli.console import OutputLost, complain, guard_output, say
@@ -24,6 +25,7 @@ from fedbench.folders import expanded, usable_folder
 from fedbench.masking import masked
 from fedbench.store import open_store, store_uri
 from fedbench.study_storage import open_storage, storage_url
+from fedbench.uris import checked_uri
 
 SECRETS = ("hush-token", "hush-pass")
 
@@ -206,6 +208,12 @@ def test_a_command_whose_output_is_lost_ends_with_a_code_of_its_own(shell: str, 
 )
 def test_secrets_of_addresses_are_masked(text: str, shown: str) -> None:
     assert masked(text) == shown
+
+
+def test_a_secret_of_any_characters_is_masked_once_its_address_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "_known", set())
+    checked_uri("http://me:it's%20hush@h:9?token=ab)cd'e", "--store")
+    assert masked("to http://me:it's%20hush@h: it's hush, ab)cd'e") == "to http://me:***@h: ***, ***"
 
 
 def test_nothing_that_a_client_library_says_of_a_store_out_of_reach_has_a_secret(

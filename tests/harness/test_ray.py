@@ -20,6 +20,7 @@ from optuna.trial import TrialState
 from fedbench.checkpoint import Checkpointing
 from fedbench.cli.app import main
 from fedbench.engine import Event, RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted, execute
+from fedbench.engines import ray_worker
 from fedbench.engines.in_process import InProcess
 from fedbench.engines.ray_cluster import RayCluster, check_device
 from fedbench.engines.ray_nodes import RayNodes
@@ -203,6 +204,29 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     # whoever stores the results deletes the checkpoints, where the disk is shared
     assert list(kept.folder.glob("shared-*")) == []
     assert (kept.folder / retried.spec.run_id).is_dir()
+
+
+def test_a_worker_forks_the_runs_of_a_command_from_one_process_and_those_of_another_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[object] = []
+
+    class Engine:
+        def __init__(self, settings: Settings, workers: int) -> None:
+            self.settings = settings
+
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr(ray_worker, "Processes", Engine)
+    monkeypatch.setattr(ray_worker, "_forked_from", [])
+    # as a command makes them, new for each run that is sent
+    one, same, other = (
+        Settings(tmp_path, tmp_path, checkpoints=Checkpointing(tmp_path, {"fedavg": code}, 0)) for code in "aab"
+    )
+    first = ray_worker._processes(one)
+    assert ray_worker._processes(same) is first and not closed
+    assert ray_worker._processes(other) is not first and closed == [first]
 
 
 def test_a_run_on_a_cluster_changes_nothing_for_the_next_one_on_the_same_worker(

@@ -109,6 +109,7 @@ SPOILING = {
     "standard-streams": "os.close(1); os.close(2); sys.stdout = sys.stderr = None",
     "stopped-collecting": "gc.disable(); sys.setrecursionlimit(120); sys.setswitchinterval(5)",
     "cached": "import fedbench.datasets; fedbench.datasets.load_dataset = lambda *a, **k: 1 / 0; json.dumps = None",
+    "own-description": "task.spec.params.setdefault('mut', {})['mu'] = task.round",
     "leaves-early": "os._exit(0)",
 }
 

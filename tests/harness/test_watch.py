@@ -12,7 +12,8 @@ from fedbench.models.heads import default_model
 from fedbench.testing import check_training, final_state, tiny_run, tiny_spec
 from fedbench.training import local_sgd
 from fedbench.types import Broadcast
-from fedbench.watch import contents, versions
+from fedbench.watch import Snapshot, contents, versions
+from fedbench.withheld import withheld
 
 
 def pull(step):
@@ -53,6 +54,7 @@ def run_of(mine, hook, change, executor="auto"):
 CHANGES = {
     "the labels dealt": ("federate", lambda f: f.train.labels.add_(0), "federation.train.labels"),
     "the clients' samples": ("federate", lambda f: f.clients.indices.add_(0), "federation.clients.indices"),
+    "test samples' domains": ("federate", lambda f: f.test.domains.add_(0), "federation."),
     "the backbone": ("build_model", lambda s: next(s.backbone.module.parameters()).detach().add_(0), "setup.backb"),
     "the model, at the start": ("start", lambda t: t.model.weights["head.bias"].add_(0), "task.model.weights['head.b"),
     "weights sent": ("broadcast", lambda t: t.weights["head.bias"].add_(0), "task.weights['head.bias']"),
@@ -78,6 +80,17 @@ def test_a_method_that_changes_what_it_is_handed_is_refused(mine, what):
         final_state(run_of(mine, hook, change))
     assert str(refused.value).startswith(f"mine changes {name}") and "\n" not in str(refused.value)
     assert f"in place in the hook {hook}" in str(refused.value) and ".clone()" in str(refused.value)
+
+
+def test_domains_of_test_samples_are_watched_though_their_labels_are_withheld():
+    federation = tiny_run(tiny_spec("fedavg", rounds=1)).federation
+    # in memory of their own: the tiny data set's train and test share theirs
+    test = replace(federation.test, domains=federation.test.domains.clone())
+    handed = withheld(replace(federation, test=test))
+    before = Snapshot({"federation": handed})
+    handed.test.domains.zero_()
+    with pytest.raises(FedbenchError, match="mine changes federation.test.domains in place in the hook federate"):
+        before.require_unchanged("mine", "federate")
 
 
 def test_the_whole_of_local_training_is_watched_not_its_first_step_alone(mine):

@@ -153,8 +153,8 @@ def run(
         # imports MLflow, which no wrong input should wait for
         from fedbench.cli.stored import show_stored
 
-        show_stored(request, chosen, planned)
         plan.show(chosen, planned, failed)
+        show_stored(request, chosen, planned)
         raise typer.Exit(1 if failed else 0)
     from fedbench.cli.execution import carry_out
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from mlflow.exceptions import MlflowException
+
 from fedbench.cli.console import complain, say
 from fedbench.cli.options import Request
 from fedbench.cli.plan import PlannedRow, rows_of
@@ -32,7 +34,7 @@ def show_stored(request: Request, suite: Suite, planned: Sequence[PlannedRow]) -
     origins = origins_of(planned, Codes(request.plugin_files))
     try:
         stored = stored_runs(store_uri(request.store, to_write=False), suite.name, origins)
-    except FedbenchError as error:
+    except (FedbenchError, MlflowException) as error:
         complain(f"which runs are in the store already is not known: {error}", label="warning")
         return
     say_stored([spec for row in planned for spec in row.specs], {} if request.rerun else stored)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
 from fedbench.engines.attempt import attempt
@@ -78,7 +78,9 @@ class Processes:
         """What a process has emitted, or that it is gone."""
         progress = worker.process.look()
         events: list[Event | Lost] = []
-        for event in progress.events:
+        for heard in progress.events:
+            # a method may have written to its own spec, by which events are told apart
+            event = heard if worker.spec is None else replace(heard, spec=worker.spec)
             if isinstance(event, RunFinished | RunFailed):
                 worker.end = event
             else:

@@ -16,7 +16,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +101,16 @@ def run(
                 return
 
 
-@lru_cache(maxsize=1)
+_forked_from: list[tuple[Settings, Processes]] = []
+
+
 def _processes(settings: Settings) -> Processes:
-    """The one that this worker forks its runs from; all of them are of one command, and have the same settings."""
-    return Processes(settings, 1)
+    """What this worker forks its runs from: the same for all runs of a command, which have the same settings."""
+    if not _forked_from or _forked_from[0][0] != settings:
+        for _, others in _forked_from:
+            others.close()
+        _forked_from[:] = [(settings, Processes(settings, 1))]
+    return _forked_from[0][1]
 
 
 def tidy(settings: Settings, marker: Path | None, run_ids: Sequence[str], _: object = None) -> None:

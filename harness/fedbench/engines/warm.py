@@ -117,9 +117,11 @@ class WarmProcess:
 
     def _emitted(self) -> list[Any]:
         events = []
-        with suppress(OSError, EOFError):
+        try:
             while self._events is not None and self._events.poll():
                 events.append(pickle.loads(self._events.recv_bytes()))
+        except (OSError, EOFError):
+            self._hang_up()  # a pipe at its end is always ready: waiting for it would not wait
         return events
 
     def _hang_up(self) -> None:
