@@ -24,7 +24,8 @@ def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] =
         *filter(None, [" / ".join(dict.fromkeys(runs["setting"]))]),
         f"{first['dataset']} (data {str(first['data_hash'])[:8] or 'unknown'})",
         str(first["scenario"]),
-        counted(int(runs["num_clients"].max()), "client"),
+        # a run that failed before its data were partitioned knows no number of clients
+        counted(clients, "client") if (clients := int(runs["num_clients"].max())) else "an unknown number of clients",
         f"{counted(int(rounds), 'round')} of {counted(int(epochs), 'local epoch')}, batch {batch}",
         *(f"{name} {first[name]}" for name, usual in _UNUSUAL.items() if first[name] != usual),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",

@@ -256,9 +256,7 @@ def _without_numbers(reading: _Reading) -> dict[str, Any]:
 def _captioned(block: Sequence[tuple[Mapping[str, Any], pd.DataFrame]]) -> pd.DataFrame:
     """The runs that a table's caption tells of: those that finished, where any did."""
     finished = [runs for line, runs in block if line["status"] != failures.FAILED]
-    runs = pd.concat(finished or [runs for _, runs in block])
-    # a run that failed before its data were dealt knows no number of clients
-    return runs if runs["num_clients"].max() else runs.assign(num_clients="an unknown number of")
+    return pd.concat(finished or [runs for _, runs in block])
 
 
 def _ranked_by(protocol: pd.DataFrame, headline: str) -> str:

@@ -157,7 +157,7 @@ def test_clear_removes_what_dead_writers_left_but_not_what_is_being_written(
         (("clear", "--yes", "--kind", "feature"), "unknown kind of cache file 'feature'; did you mean 'features'?"),
         (("clear", "--yes", "--older-than", "nan"), "Invalid value for '--older-than'"),
         (("clear", "--yes", "--older-than", "-1"), "Invalid value for '--older-than'"),
-        (("list", "--cache-dir", "{file}"), "notes.txt' is a file; give the folder that holds the cache."),
+        (("list", "--cache-dir", "{file}"), "notes.txt' is a file, not a folder; choose another folder."),
     ],
 )
 def test_bad_input_is_told_and_nothing_is_removed(

@@ -16,6 +16,7 @@ from fedbench.expand import expand
 from fedbench.hookspecs import plugin_manager, relay
 from fedbench.prepare import Settings
 from fedbench.resolve import Overrides
+from fedbench.run_code import Codes
 from fedbench.store import open_store, runs_of, store_uri
 from fedbench.suite import parse_suite
 from fedbench.tracking import Tracking
@@ -213,7 +214,7 @@ def test_what_a_run_measured_before_it_failed_is_in_the_store(settings, tmp_path
         Overrides(methods=("faulty",), seeds=(5,), plugin_files=settings.plugin_files),
     )
     manager = plugin_manager()
-    manager.register(Tracking(uri, "engine"))
+    manager.register(Tracking(uri, "engine", codes=Codes(settings.plugin_files)))
     measured = []
     for event in execute([spec], settings, workers=1):
         notify(relay(manager), event)

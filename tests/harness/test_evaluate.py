@@ -59,7 +59,7 @@ class Personal:
         """The global model, and each client's own where it has one."""
         alone = {}
         for client, held in task.client_state.items():
-            if "personal" in held:
+            if "personal" in held and client in task.clients:
                 own = type(task)(task.model, held["personal"], task.buffers, task.inputs, task.num_classes)
                 alone[client] = largest_logit(own).labels
         return Predictions(largest_logit(task).labels, alone)

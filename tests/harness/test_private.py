@@ -329,7 +329,7 @@ def check(monkeypatch, **changes):
     method = type("Changed", (Personal,), changes)
     original = testing.find_method
     for module in ("fedbench.assemble", "fedbench.testing", "fedbench.resolve", "fedbench.prepare"):
-        found = lambda name, files=(): method if name == "personal" else original(name, files)  # noqa: E731
+        found = lambda name, plugin_files=(): method if name == "personal" else original(name, plugin_files)  # noqa: E731
         monkeypatch.setattr(f"{module}.find_method", found)
     monkeypatch.setattr("fedbench.testing.contract_backbone", lambda name: "clip:embedded")
     check_training("personal")
