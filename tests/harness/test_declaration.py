@@ -68,7 +68,12 @@ FAULTS = {
     "Params that refuse their defaults": (
         "\nclass Mine:",
         "    def __post_init__(self):\n        raise KeyError(self.mu)\n\nclass Mine:",
-        r"P\(\) with its defaults raises KeyError\(0.1\)",
+        r"P\(\) with its defaults raises KeyError: 0.1",
+    ),
+    "Params that end the process": (
+        "\nclass Mine:",
+        "    def __post_init__(self):\n        raise SystemExit(0)\n\nclass Mine:",
+        r"P\(\) with its defaults raises SystemExit: 0",
     ),
     "a default of another type": ("mu: float", "mu: bool", r"the default mine.mu=0.1 is not a bool"),
     "no argument of the constructor": ("__init__(self, params)", "__init__(self)", r"it can't be made from its Params"),
