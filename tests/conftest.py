@@ -22,3 +22,10 @@ def shared_data() -> Path:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """A flag of its own, so that recorded numbers are never rewritten by accident."""
     parser.addoption("--update-golden", action="store_true", help="rewrite the recorded numbers of tests/golden")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``slow`` may take as long as they need."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None:
+            item.add_marker(pytest.mark.timeout(0))

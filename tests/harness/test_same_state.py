@@ -306,9 +306,11 @@ def test_a_warm_process_has_one_thread_and_what_its_runs_read(settings: Settings
     try:
         process.begin(Work(look_around, None, spec))
         looked: list[Any] = []
-        while not looked:
+        is_over = False
+        while not is_over:
             wait(process.signs())
-            looked += process.look().events
+            progress = process.look()
+            looked, is_over = [*looked, *progress.events], progress.is_over
     finally:
         process.close()
     assert looked == [(1, 240, "clip:embedded", False)]
