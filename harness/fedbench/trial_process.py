@@ -2,8 +2,7 @@
 
 So every trial begins with the same state, whatever those before it did to their process, and one whose process dies
 leaves the worker alive. The runs of one trial share theirs. Rounds are sent to the worker, which alone speaks with the
-studies' database. A trial costs a fork and nothing else: 8 trials of 5 rounds on embedded data took MEASURED times what
-they take in the worker's own process.
+studies' database.
 
 Nothing here imports Optuna or MLflow, which start threads: a worker forks its warm process before it imports them.
 """
