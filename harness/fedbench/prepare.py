@@ -258,7 +258,7 @@ def _weights_hash(backbone: Backbone, model: Model) -> str:
 
 @lru_cache(maxsize=1)
 def _dataset(name: str, data_dir: Path, cache_dir: Path, image_size: int | None) -> Dataset:
-    # read once for runs in one process: the trials of a worker, and those of the in-process engine
+    # read once for runs in one process: those of the in-process engine, and the first rounds that tuning looks at
     return load_dataset(name, data_dir=data_dir, cache_dir=cache_dir, image_size=image_size)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, cast
@@ -17,14 +17,13 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.errors import Unworkable
-from fedbench.hookspecs import RoundRecord, RunResult, hookimpl
+from fedbench.hookspecs import RoundRecord
 from fedbench.objectives import Objective
-from fedbench.prepare import Settings
 from fedbench.randomness import numpy_generator
-from fedbench.runs import run_rounds
 from fedbench.space import Dimension, draw, with_values
 from fedbench.spec import RunSpec
 from fedbench.studies import COUNTED, DEFAULTS, DRAWN, PLACE, Budget, counted
+from fedbench.trial_process import TrialDied, TrialProcess
 
 PRUNERS = ("median", "halving", "none")
 _STARTUP = 5
@@ -50,7 +49,7 @@ class Tuned:
 
 
 class Reports:
-    """A listener of all the trial's runs: tells the study each round's mean over seeds, and ends pruned trials.
+    """Hears of all the trial's runs: tells the study each round's mean over seeds, and ends pruned trials.
 
     Also keeps those means by round, for whoever records the trial.
     """
@@ -62,7 +61,6 @@ class Reports:
         self._waiting: dict[int, list[Mapping[str, float]]] = {}
         self.by_round: dict[int, dict[str, float]] = {}
 
-    @hookimpl
     def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
         """Report once every seed has got here. Raises TrialPruned where the study gives the trial up."""
         if record.round == 0:
@@ -141,29 +139,30 @@ def _is_queued(trial: optuna.Trial) -> bool:
 
 
 def score(
-    trial: optuna.Trial, specs: Sequence[RunSpec], budget: Budget, settings: Settings, reports: Reports
+    trial: optuna.Trial, specs: Sequence[RunSpec], budget: Budget, process: TrialProcess, reports: Reports
 ) -> tuple[float, ...]:
     """The values of the objectives, means over ``specs``, one run a seed.
 
-    Raises TrialPruned for a trial given up, or one whose parameters don't work (training diverged): it counts. Any
-    other error, such as an UnknownObjective, is none of the parameters' and passes.
+    Raises TrialPruned for a trial given up, or one whose parameters don't work (training diverged): it counts, with
+    what was reported until then, however far its runs have got by themselves. TrialDied is for whoever tries it again.
+    Any other error, such as an UnknownObjective, is none of the parameters' and passes.
     """
     started = time.perf_counter()
     trial.set_user_attr("process", f"{platform.node()}:{os.getpid()}")
     trial.set_user_attr("run_ids", {str(spec.seed): spec.run_id for spec in specs})
     try:
-        results = side_by_side([run_rounds(spec, settings, [reports]) for spec in specs])
+        summaries = process.run(specs, reports.round_finished)
     except Unworkable as error:
         trial.set_user_attr("reason", str(error))
         raise TrialPruned(str(error)) from error
-    except TrialPruned as pruned:
-        trial.set_user_attr("reason", str(pruned))
+    except (TrialPruned, TrialDied) as ended:
+        trial.set_user_attr("reason", str(ended))
         raise
     finally:
         trial.set_user_attr("seconds", round(time.perf_counter() - started, 1))
-    by_seed = [tuple(Objective(metric).of(result.summary) for metric in budget.objectives) for result in results]
+    by_seed = [tuple(Objective(metric).of(summary) for metric in budget.objectives) for summary in summaries]
     trial.set_user_attr("by_seed", {str(spec.seed): v for spec, v in zip(specs, by_seed, strict=True)})
-    trial.set_user_attr("bytes", sum(r.summary["bytes_up"] + r.summary["bytes_down"] for r in results) / len(results))
+    trial.set_user_attr("bytes", sum(s["bytes_up"] + s["bytes_down"] for s in summaries) / len(summaries))
     return tuple(sum(column) / len(by_seed) for column in zip(*by_seed, strict=True))
 
 
@@ -176,19 +175,6 @@ def trial_specs(spec: RunSpec, values: Mapping[str, Any], budget: Budget) -> lis
     training = spec.training.model_copy(update={"finetune_epochs": 0})
     changed = with_values(spec.model_copy(update={"scenario": scenario, "training": training, "published": ()}), values)
     return [changed.model_copy(update={"seed": seed}) for seed in budget.seeds]
-
-
-def side_by_side(streams: Sequence[Generator[RoundRecord, None, RunResult]]) -> list[RunResult]:
-    """Run all streams, a round of each in turn; their results."""
-    results: dict[int, RunResult] = {}
-    while len(results) < len(streams):
-        for position, stream in enumerate(streams):
-            if position not in results:
-                try:
-                    next(stream)
-                except StopIteration as end:
-                    results[position] = end.value
-    return [results[position] for position in range(len(streams))]
 
 
 def sampler(budget: Budget, place: int, doubles: int = 0) -> TPESampler:

@@ -1,16 +1,20 @@
 """Tuning: workers take trials from the rows' studies until each has spent its budget.
 
 Any number of processes may work on the same studies, also from several commands; the studies' database is all they
-share. A worker that dies leaves a trial without signs of life, which another takes over.
+share. Each trial has a process of its own below its worker (`fedbench.trial_process`): one that dies is tried again at
+once. A worker that dies leaves a trial without signs of life, which another takes over.
 """
 
 from __future__ import annotations
 
+import atexit
+import pickle
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -20,12 +24,13 @@ from optuna.exceptions import StorageInternalError, TrialPruned
 from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
-from fedbench.engines.forks import quiet_worker
+from fedbench.engines.warm import WarmProcess
 from fedbench.errors import FedbenchError
 from fedbench.pool import context
 from fedbench.prepare import Settings
 from fedbench.studies import Budget, counted, record_of, try_again
 from fedbench.study_storage import SignsOfLife, open_storage
+from fedbench.trial_process import TrialBroke, TrialDied, TrialProcess, begin_worker
 from fedbench.trial_tracking import TrialTracking
 from fedbench.trials import Reports, Surplus, Tuned, claim, outcome_of_twin, pruner, sampler, score, trial_specs
 
@@ -92,14 +97,24 @@ def tune(job: Job, workers: int) -> Generator[Event, None, None]:
     # a pipe for each: one that is killed while it writes holds nobody else up
     pipes: dict[Connection, BaseProcess] = {}
     deaths, failed = 0, False
+    # as bytes, since what unpickling imports must not be imported when the worker begins
+    pickled = pickle.dumps(partial(_search, job))
 
     def begin() -> None:
         here, there = starting.Pipe(duplex=False)
-        process = starting.Process(target=_work_remotely, args=(job, there), daemon=True)
+        # not a daemon, which may have no children
+        process = starting.Process(target=begin_worker, args=(job.settings, pickled, there))
         process.start()
         there.close()
         pipes[here] = process
 
+    def end() -> None:
+        for process in pipes.values():
+            process.terminate()
+        for process in pipes.values():
+            process.join()
+
+    atexit.register(end)  # multiprocessing would wait for them where nobody has closed this generator
     try:
         for _ in range(workers):
             begin()
@@ -128,14 +143,20 @@ def tune(job: Job, workers: int) -> Generator[Event, None, None]:
                 failed |= isinstance(event, WorkerFailed)
                 yield event
     finally:
-        for process in pipes.values():
-            process.terminate()
-        for process in pipes.values():
-            process.join()
+        atexit.unregister(end)
+        end()
 
 
-def work(job: Job, emit: Callable[[Event], None]) -> None:
-    """One worker: take a trial of the study with the fewest, until all budgets are spent and nobody runs a trial."""
+def work(job: Job, emit: Callable[[Event], None], warm: WarmProcess | None = None) -> None:
+    """One worker: take a trial of the study with the fewest, until all budgets are spent and nobody runs a trial.
+
+    Trials are forked from ``warm``, where it is there, else from a new one; it is closed in the end.
+    """
+    with closing(TrialProcess(job.settings, warm)) as process:
+        _work(job, process, emit)
+
+
+def _work(job: Job, process: TrialProcess, emit: Callable[[Event], None]) -> None:
     tracking = TrialTracking(job.store, job.suite)
     rows = {row.study_name: row for row in job.rows}
 
@@ -158,7 +179,7 @@ def work(job: Job, emit: Callable[[Event], None]) -> None:
         # what a dead process left is tried again before anything new: the next values depend on it
         unfinished = [share for share in shares if not signs.are_missing(share.study) and share.is_open()]
         if unfinished:
-            _one_trial(min(unfinished, key=_Share.taken), job.settings, tracking, emit)
+            _one_trial(min(unfinished, key=_Share.taken), process, tracking, abandoned, emit)
         elif any(share.is_open() or share.has(TrialState.RUNNING) for share in shares):
             time.sleep(_POLL)  # another process has them, or had them and died
         elif all(tracking.catch_up(share.study) for share in shares):
@@ -192,10 +213,18 @@ class _Share:
         return self.spent() < self.budget.trials or self.has(TrialState.WAITING)
 
 
-def _one_trial(share: _Share, settings: Settings, tracking: TrialTracking, emit: Callable[[Event], None]) -> None:
+def _one_trial(
+    share: _Share,
+    process: TrialProcess,
+    tracking: TrialTracking,
+    abandoned: Callable[[optuna.Study, FrozenTrial], None],
+    emit: Callable[[Event], None],
+) -> None:
     row, budget = share.row, share.budget
+    has_died = False
 
     def objective(trial: optuna.Trial) -> Sequence[float]:
+        nonlocal has_died
         values = claim(trial, row, budget)
         known = outcome_of_twin(trial)
         emit(TrialBegan(row, trial.number, values))
@@ -204,8 +233,11 @@ def _one_trial(share: _Share, settings: Settings, tracking: TrialTracking, emit:
             return known
         reports = Reports(trial, budget)
         try:
-            return score(trial, trial_specs(row.spec, values, budget), budget, settings, reports)
+            return score(trial, trial_specs(row.spec, values, budget), budget, process, reports)
         except TrialPruned:
+            raise
+        except TrialDied:
+            has_died = True
             raise
         except Exception:
             tracking.broken(trial)
@@ -214,6 +246,9 @@ def _one_trial(share: _Share, settings: Settings, tracking: TrialTracking, emit:
             tracking.measured(trial, reports.by_round)
 
     def over(study: optuna.Study, trial: FrozenTrial) -> None:
+        if has_died:
+            abandoned(study, trial)
+            return
         if trial.state is TrialState.FAIL:
             time.sleep(_POLL / 4)  # surplus: whoever has the values, or the budget, is about to say so
             return
@@ -222,7 +257,7 @@ def _one_trial(share: _Share, settings: Settings, tracking: TrialTracking, emit:
 
     try:
         # `optimize` sends the signs of life, and takes over what dead processes ran
-        share.study.optimize(objective, n_trials=1, callbacks=[over], catch=(Surplus,))
+        share.study.optimize(objective, n_trials=1, callbacks=[over], catch=(Surplus, TrialDied))
     except ValueError as error:
         # held up beyond the grace period (a suspended machine): the trial is somebody else's now
         if "Cannot tell a" not in str(error):
@@ -236,17 +271,18 @@ def _ended(row: Tuned, study: optuna.Study, trial: FrozenTrial) -> TrialEnded:
     return TrialEnded(row, trial.number, values, reason, over, record_of(study).budget.trials)
 
 
-def _work_remotely(job: Job, events: Connection) -> None:
-    quiet_worker()
-    search_with(lambda: job, events.send)
+def _search(job: Job, warm: WarmProcess, events: Connection) -> None:
+    search_with(lambda: job, events.send, warm)
 
 
-def search_with(job: Callable[[], Job], emit: Callable[[Event], None]) -> None:
+def search_with(job: Callable[[], Job], emit: Callable[[Event], None], warm: WarmProcess | None = None) -> None:
     """`work` as a process of its own does it: what is wrong becomes an event."""
     try:
-        work(job(), emit)
+        work(job(), emit, warm)
     except FedbenchError as error:
         emit(WorkerFailed(str(error)))
+    except TrialBroke as broken:
+        emit(WorkerFailed(broken.reason, broken.details))
     except StorageInternalError as error:
         reason = " ".join(str(error.__cause__ or error).partition("[SQL:")[0].split())[:300]
         emit(WorkerFailed(f"the studies' database can't be written: {reason} When it can, the same command goes on."))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from fedbench.studies import (
 from fedbench.study_figures import importances
 from fedbench.study_storage import SignsOfLife, open_storage, storage_url
 from fedbench.suite import parse_suite
+from fedbench.trial_process import TrialBroke
 from fedbench.trial_tracking import TrialTracking
 from fedbench.trials import Surplus, Tuned, claim, outcome_of_twin, pruner, trial_specs
 from fedbench.tuned import best_of, tuned_otherwise, with_best
@@ -95,8 +97,10 @@ def budget(trials: int = 6, **given: Any) -> Budget:
     return Budget(**{"trials": trials, "seeds": (5,), "objectives": ("global_accuracy",), "pruner": "none", **given})
 
 
-def recorded(row: RunSpec, spent: Budget, name: str = "toy", **given: Any) -> tuple[Tuned, Record]:
-    space = space_of(row)
+def recorded(
+    row: RunSpec, spent: Budget, name: str = "toy", plugins: Sequence[Path] = (), **given: Any
+) -> tuple[Tuned, Record]:
+    space = space_of(row, plugins)
     record = Record(
         **{
             **{"name": name, "suite": "toy", "scale": "", "setting": "", "row": row.row, "title": row.title},
@@ -114,7 +118,7 @@ def tuned(
     """The studies of the rows, after one worker in this process has spent their budgets."""
     uri = store_uri(str(folder))
     url = storage_url(None, uri)
-    chosen = [recorded(spec, spent) for spec in specs or rows()[1:]]
+    chosen = [recorded(spec, spent, plugins=settings.plugin_files) for spec in specs or rows()[1:]]
     storage = open_storage(url, create=True)
     opened = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in chosen]
     work(Job(url, tuple(row for row, _ in chosen), settings, "toy", uri), lambda event: None)
@@ -421,12 +425,39 @@ def test_the_record_of_a_trial_whose_process_died_right_behind_it_is_made_up_for
     assert client.get_run(between).info.status == "FINISHED"
 
 
-def test_an_error_ends_the_record_of_its_trial(
-    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedbench.trials.run_rounds", lambda *_: iter([1 / 0 for _ in "x"]))
-    with pytest.raises(ZeroDivisionError):
-        tuned(tmp_path, settings, budget(1))
+RAISING = """
+from dataclasses import dataclass
+from fedbench.errors import FedbenchError
+from fedbench.hookspecs import hookimpl
+
+@dataclass(frozen=True, kw_only=True)
+class P:
+    "None."
+
+class Raising:
+    name, citation, Params, recipe = "raising", "nobody", P, {}
+
+    def __init__(self, params):
+        pass
+
+    @hookimpl
+    def aggregate(self, task):
+        raise ERROR
+"""
+
+
+def raising(folder: Path, settings: Settings, error: str) -> tuple[Settings, list[RunSpec]]:
+    """A row of a method whose first aggregation raises."""
+    plugins = (folder / "raising.py",)
+    plugins[0].write_text(RAISING.replace("ERROR", error), encoding="utf-8")
+    overrides = Overrides(methods=("raising",), plugin_files=plugins)
+    return replace(settings, plugin_files=plugins), expand(parse_suite(SUITE, "toy.yaml"), overrides)
+
+
+def test_an_error_ends_the_record_of_its_trial(tmp_path: Path, settings: Settings) -> None:
+    given, specs = raising(tmp_path, settings, "ZeroDivisionError('division by zero')")
+    with pytest.raises(TrialBroke, match="ZeroDivisionError: division by zero"):
+        tuned(tmp_path, given, budget(1), specs)
     assert children(tmp_path) == [("0", "FAILED")]
 
 
@@ -483,14 +514,11 @@ def test_the_suites_own_values_are_queued_again_if_their_trial_failed(tmp_path: 
 
 
 def test_an_error_that_is_nobodys_hyper_parameter_stops_and_counts_for_nothing(
-    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, settings: Settings
 ) -> None:
-    def broken(*_: object) -> None:
-        raise FedbenchError("the weights are gone")
-
-    monkeypatch.setattr("fedbench.trials.run_rounds", broken)
+    given, specs = raising(tmp_path, settings, "FedbenchError('the weights are gone')")
     with pytest.raises(FedbenchError, match="the weights are gone"):
-        tuned(tmp_path, settings, budget(2))
+        tuned(tmp_path, given, budget(2), specs)
     (study,) = studies_named(open_storage(storage_url(None, store_uri(str(tmp_path))), create=False), "toy")
     assert not [trial for trial in counted(study) if trial.state is not TrialState.WAITING]
 

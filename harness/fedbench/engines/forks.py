@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -50,12 +50,14 @@ class Work:
     """Whose data and backbone are loaded before."""
 
 
-def serve(control: Connection, settings: Settings, memory: int | None) -> None:
+def serve(control: Connection, settings: Settings, memory: int | None, inherited: Sequence[Connection]) -> None:
     """A warm process: forks one for each `Work` that comes through ``control``, and answers with its exit code.
 
     With each comes the end of a pipe, for what the work emits. `STOP` ends the process at work. ``memory`` is how many
-    bytes data, backbone and work may take together.
+    bytes data, backbone and work may take together. ``inherited`` are the parent's ends of pipes that came with a fork.
     """
+    for end in inherited:  # held open here, it would hide that the parent is gone
+        end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent answers it
     signal.signal(signal.SIGTERM, _leave)
     ended, woken = os.pipe()

@@ -5,9 +5,10 @@ Where the system can't fork, each run gets a new process that loads everything i
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -38,20 +39,26 @@ class WarmProcess:
     """One piece of work at a time, each in a process of its own.
 
     ``memory`` is how many bytes it may take beyond an idle process, with data and backbone; more is a MemoryError.
+    ``fork_without`` has it forked from this very process, where the system can, which must have a single thread and has
+    imported what runs need: that spares the server of forks. It does not keep those connections of this process.
     """
 
-    def __init__(self, settings: Settings, memory: int | None = None) -> None:
+    def __init__(
+        self, settings: Settings, memory: int | None = None, fork_without: Sequence[Connection] | None = None
+    ) -> None:
         """Raises OSError or EOFError where no further process can be started."""
         self._settings = settings
         self._memory = memory
-        self._context: Any = context()
+        is_own_fork = fork_without is not None and "fork" in multiprocessing.get_all_start_methods()
+        self._context: Any = multiprocessing.get_context("fork") if is_own_fork else context()
         self._can_fork = self._context.get_start_method() != "spawn"
         self._control: Connection | None = None
         self._events: Connection | None = None
         self._process: BaseProcess | None = None
         if self._can_fork:
             self._control, there = self._context.Pipe()
-            self._start(there, serve, there, settings, memory)
+            inherited = (self._control, *(fork_without or ())) if is_own_fork else ()
+            self._start(there, serve, there, settings, memory, inherited)
 
     def begin(self, work: Work) -> None:
         """Begin a piece of work; what becomes of it is `look`'s to say."""
