@@ -31,8 +31,8 @@ _WEIGHTS = "weights"
 def attempts(results: pd.DataFrame, failed: pd.DataFrame | None) -> pd.DataFrame:
     """``results`` and the newest failure of each row and seed that has not finished since; ``failure`` is its reason.
 
-    A run that failed before its data and weights were read has no hashes of them, and gets those of the files and of the
-    weights of the newest run that agrees with it in all else: it is of that run's table. Versions of a row's code are
+    A run that failed before its data and weights were read has no hashes of them. It gets those of the files and of the
+    weights from the newest run that agrees with it in all else: it is of that run's table. Versions of a row's code are
     told apart (`by_version`).
     """
     return by_version(_tried(results, failed))
