@@ -192,6 +192,7 @@ def test_a_command_whose_output_is_lost_ends_with_a_code_of_its_own(shell: str, 
     done = subprocess.run(["bash", "-c", script, sys.executable, code], capture_output=True, text=True)
     assert done.returncode == 74, done.stderr
     assert done.stderr.count("error:") == 1 and told in done.stderr and "Traceback" not in done.stderr
+    assert "stored" not in done.stderr  # nothing is, by these commands
 
 
 # --- what is secret
