@@ -24,7 +24,8 @@ from fedbench.datasets.embedded import CLASSNAMES
 from fedbench.datasets.images import ImageFiles
 from fedbench.datasets.names import parse_name
 from fedbench.errors import FedbenchError
-from fedbench.prepare import image_size_for
+from fedbench.prepare import Settings, image_size_for, prepare
+from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import RunSpec
 from fedbench.types import Dataset, TensorImages
 
@@ -533,6 +534,11 @@ def test_files_of_differing_sizes_have_a_hash_of_their_own_at_whatever_size_they
     small, large = at(16), at(24)
     assert small.content_hash != large.content_hash
     assert small.files_hash == large.files_hash != ""
+    # runs tell it, each beside what it has decoded
+    spec = RunSpec(backbone="convnet", scenario=Scenario(clients=2))
+    infos = [prepare(spec, Settings(tmp_path, tmp_path / "cache"), dataset=data).info for data in (small, large)]
+    assert [info.data_hash for info in infos] == [small.content_hash, large.content_hash]
+    assert {info.files_hash for info in infos} == {small.files_hash}
     # where the size is fixed, the hash of the content says it all
     write_folder(tmp_path / "same", ["train", "test"], ["cat", "dog"])
     assert [load(f"imagefolder:{name}").files_hash for name in ("same", "d?size=16")] == ["", ""]
