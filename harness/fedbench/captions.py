@@ -12,6 +12,7 @@ from fedbench.wording import counted
 
 _UNUSUAL = {"weighting": "samples", "augment": "none"}
 """Budget fields that a caption names only where they differ from this."""
+_SIZES = "images are decoded at the size that each row's backbone or teacher takes"
 _SPENT = ("trials", "seeds", "pruner", "objective")
 """What tuned rows must have spent alike to be compared."""
 
@@ -19,10 +20,13 @@ _SPENT = ("trials", "seeds", "pruner", "objective")
 def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] = ()) -> str:
     """The protocol that all ``runs`` of a table share, and ``remarks`` on how the table was made."""
     first = runs.iloc[0]
+    # a run that failed before it read its data has no hash of them, but may have its table's of the files
+    data = sorted({text[:8] for text in runs["data_hash"] if text}) or [first["files_hash"][:8] or "unknown"]
     rounds, epochs, batch = first["rounds"], first["local_epochs"], first["batch_size"]
     parts = [
         *filter(None, [" / ".join(dict.fromkeys(runs["setting"]))]),
-        f"{first['dataset']} (data {str(first['data_hash'])[:8] or 'unknown'})",
+        f"{first['dataset']} (data {', '.join(data)})",
+        *([_SIZES] if len(data) > 1 else []),
         str(first["scenario"]),
         # a run that failed before its data were partitioned knows no number of clients
         counted(clients, "client") if (clients := int(runs["num_clients"].max())) else "an unknown number of clients",

@@ -31,8 +31,9 @@ _WEIGHTS = "weights"
 def attempts(results: pd.DataFrame, failed: pd.DataFrame | None) -> pd.DataFrame:
     """``results`` and the newest failure of each row and seed that has not finished since; ``failure`` is its reason.
 
-    A run that failed before its data and weights were read has no hashes of them, and gets those of the newest run that
-    agrees with it in all else: it is of that run's table. Versions of a row's code are told apart (`by_version`).
+    A run that failed before its data and weights were read has no hashes of them. It gets those of the files and of the
+    weights from the newest run that agrees with it in all else: it is of that run's table. Versions of a row's code are
+    told apart (`by_version`).
     """
     return by_version(_tried(results, failed))
 
@@ -42,7 +43,7 @@ def _tried(results: pd.DataFrame, failed: pd.DataFrame | None) -> pd.DataFrame:
     if failed is None or failed.empty:
         return finished
     by_age = failed.sort_values("started", kind="stable")
-    known = pd.concat([part for part in (finished, by_age[by_age["data_hash"] != ""]) if len(part)] or [by_age[:0]])
+    known = pd.concat([part for part in (finished, by_age[by_age["files_hash"] != ""]) if len(part)] or [by_age[:0]])
     known = known.sort_values("started", kind="stable")
     filled = pd.DataFrame([line | _unread(line, known) for line in by_age.to_dict("records")])
     filled = filled.drop_duplicates([*PROTOCOL, *ROW, "seed"], keep="last")
@@ -134,9 +135,9 @@ def shortened(text: str, most: int) -> str:
 
 def _unread(line: Mapping[Any, Any], known: pd.DataFrame) -> dict[str, Any]:
     """What a run that failed before it read its data would have read, as far as another run tells."""
-    if line["data_hash"] or known.empty:
+    if line["files_hash"] or known.empty:
         return {}
-    alike = known[_agree(known, line, [name for name in PROTOCOL if name != "data_hash"])]
+    alike = known[_agree(known, line, [name for name in PROTOCOL if name != "files_hash"])]
     if alike.empty:
         return {}
     settings = json.loads(line["row_settings"])
@@ -147,7 +148,7 @@ def _unread(line: Mapping[Any, Any], known: pd.DataFrame) -> dict[str, Any]:
     if len(readers):
         settings[_WEIGHTS] = json.loads(readers["row_settings"].iloc[-1]).get(_WEIGHTS, "")
     return {
-        "data_hash": source["data_hash"],
+        "files_hash": source["files_hash"],
         "num_clients": source["num_clients"],
         "row_settings": json.dumps(settings, sort_keys=True),
     }

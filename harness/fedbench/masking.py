@@ -9,6 +9,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _USER = re.compile(r"(://[^/\s:@'\"]*:)[^\s'\"<>]+@")
+_USER_OF_SITE = re.compile(r"(https?://)[^/?#\s'\"<>@]+@", re.IGNORECASE)
+"""A site's user may be a token, whole or beside a password that says nothing; a database's is a name."""
 _OPTION = re.compile(
     r"([?&;][^=&;\s'\"]*(?:pass|pwd|token|secret|key|sig|auth|credential)[^=&;\s'\"]*=)[^&;\s'\"<>)]*", re.IGNORECASE
 )
@@ -18,6 +20,8 @@ _known: set[str] = set()
 """Passwords and secret options of the addresses that were given, as they may be written."""
 _SHORTEST = 4
 """Characters of a secret that is replaced wherever it stands; a shorter one would be part of other words."""
+_SHORTEST_TOKEN = 16
+"""As `_SHORTEST`, of a site's user, who may have a name."""
 
 
 def keep_secret(uri: str) -> None:
@@ -26,17 +30,19 @@ def keep_secret(uri: str) -> None:
         parts = urlsplit(uri)
     except ValueError:  # no address; whoever opens it says so
         return
-    users = [parts.netloc.rpartition("@")[0].partition(":")[2]]
+    user, _, password = parts.netloc.rpartition("@")[0].partition(":")
     options = [found.group(0).rpartition("=")[2] for found in _SECRET.finditer(f"?{parts.query}")]
-    secrets = {form for secret in (*users, *options) for form in (secret, unquote(secret))}
-    _known.update(secret for secret in secrets if len(secret) >= _SHORTEST)
+    secrets = [(secret, _SHORTEST) for secret in (password, *options)]
+    secrets += [(user, _SHORTEST_TOKEN)] if parts.scheme in ("http", "https") else []
+    forms = ((form, least) for secret, least in secrets for form in (secret, unquote(secret)))
+    _known.update(form for form, least in forms if len(form) >= least)
 
 
 def masked(text: str) -> str:
-    """``text`` with ``***`` for the passwords and secret options of the addresses in it."""
+    """``text`` with ``***`` for the passwords and secret options of the addresses in it, and for users of sites."""
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, "***")
-    return _OPTION.sub(r"\1***", _USER.sub(r"\1***@", text))
+    return _OPTION.sub(r"\1***", _USER_OF_SITE.sub(r"\1***@", _USER.sub(r"\1***@", text)))
 
 
 def mask_messages() -> None:

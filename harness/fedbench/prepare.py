@@ -142,6 +142,7 @@ def prepare(
     info = RunInfo(
         owners=assembly.owners,
         data_hash=dataset.content_hash,
+        files_hash=dataset.files_hash,
         weights_hash=_weights_hash(backbone, model),
         num_clients=len(federation.clients),
         cohort_size=len(cohort(1, len(federation.clients), spec.scenario.participation, 0.0, spec.seed)),

@@ -108,20 +108,6 @@ def matching(facts: pd.DataFrame, key: Key) -> pd.DataFrame:
     return lines
 
 
-def published_value(facts: pd.DataFrame, key: Key, metric: str, metrics: Mapping[str, str]) -> float | None:
-    """What the paper prints for our ``metric`` where ``key`` points; None where it prints nothing.
-
-    ``metrics`` translates our names into the paper's. Raises FedbenchError if the key leaves more than one number.
-    """
-    if metric not in metrics:
-        return None
-    lines = matching(facts, {**key, "metric": metrics[metric]})
-    values = sorted({float(value) for value in lines["value"]})
-    if len(values) > 1:
-        raise FedbenchError(f"published key {key} picks {len(values)} numbers of {metrics[metric]!r}: {values[:4]}.")
-    return values[0] if values else None
-
-
 def beside(published: Published, runs: pd.DataFrame, headline: str, mean: float) -> dict[str, Any]:
     """The columns that set a row's ``runs`` beside what the paper prints for them; ``mean`` is their headline's.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,10 +96,25 @@ def _read_store(uri: str, suite: str | None) -> tuple[Stored | None, int]:
             failed.append({**line, "failure": reason_of(run.data.tags.get(FAILURE, ""))})
     if not finished and not failed:
         return None, unfinished
+    _find_files([*finished, *failed])
     parts = [_newest(client, lines) for lines in (finished, failed)]
     done = parts[0] if finished else parts[1].drop(columns="failure").iloc[:0]
     lost = parts[1] if failed else done.iloc[:0].assign(failure="")
     return Stored(done, lost), unfinished
+
+
+def _find_files(lines: Sequence[dict[str, Any]]) -> None:
+    """Give runs of earlier versions, which told no hash of files of differing sizes, that of later runs on their data.
+
+    They would else stand in another table.
+    """
+    known = {_data(line): line["files_hash"] for line in lines if line["files_hash"] != line["data_hash"]}
+    for line in lines:
+        line["files_hash"] = known.get(_data(line), line["files_hash"])
+
+
+def _data(line: Mapping[str, Any]) -> tuple[str, str]:
+    return line["dataset"], line["data_hash"]
 
 
 def _newest(client: MlflowClient, lines: list[dict[str, Any]]) -> pd.DataFrame:
@@ -276,6 +291,8 @@ def _line(suite: str, run: Run) -> dict[str, Any]:
         "tuning": json.dumps(tuning, ensure_ascii=False),
         "parent": tags.get("mlflow.parentRunId", ""),
         **{name: tags.get(f"fedbench.{name}", "") for name in _TAGS},
+        # images of one size have no hash of their files beside that of the data
+        "files_hash": tags.get("fedbench.files_hash", tags.get("fedbench.data_hash", "")),
         "harness_hash": tags.get(HARNESS, tags.get("fedbench.code_hash", "")),
         **{name: int(tags.get(f"fedbench.{name}", 0)) for name in _COUNTS},
         "started": pd.to_datetime(run.info.start_time, unit="ms", utc=True),

@@ -11,8 +11,8 @@ import pandas as pd
 from fedbench.results import BUDGET
 from fedbench.store import FINAL
 
-PROTOCOL = ("dataset", "data_hash", "scenario_settings", *BUDGET)
-"""What all runs of a table agree in."""
+PROTOCOL = ("dataset", "files_hash", "scenario_settings", *BUDGET)
+"""What all runs of a table agree in. They read the same files, at the sizes that their backbones or teachers take."""
 ROW = ("row", "method", "backbone", "tune", "row_settings")
 """What all runs of a row agree in, beside their table's protocol; they differ in their seeds."""
 _NAMED = ("setting", "scale", "dataset", "scenario", "method", "backbone", "server_data", "not_on_unseen")

@@ -125,7 +125,8 @@ def code_hash(plugin_files: Iterable[Path] = ()) -> str:
 def files_beside(plugin_files: Iterable[Path] = ()) -> dict[str, Path]:
     """The files of every registered method and plugin file, by the names under which a worker is sent them.
 
-    Those of the n-th plugin file and of the data beside it are in the folder ``plugin/n``: two may be called the same.
+    Those of the n-th plugin file and of the data beside it are in the folder ``--plugin/n``, since two may be called
+    the same.
     """
     registering = frozenset(roots())
     points = [point for point in entry_points(group=GROUP) if not _is_harness(point)]

@@ -79,6 +79,8 @@ def command_code_tags(codes: Codes) -> dict[str, str]:
 def info_tags(info: RunInfo) -> dict[str, str]:
     """Tags that say what is known of a run before its first round."""
     facts = {"owners": json.dumps(dict(info.owners)), **{name: str(getattr(info, name)) for name in _FACTS}}
+    if info.files_hash:
+        facts["files_hash"] = info.files_hash
     if info.resumed_round:
         facts["resumed_round"] = str(info.resumed_round)
     return {f"fedbench.{name}": value for name, value in facts.items()}

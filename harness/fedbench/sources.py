@@ -24,8 +24,8 @@ from pathlib import Path, PurePosixPath
 
 from fedbench.errors import FedbenchError
 
-PLUGIN = "plugin"
-"""The folder under which a ``--plugin`` file and the data beside it are named."""
+PLUGIN = "--plugin"
+"""The folder under which a ``--plugin`` file and the data beside it are named; no package can be called so."""
 _BY_NAME = frozenset({"import_module", "__import__", "iter_modules", "walk_packages", "run_module", "run_path"})
 """Functions that import what they are given the name of."""
 _NOT_SOURCES = frozenset({"__pycache__", "fedbench-store"})

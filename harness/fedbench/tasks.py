@@ -293,6 +293,9 @@ class RunInfo(ReadOnly):
     """Why the run is not scored on the scenario's unseen classes; empty where it is, or where there are none."""
     resumed_round: int = 0
     """The round of the checkpoint that the run goes on from; 0 where it begins anew."""
+    files_hash: str = ""
+    """Of the data's files, where images are decoded at the size that a run asks for (`Dataset.files_hash`), so that
+    runs on the same files differ in ``data_hash``; else empty."""
 
 
 @dataclass(frozen=True)

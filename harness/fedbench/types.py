@@ -99,11 +99,15 @@ class Dataset:
     train: Split
     test: Split | None
     content_hash: str
+    """Of the images as decoded, labels, domains, class names and groups of both splits, in their order."""
     domain_names: tuple[str, ...] = ()
     list_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Head / mid / tail classes where the data set's own list files define them."""
     shortest_side: int | None = None
     """In pixels, of the images as they are in their files; None where there are none. ``train`` may be larger."""
+    files_hash: str = ""
+    """As ``content_hash``, of the images as they are in their files, where they are decoded at the size that a run asks
+    for. Empty for data of one size, of which ``content_hash`` says it all."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from fedbench.folders import expanded, usable_folder
 from fedbench.masking import masked
 from fedbench.store import open_store, store_uri
 from fedbench.study_storage import open_storage, storage_url
-from fedbench.uris import checked_uri
+from fedbench.uris import checked_uri, shown
 
 SECRETS = ("hush-token", "hush-pass")
 
@@ -192,6 +192,7 @@ def test_a_command_whose_output_is_lost_ends_with_a_code_of_its_own(shell: str, 
     done = subprocess.run(["bash", "-c", script, sys.executable, code], capture_output=True, text=True)
     assert done.returncode == 74, done.stderr
     assert done.stderr.count("error:") == 1 and told in done.stderr and "Traceback" not in done.stderr
+    assert "stored" not in done.stderr  # nothing is, by these commands
 
 
 # --- what is secret
@@ -204,6 +205,10 @@ def test_a_command_whose_output_is_lost_ends_with_a_code_of_its_own(shell: str, 
         ("postgresql://me:pa%40ss@host/db", "postgresql://me:***@host/db"),
         ("x?sslpassword=a&api_key=b&sig=c", "x?sslpassword=***&api_key=***&sig=***"),
         ("http://host:5000/path?page=2", "http://host:5000/path?page=2"),
+        ("git+https://ghp_16C7e42F@github.com/a/b.git@main", "git+https://***@github.com/a/b.git@main"),
+        ("HTTPS://ghp_16C7e42F:x-oauth-basic@host:443/", "HTTPS://***@host:443/"),
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("https://host/a/b@main, me@host", "https://host/a/b@main, me@host"),
     ],
 )
 def test_secrets_of_addresses_are_masked(text: str, shown: str) -> None:
@@ -213,7 +218,19 @@ def test_secrets_of_addresses_are_masked(text: str, shown: str) -> None:
 def test_a_secret_of_any_characters_is_masked_once_its_address_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(masking, "_known", set())
     checked_uri("http://me:it's%20hush@h:9?token=ab)cd'e", "--store")
-    assert masked("to http://me:it's%20hush@h: it's hush, ab)cd'e") == "to http://me:***@h: ***, ***"
+    assert masked("to http://me:it's%20hush@h: it's hush, ab)cd'e") == "to http://***@h: ***, ***"
+
+
+def test_a_token_alone_before_the_host_is_masked_and_the_name_of_a_user_is_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(masking, "_known", set())
+    token = "0123456789abcdef"
+    for uri in (f"https://{token}@host/", "https://mlflow@host/", "postgresql://a-rather-long-user-name@host/db"):
+        checked_uri(uri, "--store")
+    assert shown(f"https://{token}@host/runs") == "https://***@host/runs"
+    text = "mlflow has no runs of a-rather-long-user-name"
+    assert masked(f"{text}; Authorization: {token}") == f"{text}; Authorization: ***"
 
 
 def test_nothing_that_a_client_library_says_of_a_store_out_of_reach_has_a_secret(

@@ -26,6 +26,7 @@ from rich.console import Console
 
 from fedbench import __version__
 from fedbench.cli.app import main
+from fedbench.cli.console import OutputLost
 from fedbench.cli.live import LiveProgress
 from fedbench.cli.options import Request, command_line
 from fedbench.cli.progress import PlainProgress, Progress
@@ -519,6 +520,27 @@ def test_tracebacks_of_runs_that_failed_before_ctrl_c_are_written(
     assert ended.code == 130
     assert "seed 0: ValueError: broken\n" in ended.err and ended.err.splitlines()[-1].startswith("interrupted: 0 of 2 ")
     assert "Traceback of \\ud800 the worker" in (tmp_path / "failures.log").read_text()
+
+
+@pytest.mark.parametrize("lost", ["as the run fails", "in the tables"])
+def test_tracebacks_of_runs_that_failed_before_stdout_was_lost_are_written(
+    fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType, tmp_path: Path, lost: str
+) -> None:
+    def lose(*_: object) -> None:
+        raise OutputLost("stdout can't be written: Broken pipe.")
+
+    def events(specs: Sequence[RunSpec], settings: Settings) -> Iterator[Event]:
+        yield RunFailed(specs[0], "ValueError: broken", "Traceback of the worker")
+
+    faked_run(monkeypatch, execution, events)
+    if lost == "in the tables":
+        monkeypatch.setattr(execution, "show_leaderboard", lose)
+    else:
+        monkeypatch.setattr(PlainProgress, "settled", lose)
+    with pytest.raises(OutputLost) as told:
+        fedbench("run", "--method", "fedavg", "--seed", "0", "--jobs", "1")
+    assert "Traceback of the worker" in (tmp_path / "failures.log").read_text()
+    assert told.value.is_resumable
 
 
 def test_finished_runs_are_skipped_unless_rerun_is_given(

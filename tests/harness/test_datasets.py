@@ -24,7 +24,8 @@ from fedbench.datasets.embedded import CLASSNAMES
 from fedbench.datasets.images import ImageFiles
 from fedbench.datasets.names import parse_name
 from fedbench.errors import FedbenchError
-from fedbench.prepare import image_size_for
+from fedbench.prepare import Settings, image_size_for, prepare
+from fedbench.scenarios.scenario import Scenario
 from fedbench.spec import RunSpec
 from fedbench.types import Dataset, TensorImages
 
@@ -521,6 +522,32 @@ def test_content_hash_depends_on_names_labels_and_domains(load, tmp_path):
     write_folder(tmp_path / "b", ["photo", "sketch"], ["cat", "horse"])
     write_folder(tmp_path / "c", ["photo", "cartoon"], ["cat", "dog"])
     assert len({load(f"imagefolder:{name}").content_hash for name in "abc"}) == 3
+
+
+def test_files_of_differing_sizes_have_a_hash_of_their_own_at_whatever_size_they_are_decoded(load, tmp_path):
+    write_folder(tmp_path / "d", ["train"], ["cat", "dog"])
+    write_folder(tmp_path / "d", ["test"], ["cat", "dog"], size=(30, 50))
+
+    def at(size: int) -> Dataset:
+        return load_dataset("imagefolder:d", data_dir=tmp_path, cache_dir=tmp_path / "cache", image_size=size)
+
+    small, large = at(16), at(24)
+    assert small.content_hash != large.content_hash
+    assert small.files_hash == large.files_hash != ""
+    # runs tell it, each beside what it has decoded
+    spec = RunSpec(backbone="convnet", scenario=Scenario(clients=2))
+    infos = [prepare(spec, Settings(tmp_path, tmp_path / "cache"), dataset=data).info for data in (small, large)]
+    assert [info.data_hash for info in infos] == [small.content_hash, large.content_hash]
+    assert {info.files_hash for info in infos} == {small.files_hash}
+    # where the size is fixed, the hash of the content says it all
+    write_folder(tmp_path / "same", ["train", "test"], ["cat", "dog"])
+    assert [load(f"imagefolder:{name}").files_hash for name in ("same", "d?size=16")] == ["", ""]
+    # the tested images in another order
+    a, b = sorted((tmp_path / "d" / "test" / "cat").iterdir())[:2]
+    first, second = a.read_bytes(), b.read_bytes()
+    a.write_bytes(second)
+    b.write_bytes(first)
+    assert at(16).files_hash != small.files_hash
 
 
 # --- list files

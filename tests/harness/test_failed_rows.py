@@ -42,8 +42,8 @@ class Suite:
         self.listener = Tracking(self.uri, "toy")
         self._clock = 0
 
-    def start(self, one: RunSpec, weights: str = "w" * 64) -> None:
-        self.listener.run_started(one, RunInfo({}, "d" * 64, weights, 20, 8, 400, 80, 6, 24))
+    def start(self, one: RunSpec, weights: str = "w" * 64, data: str = "d", files: str = "") -> None:
+        self.listener.run_started(one, RunInfo({}, data * 64, weights, 20, 8, 400, 80, 6, 24, files_hash=files))
         self.listener.round_finished(one, RoundRecord(0, (), {"global_accuracy": 99.0}, 0, 0, 0.0))
 
     def finish(self, one: RunSpec, accuracy: float) -> None:
@@ -387,3 +387,16 @@ def test_published_boards_of_before_are_still_shown(name: str, tmp_path: Path) -
     old = board.drop(columns=["status", "failure", "failures"], errors="ignore")
     write_page(tmp_path / "page.html", name, "", results, old, pd.DataFrame({"mlflow_id": []}), {}, "")
     assert "failed" not in (tmp_path / "page.html").read_text("utf-8").split("<main")[1].split('id="reproduce"')[0]
+
+
+def test_a_run_that_failed_before_its_data_were_read_is_of_the_table_of_its_files(suite: Suite) -> None:
+    suite.start(spec("fedavg", 0), files="f" * 64)
+    suite.fail(spec("fedavg", 0))
+    suite.start(spec("fedprox", 0), data="e", files="f" * 64)
+    suite.fail(spec("fedprox", 0))
+    suite.fail(spec("fedprox", 0))
+    suite.fail(spec("moon", 0))
+    board = suite.board()
+    assert set(board["block"]) == {0} and set(board["label"]) == {"fedavg", "fedprox", "moon"}
+    # at which size it would have read them, nobody knows
+    assert board["caption"].iloc[0].startswith("embedded (data dddddddd) · ")

@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -61,9 +62,11 @@ def spec(method: str, seed: int, **given: Any) -> RunSpec:
     return RunSpec(method=method, params=params, seed=seed, scenario=LONGTAIL, training=training, **given)
 
 
-def track(listener: tracking.Tracking, spec: RunSpec, accuracy: float, **metrics: float) -> None:
+def track(
+    listener: tracking.Tracking, spec: RunSpec, accuracy: float, data: Mapping[str, str] = {}, **metrics: float
+) -> None:
     """A finished run with this final accuracy, 1.5 MB up, 0.5 MB down, 9 s of training and 12 s in all."""
-    info = RunInfo({}, "d" * 64, f"{spec.backbone:w<64}", 20, 8, 400, 80, 6, 24)
+    info = replace(RunInfo({}, "d" * 64, f"{spec.backbone:w<64}", 20, 8, 400, 80, 6, 24), **data)
     summary = {"global_accuracy": accuracy, "bytes_up": 1.5e6, "bytes_down": 0.5e6, "train_seconds": 9.0, **metrics}
     listener.run_started(spec, info)
     listener.round_finished(spec, RoundRecord(0, (), {"global_accuracy": accuracy}, 0, 0, 0.0))
@@ -162,6 +165,28 @@ def test_runs_of_another_budget_or_data_set_or_scenario_get_a_table_of_their_own
     assert "iid, 100 % participating" in board["caption"][0]
     assert board["caption"][1].startswith("other (data dddddddd)")
     assert "5 rounds of 1 local epoch, batch 32" in board["caption"][2]
+
+
+def test_runs_on_the_same_files_share_a_table_at_whatever_size_their_images_are_decoded() -> None:
+    results = made([(spec("fedavg", 0), 60.0), (spec("fedprox", 0), 62.0)])
+    results["data_hash"], results["files_hash"] = ["d" * 64, "e" * 64], "f" * 64
+    board = leaderboard(results).set_index("label")
+    assert set(board["block"]) == {0} and board.loc["fedprox", "delta_mean"] == 2.0
+    told = "images are decoded at the size that each row's backbone or teacher takes"
+    assert f"embedded (data dddddddd, eeeeeeee) · {told} · " in board["caption"].iloc[0]
+    results["files_hash"] = ["f" * 64, "0" * 64]
+    board = leaderboard(results)
+    assert set(board["block"]) == {0, 1} and not board["caption"].str.contains("decoded").any()
+
+
+def test_runs_that_told_no_hash_of_their_files_stand_with_later_ones_on_their_data(tmp_path: Path) -> None:
+    uri = store.store_uri(str(tmp_path))
+    listener = tracking.Tracking(uri, "longtail")
+    read = {"fedavg": ("d", ""), "fedprox": ("d", "files"), "moon": ("e", "files"), "scaffold": ("0", "")}
+    for method, (data, files) in read.items():
+        track(listener, spec(method, 0), 60.0, data={"data_hash": data, "files_hash": files})
+    results = load_results(uri, "longtail").set_index("method")
+    assert results["files_hash"].to_dict() == {"fedavg": "files", "fedprox": "files", "moon": "files", "scaffold": "0"}
 
 
 def test_rows_of_other_seeds_share_a_table_that_says_so_and_pairs_over_common_ones() -> None:

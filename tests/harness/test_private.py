@@ -1,12 +1,10 @@
 """Tensors that never leave a client: kept, not sent, counted or averaged; and how clients' own models are scored."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
 
 import pytest
 import torch
 
-from fedbench import testing
 from fedbench.assemble import Assembly, assemble
 from fedbench.defaults import average, personal_predictions
 from fedbench.errors import FedbenchError
@@ -289,34 +287,20 @@ def test_a_client_without_predictions_of_its_own_is_refused_without_a_global_mod
         score(Predictions(None, {0: torch.zeros(2)}), federation_of([0, 1]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoParams:
-    """None."""
+@hookimpl
+def by_class_0(self, task):
+    """Every client's predictions, without a global model."""
+    zeros = torch.zeros(len(task.inputs), dtype=torch.int64)
+    return Predictions(None, dict.fromkeys(task.clients, zeros) if self.answers else {})
 
 
-class Personal:
-    """A method whose models are the clients' own."""
-
-    name: ClassVar[str] = "personal"
-    citation: ClassVar[str] = "Nobody, A paper that does not exist, 2000"
-    Params: ClassVar[type] = NoParams
-    recipe: ClassVar[dict] = {}
-    names: ClassVar[tuple] = ("head.weight", "head.bias")
-    answers = True
-
-    def __init__(self, params):
-        self.params = params
-
-    @hookimpl
-    def private(self, model, spec):
-        """The whole model."""
-        return self.names
-
-    @hookimpl
-    def evaluate(self, task):
-        """Everyone by class 0, without a global model."""
-        zeros = torch.zeros(len(task.inputs), dtype=torch.int64)
-        return Predictions(None, dict.fromkeys(task.clients, zeros) if self.answers else {})
+PERSONAL = {
+    "names": ("head.weight", "head.bias"),
+    "answers": True,
+    "private": hookimpl(lambda self, model, spec: self.names),
+    "evaluate": by_class_0,
+}
+"""A method whose models are the clients' own: private is the whole model."""
 
 
 @hookimpl
@@ -325,18 +309,8 @@ def nothing_to_learn(self, step):
     return torch.zeros((), requires_grad=True)
 
 
-def check(monkeypatch, **changes):
-    method = type("Changed", (Personal,), changes)
-    original = testing.find_method
-    for module in ("fedbench.assemble", "fedbench.testing", "fedbench.resolve", "fedbench.prepare"):
-        found = lambda name, plugin_files=(): method if name == "personal" else original(name, plugin_files)  # noqa: E731
-        monkeypatch.setattr(f"{module}.find_method", found)
-    monkeypatch.setattr("fedbench.testing.contract_backbone", lambda name: "clip:embedded")
-    check_training("personal")
-
-
-def test_the_contract_admits_a_method_without_a_global_model(monkeypatch):
-    check(monkeypatch)
+def test_the_contract_admits_a_method_without_a_global_model(mine):
+    check_training(mine(**PERSONAL))
 
 
 @pytest.mark.parametrize(
@@ -347,9 +321,9 @@ def test_the_contract_admits_a_method_without_a_global_model(monkeypatch):
         ({"names": ("head.bias",)}, "weights are shared, so there is a global model"),
     ],
 )
-def test_the_contract_catches_what_is_no_personal_method(monkeypatch, fault, said):
+def test_the_contract_catches_what_is_no_personal_method(mine, fault, said):
     with pytest.raises(AssertionError, match=said):
-        check(monkeypatch, **fault)
+        check_training(mine(**PERSONAL | fault))
 
 
 def test_the_tiny_federations_cohorts_leave_clients_idle():

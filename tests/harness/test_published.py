@@ -23,7 +23,6 @@ from fedbench.published import (
     matching,
     published_folder,
     published_of,
-    published_value,
     unreadable_columns,
 )
 from fedbench.resolve import Overrides
@@ -65,8 +64,8 @@ def test_a_key_and_a_metric_pick_one_number(replay):
     suite, facts, specs = replay
     for spec in specs:
         for key in spec.published:
-            for metric in suite.published_metrics:
-                published_value(facts, key, metric, suite.published_metrics)  # raises where there are two
+            for printed in suite.published_metrics.values():
+                assert matching(facts, {**key, "metric": printed})["value"].astype(float).nunique() <= 1, (key, printed)
             assert spec.setting
 
 
@@ -79,15 +78,11 @@ def test_both_scales_share_rows_and_the_embedded_one_carries_keys_too():
         assert all(spec.dataset.startswith("embedded") for spec in small)
 
 
-def test_published_value_refuses_ambiguity_and_unknown_columns_and_knows_what_is_not_printed():
+def test_a_key_picks_lines_and_unknown_columns_and_files_are_refused():
     facts = load_published("clip2fl", FOLDER)
     key = {"table": "1", "dataset": "CIFAR-10-LT", "imbalance_factor": "100", "method": "clip2fl"}
-    metrics = {"global_accuracy": "accuracy", "tail_accuracy": "accuracy_tail"}
-    assert published_value(facts, key, "global_accuracy", metrics) == 73.37
-    assert published_value(facts, key, "tail_accuracy", metrics) is None
-    assert published_value(facts, key, "worst_client_accuracy", metrics) is None
-    with pytest.raises(FedbenchError, match="picks 3 numbers"):
-        published_value(facts, {k: v for k, v in key.items() if k != "imbalance_factor"}, "global_accuracy", metrics)
+    assert matching(facts, {**key, "metric": "accuracy"})["value"].tolist() == ["73.37"]
+    assert matching(facts, {**key, "metric": "accuracy_tail"}).empty
     with pytest.raises(FedbenchError, match="imbalance_factor"):
         matching(facts, {"imbalance": "100"})
     with pytest.raises(FedbenchError, match="clip2fl"):

@@ -136,7 +136,7 @@ def test_a_plugin_file_is_made_of_what_it_imports_and_of_the_files_that_it_names
     reads = 'here = Path(__file__).parent; open(here / "tables" / "prior.csv"); here.joinpath("table.json")'
     file = plugin("from pathlib import Path\nimport numpy\nimport beside.sub", reads)
     assert set(files_of(file, roots())) == {
-        *("plugin/mine.py", "plugin/tables/prior.csv", "plugin/table.json", "beside/__init__.py", "beside/sub.py")
+        *("--plugin/mine.py", "--plugin/tables/prior.csv", "--plugin/table.json", "beside/__init__.py", "beside/sub.py")
     }
     # names do not depend on where it lies: a worker elsewhere gets the same hash
     assert str(file.parent) not in "".join(files_beside([file]))
@@ -147,13 +147,22 @@ def test_a_plugin_file_is_made_of_what_it_imports_and_of_the_files_that_it_names
     assert Codes([file]).of("mine").methods[0].plugin == "mine.py"
 
 
+def test_a_package_called_plugin_is_told_from_the_plugin_file(plugin: Callable[..., Path]) -> None:
+    file = plugin("import plugin.mine", "pass")
+    package = file.parent / "plugin"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "mine.py").write_text("a = 1\n")
+    assert {file, package / "mine.py"} <= set(files_of(file, roots()).values())
+
+
 @pytest.mark.parametrize(
     "inside", ['"notes.txt\\0"', '"/etc/hostname"', '"../site"', '"tables"', '"mine.py"', "import nowhere.at_all"]
 )
 def test_strings_that_name_no_file_beside_a_plugin_file_count_for_nothing(
     plugin: Callable[..., Path], inside: str
 ) -> None:
-    assert set(files_of(plugin("from .. import nothing", inside), roots())) == {"plugin/mine.py"}
+    assert set(files_of(plugin("from .. import nothing", inside), roots())) == {"--plugin/mine.py"}
 
 
 def test_a_source_that_cannot_be_read_is_refused(plugin: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +179,7 @@ def test_all_code_of_a_command_is_the_harness_every_method_and_every_plugin_file
 ) -> None:
     file = plugin("", "pass")
     files = files_beside([file, file])
-    assert {"plugin/0/mine.py", "plugin/1/mine.py", "fedbench_methods/fedprox.py"} <= set(files)
+    assert {"--plugin/0/mine.py", "--plugin/1/mine.py", "fedbench_methods/fedprox.py"} <= set(files)
     before = code_hash([file])
     monkeypatch.setattr(run_code, "versions", lambda: {"torch": "0.1"})
     assert code_hash([file]) != before and Codes().harness == harness_hash()

@@ -133,6 +133,7 @@ def test_a_finished_run_holds_params_tags_metrics_and_artifacts(uri: str, listen
     assert tags["fedbench.run_id"] == ran.run_id
     assert tags["fedbench.suite"] == "test_a_finished_run_holds_params_tags_metrics_and_artifacts"
     assert (tags["fedbench.data_hash"], tags["fedbench.weights_hash"]) == ("d" * 64, "w" * 64)
+    assert "fedbench.files_hash" not in tags  # data of one size
     code = Codes().of("fedprox")
     assert (tags["fedbench.code_hash"], tags["fedbench.harness_hash"]) == (code.hash, code.harness)
     assert json.loads(tags["fedbench.method_code"]) == [{"method": "fedprox", "hash": code.methods[0].hash}]

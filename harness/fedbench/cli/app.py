@@ -125,7 +125,7 @@ def command() -> None:
         finally:
             sys.stdout.flush()
     except OutputLost as error:
-        complain(f"{error} What is stored stays; the same command goes on.")
+        complain(f"{error} What is stored stays; the same command goes on." if error.is_resumable else str(error))
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
         sys.exit(OUTPUT_LOST)
     except SystemExit as end:

@@ -6,7 +6,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from rich import box
@@ -40,6 +41,9 @@ class _Shown(Console):
 
 class OutputLost(Exception):
     """Nobody can read what is written: stdout is closed or full."""
+
+    is_resumable = False
+    """Whether the command has stored what it did so far, and goes on from there when it is given again."""
 
 
 class _Output(io.TextIOWrapper):
@@ -81,6 +85,16 @@ def guard_output() -> None:
     if missing:
         raise OutputLost("stdout is closed; redirect it, for instance with > log.txt.")
     sys.stdout = _Output(sys.stdout, is_lost=True)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """An `OutputLost` in the block is one of a command that can be resumed."""
+    try:
+        yield
+    except OutputLost as error:
+        error.is_resumable = True
+        raise
 
 
 def _readable(text: str) -> str:

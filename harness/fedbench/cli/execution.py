@@ -14,7 +14,7 @@ from pathlib import Path
 from fedbench.checkpoint import Checkpointing, discard
 from fedbench.claims import Claims, work_folder
 from fedbench.cli import plan
-from fedbench.cli.console import complain, console
+from fedbench.cli.console import complain, console, resumable
 from fedbench.cli.live import LiveProgress
 from fedbench.cli.options import Request, command_line
 from fedbench.cli.outcome import report, say_stopped, show_leaderboard, show_next_steps
@@ -40,6 +40,7 @@ from fedbench.wording import counted
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
 
+@resumable()
 def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings: Settings) -> int:
     """Run what is not in the store yet; the exit code. Bad input raises FedbenchError before anything is run."""
     uri = store_uri(request.store)
@@ -86,14 +87,18 @@ def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings
         ended = _Ended(0, [])
     if ended.stopped is not None:
         report(ended.failures, uri, asked)
+        if not isinstance(ended.stopped, KeyboardInterrupt | StoreUnavailable):
+            raise ended.stopped
         stored = f"{skipped + ended.done} of {len(specs)} runs are finished and stored"
         say_stopped(ended.stopped, stored, is_rerun=request.rerun)
         _leave_while_busy(INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED)
         return INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED
-    if skipped or ended.done or ended.failures:
-        has_others = show_leaderboard(suite, uri, specs)
-        show_next_steps(request, suite, uri, has_others=has_others)
-    report(ended.failures, uri, asked)
+    try:
+        if skipped or ended.done or ended.failures:
+            has_others = show_leaderboard(suite, uri, specs)
+            show_next_steps(request, suite, uri, has_others=has_others)
+    finally:
+        report(ended.failures, uri, asked)
     left = len(pending) - len(ended.failures) - ended.done
     if left and request.fail_fast:
         complain(f"not carried out: {counted(left, 'run')}; the same command goes on.", label="--fail-fast")
@@ -106,7 +111,7 @@ class _Ended:
 
     done: int
     failures: list[RunFailed]
-    stopped: KeyboardInterrupt | StoreUnavailable | None = None
+    stopped: KeyboardInterrupt | Exception | None = None
 
 
 def _run_all(
@@ -133,10 +138,10 @@ def _run_all(
         return _Ended(view.done, failures, error)
     except StoreUnavailable as error:
         return _Ended(view.done, failures, error)
-    except Exception:
+    except Exception as error:
         with suppress(StoreUnavailable):
             tracking.interrupt()
-        raise
+        return _Ended(view.done, failures, error)
     if request.fail_fast and failures:
         tracking.interrupt()
     return _Ended(view.done, failures)
@@ -201,10 +206,10 @@ def _listen(
     hooks = relay(manager)
     with view, closing(events):
         for event in events:
-            with _shielded():
-                notify(hooks, event)
             if isinstance(event, RunFailed):
                 failures.append(event)
+            with _shielded():
+                notify(hooks, event)
 
 
 @contextmanager

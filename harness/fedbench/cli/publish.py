@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedbench.cli.console import say
+from fedbench.cli.console import resumable, say
 from fedbench.cli.options import CACHE_DIR, DATA_DIR, CacheDir, DataDir, Plugins, Storage, Store, Workers
 
 _FINE, _SOME_FAILED = 0, 1
@@ -86,8 +86,9 @@ def _step(words: Sequence[str]) -> int:
     """Carry out one command of fedbench, shown first; its exit code."""
     from fedbench.cli.app import app
 
-    say(f"$ {shlex.join(['fedbench', *words])}", style="bold")
-    return int(app(words, prog_name="fedbench", standalone_mode=False) or 0)
+    with resumable():
+        say(f"$ {shlex.join(['fedbench', *words])}", style="bold")
+        return int(app(words, prog_name="fedbench", standalone_mode=False) or 0)
 
 
 def _words(options: Mapping[str, Sequence[object]]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from fedbench.cli import plan
-from fedbench.cli.console import cell, complain, console, megabytes, say, table
+from fedbench.cli.console import cell, complain, console, megabytes, resumable, say, table
 from fedbench.cli.options import Request, command_line
 from fedbench.errors import FedbenchError
 from fedbench.objectives import Objective
@@ -153,6 +153,7 @@ def told_budget(budget: Budget) -> str:
     )
 
 
+@resumable()
 def carry_out(
     url: str,
     uri: str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -23,24 +23,33 @@ def dataset(
     domain_names: tuple[str, ...] = (),
     list_groups: Mapping[str, tuple[int, ...]] | None = None,
     shortest_side: int | None = None,
+    file_digests: Sequence[str] = (),
 ) -> Dataset:
     """A ``Dataset`` whose content hash covers images, labels, domains, class names and groups of both splits.
 
+    ``file_digests`` has one digest of each split's files, where these are decoded at the size that a run asks for.
     FedbenchError where a split's parts differ in length, or an index has no name.
     """
     groups = dict(list_groups or {})
-    digest = hashlib.sha256(json.dumps([classnames, domain_names, groups], sort_keys=True).encode())
-    for split in (train, test):
-        if split is None:
-            digest.update(b"no split")
-            continue
-        for what, index, names in (("label", split.labels, classnames), ("domain", split.domains, domain_names)):
+    names = json.dumps([classnames, domain_names, groups], sort_keys=True)
+    splits = [split for split in (train, test) if split is not None]
+    for split in splits:
+        for what, index, called in (("label", split.labels, classnames), ("domain", split.domains, domain_names)):
             if index is not None:
-                _check(name, what, index, len(names), len(split.images))
-        digest.update(split.images.content_hash().encode())
+                _check(name, what, index, len(called), len(split.images))
+    content = _digest(names, splits, [split.images.content_hash() for split in splits])
+    files = _digest(names, splits, file_digests) if file_digests else ""
+    return Dataset(name, classnames, train, test, content, domain_names, groups, shortest_side, files)
+
+
+def _digest(names: str, splits: Sequence[Split], of_images: Iterable[str]) -> str:
+    digest = hashlib.sha256(names.encode())
+    for split, images in zip(splits, of_images, strict=True):
+        digest.update(images.encode())
         for index in (split.labels, split.domains):
             digest.update(b"none" if index is None else index.contiguous().numpy().tobytes())
-    return Dataset(name, classnames, train, test, digest.hexdigest(), domain_names, groups, shortest_side)
+    digest.update(b"no split" * (2 - len(splits)))
+    return digest.hexdigest()
 
 
 def _check(name: str, what: str, index: Tensor, names: int, images: int) -> None:

@@ -114,10 +114,20 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
 
     roots = [Path(os.path.realpath(root)) for root in (folder, cache_dir / "huggingface", HF_HUB_CACHE) if root]
     encoded = [_images(splits[name], f"{asked.location}: {name}", columns, roots) for name in chosen]
-    images, shortest = load_images(encoded, asked, cache_dir)
-    parts = [Split(images_of, labels[name], domains.get(name)) for images_of, name in zip(images, chosen, strict=True)]
+    images = load_images(encoded, asked, cache_dir)
+    parts = [
+        Split(images_of, labels[name], domains.get(name)) for images_of, name in zip(images.splits, chosen, strict=True)
+    ]
     official = parts[1] if len(parts) == 2 else None
-    return dataset(asked.text, classnames, parts[0], official, tuple(domain_names), shortest_side=shortest)
+    return dataset(
+        asked.text,
+        classnames,
+        parts[0],
+        official,
+        tuple(domain_names),
+        shortest_side=images.shortest_side,
+        file_digests=images.file_digests,
+    )
 
 
 def _local(location: str, data_dir: Path) -> Path | None:

@@ -64,18 +64,26 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     classnames = words_for(raw, repr(asked.location), _own_words(asked, data_dir, tree, top, raw))
 
     encoded = [TreeImages(tree, tuple(entry.name for entry in part)) for part in chosen]
-    images, shortest = load_images(encoded, asked, cache_dir)
+    images = load_images(encoded, asked, cache_dir)
     label_of, domain_of = ({name: index for index, name in enumerate(names)} for names in (raw, domains))
     splits = [
         Split(
-            images[number],
+            images.splits[number],
             torch.tensor([label_of[entry.label] for entry in part]),
             torch.tensor([domain_of[entry.domain] for entry in part]) if domains else None,
         )
         for number, part in enumerate(chosen)
     ]
     test = splits[1] if len(splits) == 2 else None
-    return dataset(asked.text, classnames, splits[0], test, tuple(domains), shortest_side=shortest)
+    return dataset(
+        asked.text,
+        classnames,
+        splits[0],
+        test,
+        tuple(domains),
+        shortest_side=images.shortest_side,
+        file_digests=images.file_digests,
+    )
 
 
 def _entries(tree: FileTree, layout: str | None) -> tuple[str, list[Entry]]:

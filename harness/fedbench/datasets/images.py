@@ -103,8 +103,19 @@ class ImageFiles:
         return hashlib.sha256(f"{self.digest} {self.size} {DECODING_VERSION}".encode()).hexdigest()
 
 
-def load_images(splits: Sequence[EncodedImages], asked: DatasetName, cache_dir: Path) -> tuple[list[ImageSource], int]:
-    """The images of all splits, and the shortest side in pixels that one of their files has.
+@dataclass(frozen=True, eq=False)
+class LoadedImages:
+    """The images of all splits."""
+
+    splits: list[ImageSource]
+    shortest_side: int
+    """In pixels, that one of the files has."""
+    file_digests: tuple[str, ...]
+    """One of each split's files, where they are decoded at the size that they are loaded for; else none."""
+
+
+def load_images(splits: Sequence[EncodedImages], asked: DatasetName, cache_dir: Path) -> LoadedImages:
+    """The images of all splits.
 
     They are brought to the size that the name says, in both directions; without it, they are at the size that all
     share, else at the one they are loaded for.
@@ -112,13 +123,14 @@ def load_images(splits: Sequence[EncodedImages], asked: DatasetName, cache_dir: 
     found = [scan(encoded, cache_dir) for encoded in splits]
     shared = {each.size for each in found}
     target = shared.pop() if len(shared) == 1 else None
+    digests = tuple(f"{each.digest} {DECODING_VERSION}" for each in found if target is None and not asked.size())
     if target is None or asked.size():
         target = (asked.size() or asked.image_size or DEFAULT_SIZE,) * 2
     images = [
         _kept_or_lazy(ImageFiles(encoded, target, each.digest, each.checksums), cache_dir)
         for encoded, each in zip(splits, found, strict=True)
     ]
-    return images, min(each.shortest_side for each in found)
+    return LoadedImages(images, min(each.shortest_side for each in found), digests)
 
 
 def _kept_or_lazy(files: ImageFiles, cache_dir: Path) -> ImageSource:

@@ -47,10 +47,18 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
 
     classnames = _classnames(asked, data_dir, folder, classes)
     groups = _groups(folder / "groups.json", classes)
-    images, shortest = load_images([TreeImages(Folder(root, names), names) for names, _ in rows], asked, cache_dir)
-    splits = [Split(images[index], torch.tensor(labels)) for index, (_, labels) in enumerate(rows)]
+    images = load_images([TreeImages(Folder(root, names), names) for names, _ in rows], asked, cache_dir)
+    splits = [Split(images.splits[index], torch.tensor(labels)) for index, (_, labels) in enumerate(rows)]
     official = splits[1] if len(splits) == 2 else None
-    return dataset(asked.text, classnames, splits[0], official, list_groups=groups, shortest_side=shortest)
+    return dataset(
+        asked.text,
+        classnames,
+        splits[0],
+        official,
+        list_groups=groups,
+        shortest_side=images.shortest_side,
+        file_digests=images.file_digests,
+    )
 
 
 def _list_in(folder: Path, split: str) -> Path | None:
