@@ -388,7 +388,10 @@ def faked_run(
         made.append(FakeTracking(*arguments, **options))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr(execution.plan, "plan", lambda _, specs, __: ([SimpleNamespace(info=info(), specs=specs)], []))
+    def planned(_: object, specs: object, *__: object, **___: object) -> object:
+        return [SimpleNamespace(info=info(), specs=specs)], []
+
+    monkeypatch.setattr(execution.plan, "plan", planned)
     monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {})
     monkeypatch.setattr(execution, "Tracking", tracking)
