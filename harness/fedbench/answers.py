@@ -9,34 +9,34 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
-from fedbench.errors import FedbenchError, Unworkable
+from fedbench.errors import MethodFault, Unworkable
 from fedbench.metrics import is_reserved
 from fedbench.tasks import AggregationTask, ClientTask, EvaluationTask, LocalStep
 from fedbench.types import GlobalModel, Predictions, Tensors, Update
 
 
 def require(answer: object, wanted: type | tuple[type, ...], what: str, owner: str, hook: str) -> None:
-    """Raise FedbenchError unless what ``owner`` answers the hook with is of the type ``wanted``, in words ``what``."""
+    """Raise MethodFault unless what ``owner`` answers the hook with is of the type ``wanted``, in words ``what``."""
     if not isinstance(answer, wanted):
-        raise FedbenchError(f"{owner} answers the hook {hook} with {_kind(answer)}; it must be {what}.")
+        raise MethodFault(f"{owner} answers the hook {hook} with {_kind(answer)}; it must be {what}.")
 
 
 def require_tensors(answer: object, owner: str, hook: str) -> None:
-    """Raise FedbenchError unless the answer is tensors by name, whichever these are."""
+    """Raise MethodFault unless the answer is tensors by name, whichever these are."""
     require(answer, Mapping, "tensors by name", owner, hook)
     assert isinstance(answer, Mapping)
     for name, value in answer.items():
         if not (isinstance(name, str) and isinstance(value, Tensor)):
-            raise FedbenchError(
+            raise MethodFault(
                 f"{owner} answers the hook {hook} with {_kind(value)} under {name!r}; it must be tensors by name."
             )
 
 
 def require_fit(wanted: Tensors, given: object, owner: str, hook: str) -> None:
-    """Raise FedbenchError where ``given`` has not exactly the tensors ``wanted``, by name, shape and type."""
+    """Raise MethodFault where ``given`` has not exactly the tensors ``wanted``, by name, shape and type."""
     wrong = misfit(wanted, given)
     if wrong:
-        raise FedbenchError(f"{owner} answers the hook {hook} but {wrong}.")
+        raise MethodFault(f"{owner} answers the hook {hook} but {wrong}.")
 
 
 def misfit(wanted: Tensors, given: object) -> str:
@@ -58,48 +58,46 @@ def misfit(wanted: Tensors, given: object) -> str:
 
 
 def require_update(task: ClientTask, update: object, owner: str) -> Update:
-    """A client's answer to `local_train`. Raises FedbenchError where it is no update of that client's tensors."""
+    """A client's answer to `local_train`. Raises MethodFault where it is no update of that client's tensors."""
     require(update, Update, "an Update", owner, "local_train")
     assert isinstance(update, Update)
     require_fit(task.received, update.weights, owner, "local_train")
     require_fit(task.buffers, update.buffers, owner, "local_train")
     require_tensors(update.payload, owner, "local_train")
     if update.client != task.client:
-        raise FedbenchError(
+        raise MethodFault(
             f"{owner} answers the hook local_train for client {task.client} with an update of client {update.client!r}."
         )
     if not (isinstance(update.num_examples, Integral) and update.num_examples == len(task.inputs)):
-        raise FedbenchError(
+        raise MethodFault(
             f"{owner} answers the hook local_train with num_examples={update.num_examples!r}; client {task.client} has "
             f"{len(task.inputs)} samples (len(task.inputs)), and to weight clients otherwise is the server's step."
         )
     require(update.metrics, Mapping, "metrics by name", owner, "local_train")
     for name, value in update.metrics.items():
         if not (isinstance(name, str) and name.strip()) or is_reserved(name):
-            raise FedbenchError(
+            raise MethodFault(
                 f"{owner} answers the hook local_train with a metric called {name!r}; choose another name: bytes, "
                 "seconds, counts of faults, final/... and what ends in _accuracy are the harness's own."
             )
         if not isinstance(value, Real):
-            raise FedbenchError(
+            raise MethodFault(
                 f"{owner} answers the hook local_train with {_kind(value)} as the metric {name!r}; it must be a number."
             )
     return update
 
 
 def require_loss(loss: object, step: LocalStep, hook: str) -> Tensor:
-    """A loss, or a term of one. Raises FedbenchError where it is no scalar tensor, or nothing can be learnt by it."""
+    """A loss, or a term of one. Raises MethodFault where it is no scalar tensor, or nothing can be learnt by it."""
     owner = step.task.spec.method
     require(loss, Tensor, "a scalar tensor", owner, hook)
     assert isinstance(loss, Tensor)
     if loss.numel() != 1:
-        raise FedbenchError(
-            f"{owner} answers the hook {hook} with a tensor of shape {tuple(loss.shape)}, not a scalar."
-        )
+        raise MethodFault(f"{owner} answers the hook {hook} with a tensor of shape {tuple(loss.shape)}, not a scalar.")
     # where clients train at once, `requires_grad` is that of torch.func's wrapper, which is never set
     if not loss.requires_grad and step.weights and not torch._C._functorch.is_batchedtensor(loss):
         instead = ", or None in a step without a term" if hook == "loss_terms" else ""
-        raise FedbenchError(
+        raise MethodFault(
             f"{owner} answers the hook {hook} with a loss without gradient, by which no weight moves; return what is "
             f"computed of step.weights or step.outputs without detach(), item() or no_grad(){instead}."
         )
@@ -126,7 +124,7 @@ def require_global(
 ) -> tuple[Tensors, Tensors]:
     """Weights and running statistics of an answer to `aggregate`, which has the ``averaged`` ones unless it says more.
 
-    Raises FedbenchError where they are not those handed, Unworkable where they are not finite.
+    Raises MethodFault where they are not those handed, Unworkable where they are not finite.
     """
     require(answer, (Mapping, GlobalModel), "every weight by name, or a GlobalModel", owner, "aggregate")
     weights, buffers = (answer.weights, answer.buffers) if isinstance(answer, GlobalModel) else (answer, averaged)
@@ -144,26 +142,26 @@ def require_global(
 def require_predictions(task: EvaluationTask, answer: object, owner: str) -> Predictions:
     """An answer to `evaluate`.
 
-    Raises FedbenchError where it has not one class for each of the task's samples, or is of clients not asked for.
+    Raises MethodFault where it has not one class for each of the task's samples, or is of clients not asked for.
     """
     require(answer, Predictions, "Predictions", owner, "evaluate")
     assert isinstance(answer, Predictions)
     require(answer.by_client, Mapping, "Predictions with a tensor by client in by_client", owner, "evaluate")
     strangers = answer.by_client.keys() - set(task.clients)
     if strangers:
-        raise FedbenchError(
+        raise MethodFault(
             f"{owner} answers the hook evaluate with predictions of client {min(strangers, key=repr)!r}, none of "
             "task.clients; answer for these alone."
         )
     for labels in (*([] if answer.labels is None else [answer.labels]), *answer.by_client.values()):
         require(labels, Tensor, "a tensor of classes", owner, "evaluate")
         if labels.shape != (len(task.inputs),) or labels.dtype != torch.int64:
-            raise FedbenchError(
+            raise MethodFault(
                 f"{owner} answers the hook evaluate with classes of shape {tuple(labels.shape)}, {labels.dtype}; it "
                 f"must be one class for each of {len(task.inputs)} samples, ({len(task.inputs)},) torch.int64."
             )
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < task.num_classes:
-            raise FedbenchError(
+            raise MethodFault(
                 f"{owner} answers the hook evaluate with classes from {int(labels.min())} to {int(labels.max())}; they "
                 f"are 0 to {task.num_classes - 1}."
             )

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.errors import FedbenchError
+from fedbench.errors import FedbenchError, MethodFault
 from fedbench.hookspecs import (
     AggregationTask,
     BroadcastTask,
@@ -147,7 +147,7 @@ class FedAvg:
     def _refuse_if_replaced(self, hook: str) -> None:
         # A method that forgets to return would otherwise run as FedAvg, silently.
         if hook in self.replaced:
-            raise FedbenchError(
+            raise MethodFault(
                 f"{self.replaced[hook]} answers the hook {hook} but returned None; return a value, or call the default "
                 "in fedbench.defaults by name."
             )

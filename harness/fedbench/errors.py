@@ -10,6 +10,10 @@ class FedbenchError(Exception):
     """Bad input or a missing resource. The command line prints it on one line and exits with code 2."""
 
 
+class MethodFault(FedbenchError):
+    """A method answers a hook wrongly, or touches what it must leave alone: a fault of that method and no other."""
+
+
 class Unworkable(FedbenchError):
     """Values of hyper-parameters with which a run cannot go on: training diverged, a context does not fit.
 

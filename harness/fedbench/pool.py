@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
 
 
+def can_fork() -> bool:
+    """Whether worker processes are forked here, from one that has imported what they need."""
+    return "forkserver" in multiprocessing.get_all_start_methods()
+
+
 def context() -> ForkServerContext | SpawnContext:
     """How worker processes are started here; where they are forked, their server runs after this call.
 
     A worker imports from where this process does, in the order of its ``sys.path`` at the first call.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    if not can_fork():
         return multiprocessing.get_context("spawn")
     chosen = multiprocessing.get_context("forkserver")
     chosen.set_forkserver_preload(["fedbench.preload"])

@@ -10,7 +10,7 @@ import os
 # a million imported objects would set off a second of collections, and be taken apart for another at the end
 gc.disable()
 import fedbench.cli.app  # noqa: E402
-import fedbench.engines.processes  # noqa: E402
+import fedbench.looking  # noqa: E402
 import fedbench.models.checkpoints  # noqa: E402
 import fedbench.models.tokens  # noqa: E402
 import fedbench.runs  # noqa: E402

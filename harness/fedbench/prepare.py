@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from fedbench.base_to_new import Renamed, UnseenTest, renamed_model
 from fedbench.checkpoint import Checkpointing
 from fedbench.datasets import load_dataset, takes_image_size
 from fedbench.defaults import NEEDS_LABELS, FedAvg
-from fedbench.errors import FedbenchError
+from fedbench.errors import FedbenchError, MethodFault
 from fedbench.executors import Executor, ExecutorName, executor_for
 from fedbench.metrics import size_in_bytes
 from fedbench.models import image_size_of, load_backbone
@@ -30,6 +30,7 @@ from fedbench.spec import RunSpec
 from fedbench.state import RunState
 from fedbench.tasks import RECORDED_CLIENTS, ModelSetup, RunInfo, ServerData
 from fedbench.types import Dataset, Federation, FrozenEncoder, Model, Split, Tensors
+from fedbench.untouched import Untouched
 from fedbench.withheld import Pixels, dealt, withheld
 
 if TYPE_CHECKING:
@@ -99,11 +100,13 @@ def prepare(
     """
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
+    untouched = Untouched(spec.title)
     assembly = assemble(spec.method, spec.params, settings.plugin_files, listeners)
     device = _device(spec.device)
-    dataset = dataset or _dataset(spec.dataset, settings.data_dir, settings.cache_dir, image_size_for(spec))
+    dataset = dataset or dataset_for(spec, settings)
     backbone = backbone or backbone_for(spec, dataset, settings)
     backbone.module.to(device)
+    untouched.keep(backbone.module)
     scored = build_federation(dataset, spec.scenario, spec.seed)
     handed = withheld(scored)
     answer = assembly.hooks.federate(federation=handed, spec=spec)
@@ -128,14 +131,16 @@ def prepare(
     def features(split: Split, encoder: FrozenEncoder) -> InputSource:
         if not encode_all:
             return UncachedFeatures(Pixels(split.images), encoder, device)
-        rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset)
+        untouched.require()
+        check = partial(untouched.require_weights, encoder)
+        rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset, before_writing=check)
         return FeatureInputs(rows.to(device))
 
     def inputs(split: Split, of: Model = model) -> InputSource:
         if of.encoder is not None:
             return features(split, of.encoder)
         if of.transform is None:
-            raise FedbenchError(f"{spec.method}: build_model gave neither an encoder nor a transform.")
+            raise MethodFault(f"{spec.method}: build_model gave neither an encoder nor a transform.")
         return ImageInputs(Pixels(split.images), of.transform, device)
 
     recorded = min(len(scored.clients), RECORDED_CLIENTS)
@@ -232,6 +237,11 @@ def _refuse_hidden_labels(spec: RunSpec, assembly: Assembly, model: Model, plugi
         raise FedbenchError(NEEDS_LABELS)
 
 
+def dataset_for(spec: RunSpec, settings: Settings) -> Dataset:
+    """The run's data set, read once for runs of one process that follow each other."""
+    return _dataset(spec.dataset, settings.data_dir, settings.cache_dir, image_size_for(spec))
+
+
 def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbone:
     """The run's backbone; FedbenchError where the data set's images are too small for it."""
     height, width = dataset.train.images.read(torch.zeros(1, dtype=torch.int64)).shape[-2:]
@@ -259,7 +269,7 @@ def _weights_hash(backbone: Backbone, model: Model) -> str:
 
 @lru_cache(maxsize=1)
 def _dataset(name: str, data_dir: Path, cache_dir: Path, image_size: int | None) -> Dataset:
-    # read once for runs in one process: those of the in-process engine, and the first rounds that tuning looks at
+    # for the runs of the in-process engine, and the first rounds that tuning looks at
     return load_dataset(name, data_dir=data_dir, cache_dir=cache_dir, image_size=image_size)
 
 

@@ -6,17 +6,17 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from fedbench.assemble import Assembly
-from fedbench.errors import FedbenchError
+from fedbench.errors import MethodFault
 from fedbench.spec import RunSpec
 from fedbench.types import Model, Tensors, Update
 
 
 def private_names(assembly: Assembly, model: Model, spec: RunSpec) -> frozenset[str]:
-    """What the methods' hook `private` names; FedbenchError for a name the model has not."""
+    """What the methods' hook `private` names; MethodFault for a name the model has not."""
     names = frozenset(name for answer in assembly.hooks.private(model=model, spec=spec) for name in answer)
     unknown = sorted(names - model.weights.keys() - model.buffers.keys())
     if unknown:
-        raise FedbenchError(
+        raise MethodFault(
             f"{assembly.owners['private']} answers the hook private with {unknown[0]!r}, which is neither a weight nor "
             "a running statistic of the model; name only tensors the model has."
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbench.answers import require, require_predictions, require_tensors
-from fedbench.errors import FedbenchError
+from fedbench.errors import MethodFault
 from fedbench.exchange import (
     accepted,
     aggregated_state,
@@ -55,7 +55,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     rejected = 0
     exchanges = run.assembly.hooks.exchanges(round=number, spec=spec, state=state.server)
     if not isinstance(exchanges, int) or exchanges < 1:
-        raise FedbenchError(
+        raise MethodFault(
             f"{owner_of(run, 'exchanges')} answers the hook exchanges with {exchanges!r}; it must be a whole number "
             "above 0."
         )
@@ -115,7 +115,7 @@ def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen:
     if who == "cohort" and not asked:
         return 0, 0  # after the last round no cohort is about to train
     if who not in ("cohort", "everyone"):
-        raise FedbenchError(
+        raise MethodFault(
             f"{owner_of(run, 'survey')} answers the hook survey with {who!r}; it must be nobody, cohort or everyone."
         )
     silent = set(asked) - set(chosen)
@@ -197,7 +197,7 @@ def _evaluated(run: Run, state: RunState) -> tuple[dict[str, float], Predictions
 def predict_unseen(run: Run, state: RunState) -> Tensor | None:
     """What the trained tensors answer for the test samples of the unseen classes under their names, (n,) int64.
 
-    None for a model that cannot name them, or a method without a global model. FedbenchError for answers that are none
+    None for a model that cannot name them, or a method without a global model. MethodFault for answers that are none
     of these classes.
     """
     if run.unseen is None or run.scored.unseen is None:
@@ -220,7 +220,7 @@ def predict_unseen(run: Run, state: RunState) -> Tensor | None:
     if labels is not None and not (
         labels.shape == (len(task.inputs),) and bool(((labels >= 0) & (labels < task.num_classes)).all())
     ):
-        raise FedbenchError(
+        raise MethodFault(
             f"{owner_of(run, 'evaluate')} answers the hook evaluate for {task.num_classes} unseen classes with labels "
             "that are not one of them for each sample; where what it answers by is of the classes trained on, return "
             "Predictions(None) for task.is_unseen."

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedbench.errors import FedbenchError
+from fedbench.errors import MethodFault
 from fedbench.hookspecs import STEPS, Hooks
 from fedbench.models.clip import ClipBackbone
 from fedbench.models.cnn import CnnBackbone
@@ -103,7 +103,7 @@ class Snapshot:
         self._before = marks(self._tensors)
 
     def require_unchanged(self, who: str, hook: str) -> None:
-        """Raise FedbenchError where one of the tensors has been changed: by ``who``, in the ``hook``."""
+        """Raise MethodFault where one of the tensors has been changed: by ``who``, in the ``hook``."""
         after = self._marks(self._tensors)
         if after == self._before:
             return
@@ -112,7 +112,7 @@ class Snapshot:
         named = (found for name, value in self._handed.items() for found in _named(value, name))
         # what a hook has replaced in the state is not found there any more
         name = next((name for name, tensor in named if tensor is changed), "a tensor that was kept in the state")
-        raise FedbenchError(
+        raise MethodFault(
             f"{who} changes {name} in place in the hook {hook}; what a hook is handed stays as it is: change a copy "
             "(.clone())."
         )

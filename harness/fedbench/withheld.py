@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from torch import Tensor
 
 from fedbench.answers import require
-from fedbench.errors import FedbenchError
+from fedbench.errors import MethodFault
 from fedbench.types import Federation, ImageSource, Split
 
 
@@ -30,7 +30,7 @@ class Pixels:
 
 
 class Withheld(Split):
-    """A split without its labels: reading them is a FedbenchError."""
+    """A split without its labels: reading them is a MethodFault."""
 
     def __init__(self, split: Split, name: str) -> None:
         # as a frozen dataclass sets its fields; `labels` is none here
@@ -38,9 +38,9 @@ class Withheld(Split):
 
     @property
     def labels(self) -> Tensor:
-        """FedbenchError."""
+        """MethodFault."""
         name = vars(self)["_name"]
-        raise FedbenchError(f"the labels of {name} are withheld from methods; a method must do without them.")
+        raise MethodFault(f"the labels of {name} are withheld from methods; a method must do without them.")
 
     def __len__(self) -> int:
         return int(vars(self)["_size"])
@@ -69,7 +69,7 @@ def withheld(federation: Federation) -> Federation:
 def dealt(scored: Federation, handed: Federation, answer: object, owner: str) -> Federation:
     """The federation ``scored``, with the clients of the ``answer`` to `federate`, which was ``handed`` it `withheld`.
 
-    Raises FedbenchError for an answer that changes anything else.
+    Raises MethodFault for an answer that changes anything else.
     """
     if answer is handed:
         return scored
@@ -77,7 +77,7 @@ def dealt(scored: Federation, handed: Federation, answer: object, owner: str) ->
     assert isinstance(answer, Federation)
     for name in (field.name for field in fields(Federation) if field.name != "clients"):
         if getattr(answer, name) is not getattr(handed, name):
-            raise FedbenchError(
+            raise MethodFault(
                 f"{owner} answers the hook federate with another {name}; it may deal the training samples to other "
                 "clients alone: return federation.with_clients(...)."
             )

@@ -77,8 +77,9 @@ def execution() -> ModuleType:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data set `embedded` is the tiny one of `fedbench.testing`."""
-    for module in ("fedbench.cli.plan", "fedbench.prepare"):
+    for module in ("fedbench.loaded", "fedbench.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
+    monkeypatch.setattr("fedbench.looking.can_fork", lambda: False)  # nothing is patched in another process
 
 
 def test_a_process_of_its_own_ends_with_the_exit_code_and_all_it_has_said(tmp_path: Path) -> None:
@@ -388,7 +389,10 @@ def faked_run(
         made.append(FakeTracking(*arguments, **options))  # type: ignore[arg-type]
         return made[-1]
 
-    monkeypatch.setattr(execution.plan, "plan", lambda _, specs, __: ([SimpleNamespace(info=info(), specs=specs)], []))
+    def planned(_: object, specs: object, *__: object, **___: object) -> object:
+        return [SimpleNamespace(info=info(), specs=specs)], []
+
+    monkeypatch.setattr(execution.plan, "plan", planned)
     monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {})
     monkeypatch.setattr(execution, "Tracking", tracking)

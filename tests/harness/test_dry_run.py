@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedbench import memory
+from fedbench import looking, memory
 from fedbench.cli.app import main
 from fedbench.memory import measure, memory_of, moments, saved_bytes, step_bytes, step_bytes_on
 from fedbench.models.inputs import ImageInputs
@@ -123,8 +123,9 @@ def test_a_model_without_weights_takes_no_step() -> None:
 def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
     """`fedbench ARGUMENTS` in an empty folder, on the tiny data set; what it says."""
     monkeypatch.chdir(tmp_path)
-    for module in ("fedbench.cli.plan", "fedbench.prepare"):
+    for module in ("fedbench.loaded", "fedbench.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
+    monkeypatch.setattr("fedbench.looking.can_fork", lambda: False)  # nothing is patched in another process
 
     def call(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
@@ -149,7 +150,7 @@ def test_enlarged_images_are_told_once(
     assert fedbench("run", *larger, "--set", "backbone=convnet?resize=48").count(line) == 1
     assert "enlarged" not in fedbench("run", *larger, "--set", "backbone=convnet")
     data = replace(tiny_dataset(), shortest_side=20)
-    monkeypatch.setattr("fedbench.cli.plan.load_dataset", lambda *_, **__: data)
+    monkeypatch.setattr("fedbench.loaded.load_dataset", lambda *_, **__: data)
     assert fedbench("run", *larger, "--set", "backbone=convnet").count("of 20 px, are enlarged to 32 px") == 1
 
 
@@ -176,14 +177,13 @@ def test_a_dry_run_encodes_a_few_images_and_leaves_no_file(
 def test_rows_that_differ_in_how_data_are_dealt_are_measured_once(
     fedbench: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan = importlib.import_module("fedbench.cli.plan")
     measured: list[str] = []
 
     def counting(run: Run) -> memory.Measured:
         measured.append(run.spec.setting)
         return measure(run)
 
-    monkeypatch.setattr(plan, "measure", counting)
+    monkeypatch.setattr(looking, "measure", counting)
     (tmp_path / "grid.yaml").write_text(
         "name: grid\nscenario: {preset: label-skew, clients: 4, min_client_size: 2}\nbackbone: convnet\n"
         "training: {rounds: 1, batch_size: 8}\nrows: [{method: fedavg}]\n"

@@ -11,7 +11,6 @@ from fedbench.expand import expand
 from fedbench.resolve import Overrides
 from fedbench.store import open_store, runs_of, store_uri
 from fedbench.suite import load_suite, parse_suite
-from fedbench.testing import tiny_dataset
 
 FAILING = '''
 """Methods that fail before their first round."""
@@ -52,27 +51,29 @@ REASONS = {
     "in-federate": "SystemExit: 0",
     "in-build-model": "AttributeError: 'ModelSetup' object has no attribute 'nothing'",
 }
-SUITE = """
+DATASET = "embedded?train=80&test=40"
+SUITE = f"""
 name: planning
+dataset: "{DATASET}"
 backbone: convnet
-scenario: {preset: iid, clients: 2}
-training: {rounds: 1, batch_size: 8}
-rows: [{method: in-init}, {method: in-federate}, {method: in-build-model}, {method: fedavg}]
+scenario: {{preset: iid, clients: 2}}
+training: {{rounds: 1, batch_size: 8}}
+rows: [{{method: in-init}}, {{method: in-federate}}, {{method: in-build-model}}, {{method: fedavg}}]
 """
 
 
 @pytest.fixture
 def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
-    """`fedbench ARGUMENTS` beside plugin and suite on the tiny data set, its exit code checked: what it says."""
+    """`fedbench ARGUMENTS` beside plugin and suite, its exit code checked: what it says."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for module in ("fedbench.cli.plan", "fedbench.prepare"):
-        monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
     (tmp_path / "failing.py").write_text(FAILING)
     (tmp_path / "suite.yaml").write_text(SUITE)
 
     def call(code: int, *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["fedbench", *arguments, "--cache-dir", "cache"])
+        monkeypatch.setattr(
+            sys, "argv", ["fedbench", *arguments, *([] if "--cache-dir" in arguments else ["--cache-dir", "cache"])]
+        )
         with pytest.raises(SystemExit) as ended:
             main()
         captured = capsys.readouterr()
@@ -115,8 +116,118 @@ def test_tuning_leaves_out_the_row_whose_method_fails(fedbench: Callable[..., st
     assert "failed: in-build-model · convnet: AttributeError" in said and "1 study of" in said
 
 
+SPOILING = """
+
+import os, torch
+import fedbench.prepare
+from fedbench.defaults import default_model, local_sgd
+
+class Dtype(Bad):
+    name = "dtype"
+    def __init__(self, params):
+        torch.set_default_dtype(torch.float64)
+    @hookimpl
+    def local_train(self, task):
+        return local_sgd(task)
+
+class Mkldnn(Bad):
+    name = "mkldnn"
+    @hookimpl
+    def federate(self, federation):
+        torch.backends.mkldnn.enabled = False
+        return federation
+
+class Patches(Bad):
+    name = "patches"
+    @hookimpl
+    def federate(self, federation):
+        fedbench.prepare.build_federation = fedbench.prepare.encode = None
+        return federation
+
+class Leaves(Bad):
+    name = "leaves"
+    @hookimpl
+    def federate(self, federation):
+        os._exit(3)
+
+class InPlace(Bad):
+    name = "in-place"
+    @hookimpl
+    def build_model(self, setup):
+        with torch.no_grad():
+            next(setup.backbone.module.parameters()).mul_(2)
+        return default_model(setup)
+
+class Replaces(Bad):
+    name = "replaces"
+    @hookimpl
+    def build_model(self, setup):
+        visual = setup.backbone.module.visual
+        name, old = next(iter(visual.named_parameters()))
+        owner = visual.get_submodule(name.rpartition(".")[0])
+        setattr(owner, name.rpartition(".")[2], torch.nn.Parameter(old.detach() * 2, requires_grad=False))
+        return default_model(setup)
+
+class Answers(Bad):
+    name = "answers"
+    @hookimpl
+    def federate(self, federation):
+        return 7
+"""
+SPOILED = {
+    "dtype": "dtype · clip:embedded changes what torch.set_default_dtype sets, and features are encoded",
+    "mkldnn": "mkldnn · clip:embedded changes what torch.backends.mkldnn sets, and features are encoded",
+    "patches": "TypeError: 'NoneType' object is not callable",
+    "leaves": "its process ended with exit code 3",
+    "in-place": "in-place changes setup.backbone.module.",
+    "replaces": "replaces · clip:embedded changes the weights of the backbone in place, and features are encoded",
+    "answers": "answers answers the hook federate with an int; it must be a Federation.",
+}
+
+
+def of_fedavg(suite: str, folder: Path) -> tuple[object, dict[str, bytes]]:
+    """The metrics of FedAvg's finished run, and the files of features, in which no number may differ."""
+    client = open_store(store_uri(str(folder / "store")), create=False)
+    (run,) = [run for _, run in runs_of(client, suite) if run.data.params["method"] == "fedavg"]
+    assert run.info.status == "FINISHED"
+    files = {file.name: file.read_bytes() for file in (folder / "cache").glob("*.safetensors")}
+    return {name: value for name, value in run.data.metrics.items() if "seconds" not in name}, files
+
+
+def test_what_methods_do_to_their_process_while_planned_fails_their_own_rows_and_no_other(
+    fedbench: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "spoiling.py").write_text(FAILING.partition("class InInit")[0] + SPOILING)
+    rows = ", ".join(f"{{method: {name}}}" for name in (*SPOILED, "fedavg"))
+    text = SUITE.partition("rows:")[0].replace("convnet", "clip:embedded").replace("planning", "spoiled")
+    found = []
+    for folder, chosen, code in (("beside", (), 1), ("alone", ("--method", "fedavg"), 0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / "spoiled.yaml").write_text(f"{text}rows: [{rows}]")
+        command = ("run", "--suite", "spoiled.yaml", "--plugin", "spoiling.py", "--jobs", "1", "--retries", "0")
+        said = fedbench(code, *command, *chosen, "--store", f"{folder}/store", "--cache-dir", f"{folder}/cache")
+        found.append(of_fedavg("spoiled", tmp_path / folder))
+        for name, reason in SPOILED.items():
+            line = f"failed: {name} · clip:embedded, seed 0: {reason}"
+            assert (" ".join(line.split()) in " ".join(said.split())) == (folder == "beside"), said
+    assert found[0] == found[1]
+    # where nothing is cached yet, nor read, a dry run says the same of all who fail before
+    said = fedbench(1, *command, "--dry-run", "--method", "leaves", "--method", "answers", "--method", "fedavg")
+    for name in ("leaves", "answers"):
+        assert f"failed: {name} · clip:embedded: {SPOILED[name]}" in said
+    assert "2 of 2" in next(line for line in said.splitlines() if line.startswith("fedavg"))
+
+
+def test_data_that_cannot_be_loaded_stop_every_row(fedbench: Callable[..., str]) -> None:
+    arguments = ("run", "--suite", "suite.yaml", "--plugin", "failing.py", "--dry-run")
+    for more in ((), ("--engine", "in-process")):
+        said = fedbench(2, *arguments, *more, "--dataset", "imagefolder:missing")
+        assert "row 'in-init · convnet': " in said and "missing" in said and "Nothing was run." in said
+
+
 TWO = """
 name: two
+dataset: "embedded?train=80&test=40"
 backbone: clip:embedded
 scenario: {preset: iid, clients: 2}
 training: {rounds: 1, batch_size: 8, lr: 0.01}

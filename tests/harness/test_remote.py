@@ -83,8 +83,9 @@ def fedbench(
     """`fedbench ARGUMENTS --store SERVER` in an empty folder, on the tiny data set."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "remote.yaml").write_text(SUITE)
-    for module in ("fedbench.cli.plan", "fedbench.prepare"):
+    for module in ("fedbench.loaded", "fedbench.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
+    monkeypatch.setattr("fedbench.looking.can_fork", lambda: False)  # nothing is patched in another process
 
     def call(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["fedbench", *arguments, "--store", server])

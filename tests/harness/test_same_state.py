@@ -99,7 +99,7 @@ SPOILING = {
     "default-dtype": "torch.set_default_dtype(torch.float64)",
     "default-device": "torch.set_default_device('meta')",
     "no-grad": "torch.set_grad_enabled(False)",
-    "matmul": "torch.set_float32_matmul_precision('medium'); torch.backends.mkldnn.flags(False).__enter__()",
+    "matmul": "torch.set_float32_matmul_precision('medium'); torch.backends.mkldnn.enabled = False",
     "deterministic": "torch.use_deterministic_algorithms(True); torch.set_flush_denormal(True)",
     "reseeded": "random.seed(1); np.random.seed(1); torch.manual_seed(1); np.seterr(all='raise')",
     "environment": "os.environ.clear(); os.environ['HOME'] = '/nowhere'; os.chdir('/'); os.umask(0o777)",

@@ -44,7 +44,7 @@ FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings: Settings) -> int:
     """Run what is not in the store yet; the exit code. Bad input raises FedbenchError before anything is run."""
     uri = store_uri(request.store)
-    planned, failed = plan.plan(suite, specs, settings)
+    planned, failed = plan.plan(suite, specs, settings, in_process=request.engine == "in-process")
     # a row that has failed here fails as a run as well, which is recorded like any other
     rows = [row.specs for row in planned] + [row.specs for row in failed]
     carried = {spec.run_id for row in rows for spec in row}

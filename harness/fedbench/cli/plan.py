@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from contextlib import closing
+from dataclasses import dataclass
 
 from fedbench.added import is_added, told_of_added
 from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, say, table
 from fedbench.cli.options import Request
 from fedbench.cli.unplanned import FailedRow, RefusedRow, leave_out
-from fedbench.datasets import load_dataset
 from fedbench.errors import FedbenchError
 from fedbench.executors.cohort import MEMORY
 from fedbench.expand import expand, narrowed, single
-from fedbench.failure_text import raised_at, reason_of
 from fedbench.hookspecs import RunInfo
-from fedbench.memory import Measured, Memory, measure, memory_of
-from fedbench.prepare import Run, Settings, backbone_for, enlargement, image_size_for, prepare
-from fedbench.private import shared
+from fedbench.looking import Failed, Prepared, looks
+from fedbench.memory import Memory
+from fedbench.prepare import Settings
 from fedbench.resolve import Overrides, parse_assignment
 from fedbench.spec import RunSpec
 from fedbench.suite import Suite, load_suite, suite_names
 from fedbench.wording import counted
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fedbench.models import Backbone
-    from fedbench.types import Dataset
 
 
 @dataclass(frozen=True)
@@ -118,14 +110,21 @@ def _tuned(specs: list[RunSpec], request: Request) -> list[RunSpec]:
 
 
 def plan(
-    suite: Suite, specs: Sequence[RunSpec], settings: Settings, *, every_seed: bool = False, dry: bool = False
+    suite: Suite,
+    specs: Sequence[RunSpec],
+    settings: Settings,
+    *,
+    every_seed: bool = False,
+    dry: bool = False,
+    in_process: bool = False,
 ) -> tuple[list[PlannedRow], list[FailedRow]]:
     """Prepare the first run of every row, so that whatever is missing or does not fit shows before anything trains.
 
     With ``every_seed`` every run is a row of its own. Rows whose method raises an exception have failed. Rows that
     ``suite`` does not have are left out, and named, where their method is not for their backbone, but for another.
     It also fills the caches of data and features once, where workers would all do it at the same time. A ``dry`` plan
-    encodes no more images than it takes to tell what memory a run needs, and fills no cache of features.
+    encodes no more images than it takes to tell what memory a run needs, and fills no cache of features. Each run is
+    prepared in a process of its own, unless ``in_process``.
     """
     datasets = dict.fromkeys(spec.dataset for spec in specs)
     backbones = dict.fromkeys(spec.backbone for spec in specs)
@@ -134,95 +133,33 @@ def plan(
     out = console()
     if out.is_terminal:
         with out.status(cell(doing)):
-            found = list(_planned(suite, rows, settings, dry))
+            found = list(_planned(suite, rows, settings, dry, in_process))
     else:
         say(doing)
-        found = list(_planned(suite, rows, settings, dry))
+        found = list(_planned(suite, rows, settings, dry, in_process))
+    place = {row[0].run_id: number for number, row in enumerate(rows)}
+    found.sort(key=lambda row: place[row.specs[0].run_id])
     planned = [row for row in found if isinstance(row, PlannedRow)]
     leave_out([row for row in found if isinstance(row, RefusedRow)], [row.specs for row in planned])
     return planned, [row for row in found if isinstance(row, FailedRow)]
 
 
 def _planned(
-    suite: Suite, rows: Sequence[tuple[RunSpec, ...]], settings: Settings, dry: bool
+    suite: Suite, rows: Sequence[tuple[RunSpec, ...]], settings: Settings, dry: bool, in_process: bool
 ) -> Iterator[PlannedRow | FailedRow | RefusedRow]:
-    datasets: dict[tuple[str, int | None], Dataset] = {}
-    backbones: dict[tuple[str, ...], Backbone] = {}
-    enlarged = {""}
-    seen = _Seen()
-    for row in rows:
-        spec = row[0]
-        key = _backbone_key(spec)
-        try:
-            name, size = data = spec.dataset, image_size_for(spec)
-            if data not in datasets:
-                folders = {"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}
-                datasets[data] = load_dataset(name, **folders, image_size=size)
-            if key not in backbones:
-                backbones[key] = backbone_for(spec, datasets[data], settings)
-            if (line := enlargement(datasets[data], backbones[key])) not in enlarged:
-                enlarged.add(line)
-                say(line)
-        except FedbenchError as error:
-            raise FedbenchError(f"row {spec.title!r}: {error} Nothing was run.") from error
-        except Exception as error:
-            error.add_note(f"while preparing row {spec.title!r}; nothing was run")
-            raise
-        try:
-            run = prepare(spec, settings, dataset=datasets[data], backbone=backbones[key], encode_all=not dry)
-        except FedbenchError as error:
-            refused = RefusedRow(row, error)
-            if not is_added(suite, spec.method) or not refused.runs_elsewhere(rows):
-                raise refused.as_error() from error
-            yield refused
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a method may raise SystemExit as well
-            yield FailedRow(row, f"{reason_of(error)} ({raised_at(error)})")
-        else:
-            yield seen.row(row, run, backbones[key]) if dry else PlannedRow(row, run.info)
-
-
-def _backbone_key(spec: RunSpec) -> tuple[str, ...]:
-    """What a backbone depends on: a pretrained one on its name alone, one from scratch on seed and image size too."""
-    return (spec.backbone,) if spec.backbone.startswith("clip:") else (spec.backbone, spec.dataset, str(spec.seed))
-
-
-@dataclass
-class _Seen:
-    """What is known of rows already: those that differ in nothing that matters to their memory are measured once."""
-
-    rows: dict[str, Measured] = field(default_factory=dict)
-
-    def row(self, specs: tuple[RunSpec, ...], run: Run, backbone: Backbone) -> PlannedRow:
-        """The dry run's row of ``run``, the first of ``specs``."""
-        key = _memory_key(run)
-        if key not in self.rows:
-            self.rows[key] = measure(run)
-        memory = memory_of(run, _frozen(run, backbone), self.rows[key])
-        sent = sum(tensor.numel() for tensor in shared(run.model.weights, run.private).values())
-        return PlannedRow(specs, run.info, memory, sent)
-
-
-def _memory_key(run: Run) -> str:
-    """What a local step's memory depends on: neither on how data are dealt, nor on seeds, rates and budget.
-
-    Rows of one method are taken to be alike where their models' weights are, by name and shape: a measurement with all
-    of ViT-B/16 takes ten seconds, and a paper's suite has dozens of ablations that change the server alone.
-    """
-    spec, model = run.spec, run.model
-    alike = spec.model_dump(mode="json", exclude={"scenario", "training", "seed", "tuned", "params"})
-    of_training = spec.training.model_dump(include={"optimizer", "precision", "augment"})
-    shapes = {name: tuple(t.shape) for name, t in (*model.weights.items(), *model.buffers.items())}
-    encoders = [encoder.key for encoder in (model.encoder, *model.side_encoders.values()) if encoder is not None]
-    return repr((alike, of_training, spec.scenario.labels, run.info.classnames, shapes, encoders))
-
-
-def _frozen(run: Run, backbone: Backbone) -> list[nn.Module]:
-    """The frozen modules that a process holds for the run."""
-    encoders = [run.model.encoder, *run.model.side_encoders.values()]
-    beside = [getattr(encoder, "backbone", None) for encoder in encoders]
-    return [backbone.module, *(other.module for other in beside if other is not None)]
+    of = {row[0].run_id: row for row in rows}
+    with closing(looks([row[0] for row in rows], settings, is_dry=dry, in_process=in_process, tell=say)) as found:
+        for spec, one in found:
+            row = of[spec.run_id]
+            if isinstance(one, Prepared):
+                yield PlannedRow(row, one.info, one.memory, one.sent)
+            elif isinstance(one, Failed):
+                yield FailedRow(row, one.reason)
+            else:
+                refused = RefusedRow(row, one.text)
+                if one.is_of_loading or not is_added(suite, spec.method) or not refused.runs_elsewhere(rows):
+                    raise refused.as_error()
+                yield refused
 
 
 def rows_of(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:

@@ -98,8 +98,8 @@ def run(
     """
     from fedbench import pool
 
-    if not dry_run and engine == "processes":
-        pool.warm_up()  # workers import beside this process
+    if engine != "in-process":
+        pool.warm_up()  # the processes of rows and runs import beside this one
     from fedbench.cli import plan
     from fedbench.engines import ENGINES
     from fedbench.errors import FedbenchError, unknown_name
@@ -149,7 +149,7 @@ def run(
         raise unknown_name("executor", executor, EXECUTORS)
     settings = Settings(request.data_dir, request.cache_dir, request.plugin_files, executor=executor)
     if dry_run:
-        planned, failed = plan.plan(chosen, specs, settings, dry=True)
+        planned, failed = plan.plan(chosen, specs, settings, dry=True, in_process=engine == "in-process")
         # imports MLflow, which no wrong input should wait for
         from fedbench.cli.stored import show_stored
 

@@ -82,6 +82,9 @@ def tune(
     Searches the learning rate and what each method declares. The test split is never seen. Stopped or killed, the same
     command goes on; several at once share the work. fedbench run --tuned NAME then runs the best values.
     """
+    from fedbench import pool
+
+    pool.warm_up()  # the processes of rows and trials import beside this one
     from fedbench.cli import plan, tuning
     from fedbench.engine import default_workers
     from fedbench.prepare import Settings

@@ -23,7 +23,7 @@ class RefusedRow:
     """The runs of a row that can't be prepared as they are."""
 
     specs: tuple[RunSpec, ...]
-    error: FedbenchError
+    reason: str
 
     def runs_elsewhere(self, rows: Sequence[tuple[RunSpec, ...]]) -> bool:
         """Whether one of ``rows`` is of the same method and setting on another backbone."""
@@ -35,7 +35,7 @@ class RefusedRow:
 
     def as_error(self) -> FedbenchError:
         """What stops the command."""
-        return FedbenchError(f"row {self.specs[0].title!r}: {self.error} Nothing was run.")
+        return FedbenchError(f"row {self.specs[0].title!r}: {self.reason} Nothing was run.")
 
 
 def leave_out(refused: Sequence[RefusedRow], planned: Sequence[tuple[RunSpec, ...]]) -> None:
@@ -45,5 +45,5 @@ def leave_out(refused: Sequence[RefusedRow], planned: Sequence[tuple[RunSpec, ..
     """
     for row in refused:
         if not row.runs_elsewhere(planned):
-            raise row.as_error() from row.error
-        say(f"{row.specs[0].title} is left out: {row.error}")
+            raise row.as_error()
+        say(f"{row.specs[0].title} is left out: {row.reason}")

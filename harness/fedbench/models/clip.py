@@ -43,6 +43,15 @@ def class_vectors(features: Tensor, num_classes: int) -> Tensor:
     return normalize(by_template.mean(dim=0), dim=-1)
 
 
+def digest_of_weights(module: nn.Module) -> str:
+    """sha256 over all weights as they are now, by name, shape and value."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().flatten().numpy().data)
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class ClipBackbone:
     """A pretrained open_clip model: in eval mode, float32, without gradients.
@@ -89,11 +98,7 @@ class ClipBackbone:
     @cached_property
     def weights_hash(self) -> str:
         """sha256 over all weights, by name, shape and value; computed on first use."""
-        digest = hashlib.sha256()
-        for name, value in sorted(self.module.state_dict().items()):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().flatten().numpy().data)
-        return digest.hexdigest()
+        return digest_of_weights(self.module)
 
     @torch.no_grad()
     def encode_images(self, pixels: Tensor) -> Tensor:
