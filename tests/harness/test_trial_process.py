@@ -249,7 +249,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the process table of Linux")
-@pytest.mark.parametrize("ending", ["by itself", "killed"])
+@pytest.mark.parametrize("ending", [pytest.param("by itself", marks=pytest.mark.slow), "killed"])
 def test_processes_of_trials_end_with_their_worker_and_workers_with_their_parent(
     tmp_path: Path, settings: Settings, ending: str
 ) -> None:
