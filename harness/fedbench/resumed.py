@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedbench.assemble import plugins_everywhere
-from fedbench.state import load_state
+from fedbench.plugins.assembly import plugins_everywhere
+from fedbench.rounds.state import load_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 
 if __name__ == "__main__":

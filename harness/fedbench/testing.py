@@ -24,24 +24,24 @@ from unittest.mock import patch
 
 import torch
 
-from fedbench.assemble import PLUGIN_FILES, assemble, find_method
-from fedbench.declaration import HOOK_NAMES
-from fedbench.errors import FedbenchError
-from fedbench.executors import ExecutorName
-from fedbench.hookspecs import STEPS
-from fedbench.hyper import declared
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import STEPS
+from fedbench.core.hyper import declared
+from fedbench.core.randomness import torch_generator
+from fedbench.core.scenario import Scenario
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import Dataset, Split, TensorImages
 from fedbench.models import load_backbone
-from fedbench.prepare import Run, Settings, prepare, required_by
-from fedbench.private import shared
-from fedbench.randomness import torch_generator
-from fedbench.resolve import Cell, Overrides, resolve
-from fedbench.rounds import evaluate, rounds
-from fedbench.scenarios.scenario import Scenario
-from fedbench.spec import RunSpec, Training
-from fedbench.state import RunState, save_state
-from fedbench.suite import Row, Suite
-from fedbench.types import Dataset, Split, TensorImages
-from fedbench.watch import contents, watched
+from fedbench.plugins.assembly import PLUGIN_FILES, assemble, find_method
+from fedbench.plugins.declaration import HOOK_NAMES
+from fedbench.plugins.watch import contents, watched
+from fedbench.rounds.executors import ExecutorName
+from fedbench.rounds.loop import evaluate, rounds
+from fedbench.rounds.private import shared
+from fedbench.rounds.state import RunState, save_state
+from fedbench.runs.prepare import Run, Settings, prepare, required_by
+from fedbench.suites.resolve import Cell, Overrides, resolve
+from fedbench.suites.suite import Row, Suite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -164,7 +164,7 @@ def check_training(name: str) -> None:
     before = {k: v.clone() for k, v in backbone.module.state_dict().items()}
     generator = torch.get_rng_state()
     # without the harness's own seeding, which puts them back
-    with patch("fedbench.rounds.global_generators", lambda *_: nullcontext()):
+    with patch("fedbench.rounds.loop.global_generators", lambda *_: nullcontext()):
         state = final_state(run)
     metrics, predictions = evaluate(run, state)
     shared_weights = shared(state.weights, run.private)

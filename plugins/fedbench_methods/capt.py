@@ -38,19 +38,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedbench import clustering as grouping
-from fedbench.bandit import Pace, mean_loss
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import AggregationTask, BroadcastTask, LocalStep, ModelSetup, StartTask, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, BroadcastTask, LocalStep, ModelSetup, StartTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import Broadcast, LabelledBatch, Model, Tensors
 from fedbench.models.heads import require_clip, scaled_logits
-from fedbench.models.prompted_clip import PromptedClip, coupling, prompted_clip
-from fedbench.models.prompts import INITS, Init, initial_context
-from fedbench.models.visual_prompts import require_vision_transformer
-from fedbench.randomness import torch_generator
-from fedbench.spec import RunSpec
-from fedbench.types import Broadcast, LabelledBatch, Model, Tensors
+from fedbench.models.prompts.context import INITS, Init, initial_context
+from fedbench.models.prompts.image_tokens import require_vision_transformer
+from fedbench.models.prompts.prompted_clip import PromptedClip, coupling, prompted_clip
+from fedbench.toolkit import clustering as grouping
+from fedbench.toolkit.bandit import Pace, mean_loss
+from fedbench.toolkit.fedavg import average
 
 ARMS = tuple(product((1, 2, 3), (1, 2, 5)))
 BLOCKS = {"general": ("prompt.general",), "class": ("prompt.class",), "both": ("prompt.general", "prompt.class")}

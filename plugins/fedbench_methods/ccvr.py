@@ -32,17 +32,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.class_gaussians import class_report, drawn, pooled_by_class, shrunk
-from fedbench.class_statistics import client_features, visible_labels
-from fedbench.defaults import largest_logit
-from fedbench.errors import FedbenchError
-from fedbench.federated_features import fresh_head, largest_logit_with_head, required_head, retrained
-from fedbench.hookspecs import ClientTask, EvaluationTask, ReportedTask, StartTask, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ClientTask, EvaluationTask, ReportedTask, StartTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import LinearHead, Model, Outputs, Predictions, Tensors
 from fedbench.models.heads import scaled_logits
-from fedbench.randomness import torch_generator
-from fedbench.spec import RunSpec
-from fedbench.types import LinearHead, Model, Outputs, Predictions, Tensors
+from fedbench.toolkit.fedavg import largest_logit
+from fedbench.toolkit.federated_features import fresh_head, largest_logit_with_head, required_head, retrained
+from fedbench.toolkit.gaussians import class_report, drawn, pooled_by_class, shrunk
+from fedbench.toolkit.prototypes import client_features, visible_labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.hookspecs import hookimpl
-from fedbench.spec import RunSpec
-from fedbench.types import ClientShard, Federation
+from fedbench.core.hooks import hookimpl
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import ClientShard, Federation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,16 +29,16 @@ from open_clip.transformer import Transformer
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from fedbench.defaults import average, cross_entropy, participant_shares
-from fedbench.hookspecs import AggregationTask, LocalStep, ModelSetup, hookimpl
-from fedbench.hyper import hyper
-from fedbench.models.clip import class_vectors, fill_templates
+from fedbench.core.hooks import AggregationTask, LocalStep, ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Model, Outputs, Tensors
+from fedbench.models.clip.backbone import class_vectors, fill_templates
+from fedbench.models.clip.transformer_blocks import Added
 from fedbench.models.heads import TextOutputs, require_clip, scaled_logits
-from fedbench.models.prompts import fixed_texts
-from fedbench.models.transformer_blocks import Added
-from fedbench.models.visual_prompts import encode_with_tokens, require_vision_transformer
-from fedbench.randomness import torch_generator
-from fedbench.types import Model, Outputs, Tensors
+from fedbench.models.prompts.context import fixed_texts
+from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
+from fedbench.toolkit.fedavg import average, cross_entropy, participant_shares
 
 NOISE = "lora.noise"
 """The seed of a step's dropout, among the tensors of a training pass."""

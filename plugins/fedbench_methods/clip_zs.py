@@ -16,9 +16,9 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedbench.hookspecs import ModelSetup, hookimpl
+from fedbench.core.hooks import ModelSetup, hookimpl
+from fedbench.core.types import Model, Outputs
 from fedbench.models.heads import require_clip, scaled_logits
-from fedbench.types import Model, Outputs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,13 +29,13 @@ from torch import Tensor
 from torch.nn.functional import linear, normalize, relu
 from torch.utils.checkpoint import checkpoint
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import ModelSetup, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Model, Outputs
 from fedbench.models.heads import linear_layer, require_clip
-from fedbench.models.prompts import INITS, Init, initial_context, prompt_tower
-from fedbench.randomness import torch_generator
-from fedbench.types import Model, Outputs
+from fedbench.models.prompts.context import INITS, Init, initial_context, prompt_tower
 
 SEQUENCES = 1024
 """Texts encoded at once, though never less than one image's: of each, ViT-B/16 keeps 1.4 MB for the gradient."""

@@ -18,10 +18,10 @@ with it, lr_feature C times as large). Eq. 10 goes on from φ̂^t (`head_start=w
 global head (`global`), the code from a new head each round (default); φ̂^1 is the model's own first head, in the code
 another random one. Algorithm 1 reads as gradients of the updated extractor, the code takes the received one (default).
 The code re-trains for 300 epochs at lr 0.01, here it is 30 at 0.1; what that costs stands with the defaults in
-`fedbench.federated_features`. The code's augmentation reseeds torch from the clock; here all draws follow the run's
-seed. Features of a class that no client of the round owns stay as they are; until it is first seen they are noise,
-which re-training includes, as in the code. Privacy: clients send which classes they own, and the gradient of a single
-sample gives its feature away.
+`fedbench.toolkit.federated_features`. The code's augmentation reseeds torch from the clock; here all draws follow the
+run's seed. Features of a class that no client of the round owns stay as they are; until it is first seen they are
+noise, which re-training includes, as in the code. Privacy: clients send which classes they own, and the gradient of a
+single sample gives its feature away.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.federated_features import FeatureParams, FederatedFeatures, GradientForm, HeadStart
-from fedbench.hookspecs import AggregationTask, hookimpl
-from fedbench.hyper import hyper
-from fedbench.retrained_head import RetrainedHead
-from fedbench.types import Tensors
+from fedbench.core.hooks import AggregationTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import Tensors
+from fedbench.toolkit.federated_features import FeatureParams, FederatedFeatures, GradientForm, HeadStart
+from fedbench.toolkit.retrained_head import RetrainedHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class CReFFParams(FeatureParams):
 
 
 class CReFF(RetrainedHead):
-    """Re-trains the head on federated features; the work is in `fedbench.federated_features`."""
+    """Re-trains the head on federated features; the work is in `fedbench.toolkit.federated_features`."""
 
     name: ClassVar[str] = "creff"
     citation: ClassVar[str] = "Shang et al., Classifier Re-Training with Federated Features, IJCAI 2022"

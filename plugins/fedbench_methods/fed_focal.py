@@ -23,10 +23,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import LocalStep, hookimpl
-from fedbench.hyper import hyper
-from fedbench.types import LabelledBatch
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import LocalStep, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import LabelledBatch
 
 SMALLEST = 1e-12
 """Of 1 − p, whose power below one would else have an infinite derivative where p rounds to one."""

@@ -40,13 +40,13 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError
-from fedbench.federated_features import required_head
-from fedbench.hookspecs import AggregationTask, BroadcastTask, LocalStep, StartTask, hookimpl
-from fedbench.hyper import hyper
-from fedbench.randomness import torch_generator
-from fedbench.types import Broadcast, LabelledBatch, Tensors
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, BroadcastTask, LocalStep, StartTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Broadcast, LabelledBatch, Tensors
+from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.federated_features import required_head
 
 TAIL_FROM = 0.95
 """The share of all samples, by DPA's estimate, that larger classes have together before the tail begins."""

@@ -26,10 +26,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import average
-from fedbench.hookspecs import AggregationTask, hookimpl
-from fedbench.hyper import hyper
-from fedbench.types import Tensors
+from fedbench.core.hooks import AggregationTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import Tensors
+from fedbench.toolkit.fedavg import average
 
 Form = Literal["accumulating", "ema", "nesterov"]
 

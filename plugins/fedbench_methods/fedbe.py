@@ -33,13 +33,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import mean_model, participant_shares, weighted_mean
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import AggregationTask, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import numpy_generator, torch_generator
+from fedbench.core.types import GlobalModel, Tensors
 from fedbench.models.inputs import InputSource
-from fedbench.randomness import numpy_generator, torch_generator
-from fedbench.server_training import (
+from fedbench.toolkit.fedavg import mean_model, participant_shares, weighted_mean
+from fedbench.toolkit.server_training import (
     Course,
     client_models,
     divergence_gradient,
@@ -48,7 +49,6 @@ from fedbench.server_training import (
     server_batches,
     trained_copy,
 )
-from fedbench.types import GlobalModel, Tensors
 
 TeacherMix = Literal["gaussian", "gaussian_paper", "dirichlet"]
 

@@ -29,11 +29,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import largest_logit, mean_model, predicted_classes, weighted_mean
-from fedbench.hookspecs import AggregationTask, EvaluationTask, hookimpl
-from fedbench.hyper import hyper
-from fedbench.spec import RunSpec
-from fedbench.types import GlobalModel, Model, Predictions, Tensors
+from fedbench.core.hooks import AggregationTask, EvaluationTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import GlobalModel, Model, Predictions, Tensors
+from fedbench.toolkit.fedavg import largest_logit, mean_model, predicted_classes, weighted_mean
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,14 +33,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import LocalStep, ModelSetup, hookimpl
-from fedbench.hyper import hyper
-from fedbench.models.clip import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import LocalStep, ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import LabelledBatch, Model, Outputs, Tensors
+from fedbench.models.clip.backbone import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
 from fedbench.models.heads import require_clip
 from fedbench.models.per_thread import per_thread
-from fedbench.randomness import torch_generator
-from fedbench.types import LabelledBatch, Model, Outputs, Tensors
 
 IMAGE, TEXT = "adapter.", "adapter.text."
 """Where the names of the adapters' weights begin."""

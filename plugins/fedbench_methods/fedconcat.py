@@ -34,18 +34,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.clustering import class_shares, cluster_rows
-from fedbench.defaults import (
-    average,
-    average_buffers,
-    cross_entropy,
-    participant_shares,
-    predicted_classes,
-    weighted_mean,
-)
-from fedbench.errors import FedbenchError
-from fedbench.federated_features import fresh_head, required_head
-from fedbench.hookspecs import (
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import (
     AggregationTask,
     BroadcastTask,
     EvaluationTask,
@@ -54,11 +44,21 @@ from fedbench.hookspecs import (
     StartTask,
     hookimpl,
 )
-from fedbench.hyper import hyper
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.spec import Training
+from fedbench.core.types import Broadcast, Model, Outputs, Predictions, Tensors
 from fedbench.models.heads import default_model, scaled_logits
-from fedbench.randomness import torch_generator
-from fedbench.spec import Training
-from fedbench.types import Broadcast, Model, Outputs, Predictions, Tensors
+from fedbench.toolkit.clustering import class_shares, cluster_rows
+from fedbench.toolkit.fedavg import (
+    average,
+    average_buffers,
+    cross_entropy,
+    participant_shares,
+    predicted_classes,
+    weighted_mean,
+)
+from fedbench.toolkit.federated_features import fresh_head, required_head
 
 WEIGHT, BIAS = "wide.weight", "wide.bias"
 ENCODER, HEAD = "encoder/", "head/"

@@ -32,12 +32,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import mean_model
-from fedbench.hookspecs import AggregationTask, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.hooks import AggregationTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import GlobalModel
 from fedbench.models.inputs import InputSource
-from fedbench.randomness import torch_generator
-from fedbench.server_training import (
+from fedbench.toolkit.fedavg import mean_model
+from fedbench.toolkit.server_training import (
     Course,
     client_models,
     divergence_gradient,
@@ -46,7 +47,6 @@ from fedbench.server_training import (
     server_batches,
     trained_copy,
 )
-from fedbench.types import GlobalModel
 
 Scheme = Literal["avg_logits", "avg_probs", "avg_losses"]
 

@@ -17,7 +17,7 @@ Paper against released code: there S is one variance over clients and channels, 
 average over clients, as here. Until S is known, G is 1. The code divides variances by n - 1; here it is n, so that a
 batch of one, a map of one pixel and a cohort of one have the variance 0 rather than none. As in the code, 1e-6 is added
 to every variance, gradients pass through V, and blocks end behind their pooling (also the fifth of AlexNet; for other
-networks see `fedbench.models.nets`). The code keeps a client's optimiser for the whole run; here it is rebuilt.
+networks see `fedbench.models.cnn.nets`). The code keeps a client's optimiser for the whole run; here it is rebuilt.
 `weighting` is of weights and running statistics alike, whatever the run's: with p = 0 it is FedAvg in a run with
 weighting=uniform, bit for bit, batch-norm included.
 Cost: beside the weights, 4 c floats a block are sent down and 2 c up.
@@ -33,14 +33,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import cross_entropy, mean_model
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import AggregationTask, BroadcastTask, LocalStep, ModelSetup, StartTask, hookimpl
-from fedbench.hyper import hyper
-from fedbench.models.blocks import block_channels, with_changed_blocks
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, BroadcastTask, LocalStep, ModelSetup, StartTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Broadcast, GlobalModel, Model, Tensors
+from fedbench.models.cnn.block_ends import block_channels, with_changed_blocks
 from fedbench.models.heads import full_model
-from fedbench.randomness import torch_generator
-from fedbench.types import Broadcast, GlobalModel, Model, Tensors
+from fedbench.toolkit.fedavg import cross_entropy, mean_model
 
 EPSILON = 1e-6
 STATISTICS = ("mean", "std")

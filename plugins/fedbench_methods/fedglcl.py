@@ -37,14 +37,14 @@ from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TE
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import LocalStep, ModelSetup, hookimpl
-from fedbench.hyper import hyper
-from fedbench.models.embedding import ProjectorShape, embedding_model
-from fedbench.models.text import class_text, encoder_hashes
-from fedbench.models.text_tower import text_tower
-from fedbench.randomness import torch_generator
-from fedbench.types import LabelledBatch, Model
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import LocalStep, ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import LabelledBatch, Model
+from fedbench.models.text.classifier import ProjectorShape, embedding_model
+from fedbench.models.text.tower import text_tower
+from fedbench.models.text.vectors import class_text, encoder_hashes
 
 IN_THE_SCENE = (
     "a {} in the scene.",

@@ -25,10 +25,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import LocalStep, hookimpl
-from fedbench.hyper import hyper
-from fedbench.types import LabelledBatch
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import LocalStep, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import LabelledBatch
 
 FEWEST = 1e-8
 """What stands for n_c where a client has no sample of class c."""

@@ -36,15 +36,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.defaults import EVALUATION_BATCH, predicted_classes
-from fedbench.errors import FedbenchError
-from fedbench.federated_features import fresh_head, required_head
-from fedbench.hookspecs import EvaluationTask, LocalStep, ModelSetup, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import EvaluationTask, LocalStep, ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import LabelledBatch, Model, Predictions, Tensors
 from fedbench.models.heads import default_model, scaled_logits
-from fedbench.randomness import torch_generator
-from fedbench.spec import RunSpec
-from fedbench.types import LabelledBatch, Model, Predictions, Tensors
+from fedbench.toolkit.fedavg import EVALUATION_BATCH, predicted_classes
+from fedbench.toolkit.federated_features import fresh_head, required_head
 
 WEIGHT, BIAS = "local.weight", "local.bias"
 FIXED, FIXED_BIAS = "etf.weight", "etf.bias"

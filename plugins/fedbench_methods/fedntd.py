@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import LocalStep, hookimpl
-from fedbench.hyper import hyper
-from fedbench.types import LabelledBatch
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import LocalStep, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import LabelledBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,15 +33,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.defaults import personal_predictions
-from fedbench.errors import Unworkable
-from fedbench.hookspecs import EvaluationTask, ModelSetup, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.errors import Unworkable
+from fedbench.core.hooks import EvaluationTask, ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import Model, Outputs, Predictions
+from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.heads import require_clip
-from fedbench.models.patches import ClipPatchEncoder
-from fedbench.models.prompts import initial_context, prompt_tower, random_context
-from fedbench.spec import RunSpec
-from fedbench.types import Model, Outputs, Predictions
+from fedbench.models.prompts.context import initial_context, prompt_tower, random_context
+from fedbench.toolkit.fedavg import personal_predictions
 
 GLOBAL, LOCAL = "prompt.global", "prompt.local"
 ENTRIES = 2**23

@@ -39,10 +39,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedbench.class_statistics import client_features, mean_over_holders, nearest_class, sent_means, spread
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import (
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import (
     AggregationTask,
     BroadcastTask,
     ClientTask,
@@ -51,12 +49,14 @@ from fedbench.hookspecs import (
     ModelSetup,
     hookimpl,
 )
-from fedbench.hyper import hyper
-from fedbench.models.cnn import as_function, default_generator_from
-from fedbench.models.embedding import UnitLength
+from fedbench.core.hyper import hyper
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import Broadcast, LabelledBatch, Model, Outputs, Predictions, Tensors, Update
+from fedbench.models.cnn.backbone import as_function, default_generator_from
 from fedbench.models.heads import require_clip
-from fedbench.spec import RunSpec
-from fedbench.types import Broadcast, LabelledBatch, Model, Outputs, Predictions, Tensors, Update
+from fedbench.models.text.classifier import UnitLength
+from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.prototypes import client_features, mean_over_holders, nearest_class, sent_means, spread
 
 
 @dataclass(frozen=True, kw_only=True)

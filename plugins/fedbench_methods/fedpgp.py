@@ -33,14 +33,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from fedbench.defaults import personal_predictions
-from fedbench.hookspecs import EvaluationTask, LocalStep, ModelSetup, hookimpl
-from fedbench.hyper import hyper
-from fedbench.models.clip import encode_tokens
+from fedbench.core.hooks import EvaluationTask, LocalStep, ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import Model, Outputs, Predictions
+from fedbench.models.clip.backbone import encode_tokens
 from fedbench.models.heads import TextOutputs, require_clip, scaled_logits
-from fedbench.models.prompts import PromptTower, initial_context, prompt_tower, random_context
-from fedbench.spec import RunSpec
-from fedbench.types import Model, Outputs, Predictions
+from fedbench.models.prompts.context import PromptTower, initial_context, prompt_tower, random_context
+from fedbench.toolkit.fedavg import personal_predictions
 
 SHARED, LEFT, RIGHT = "prompt.global", "prompt.U", "prompt.V"
 ANCHOR = "anchor"

@@ -34,13 +34,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.class_statistics import client_features, mean_over_holders, nearest_class, sent_means, spread
-from fedbench.defaults import average, largest_logit, predicted_classes
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, hookimpl
-from fedbench.hyper import hyper
-from fedbench.spec import RunSpec
-from fedbench.types import Broadcast, LabelledBatch, Model, Predictions, Tensors, Update
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import Broadcast, LabelledBatch, Model, Predictions, Tensors, Update
+from fedbench.toolkit.fedavg import average, largest_logit, predicted_classes
+from fedbench.toolkit.prototypes import client_features, mean_over_holders, nearest_class, sent_means, spread
 
 
 @dataclass(frozen=True, kw_only=True)

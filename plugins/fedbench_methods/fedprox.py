@@ -18,10 +18,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.hookspecs import LocalStep, hookimpl
-from fedbench.hyper import hyper
-from fedbench.proximal import proximal_term, squared_distance
-from fedbench.types import Tensors
+from fedbench.core.hooks import LocalStep, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import Tensors
+from fedbench.toolkit.losses import proximal_term, squared_distance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,14 +33,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
-from fedbench.defaults import cross_entropy
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import LocalStep, ModelSetup, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import LocalStep, ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import LabelledBatch, Model, Tensors
 from fedbench.models.heads import linear_layer, require_clip, text_classifier
-from fedbench.models.prompts import prompt_tower, random_context
-from fedbench.randomness import torch_generator
-from fedbench.types import LabelledBatch, Model, Tensors
+from fedbench.models.prompts.context import prompt_tower, random_context
+from fedbench.toolkit.fedavg import cross_entropy
 
 HEADS = 4
 WIDENING = 4

@@ -37,14 +37,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import AggregationTask, LocalStep, ModelSetup, hookimpl
-from fedbench.hyper import hyper
-from fedbench.models.clip import fill_templates
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, LocalStep, ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Model, Tensors
+from fedbench.models.clip.backbone import fill_templates
 from fedbench.models.heads import head_on_features, require_clip, scaled_logits
-from fedbench.randomness import torch_generator
-from fedbench.types import Model, Tensors
+from fedbench.toolkit.fedavg import average
 
 
 @dataclass(frozen=True, kw_only=True)

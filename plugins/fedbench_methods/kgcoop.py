@@ -27,11 +27,11 @@ from typing import ClassVar, Literal, cast
 
 from torch import Tensor
 
-from fedbench.hookspecs import LocalStep, ModelSetup, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.hooks import LocalStep, ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import Model
 from fedbench.models.heads import TextOutputs, require_clip, text_classifier
-from fedbench.models.prompts import INITS, Init, initial_context, prompt_tower
-from fedbench.types import Model
+from fedbench.models.prompts.context import INITS, Init, initial_context, prompt_tower
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,15 +26,15 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import ModelSetup, hookimpl
-from fedbench.hyper import hyper
-from fedbench.models.clip import ClipBackbone
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Model, Outputs, Tensors
+from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.heads import TextOutputs, linear_layer, require_clip, scaled_logits
-from fedbench.models.prompts import INITS, Init, prompt_tower, random_context, word_context
-from fedbench.models.visual_prompts import encode_with_tokens, require_vision_transformer
-from fedbench.randomness import torch_generator
-from fedbench.types import Model, Outputs, Tensors
+from fedbench.models.prompts.context import INITS, Init, prompt_tower, random_context, word_context
+from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 
 log = logging.getLogger(__name__)
 

@@ -28,11 +28,11 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import ClientTask, LocalStep, hookimpl
-from fedbench.hyper import hyper
-from fedbench.models.embedding import unit
-from fedbench.types import Tensors, Update
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ClientTask, LocalStep, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import Tensors, Update
+from fedbench.models.text.classifier import unit
 
 WEIGHTS, BUFFERS = "weights/", "buffers/"
 

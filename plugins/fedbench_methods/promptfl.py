@@ -20,11 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.hookspecs import ModelSetup, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.hooks import ModelSetup, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import Model
 from fedbench.models.heads import require_clip, text_classifier
-from fedbench.models.prompts import INITS, POSITIONS, Init, Position, initial_context, prompt_tower
-from fedbench.types import Model
+from fedbench.models.prompts.context import INITS, POSITIONS, Init, Position, initial_context, prompt_tower
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,16 +35,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import average, cross_entropy
-from fedbench.errors import FedbenchError
-from fedbench.federated_features import class_gradients
-from fedbench.hookspecs import AggregationTask, BroadcastTask, LocalStep, hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, BroadcastTask, LocalStep, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Broadcast, GlobalModel, LabelledBatch, LinearHead, Model, Tensors
 from fedbench.models.inputs import InputSource
-from fedbench.randomness import torch_generator
-from fedbench.server_training import Course, granted, trained_copy
-from fedbench.training import batch_table, build_optimiser
-from fedbench.types import Broadcast, GlobalModel, LabelledBatch, LinearHead, Model, Tensors
+from fedbench.toolkit.fedavg import average, cross_entropy
+from fedbench.toolkit.federated_features import class_gradients
+from fedbench.toolkit.local_training import batch_table, build_optimiser
+from fedbench.toolkit.server_training import Course, granted, trained_copy
 
 CLASS_WEIGHTS = "class_weights"
 REACHED = 0.8

@@ -37,11 +37,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.class_statistics import class_means, client_features, mean_over_holders, spread, visible_labels
-from fedbench.defaults import average, largest_logit, participant_shares, weighted_mean
-from fedbench.errors import FedbenchError
-from fedbench.federated_features import largest_logit_with_head, required_head, retrained
-from fedbench.hookspecs import (
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import (
     AggregationTask,
     BroadcastTask,
     ClientTask,
@@ -51,10 +48,13 @@ from fedbench.hookspecs import (
     StartTask,
     hookimpl,
 )
-from fedbench.hyper import hyper
-from fedbench.models.embedding import unit
-from fedbench.spec import RunSpec
-from fedbench.types import Broadcast, LabelledBatch, Predictions, Tensors, Update
+from fedbench.core.hyper import hyper
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import Broadcast, LabelledBatch, Predictions, Tensors, Update
+from fedbench.models.text.classifier import unit
+from fedbench.toolkit.fedavg import average, largest_logit, participant_shares, weighted_mean
+from fedbench.toolkit.federated_features import largest_logit_with_head, required_head, retrained
+from fedbench.toolkit.prototypes import class_means, client_features, mean_over_holders, spread, visible_labels
 
 SENT_DOWN = ("prototypes", "prior", "directions")
 """What the server keeps of a survey until the round ends, and sends to the cohort."""

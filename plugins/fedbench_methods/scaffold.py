@@ -9,8 +9,8 @@ N counts all clients, m the cohort: so c stays the mean of all c_k, whoever take
 
 The correction c − c_k is the gradient of ⟨w − x, c − c_k⟩, which is added to the loss: zero where a round begins. So it
 passes through the momentum ρ, and Option II divides by η a(K) instead of η K, a(K) the weight of all gradients in the
-change (`fedbench.local_steps`; K itself without momentum, 4.1 times K at K = 10 and ρ = 0.9). The recorded training
-loss includes this term, which can be negative: it cannot be compared with that of other methods.
+change (`fedbench.toolkit.local_steps`; K itself without momentum, 4.1 times K at K = 10 and ρ = 0.9). The recorded
+training loss includes this term, which can be negative: it cannot be compared with that of other methods.
 
 Answers: start (refuses other optimisers than SGD), broadcast (c), loss_terms, after_training (keeps c_k⁺, sends its
 change), aggregate. Stacks with methods that change the local loss or the model only; what they add is part of g_k, and
@@ -35,12 +35,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.defaults import average
-from fedbench.hookspecs import AggregationTask, BroadcastTask, ClientTask, LocalStep, StartTask, hookimpl
-from fedbench.hyper import hyper
-from fedbench.local_steps import gradient_weight, local_steps, rates_by_name, require_sgd
-from fedbench.training import batch_at, batch_table, step_loss
-from fedbench.types import Broadcast, Tensors, Update
+from fedbench.core.hooks import AggregationTask, BroadcastTask, ClientTask, LocalStep, StartTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import Broadcast, Tensors, Update
+from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.local_steps import gradient_weight, local_steps, rates_by_name, require_sgd
+from fedbench.toolkit.local_training import batch_at, batch_table, step_loss
 
 CONTROL = "control/"
 

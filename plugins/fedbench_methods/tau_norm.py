@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fedbench.defaults import largest_logit
-from fedbench.federated_features import required_head
-from fedbench.hookspecs import EvaluationTask, hookimpl
-from fedbench.hyper import hyper
-from fedbench.types import Predictions
+from fedbench.core.hooks import EvaluationTask, hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.types import Predictions
+from fedbench.toolkit.fedavg import largest_logit
+from fedbench.toolkit.federated_features import required_head
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 import torch
 
 from fedbench.models import load_backbone
-from fedbench.models.cnn import cnn_model
+from fedbench.models.cnn.backbone import cnn_model
 
 
 def step_seconds(weights, buffers, forward, images, labels, half=False, steps=10):

@@ -15,7 +15,7 @@ import open_clip
 import torch
 
 from fedbench.models import load_backbone
-from fedbench.models.visual_prompts import encode_with_tokens
+from fedbench.models.prompts.image_tokens import encode_with_tokens
 
 
 def by_open_clip(visual, images, tokens):

@@ -13,9 +13,9 @@ import time
 
 import torch
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Dataset, Split, TensorImages
 from fedbench.scenarios import Scenario, build_federation
-from fedbench.types import Dataset, Split, TensorImages
 
 SAMPLES, CLIENTS, CLASSES = 1_000_000, 100_000, 100
 SCENARIOS = {

@@ -15,8 +15,8 @@ import open_clip
 import torch
 
 from fedbench.models import load_backbone
-from fedbench.models.clip import ClipBackbone
-from fedbench.models.prompts import POSITIONS, prompt_tower, random_context
+from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.prompts.context import POSITIONS, prompt_tower, random_context
 
 NAMES = ("airplane", "bird", "boat", "car", "cat", "chair", "dog", "flower", "house", "tree")
 KINDS = ("red", "old", "tall", "wet", "small", "dark", "open", "flat", "loud", "plain")

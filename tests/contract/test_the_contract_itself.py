@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedbench import testing
-from fedbench.assemble import plugins_everywhere
 from fedbench.cli.app import app
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.plugins.assembly import plugins_everywhere
 
 HEAD = '''
 """A faulty method.
@@ -18,8 +18,8 @@ A line.
 A line.
 """
 from dataclasses import dataclass
-from fedbench.hookspecs import hookimpl
-from fedbench.defaults import average, local_sgd
+from fedbench.core.hooks import hookimpl
+from fedbench.toolkit.fedavg import average, local_sgd
 import torch
 
 @dataclass(frozen=True, kw_only=True)

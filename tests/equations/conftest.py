@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.assemble import assemble
-from fedbench.hookspecs import ClientTask, LocalStep
+from fedbench.core.hooks import ClientTask, LocalStep
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import LabelledBatch, Model, Outputs, Tensors, UnlabelledBatch, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.spec import RunSpec, Training
-from fedbench.types import LabelledBatch, Model, Outputs, Tensors, UnlabelledBatch, Update
+from fedbench.plugins.assembly import assemble
 
 
 def linear(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:

@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from fedbench.bandit import Pace, choose, mean_loss, reward, updated
-from fedbench.clustering import complementary_clients, head_and_tail
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import AggregationTask, BroadcastTask, StartTask
-from fedbench.models.prompted_clip import coupling
-from fedbench.models.prompts import prompt_tower, random_context
-from fedbench.models.visual_prompts import encode_with_tokens
-from fedbench.randomness import torch_generator
-from fedbench.rounds import broadcast, client_task, rounds, start
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, BroadcastTask, StartTask
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import ClientReport, Model, Update
+from fedbench.models.prompts.context import prompt_tower, random_context
+from fedbench.models.prompts.image_tokens import encode_with_tokens
+from fedbench.models.prompts.prompted_clip import coupling
+from fedbench.rounds.loop import broadcast, client_task, rounds, start
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.training import batch_table
-from fedbench.types import ClientReport, Model, Update
+from fedbench.toolkit.bandit import Pace, choose, mean_loss, reward, updated
+from fedbench.toolkit.clustering import complementary_clients, head_and_tail
+from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.capt import ARMS, CAPT, CaptParams, class_aware_loss
 
 NAMES = tiny_dataset().classnames

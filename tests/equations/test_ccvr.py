@@ -7,7 +7,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fedbench_methods.ccvr as ccvr
-from fedbench.class_gaussians import (
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ReportedTask
+from fedbench.core.types import LinearHead, Model, Outputs
+from fedbench.models.heads import scaled_logits
+from fedbench.rounds.loop import predict, rounds
+from fedbench.rounds.metrics import size_in_bytes
+from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.toolkit.federated_features import retrained
+from fedbench.toolkit.gaussians import (
     Gaussian,
     class_report,
     covariance,
@@ -18,14 +26,6 @@ from fedbench.class_gaussians import (
     symmetric,
     upper_triangle,
 )
-from fedbench.errors import FedbenchError
-from fedbench.federated_features import retrained
-from fedbench.hookspecs import ReportedTask
-from fedbench.metrics import size_in_bytes
-from fedbench.models.heads import scaled_logits
-from fedbench.rounds import predict, rounds
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import LinearHead, Model, Outputs
 from fedbench_methods.ccvr import CCVR, CCVRParams, tukey, virtual_features
 
 SMALL = {"virtual_features": 8, "epochs": 2, "lr_head": 0.1}

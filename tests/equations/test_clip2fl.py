@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.assemble import find_method
-from fedbench.errors import FedbenchError
-from fedbench.rounds import rounds
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Model, Outputs
+from fedbench.plugins.assembly import find_method
+from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs
 from fedbench_methods.clip2fl import (
     CLIP2FL,
     CLIP2FLParams,

@@ -3,10 +3,10 @@
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.rounds import evaluate
+from fedbench.core.types import ClientShard
+from fedbench.rounds.loop import evaluate
 from fedbench.scenarios import build_federation
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.types import ClientShard
 from fedbench_methods.clip_linear_centralized import pooled
 
 
@@ -58,7 +58,7 @@ def test_pooling_keeps_every_sample_once_on_one_client():
 def test_centralised_equals_fedavg_with_one_client_bit_for_bit(monkeypatch):
     spec = tiny_spec("clip-linear-centralized", rounds=2)
     central = final_state(tiny_run(spec))
-    import fedbench.prepare as module
+    import fedbench.runs.prepare as module
 
     original = module.build_federation
 

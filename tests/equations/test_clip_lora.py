@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.hookspecs import AggregationTask
-from fedbench.models.clip import fill_templates
+from fedbench.core.hooks import AggregationTask
+from fedbench.core.types import Update
+from fedbench.models.clip.backbone import fill_templates
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.types import Update
 from fedbench_methods.clip_lora import ClipLoRA, ClipLoraParams, dropped, low_rank, product_mean
 
 CLIP = "clip:embedded"

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from fedbench.errors import FedbenchError
-from fedbench.models.prompts import PromptTower
-from fedbench.randomness import torch_generator
+from fedbench.core.errors import FedbenchError
+from fedbench.core.randomness import torch_generator
+from fedbench.models.prompts.context import PromptTower
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.training import batch_table
+from fedbench.toolkit.local_training import batch_table
 from fedbench_methods import cocoop
 from fedbench_methods.cocoop import conditional_context, meta_net
 

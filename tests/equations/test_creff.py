@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.rounds import predict, rounds
+from fedbench.core.errors import FedbenchError
+from fedbench.rounds.loop import predict, rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 
 SMALL = {"features": 4, "match_steps": 3, "retrain_epochs": 2}

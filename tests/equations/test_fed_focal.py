@@ -5,10 +5,10 @@ from math import log
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.rounds import train_round
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Model, Outputs
+from fedbench.rounds.loop import train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs
 from fedbench_methods.fed_focal import FedFocal, FedFocalParams, focal_loss
 
 ZERO = torch.tensor([0])

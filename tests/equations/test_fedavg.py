@@ -5,12 +5,12 @@ from math import exp
 import pytest
 import torch
 
-from fedbench.defaults import average
-from fedbench.hookspecs import AggregationTask
-from fedbench.randomness import torch_generator
-from fedbench.spec import RunSpec, Training
-from fedbench.training import batch_table, build_optimiser, crop_and_flip
-from fedbench.types import Model, Update
+from fedbench.core.hooks import AggregationTask
+from fedbench.core.randomness import torch_generator
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import Model, Update
+from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.local_training import batch_table, build_optimiser, crop_and_flip
 
 
 def aggregated(updates, weighting="samples", start=0.0):

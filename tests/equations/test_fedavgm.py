@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from fedbench.hookspecs import AggregationTask
-from fedbench.rounds import train_round
-from fedbench.spec import RunSpec, Training
+from fedbench.core.hooks import AggregationTask
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import Model, Update
+from fedbench.rounds.loop import train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import Model, Update
 from fedbench_methods.fedavgm import FedAvgM, FedAvgMParams
 
 FORMS = ("accumulating", "ema", "nesterov")

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from fedbench.defaults import mean_model
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.core.tasks import AggregationTask, ServerData
+from fedbench.core.types import GlobalModel, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.server_training import statistics_of
-from fedbench.spec import RunSpec
-from fedbench.tasks import AggregationTask, ServerData
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import GlobalModel, Model, Outputs, Update
+from fedbench.toolkit.fedavg import mean_model
+from fedbench.toolkit.server_training import statistics_of
 from fedbench_methods.fedbe import FedBE, FedBeParams, draw_models, sharpened, unit_gaussian, weighted_gaussian
 from fedbench_methods.feddf import FedDF, FedDfParams
 
@@ -141,7 +141,7 @@ def test_no_samples_clients_only_and_no_sharpening_is_feddf_with_averaged_probab
     with pytest.MonkeyPatch.context() as patch:
         # one optimiser at a constant rate for both
         patch.setattr(torch.optim, "Adam", lambda weights, lr: sgd(weights, lr=lr, momentum=0.9))
-        patch.setattr("fedbench.server_training.CosineAnnealingLR", lambda o, _: LambdaLR(o, lambda step: 1.0))
+        patch.setattr("fedbench.toolkit.server_training.CosineAnnealingLR", lambda o, _: LambdaLR(o, lambda step: 1.0))
         found = [method.aggregate(task).weights["w"] for method in (fedbe, feddf)]
     torch.testing.assert_close(*found)
     assert not torch.equal(found[0], mean_model(task, "samples").weights["w"])

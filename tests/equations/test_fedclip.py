@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.assemble import assemble
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import AggregationTask
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask
+from fedbench.core.types import Model, Update
+from fedbench.plugins.assembly import assemble
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
-from fedbench.types import Model, Update
 from fedbench_methods.fedclip import (
     IMAGE,
     TEXT,

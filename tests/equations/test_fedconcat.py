@@ -6,18 +6,18 @@ from functools import lru_cache
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.executors.sequential import train_client
-from fedbench.finetuning import finetuned_metrics
-from fedbench.metrics import size_in_bytes
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.tasks import AggregationTask, BroadcastTask, EvaluationTask, StartTask
+from fedbench.core.types import ClientReport, LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds import broadcast, client_task, evaluate, predict, rounds, train_round
-from fedbench.spec import RunSpec, Training
-from fedbench.state import load_state, save_state
-from fedbench.tasks import AggregationTask, BroadcastTask, EvaluationTask, StartTask
+from fedbench.rounds.executors.sequential import train_client
+from fedbench.rounds.finetuning import finetuned_metrics
+from fedbench.rounds.loop import broadcast, client_task, evaluate, predict, rounds, train_round
+from fedbench.rounds.metrics import size_in_bytes
+from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.training import batches_of
-from fedbench.types import ClientReport, LinearHead, Model, Outputs, Update
+from fedbench.toolkit.local_training import batches_of
 from fedbench_methods.fedconcat import (
     BIAS,
     CLUSTER,

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.tasks import AggregationTask, ServerData
+from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.spec import RunSpec, Training
-from fedbench.tasks import AggregationTask, ServerData
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs, Update
 from fedbench_methods.feddf import FedDF, FedDfParams, soften, student_gradient
 
 POINT = torch.tensor([[1.0, 0.0]])

@@ -4,9 +4,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from fedbench import siamese
-from fedbench.errors import FedbenchError
-from fedbench.federated_features import (
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, ClientTask
+from fedbench.core.types import LinearHead, Model, Outputs, Update
+from fedbench.models.inputs import FeatureInputs
+from fedbench.toolkit import siamese_augmentation as siamese
+from fedbench.toolkit.federated_features import (
     ClassGradients,
     FeatureParams,
     FederatedFeatures,
@@ -18,9 +21,6 @@ from fedbench.federated_features import (
     required_head,
     retrained,
 )
-from fedbench.hookspecs import AggregationTask, ClientTask
-from fedbench.models.inputs import FeatureInputs
-from fedbench.types import LinearHead, Model, Outputs, Update
 
 
 def generator(seed=0):

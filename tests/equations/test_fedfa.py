@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import AggregationTask, LocalStep
-from fedbench.models.blocks import block_channels
-from fedbench.randomness import torch_generator
-from fedbench.rounds import broadcast, client_task, evaluate, start, train_round
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, LocalStep
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Model, Update
+from fedbench.models.cnn.block_ends import block_channels
+from fedbench.rounds.loop import broadcast, client_task, evaluate, start, train_round
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
-from fedbench.training import batch_at
-from fedbench.types import Model, Update
+from fedbench.toolkit.local_training import batch_at
 from fedbench_methods.fedfa import (
     FedFA,
     FedFAParams,

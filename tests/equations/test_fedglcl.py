@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.core.tasks import ModelSetup
+from fedbench.core.types import Model, Outputs
 from fedbench.models import load_backbone
-from fedbench.models.cnn import cnn_model
-from fedbench.models.embedding import ProjectorShape, build_projector, embedding_model
-from fedbench.models.text import class_text
-from fedbench.rounds import broadcast, client_task, evaluate, train_round
-from fedbench.spec import RunSpec
-from fedbench.tasks import ModelSetup
+from fedbench.models.cnn.backbone import cnn_model
+from fedbench.models.text.classifier import ProjectorShape, build_projector, embedding_model
+from fedbench.models.text.vectors import class_text
+from fedbench.rounds.loop import broadcast, client_task, evaluate, train_round
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs
 from fedbench_methods import fedglcl
 from fedbench_methods.fedglcl import FedGLCL, FedGlclParams, prompt_templates, proxy_names, similarity_loss
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.rounds import evaluate, train_round
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import LabelledBatch, Model, Outputs
+from fedbench.rounds.loop import evaluate, train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import LabelledBatch, Model, Outputs
 from fedbench_methods.fedlc import FedLC, FedLcParams, calibrated, kept_in, left_out
 
 LOGITS = torch.tensor([[1.0, 0.0]])

@@ -6,14 +6,14 @@ from functools import lru_cache
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.executors.sequential import train_client
-from fedbench.finetuning import finetuned_metrics
+from fedbench.core.errors import FedbenchError
+from fedbench.core.tasks import EvaluationTask
+from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds import broadcast, client_task, rounds, train_round
-from fedbench.tasks import EvaluationTask
+from fedbench.rounds.executors.sequential import train_client
+from fedbench.rounds.finetuning import finetuned_metrics
+from fedbench.rounds.loop import broadcast, client_task, rounds, train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import LinearHead, Model, Outputs
 from fedbench_methods.fedloge import (
     BIAS,
     FIXED,

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.assemble import assemble
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError
-from fedbench.executors.sequential import train_client as completely_trained
-from fedbench.hookspecs import AggregationTask, StartTask, hookimpl
-from fedbench.rounds import train_round
-from fedbench.spec import RunSpec, Training
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, StartTask, hookimpl
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import Model, Outputs, Update
+from fedbench.plugins.assembly import assemble
+from fedbench.rounds.executors.sequential import train_client as completely_trained
+from fedbench.rounds.loop import train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs, Update
+from fedbench.toolkit.fedavg import average
 from fedbench_methods.fednova import FedNova, FedNovaParams, mean_over_clients, normalised_shares
 
 

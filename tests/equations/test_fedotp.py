@@ -11,13 +11,13 @@ from torch import nn
 from torch.func import vmap
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.errors import FedbenchError, Unworkable
-from fedbench.finetuning import finetuned_metrics
-from fedbench.models.clip import ClipBackbone
-from fedbench.models.patches import ClipPatchEncoder
-from fedbench.models.prompts import initial_context, prompt_tower
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.clip.patches import ClipPatchEncoder
+from fedbench.models.prompts.context import initial_context, prompt_tower
 from fedbench.models.transform import PixelTransform
-from fedbench.rounds import broadcast, client_task, evaluate, train_round
+from fedbench.rounds.finetuning import finetuned_metrics
+from fedbench.rounds.loop import broadcast, client_task, evaluate, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.fedotp import FedOtpParams, Plans, transport_plans, transported
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.func import vmap
 
-from fedbench.class_statistics import class_means
-from fedbench.errors import FedbenchError
-from fedbench.finetuning import finetuned_metrics
-from fedbench.hookspecs import AggregationTask, EvaluationTask
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, EvaluationTask
+from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds import broadcast, client_task, evaluate, train_round
-from fedbench.state import load_state, save_state
+from fedbench.rounds.finetuning import finetuned_metrics
+from fedbench.rounds.loop import broadcast, client_task, evaluate, train_round
+from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs, Update
+from fedbench.toolkit.prototypes import class_means
 from fedbench_methods.fedpcl import (
     FedPCL,
     FedPclParams,

@@ -10,14 +10,14 @@ from open_clip.model import CLIP
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.errors import FedbenchError
-from fedbench.models.clip import ClipBackbone
-from fedbench.models.prompts import prompt_tower
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Model
+from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.prompts.context import prompt_tower
 from fedbench.models.transform import PixelTransform
-from fedbench.rounds import broadcast, client_task, evaluate, rounds
+from fedbench.rounds.loop import broadcast, client_task, evaluate, rounds
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.training import step_loss
-from fedbench.types import Model
+from fedbench.toolkit.local_training import step_loss
 from fedbench_methods.fedpgp import PersonalOutputs, contrast
 
 SHARED, LEFT, RIGHT = "prompt.global", "prompt.U", "prompt.V"

@@ -5,17 +5,27 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.assemble import assemble
-from fedbench.class_statistics import mean_over_holders, nearest_class, spread
-from fedbench.errors import FedbenchError
-from fedbench.finetuning import finetuned_metrics
-from fedbench.hookspecs import AggregationTask, EvaluationTask
-from fedbench.metrics import score, size_in_bytes
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, EvaluationTask
+from fedbench.core.types import (
+    Broadcast,
+    ClientShard,
+    Federation,
+    Model,
+    Outputs,
+    Predictions,
+    Split,
+    TensorImages,
+    Update,
+)
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds import client_task, evaluate, train_round
-from fedbench.state import load_state, save_state
+from fedbench.plugins.assembly import assemble
+from fedbench.rounds.finetuning import finetuned_metrics
+from fedbench.rounds.loop import client_task, evaluate, train_round
+from fedbench.rounds.metrics import score, size_in_bytes
+from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import Broadcast, ClientShard, Federation, Model, Outputs, Predictions, Split, TensorImages, Update
+from fedbench.toolkit.prototypes import mean_over_holders, nearest_class, spread
 from fedbench_methods.fedproto import FedProto, FedProtoParams, prototype_distance
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, normalize
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import ModelSetup
-from fedbench.randomness import torch_generator
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ModelSetup
+from fedbench.core.randomness import torch_generator
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.fedtpg import FedTPG, FedTpgParams, attention, generated_context, initial_generator
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-import fedbench.prepare
-import fedbench.training
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import AggregationTask, LocalStep
-from fedbench.models.clip import fill_templates
-from fedbench.rounds import evaluate
+import fedbench.runs.prepare
+import fedbench.toolkit.local_training
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, LocalStep
+from fedbench.core.types import ClientShard, Model, Outputs, Split, UnlabelledBatch, Update
+from fedbench.models.clip.backbone import fill_templates
+from fedbench.rounds.loop import evaluate
 from fedbench.scenarios.presets import scenario_named
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.types import ClientShard, Model, Outputs, Split, UnlabelledBatch, Update
 from fedbench_methods.fst_cbdg import (
     FSTCBDG,
     FstCbdgParams,
@@ -347,7 +347,7 @@ def steps(monkeypatch):
         seen.append(LocalStep(*args))
         return seen[-1]
 
-    monkeypatch.setattr(fedbench.training, "LocalStep", record)
+    monkeypatch.setattr(fedbench.toolkit.local_training, "LocalStep", record)
     return seen
 
 
@@ -371,14 +371,14 @@ def test_permuted_training_labels_leave_the_weights_bit_identical(monkeypatch, l
     spec = unsupervised()
     spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"labels": labels})})
     expected = digest(final_state(tiny_run(spec)))
-    original = fedbench.prepare.build_federation
+    original = fedbench.runs.prepare.build_federation
 
     def permuted(*args):
         federation = original(*args)
         order = torch.randperm(len(federation.train), generator=generator())
         return replace(federation, train=Split(federation.train.images, federation.train.labels[order]))
 
-    monkeypatch.setattr(fedbench.prepare, "build_federation", permuted)
+    monkeypatch.setattr(fedbench.runs.prepare, "build_federation", permuted)
     run = tiny_run(spec)
     assert not torch.equal(run.federation.train.labels, tiny_dataset().train.labels)
     assert digest(final_state(run)) == expected
@@ -390,11 +390,11 @@ def test_pooled_clients_are_one_client_with_all_images_and_no_label(monkeypatch,
     assert all(step.task.labels is None and not hasattr(step.batch, "labels") for step in steps)
     assert pooled.clients[0]["fst-cbdg"]["soft_labels"].shape == (90, 4)
     assert {len(step.task.inputs) for step in steps} == {90}
-    original = fedbench.prepare.build_federation
+    original = fedbench.runs.prepare.build_federation
 
     def one_client(*args):
         federation = original(*args)
         return federation.with_clients((ClientShard(0, torch.cat([s.indices for s in federation.clients])),))
 
-    monkeypatch.setattr(fedbench.prepare, "build_federation", one_client)
+    monkeypatch.setattr(fedbench.runs.prepare, "build_federation", one_client)
     assert digest(final_state(tiny_run(unsupervised(**params)))) == digest(pooled)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Model
 from fedbench.models.heads import TextOutputs
-from fedbench.randomness import torch_generator
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.training import batch_table
-from fedbench.types import Model
+from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.kgcoop import cosine_distance, squared_distance
 
 TEXTS = torch.tensor([[1.0, 0.0], [0.6, 0.8]])

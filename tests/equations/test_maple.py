@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from fedbench.errors import FedbenchError
-from fedbench.models.prompts import random_context
+from fedbench.core.errors import FedbenchError
+from fedbench.models.prompts.context import random_context
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.maple import couplings, initial_words
 

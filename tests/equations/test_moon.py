@@ -5,11 +5,11 @@ from math import exp, log
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.rounds import train_round
-from fedbench.state import load_state, save_state
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Model, Outputs
+from fedbench.rounds.loop import train_round
+from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs
 from fedbench_methods.moon import MOON, MoonParams, kept_model, model_contrast, previous_model
 
 METHOD = MOON(MoonParams(mu=3.0, temperature=0.5))

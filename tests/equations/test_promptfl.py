@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.errors import FedbenchError
-from fedbench.models.prompts import random_context
-from fedbench.randomness import torch_generator
+from fedbench.core.errors import FedbenchError
+from fedbench.core.randomness import torch_generator
+from fedbench.models.prompts.context import random_context
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.training import batch_table
+from fedbench.toolkit.local_training import batch_table
 
 
 def promptfl_run(*, params=None, scenario=None, **training):

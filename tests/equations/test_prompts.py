@@ -9,11 +9,11 @@ from open_clip.model import CLIP
 from torch import nn
 from torch.nn.functional import normalize
 
-from fedbench.errors import FedbenchError
-from fedbench.models.clip import ClipBackbone, class_vectors, text_ends
-from fedbench.models.prompts import initial_context, prompt_tower, random_context, word_context
+from fedbench.core.errors import FedbenchError
+from fedbench.models.clip.backbone import ClipBackbone, class_vectors, text_ends
+from fedbench.models.prompts.context import initial_context, prompt_tower, random_context, word_context
+from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.models.transform import PixelTransform
-from fedbench.models.visual_prompts import encode_with_tokens, require_vision_transformer
 from fedbench.testing import tiny_backbone
 
 NAMES = ("bird", "sports_car", "Christmas tree", "unphotographable thing")

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.tasks import AggregationTask, ServerData
+from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds import rounds, train_round
-from fedbench.spec import RunSpec, Training
-from fedbench.tasks import AggregationTask, ServerData
+from fedbench.rounds.loop import rounds, train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import LinearHead, Model, Outputs, Update
+from fedbench.toolkit.fedavg import average
 from fedbench_methods.ratio_loss import (
     RatioLoss,
     RatioLossParams,

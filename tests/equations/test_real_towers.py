@@ -10,15 +10,15 @@ from open_clip.transformer import Attention
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedbench.assemble import assemble
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import ModelSetup
-from fedbench.models.clip import ClipBackbone
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ModelSetup
+from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.inputs import FeatureInputs
 from fedbench.models.transform import PixelTransform
-from fedbench.prepare import Settings, prepare
-from fedbench.private import shared
-from fedbench.rounds import evaluate
+from fedbench.plugins.assembly import assemble
+from fedbench.rounds.loop import evaluate
+from fedbench.rounds.private import shared
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import final_state, tiny_dataset, tiny_spec
 
 pytestmark = pytest.mark.slow

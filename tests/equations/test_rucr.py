@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import fedbench_methods.rucr as rucr
-from fedbench.errors import FedbenchError
-from fedbench.federated_features import retrained
-from fedbench.hookspecs import ReportedTask
-from fedbench.rounds import broadcast, client_task, predict, rounds
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ReportedTask
+from fedbench.core.types import Model, Outputs
+from fedbench.rounds.loop import broadcast, client_task, predict, rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs
+from fedbench.toolkit.federated_features import retrained
 from fedbench_methods.rucr import RUCR, RUCRParams, merged, scaled_log, unification_loss, virtual_features
 
 QUICK = {"virtual_features": 8, "rectify_epochs": 2}

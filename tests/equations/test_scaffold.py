@@ -5,16 +5,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedbench.assemble import assemble
-from fedbench.errors import FedbenchError
-from fedbench.executors.sequential import train_client
-from fedbench.hookspecs import AggregationTask, BroadcastTask, ClientTask, StartTask, hookimpl
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import AggregationTask, BroadcastTask, ClientTask, StartTask, hookimpl
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import Model, Outputs
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds import rounds, train_round
-from fedbench.spec import RunSpec, Training
-from fedbench.state import load_state, save_state
+from fedbench.plugins.assembly import assemble
+from fedbench.rounds.executors.sequential import train_client
+from fedbench.rounds.loop import rounds, train_round
+from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import Model, Outputs
 from fedbench_methods.scaffold import SCAFFOLD, ScaffoldParams, correction, correction_term
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.tasks import EvaluationTask
+from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds import evaluate, predict
-from fedbench.tasks import EvaluationTask
+from fedbench.rounds.loop import evaluate, predict
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import LinearHead, Model, Outputs
 from fedbench_methods.tau_norm import TauNorm, TauNormParams, normalised_rows
 
 

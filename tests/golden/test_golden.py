@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.assemble import method_names
-from fedbench.expand import expand
-from fedbench.prepare import Settings, required_by
-from fedbench.resolve import Overrides
-from fedbench.runs import run_spec
-from fedbench.suite import parse_suite
+from fedbench.plugins.assembly import method_names
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings, required_by
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
 from fedbench.testing import contract_backbone
 
 GOLDEN = Path(__file__).with_name("longtail.json")

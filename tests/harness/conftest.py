@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fedbench import assemble
+from fedbench.plugins import assembly as assemble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,12 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     def register(**attributes: object) -> str:
         method = type("Mine", (Mine,), attributes)
         original = assemble.find_method
-        for module in ("fedbench.assemble", "fedbench.testing", "fedbench.resolve", "fedbench.prepare"):
+        for module in (
+            "fedbench.plugins.assembly",
+            "fedbench.testing",
+            "fedbench.suites.resolve",
+            "fedbench.runs.prepare",
+        ):
             found = lambda name, plugin_files=(): method if name == "mine" else original(name, plugin_files)  # noqa: E731
             monkeypatch.setattr(f"{module}.find_method", found)
         monkeypatch.setattr("fedbench.testing.contract_backbone", lambda name: "clip:embedded")

@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.answers import not_finite
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError, Unworkable
-from fedbench.hookspecs import hookimpl
-from fedbench.metrics import size_in_bytes
-from fedbench.objectives import Objective, UnknownObjective
-from fedbench.prepare import Settings, prepare
-from fedbench.rounds import broadcast, sent_bytes, train_round
+from fedbench.core.answers import not_finite
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.hooks import hookimpl
+from fedbench.core.types import Broadcast, GlobalModel, Predictions
+from fedbench.rounds.loop import broadcast, sent_bytes, train_round
+from fedbench.rounds.metrics import size_in_bytes
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.training import local_sgd
-from fedbench.types import Broadcast, GlobalModel, Predictions
+from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.local_training import local_sgd
+from fedbench.tuning.objectives import Objective, UnknownObjective
 
 
 def run_with(tmp_path, listener, method="fedavg", backbone="resnet8?width=1"):

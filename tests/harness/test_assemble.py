@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedbench.assemble import assemble, find_method
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import hookimpl
-from fedbench.spec import RunSpec, stack_names
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import hookimpl
+from fedbench.core.spec import RunSpec, stack_names
+from fedbench.plugins.assembly import assemble, find_method
 
 PLUGIN = '''
 """A method."""
 from dataclasses import dataclass
-from fedbench.hookspecs import hookimpl
+from fedbench.core.hooks import hookimpl
 
 @dataclass(frozen=True, kw_only=True)
 class P:
@@ -117,7 +117,7 @@ def test_a_method_that_answers_no_hook_is_no_silent_fedavg(mine):
 
 
 def test_a_method_under_another_name_is_refused(monkeypatch):
-    import fedbench.assemble as module
+    import fedbench.plugins.assembly as module
 
     fedprox = find_method("fedprox")
 
@@ -138,7 +138,7 @@ def test_a_plugin_file_may_not_call_itself_fedavg(plugin):
 
 
 def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch):
-    import fedbench.assemble as module
+    import fedbench.plugins.assembly as module
 
     class Point:
         name, value = "broken", "nowhere:Broken"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedbench.cli.app import main
-from fedbench.errors import FedbenchError
-from fedbench.published import check_published, published_folder, published_of
-from fedbench.suite import load_suite, parse_suite
+from fedbench.core.errors import FedbenchError
+from fedbench.leaderboard.published import check_published, published_folder, published_of
+from fedbench.suites.suite import load_suite, parse_suite
 
 RUN = ["run", "--suite", "longtail"]
 SMALL = ["--set", "dataset=embedded?train=200&test=40", "--set", "clients=2", "--set", "min_client_size=1"]

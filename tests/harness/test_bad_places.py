@@ -14,18 +14,18 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-import fedbench.prepare
-from fedbench import masking
+import fedbench.runs.prepare
 from fedbench.cli import execution
 from fedbench.cli.app import app
 from fedbench.cli.console import OutputLost, complain, guard_output, say
+from fedbench.core.errors import FedbenchError
+from fedbench.core.folders import expanded, usable_folder
 from fedbench.datasets.classnames import read_words
-from fedbench.errors import FedbenchError
-from fedbench.folders import expanded, usable_folder
-from fedbench.masking import masked
-from fedbench.store import open_store, store_uri
-from fedbench.study_storage import open_storage, storage_url
-from fedbench.uris import checked_uri, shown
+from fedbench.tracking import masking
+from fedbench.tracking.databases import checked_uri, shown
+from fedbench.tracking.masking import masked
+from fedbench.tracking.store import open_store, store_uri
+from fedbench.tuning.storage import open_storage, storage_url
 
 SECRETS = ("hush-token", "hush-pass")
 
@@ -103,11 +103,11 @@ def test_an_output_that_is_a_file_is_refused_before_any_work(verb: tuple[str, ..
 def test_devices_that_hold_no_values_or_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("meta", "meta:0", "xla"):
         with pytest.raises(FedbenchError, match=f"device '{name}' is none that runs train on; use cpu, cuda"):
-            fedbench.prepare._device(name)
+            fedbench.runs.prepare._device(name)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert fedbench.prepare._device("cuda:0").index == 0
+    assert fedbench.runs.prepare._device("cuda:0").index == 0
     with pytest.raises(FedbenchError, match="device 'cuda:1' is not available: torch sees 1 device"):
-        fedbench.prepare._device("cuda:1")
+        fedbench.runs.prepare._device("cuda:1")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_an_engine_that_is_not_there_leaves_no_store(monkeypatch: pytest.MonkeyP
     def missing(*_: object) -> None:
         raise FedbenchError("Ray is not installed; pip install 'fedbench-harness[ray]'.")
 
-    monkeypatch.setattr("fedbench.engines.ray_cluster.RayNodes", missing)
+    monkeypatch.setattr("fedbench.runs.engines.ray.cluster.RayNodes", missing)
     monkeypatch.setenv("FEDBENCH_CACHE", str(Path.cwd() / "cache"))
     data = "dataset=embedded?train=200&test=40"
     arguments = ["run", "--method", "clip-zs", "--scenario", "iid", "--engine", "ray", "--set", data, "clients=2"]

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench import defaults
-from fedbench.prepare import Settings, prepare
-from fedbench.rounds import train_round
+from fedbench.core.types import TensorImages
+from fedbench.rounds.loop import train_round
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_spec
-from fedbench.types import TensorImages
+from fedbench.toolkit import fedavg as defaults
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedbench.models.blocks import block_channels, with_changed_blocks
-from fedbench.models.cnn import CnnBackbone, cnn_model
-from fedbench.models.grammar import parse_backbone
-from fedbench.models.nets import build_body
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Model
+from fedbench.models.cnn.backbone import CnnBackbone, cnn_model
+from fedbench.models.cnn.block_ends import block_channels, with_changed_blocks
+from fedbench.models.cnn.nets import build_body
+from fedbench.models.names import parse_backbone
 from fedbench.models.transform import PixelTransform
-from fedbench.randomness import torch_generator
-from fedbench.types import Model
 
 TRANSFORM = PixelTransform((0.0,) * 3, (1.0,) * 3, None, mode="squash", interpolation="bilinear")
 

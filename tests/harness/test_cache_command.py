@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedbench import cache_folder
-from fedbench.cache_folder import entries
+from fedbench.cli import cache_folder
 from fedbench.cli.app import main
+from fedbench.cli.cache_folder import entries
+from fedbench.core.types import TensorImages
 from fedbench.datasets.cache import stored
 from fedbench.models.feature_cache import encode
-from fedbench.types import TensorImages
 
 DAY = 86_400
 
@@ -185,7 +185,7 @@ def test_an_empty_cache_is_said_to_be_empty(
 def test_asked_in_a_terminal_no_removes_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedbench.cli.cache._in_terminal", lambda: True)
+    monkeypatch.setattr("fedbench.cli.commands.cache._in_terminal", lambda: True)
     for answer, left in (("n", 2), ("y", 0)):
         monkeypatch.setattr("typer.confirm", lambda question, answer=answer: answer == "y")
         assert fedbench(monkeypatch, "clear", "--cache-dir", str(folder)) == 0

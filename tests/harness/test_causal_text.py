@@ -10,10 +10,10 @@ from open_clip.model import CLIP
 from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedbench.models import causal_text
-from fedbench.models.causal_text import can_pack
-from fedbench.models.clip import ClipBackbone
-from fedbench.models.prompts import POSITIONS, prompt_tower, word_context
+from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.prompts import causal_text
+from fedbench.models.prompts.causal_text import can_pack
+from fedbench.models.prompts.context import POSITIONS, prompt_tower, word_context
 from fedbench.models.transform import PixelTransform
 from fedbench.testing import tiny_backbone
 

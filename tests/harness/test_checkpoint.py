@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedbench import checkpoint
-from fedbench.checkpoint import Checkpointing, discard
-from fedbench.engine import RunFailed, RunFinished, RunStarted, RunWarned, execute
-from fedbench.errors import FedbenchError
-from fedbench.executors.cohort import Cohort, Plan
-from fedbench.executors.sequential import Sequential
-from fedbench.expand import expand
-from fedbench.hookspecs import hookimpl
-from fedbench.prepare import Settings, prepare
-from fedbench.resolve import Overrides
-from fedbench.runs import checkpoints_of, run_spec
-from fedbench.spec import RunSpec
-from fedbench.state import RunState, load_state, save_state
-from fedbench.suite import parse_suite
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import hookimpl
+from fedbench.core.spec import RunSpec
+from fedbench.rounds.executors.cohort import Cohort, Plan
+from fedbench.rounds.executors.sequential import Sequential
+from fedbench.rounds.state import RunState, load_state, save_state
+from fedbench.runs import checkpoint
+from fedbench.runs.checkpoint import Checkpointing, discard
+from fedbench.runs.engines.scheduler import RunFailed, RunFinished, RunStarted, RunWarned, execute
+from fedbench.runs.job import checkpoints_of, run_spec
+from fedbench.runs.prepare import Settings, prepare
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
 
 SUITE = """
 name: checkpoints
@@ -39,9 +39,9 @@ import random
 from dataclasses import dataclass
 import numpy as np
 import torch
-from fedbench.hookspecs import hookimpl
-from fedbench.defaults import average
-from fedbench.training import local_sgd
+from fedbench.core.hooks import hookimpl
+from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.local_training import local_sgd
 from dataclasses import replace
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +296,7 @@ def test_an_executor_goes_by_what_it_had_found_out_before_the_break(settings):
 
 
 def test_a_plan_to_train_at_once_is_recalled_as_it_was(settings):
-    from fedbench.rounds import broadcast, client_task
+    from fedbench.rounds.loop import broadcast, client_task
 
     run = prepare(spec_of("fedprox", settings), settings)
     state = run.initial_state()

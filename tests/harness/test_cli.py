@@ -30,12 +30,12 @@ from fedbench.cli.console import OutputLost
 from fedbench.cli.live import LiveProgress
 from fedbench.cli.options import Request, command_line
 from fedbench.cli.progress import PlainProgress, Progress
-from fedbench.engine import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
-from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
-from fedbench.prepare import Settings
-from fedbench.spec import RunSpec, Training
+from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
+from fedbench.core.spec import RunSpec, Training
+from fedbench.leaderboard.untrained import NOTE
+from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
+from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset
-from fedbench.untrained import NOTE
 
 HEAVY = ("torch", "mlflow", "pandas", "pydantic", "numpy", "optuna", "open_clip", "yaml")
 
@@ -77,9 +77,9 @@ def execution() -> ModuleType:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data set `embedded` is the tiny one of `fedbench.testing`."""
-    for module in ("fedbench.loaded", "fedbench.prepare"):
+    for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
-    monkeypatch.setattr("fedbench.looking.can_fork", lambda: False)  # nothing is patched in another process
+    monkeypatch.setattr("fedbench.runs.looking.can_fork", lambda: False)  # nothing is patched in another process
 
 
 def test_a_process_of_its_own_ends_with_the_exit_code_and_all_it_has_said(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ w_{t+1} ← Σ_k p_k w_k,   p_k = n_k / Σ_j n_j  (2)
 c_{t+1} ← c_t + (1/N) Σ_k (c_k⁺ − c_k) [mean] (3)
 """
 from dataclasses import dataclass
-from fedbench.hookspecs import hookimpl
+from fedbench.core.hooks import hookimpl
 
 @dataclass(frozen=True)
 class Params: ...
@@ -222,7 +222,7 @@ def test_describe_keeps_the_lines_of_equations(
     (tmp_path / "mine.py").write_text(MINE)
     if columns is not None:
         terminal = Console(file=sys.stdout, force_terminal=True, color_system=None, width=columns)
-        monkeypatch.setattr("fedbench.cli.describe.console", lambda: terminal)
+        monkeypatch.setattr("fedbench.cli.commands.describe.console", lambda: terminal)
     lines = fedbench("describe", "mine", "--plugin", "mine.py").out.splitlines()
     written = MINE.partition('"""')[2].partition('"""')[0].splitlines()
     assert [line.rstrip() for line in lines if line.rstrip() in written and line.strip()] == [w for w in written if w]
@@ -456,7 +456,7 @@ def test_ctrl_c_ends_the_web_interface_quietly(
 ) -> None:
     started = tmp_path / "started"
     serve = f"import pathlib, time; pathlib.Path({str(started)!r}).touch(); time.sleep(60)"
-    monkeypatch.setattr("fedbench.store.ui_command", lambda _: [sys.executable, "-c", serve])
+    monkeypatch.setattr("fedbench.tracking.store.ui_command", lambda _: [sys.executable, "-c", serve])
 
     def press_ctrl_c() -> None:
         while not started.exists():
@@ -591,8 +591,8 @@ TABLED = '''
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbench.defaults import average
-from fedbench.hookspecs import hookimpl
+from fedbench.toolkit.fedavg import average
+from fedbench.core.hooks import hookimpl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -646,8 +646,8 @@ def test_only_the_rows_whose_code_changed_run_again_and_it_is_said_why(fedbench:
 ALONE = '''
 """Every client trains alone."""
 from typing import ClassVar
-from fedbench.hookspecs import hookimpl
-from fedbench.defaults import FedAvgParams
+from fedbench.core.hooks import hookimpl
+from fedbench.toolkit.fedavg import FedAvgParams
 
 class Alone:
     name: ClassVar[str] = "alone"

@@ -5,7 +5,7 @@ from math import log
 import pytest
 import torch
 
-from fedbench.clustering import (
+from fedbench.toolkit.clustering import (
     ALGORITHMS,
     SIMILARITIES,
     class_shares,
@@ -23,7 +23,7 @@ from fedbench.clustering import (
     snake_deal,
     weighted_means,
 )
-from fedbench.defaults import weighted_mean
+from fedbench.toolkit.fedavg import weighted_mean
 
 
 def shares(*rows):

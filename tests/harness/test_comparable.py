@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from fedbench.comparable import differences, not_printed
-from fedbench.expand import expand
-from fedbench.parameters import flat_params
-from fedbench.published import load_published, matching, published_folder
-from fedbench.resolve import Overrides
-from fedbench.scenarios.scenario import Scenario
-from fedbench.spec import RunSpec
-from fedbench.suite import load_suite
+from fedbench.core.scenario import Scenario
+from fedbench.core.spec import RunSpec
+from fedbench.leaderboard.comparable import differences, not_printed
+from fedbench.leaderboard.published import load_published, matching, published_folder
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import load_suite
+from fedbench.tracking.parameters import flat_params
 
 FOLDER = published_folder(None)
 FACT = {

@@ -8,16 +8,24 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedbench import run_tags, store
 from fedbench.cli.app import main
-from fedbench.cli.compare import shortened, sparkline, spread
-from fedbench.comparing import Comparison, compare, curves_beside, differences, metrics_beside, settings_of
-from fedbench.errors import FedbenchError
-from fedbench.finding import find_run, reading_client
-from fedbench.hookspecs import RoundRecord, RunInfo, RunResult
-from fedbench.parameters import flat_params
-from fedbench.spec import RunSpec, Training
-from fedbench.tracking import Tracking
+from fedbench.cli.commands.compare import shortened, sparkline, spread
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import RoundRecord, RunInfo, RunResult
+from fedbench.core.spec import RunSpec, Training
+from fedbench.tracking import store
+from fedbench.tracking import tags as run_tags
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.parameters import flat_params
+from fedbench.tracking.recorded.comparison import (
+    Comparison,
+    compare,
+    curves_beside,
+    differences,
+    metrics_beside,
+    settings_of,
+)
+from fedbench.tracking.recorded.lookup import find_run, reading_client
 
 LEFT = RunSpec(method="fedavg", training=Training(rounds=3))
 RIGHT = RunSpec(method="fedprox", params={"fedprox": {"mu": 0.5}}, seed=1, training=Training(rounds=4, eval_every=2))

@@ -28,18 +28,18 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedbench import kept
+from fedbench.core import tensor_cache as kept
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import TensorImages
 from fedbench.datasets import load_dataset
-from fedbench.errors import FedbenchError
-from fedbench.models.checkpoints import load_clip
+from fedbench.models.clip.loading import load_clip
 from fedbench.models.feature_cache import encode
-from fedbench.models.grammar import parse_backbone
-from fedbench.recording import begin_run, end_run, log_metrics, log_params, metrics_at
-from fedbench.seal import SEAL, seal_of
-from fedbench.state import RunState, load_state, save_state
-from fedbench.store import experiment_of, open_store, runs_of, store_uri
-from fedbench.study_storage import open_storage
-from fedbench.types import TensorImages
+from fedbench.models.names import parse_backbone
+from fedbench.rounds.state import RunState, load_state, save_state
+from fedbench.tracking.recording import begin_run, end_run, log_metrics, log_params, metrics_at
+from fedbench.tracking.seal import SEAL, seal_of
+from fedbench.tracking.store import experiment_of, open_store, runs_of, store_uri
+from fedbench.tuning.storage import open_storage
 
 Seen = tuple[str, str]
 """The hash by which a run knows what it read ("" for what fedbench wrote itself), and a digest of all numbers read."""

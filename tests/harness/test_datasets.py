@@ -17,17 +17,18 @@ import pytest
 import torch
 from PIL import Image
 
-from fedbench import kept
-from fedbench.datasets import SOURCES, cache, dataset_names, images, load_dataset, procedural
+from fedbench.core import tensor_cache as kept
+from fedbench.core.errors import FedbenchError
+from fedbench.core.scenario import Scenario
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import Dataset, TensorImages
+from fedbench.datasets import SOURCES, cache, dataset_names, images, load_dataset
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
 from fedbench.datasets.embedded import CLASSNAMES
+from fedbench.datasets.embedded import loader as procedural
 from fedbench.datasets.images import ImageFiles
 from fedbench.datasets.names import parse_name
-from fedbench.errors import FedbenchError
-from fedbench.prepare import Settings, image_size_for, prepare
-from fedbench.scenarios.scenario import Scenario
-from fedbench.spec import RunSpec
-from fedbench.types import Dataset, TensorImages
+from fedbench.runs.prepare import Settings, image_size_for, prepare
 
 
 @pytest.fixture

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fedbench import assemble
-from fedbench.assemble import find_method, load_plugin_file
 from fedbench.cli.app import main
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.plugins import assembly as assemble
+from fedbench.plugins.assembly import find_method, load_plugin_file
 
 RIGHT = """
 from dataclasses import dataclass
-from fedbench.hookspecs import hookimpl
-from fedbench.hyper import hyper
+from fedbench.core.hooks import hookimpl
+from fedbench.core.hyper import hyper
 
 @dataclass(frozen=True)
 class P:

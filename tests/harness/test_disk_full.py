@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.checkpoint import Checkpointing
-from fedbench.errors import FedbenchError
-from fedbench.expand import expand
-from fedbench.hookspecs import hookimpl
-from fedbench.patience import HURRY, Patience, StoreUnavailable, patient
-from fedbench.prepare import Settings
-from fedbench.resolve import Overrides
-from fedbench.runs import run_spec
-from fedbench.store import open_store, runs_of, store_uri
-from fedbench.suite import parse_suite
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import hookimpl
+from fedbench.runs.checkpoint import Checkpointing
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
+from fedbench.tracking.patience import HURRY, Patience, StoreUnavailable, patient
+from fedbench.tracking.store import open_store, runs_of, store_uri
 
 # isort: split
 from mlflow.exceptions import MlflowException
@@ -185,7 +185,7 @@ class Failing:
 
 @pytest.mark.parametrize("error", [MlflowException("locked", TEMPORARILY_UNAVAILABLE), OSError(errno.ENOSPC, "full")])
 def test_a_store_is_tried_again_and_told_of_once(error, monkeypatch):
-    monkeypatch.setattr("fedbench.patience._FIRST", 0.01)
+    monkeypatch.setattr("fedbench.tracking.patience._FIRST", 0.01)
     told: list[str] = []
     client = patient(Failing(3, error), Patience("uri", told.append, 5))
     assert client.set_tag("run", "key", "value") == "written" and len(told) == 1

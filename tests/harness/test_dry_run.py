@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedbench import looking, memory
 from fedbench.cli.app import main
-from fedbench.memory import measure, memory_of, moments, saved_bytes, step_bytes, step_bytes_on
+from fedbench.core.spec import RunSpec, Training
 from fedbench.models.inputs import ImageInputs
-from fedbench.prepare import Run, Settings, prepare
-from fedbench.spec import RunSpec, Training
+from fedbench.runs import looking, memory
+from fedbench.runs.memory import measure, memory_of, moments, saved_bytes, step_bytes, step_bytes_on
+from fedbench.runs.prepare import Run, Settings, prepare
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_spec
 
 FLOAT = 4
@@ -123,9 +123,9 @@ def test_a_model_without_weights_takes_no_step() -> None:
 def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
     """`fedbench ARGUMENTS` in an empty folder, on the tiny data set; what it says."""
     monkeypatch.chdir(tmp_path)
-    for module in ("fedbench.loaded", "fedbench.prepare"):
+    for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
-    monkeypatch.setattr("fedbench.looking.can_fork", lambda: False)  # nothing is patched in another process
+    monkeypatch.setattr("fedbench.runs.looking.can_fork", lambda: False)  # nothing is patched in another process
 
     def call(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
@@ -150,7 +150,7 @@ def test_enlarged_images_are_told_once(
     assert fedbench("run", *larger, "--set", "backbone=convnet?resize=48").count(line) == 1
     assert "enlarged" not in fedbench("run", *larger, "--set", "backbone=convnet")
     data = replace(tiny_dataset(), shortest_side=20)
-    monkeypatch.setattr("fedbench.loaded.load_dataset", lambda *_, **__: data)
+    monkeypatch.setattr("fedbench.runs.loaded.load_dataset", lambda *_, **__: data)
     assert fedbench("run", *larger, "--set", "backbone=convnet").count("of 20 px, are enlarged to 32 px") == 1
 
 
@@ -158,7 +158,7 @@ def test_a_dry_run_encodes_a_few_images_and_leaves_no_file(
     fedbench: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: list[int] = []
-    clip = importlib.import_module("fedbench.models.clip")
+    clip = importlib.import_module("fedbench.models.clip.backbone")
     encode = clip.ClipBackbone.encode_images
 
     def counting(self: object, pixels: torch.Tensor) -> torch.Tensor:

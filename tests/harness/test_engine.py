@@ -10,16 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.engine import Policy, RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted, execute, notify
-from fedbench.engines.processes import Processes
-from fedbench.expand import expand
-from fedbench.hookspecs import plugin_manager, relay
-from fedbench.prepare import Settings
-from fedbench.resolve import Overrides
-from fedbench.run_code import Codes
-from fedbench.store import open_store, runs_of, store_uri
-from fedbench.suite import parse_suite
-from fedbench.tracking import Tracking
+from fedbench.core.hooks import plugin_manager, relay
+from fedbench.plugins.run_code import Codes
+from fedbench.runs.engines.processes import Processes
+from fedbench.runs.engines.scheduler import (
+    Policy,
+    RoundFinished,
+    RunFailed,
+    RunFinished,
+    RunRetried,
+    RunStarted,
+    execute,
+    notify,
+)
+from fedbench.runs.prepare import Settings
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.store import open_store, runs_of, store_uri
 
 SUITE = """
 name: engine
@@ -33,8 +42,8 @@ rows: [{method: fedavg}, {method: fedclip}]
 FAULTY = '''
 """Fails in round 2."""
 from dataclasses import dataclass
-from fedbench.hookspecs import hookimpl
-from fedbench.defaults import average
+from fedbench.core.hooks import hookimpl
+from fedbench.toolkit.fedavg import average
 
 @dataclass(frozen=True, kw_only=True)
 class P:
@@ -234,11 +243,11 @@ def test_workers_import_no_mlflow_and_end_when_their_parent_is_killed(tmp_path):
     script.write_text(
         "import os, time\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
-        "from fedbench.engine import quiet_worker\n"
+        "from fedbench.runs.engines.scheduler import quiet_worker\n"
         "from fedbench import pool as workers\n"
         "def imported():\n"
         "    import sys\n"
-        "    return [name in sys.modules for name in ('fedbench.models.clip', 'mlflow')]\n"
+        "    return [name in sys.modules for name in ('fedbench.models.clip.backbone', 'mlflow')]\n"
         "if __name__ == '__main__':\n"
         "    workers.warm_up()\n"
         "    pool = ProcessPoolExecutor(1, mp_context=workers.context(), initializer=quiet_worker)\n"
@@ -272,11 +281,11 @@ def test_no_process_of_a_pool_outlives_a_killed_parent(settings, tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from fedbench.engine import RoundFinished, execute\n"
-        "from fedbench.expand import expand\n"
-        "from fedbench.prepare import Settings\n"
-        "from fedbench.resolve import Overrides\n"
-        "from fedbench.suite import parse_suite\n"
+        "from fedbench.runs.engines.scheduler import RoundFinished, execute\n"
+        "from fedbench.suites.expand import expand\n"
+        "from fedbench.runs.prepare import Settings\n"
+        "from fedbench.suites.resolve import Overrides\n"
+        "from fedbench.suites.suite import parse_suite\n"
         "if __name__ == '__main__':\n"
         f"    folder, cache = Path({str(tmp_path)!r}), Path({str(settings.cache_dir)!r})\n"
         "    plugins = (folder / 'waiting.py',)\n"
@@ -317,7 +326,7 @@ def _running_in(group: int) -> list[int]:
 
 
 def test_workers_import_from_where_their_parent_does_and_not_from_the_current_folder(tmp_path):
-    # the server of forks loads fedbench.preload before it hears of the parent's path: let that be the probe
+    # the server of forks loads fedbench.cli.preload before it hears of the parent's path: let that be the probe
     for name in ("first", "current"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "fedbench_probe_xyz.py").write_text(f"WHERE = {name!r}\n")
@@ -334,9 +343,9 @@ def test_workers_import_from_where_their_parent_does_and_not_from_the_current_fo
         "import os, sys\n"
         f"sys.path.insert(0, {str(tmp_path / 'first')!r})\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
-        "from fedbench.pool import context\n"
+        "from fedbench.runs.engines.forkserver import context\n"
         "def found():\n"
-        "    return sys.modules['fedbench.preload'].FOUND\n"
+        "    return sys.modules['fedbench.cli.preload'].FOUND\n"
         "if __name__ == '__main__':\n"
         "    before = dict(os.environ)\n"
         "    with ProcessPoolExecutor(1, mp_context=context()) as pool:\n"

@@ -11,28 +11,28 @@ import pandas as pd
 import pytest
 import torch
 
-from fedbench import artifacts, store
 from fedbench.cli.app import main
-from fedbench.cli.evaluate import number
-from fedbench.errors import FedbenchError
-from fedbench.evaluation import Evaluation, beside, evaluate_again, is_history
-from fedbench.finding import find_run
-from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl
-from fedbench.invocation import Invocation
-from fedbench.prepare import Settings
-from fedbench.runs import run_spec
-from fedbench.spec import RunSpec
+from fedbench.cli.commands.evaluate import number
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl
+from fedbench.core.spec import RunSpec
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
-from fedbench.tracking import Tracking
+from fedbench.tracking import artifacts, store
+from fedbench.tracking.invocation import Invocation
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.recorded.lookup import find_run
+from fedbench.tracking.recorded.reevaluation import Evaluation, beside, evaluate_again, is_history
 
 PERSONAL = '''
 """A model of each client's own."""
 
 from dataclasses import dataclass
 
-from fedbench.defaults import largest_logit
-from fedbench.hookspecs import hookimpl
-from fedbench.types import Predictions
+from fedbench.toolkit.fedavg import largest_logit
+from fedbench.core.hooks import hookimpl
+from fedbench.core.types import Predictions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def client_of(uri: str) -> Any:
 def tiny() -> Iterator[None]:
     """Every data set is the tiny one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedbench.prepare.load_dataset", lambda *_, **__: tiny_dataset())
+        patch.setattr("fedbench.runs.prepare.load_dataset", lambda *_, **__: tiny_dataset())
         yield
 
 
@@ -198,7 +198,7 @@ def test_the_clients_own_models_count(recorded: Recorded, monkeypatch: pytest.Mo
         state.clients.clear()
         return state
 
-    monkeypatch.setattr("fedbench.evaluation.read_state", without)
+    monkeypatch.setattr("fedbench.tracking.recorded.reevaluation.read_state", without)
     again = evaluate_again(recorded.uri, recorded.specs["personal"].run_id, recorded.settings)
     changed = set(again.metrics.loc[again.metrics["difference"] != 0, "metric"])
     own = {"personal_mean_client_accuracy", "personal_worst_client_accuracy", "personal_mean_global_accuracy"}
@@ -208,7 +208,7 @@ def test_the_clients_own_models_count(recorded: Recorded, monkeypatch: pytest.Mo
 
 def test_predictions_that_are_missing_have_changed(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     read = artifacts.read_predictions
-    monkeypatch.setattr("fedbench.evaluation.read_predictions", lambda *given: read(*given)[:-2])
+    monkeypatch.setattr("fedbench.tracking.recorded.reevaluation.read_predictions", lambda *given: read(*given)[:-2])
     again = evaluate_again(recorded.uri, recorded.specs["moon"].run_id, recorded.settings)
     assert again.changed_predictions == 2 and not again.is_equal
 
@@ -255,7 +255,7 @@ def test_evaluate_ends_with_1_and_says_what_changed(
         state.weights["head.bias"][another] = 1e9
         return state
 
-    monkeypatch.setattr("fedbench.evaluation.read_state", decided)
+    monkeypatch.setattr("fedbench.tracking.recorded.reevaluation.read_state", decided)
     ended = fedbench(run_id)
     assert ended.code == 1
     assert re.search(
@@ -264,8 +264,8 @@ def test_evaluate_ends_with_1_and_says_what_changed(
     # whichever class every sample is now taken for, all of its samples are right
     assert re.search(r"class_accuracy/\w+ +\d+\.\d\d +100\.00 +\+\d+", ended.out)
     assert "Code, versions, data and weights are the recorded ones." in ended.out
-    monkeypatch.setattr("fedbench.run_code.RunCode.hash", "c0de" * 16)
-    monkeypatch.setattr("fedbench.evaluation.versions", lambda: {"torch": "0.1"})
+    monkeypatch.setattr("fedbench.plugins.run_code.RunCode.hash", "c0de" * 16)
+    monkeypatch.setattr("fedbench.tracking.recorded.reevaluation.versions", lambda: {"torch": "0.1"})
     ended = fedbench(run_id)
     recorded_code = recorded.run("moon").data.tags["fedbench.code_hash"][:16]
     assert f"What changed since: code {recorded_code} then, c0dec0dec0dec0de now; torch " in ended.out

@@ -8,23 +8,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.assemble import assemble
-from fedbench.defaults import weighted_mean
-from fedbench.errors import FedbenchError, Unworkable
-from fedbench.executors import cohort as cohort_module
-from fedbench.executors import executor_for
-from fedbench.executors.gradients import ClosedForm, Vectorised
-from fedbench.executors.stack import Stack, StackedOptimiser, signature
-from fedbench.hookspecs import hookimpl
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.hooks import hookimpl
+from fedbench.core.spec import Training
+from fedbench.core.tasks import ClientTask
+from fedbench.core.types import Broadcast, ClientShard, LinearHead, Model, Outputs, TensorImages
 from fedbench.models import inputs as inputs_module
 from fedbench.models.inputs import FeatureInputs, ImageInputs
 from fedbench.models.per_thread import per_thread
-from fedbench.rounds import client_task, rounds
-from fedbench.spec import Training
-from fedbench.tasks import ClientTask
+from fedbench.plugins.assembly import assemble
+from fedbench.rounds.executors import cohort as cohort_module
+from fedbench.rounds.executors import executor_for
+from fedbench.rounds.executors.gradients import ClosedForm, Vectorised
+from fedbench.rounds.executors.stack import Stack, StackedOptimiser, signature
+from fedbench.rounds.loop import client_task, rounds
 from fedbench.testing import final_state, tiny_run, tiny_spec
-from fedbench.training import batch_table, build_optimiser, local_sgd
-from fedbench.types import Broadcast, ClientShard, LinearHead, Model, Outputs, TensorImages
+from fedbench.toolkit.fedavg import weighted_mean
+from fedbench.toolkit.local_training import batch_table, build_optimiser, local_sgd
 
 DEFAULTS = assemble("fedavg", {})
 

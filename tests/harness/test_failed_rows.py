@@ -13,17 +13,17 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedbench import store
 from fedbench.cli.app import app
-from fedbench.errors import FedbenchError
-from fedbench.failures import of_tables, shortened
-from fedbench.hookspecs import RoundRecord, RunInfo, RunResult
-from fedbench.leaderboard import baseline_named, leaderboard, metric_named, render_terminal, to_latex, to_markdown
-from fedbench.page import write_page
-from fedbench.recording import end_run
-from fedbench.results import load_results, load_runs, reason_of
-from fedbench.spec import RunSpec, Training
-from fedbench.tracking import Tracking
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import RoundRecord, RunInfo, RunResult
+from fedbench.core.spec import RunSpec, Training
+from fedbench.leaderboard.board import baseline_named, leaderboard, metric_named, render_terminal, to_latex, to_markdown
+from fedbench.leaderboard.failures import of_tables, shortened
+from fedbench.leaderboard.page import write_page
+from fedbench.leaderboard.results import load_results, load_runs, reason_of
+from fedbench.tracking import store
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.recording import end_run
 
 DIVERGED = "training diverged in round 3: the loss of client 7 is NaN; lower training.lr or clip the gradients of it"
 HOSTILE = "<script>alert(1)</script> | [x](javascript:alert(1)) `a` *b* & 50 % #1 {c}_d $e$ ~^\\ \x1b[31m\nend"

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.assemble import assemble
-from fedbench.defaults import average
-from fedbench.executors.sequential import Sequential, train_client
-from fedbench.faults import damaged, reason_to_reject
-from fedbench.hookspecs import hookimpl
-from fedbench.local_steps import gradient_weight, local_steps
-from fedbench.prepare import Settings
-from fedbench.randomness import global_generators
-from fedbench.rounds import broadcast, client_task, evaluate, rounds, start, train_round
-from fedbench.runs import run_spec
+from fedbench.core.hooks import hookimpl
+from fedbench.core.randomness import global_generators
+from fedbench.core.tasks import FAULT_COUNTS
+from fedbench.core.types import Update
+from fedbench.plugins.assembly import assemble
+from fedbench.rounds.executors.sequential import Sequential, train_client
+from fedbench.rounds.faults import damaged, reason_to_reject
+from fedbench.rounds.loop import broadcast, client_task, evaluate, rounds, start, train_round
+from fedbench.rounds.state import load_state, save_state
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings
 from fedbench.scenarios.participation import Schedule, schedule
-from fedbench.state import load_state, save_state
-from fedbench.tasks import FAULT_COUNTS
 from fedbench.testing import digest, final_state, tiny_dataset, tiny_run, tiny_spec
-from fedbench.tracking import Tracking, _Open
-from fedbench.types import Update
+from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.local_steps import gradient_weight, local_steps
+from fedbench.tracking.listener import Tracking, _Open
 
 EVERYTHING = {
     "participation": 1.0,
@@ -51,7 +51,7 @@ def scheduled(monkeypatch):
     """Rounds go as they are told."""
 
     def tell(*told):
-        monkeypatch.setattr("fedbench.exchange.schedule", lambda number, *_: told[number - 1])
+        monkeypatch.setattr("fedbench.rounds.exchange.schedule", lambda number, *_: told[number - 1])
 
     return tell
 
@@ -182,7 +182,7 @@ def test_a_round_from_which_nothing_comes_leaves_model_and_server_as_they_were(s
 
 
 def test_nothing_comes_from_any_round_and_the_run_ends_with_the_untrained_model(scheduled, monkeypatch, tmp_path):
-    monkeypatch.setattr("fedbench.prepare._dataset", lambda *_: tiny_dataset())
+    monkeypatch.setattr("fedbench.runs.prepare._dataset", lambda *_: tiny_dataset())
     scheduled(LOST["dropped"], LOST["dropped"], LOST["rejected"])
     spec = spec_of("fedavg", backbone="clip:embedded", rounds=3, eval_every=5)
     result = run_spec(spec, Settings(data_dir=tmp_path, cache_dir=tmp_path))
@@ -193,7 +193,7 @@ def test_nothing_comes_from_any_round_and_the_run_ends_with_the_untrained_model(
 
 
 def test_without_faults_nothing_is_told_of_them(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedbench.prepare._dataset", lambda *_: tiny_dataset())
+    monkeypatch.setattr("fedbench.runs.prepare._dataset", lambda *_: tiny_dataset())
     spec = tiny_spec("fedavg", backbone="clip:embedded", rounds=1)
     result = run_spec(spec, Settings(data_dir=tmp_path, cache_dir=tmp_path))
     assert not result.summary.keys() & set(FAULT_COUNTS)

@@ -17,10 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedbench import kept
-from fedbench.errors import FedbenchError
+from fedbench.core import tensor_cache as kept
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Subset, TensorImages
 from fedbench.models.feature_cache import encode
-from fedbench.types import Subset, TensorImages
 
 
 @dataclass
@@ -161,7 +161,7 @@ import json, os, sys
 from pathlib import Path
 import torch
 from fedbench.models.feature_cache import encode
-from fedbench.types import TensorImages
+from fedbench.core.types import TensorImages
 
 folder = Path(sys.argv[1])
 

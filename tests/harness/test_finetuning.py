@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.assemble import assemble
-from fedbench.errors import FedbenchError
-from fedbench.finetuning import finetuned_metrics
-from fedbench.hookspecs import hookimpl
-from fedbench.prepare import Settings, prepare
-from fedbench.rounds import evaluate
-from fedbench.runs import run_spec
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import hookimpl
+from fedbench.core.types import Broadcast, Predictions, Update
+from fedbench.plugins.assembly import assemble
+from fedbench.rounds.finetuning import finetuned_metrics
+from fedbench.rounds.loop import evaluate
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.types import Broadcast, Predictions, Update
 
 ADDED = {"finetuned_mean_client_accuracy", "finetuned_worst_client_accuracy"}
 
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedbench.hookspecs import hookimpl
-from fedbench.types import Model, Predictions, Update
+from fedbench.core.hooks import hookimpl
+from fedbench.core.types import Model, Predictions, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def test_nothing_of_the_runs_state_is_changed(fake):
 
 
 def summary_of(monkeypatch, folder, method="fedavg", **training):
-    monkeypatch.setattr("fedbench.prepare._dataset", lambda *_: tiny_dataset())
+    monkeypatch.setattr("fedbench.runs.prepare._dataset", lambda *_: tiny_dataset())
     result = run_spec(tiny_spec(method, rounds=2, **training), Settings(data_dir=folder, cache_dir=folder))
     return {k: v for k, v in result.summary.items() if not k.endswith("seconds")}, result
 

@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from fedbench.frozen import FrozenDict
-from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl
-from fedbench.objectives import Objective
-from fedbench.prepare import Settings
-from fedbench.runs import run_spec
+from fedbench.core.frozen import FrozenDict
+from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
+from fedbench.tuning.objectives import Objective
 
 RECORD = RoundRecord(1, (0,), {"global_accuracy": 50.0}, 1, 1, 1.0, faults={"clients_late": 1})
 RESULT = RunResult(
@@ -90,7 +90,7 @@ class Listener:
 
 def ran(tmp_path, monkeypatch, name):
     """What a listener heard of a run of the method, and its result; without what takes time."""
-    monkeypatch.setattr("fedbench.prepare._dataset", lambda *_: tiny_dataset())
+    monkeypatch.setattr("fedbench.runs.prepare._dataset", lambda *_: tiny_dataset())
     listener = Listener()
     result = run_spec(tiny_spec(name, rounds=1), Settings(data_dir=tmp_path, cache_dir=tmp_path), [listener])
     return [*map(timeless, [*listener.heard, result])]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.assemble import HOOK_NAMES
-from fedbench.defaults import FedAvg
-from fedbench.hookspecs import Hooks, HookSpecs
+from fedbench.core.hooks import Hooks, HookSpecs
+from fedbench.plugins.assembly import HOOK_NAMES
+from fedbench.toolkit.fedavg import FedAvg
 
 ROOT = Path(__file__).parents[2]
 

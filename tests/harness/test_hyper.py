@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from fedbench.errors import FedbenchError
-from fedbench.hyper import Hyper, build_params, declared, hyper
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hyper import Hyper, build_params, declared, hyper
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.store import open_store, runs_of, store_uri
+from fedbench.tracking.store import open_store, runs_of, store_uri
 
 PACKAGE = Path(__file__).parents[1] / "misbehaving_package"
 SUITE = """

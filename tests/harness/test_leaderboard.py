@@ -19,14 +19,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fedbench import store, tracking
 from fedbench.cli.app import app
-from fedbench.cli.leaderboard import Asked, Format, _command
-from fedbench.csv_text import csv_text
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import RoundRecord, RunInfo, RunResult
-from fedbench.latex import escape
-from fedbench.leaderboard import (
+from fedbench.cli.commands.leaderboard import Asked, Format, _command
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import RoundRecord, RunInfo, RunResult
+from fedbench.core.scenario import Partition, Scenario
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.wording import OWN_MODELS
+from fedbench.leaderboard.board import (
     baseline_named,
     leaderboard,
     load_results,
@@ -37,18 +37,19 @@ from fedbench.leaderboard import (
     to_markdown,
     write,
 )
-from fedbench.milestones import is_tracked, rounds_to_target
-from fedbench.page import write_page
-from fedbench.results import _line, load_curves, load_federations, scenario_summary
-from fedbench.scenarios.scenario import Partition, Scenario
-from fedbench.seal import SEAL
-from fedbench.seeds import DIFFER, ranges
-from fedbench.significance import Test
-from fedbench.spec import RunSpec, Training
-from fedbench.suite import load_suite
-from fedbench.tables import tables
-from fedbench.untrained import NOTE, is_untrained
-from fedbench.wording import OWN_MODELS
+from fedbench.leaderboard.formats.csv_text import csv_text
+from fedbench.leaderboard.formats.latex import escape
+from fedbench.leaderboard.page import write_page
+from fedbench.leaderboard.results import _line, load_curves, load_federations, scenario_summary
+from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target
+from fedbench.leaderboard.rows.seeds import DIFFER, ranges
+from fedbench.leaderboard.rows.significance import Test
+from fedbench.leaderboard.tables import tables
+from fedbench.leaderboard.untrained import NOTE, is_untrained
+from fedbench.suites.suite import load_suite
+from fedbench.tracking import listener as tracking
+from fedbench.tracking import store
+from fedbench.tracking.seal import SEAL
 
 LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)
 # seed -> head, tail; accuracy is between them
@@ -818,7 +819,7 @@ def test_a_headline_that_only_some_rows_have_ranks_them_and_leaves_the_others_a_
 
 
 def test_tables_in_which_no_row_has_the_metric_are_counted_aloud(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedbench import results as module
+    from fedbench.leaderboard import results as module
 
     line = module._line
 
@@ -1229,7 +1230,7 @@ def test_the_command_line_overrules_the_suite(uri: str) -> None:
 
 
 def test_a_single_domain_can_rank_a_page(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedbench import results as module
+    from fedbench.leaderboard import results as module
 
     line = module._line
 
@@ -1267,7 +1268,7 @@ def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeyp
         given.update(zip(names, arguments, strict=True))
         path.write_text("<html>", encoding="utf-8")
 
-    monkeypatch.setitem(sys.modules, "fedbench.page", SimpleNamespace(write_page=write_page))
+    monkeypatch.setitem(sys.modules, "fedbench.leaderboard.page", SimpleNamespace(write_page=write_page))
     done = invoke(uri, "--output", str(tmp_path / "out"), "--metric", "head")
     assert done.exit_code == 0, done.output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

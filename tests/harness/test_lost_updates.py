@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.assemble import assemble, find_method, method_names
-from fedbench.executors.sequential import Sequential
-from fedbench.hookspecs import hookimpl
+from fedbench.core.hooks import hookimpl
+from fedbench.core.partition import ClientShard
+from fedbench.core.spec import Training
+from fedbench.core.types import Model, Split, TensorImages
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds import start, train_round
+from fedbench.plugins.assembly import assemble, find_method, method_names
+from fedbench.rounds.executors.sequential import Sequential
+from fedbench.rounds.loop import start, train_round
 from fedbench.scenarios.participation import Schedule
-from fedbench.shards import ClientShard
-from fedbench.spec import Training
 from fedbench.testing import tiny_run, tiny_spec
-from fedbench.types import Model, Split, TensorImages
 
 STAYS = {"moon", "fst-cbdg", "fedbn", "fedloge", "fedotp", "fedpgp", "fedproto"}
 """What these keep is of the client's own data or model alone."""
@@ -66,7 +66,7 @@ def test_what_a_client_keeps_of_a_lost_update_is_undone_or_stays_as_its_method_s
     all_four = Schedule((0, 1, 2, 3), (0, 1, 2, 3))
 
     def after(second):
-        monkeypatch.setattr("fedbench.exchange.schedule", lambda number, *_: (all_four, second)[number - 1])
+        monkeypatch.setattr("fedbench.rounds.exchange.schedule", lambda number, *_: (all_four, second)[number - 1])
         state = run.initial_state()
         start(run, state)
         state, _ = train_round(run, state)
@@ -89,7 +89,7 @@ def test_what_a_client_keeps_of_a_lost_update_is_undone_or_stays_as_its_method_s
 
 @pytest.mark.parametrize("name", ["scaffold", "fedpcl"])
 def test_what_a_first_participation_leaves_is_undone_too(name, monkeypatch):
-    monkeypatch.setattr("fedbench.exchange.schedule", lambda *_: Schedule((0, 1), (0, 1), late=frozenset({0})))
+    monkeypatch.setattr("fedbench.rounds.exchange.schedule", lambda *_: Schedule((0, 1), (0, 1), late=frozenset({0})))
     run = tiny_run(tiny_spec(name))
     state = run.initial_state()
     start(run, state)

@@ -6,16 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedbench import prepare as preparing
-from fedbench.artifacts import write_artifacts
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import RunInfo, RunResult
-from fedbench.page.heatmap import heat_map
-from fedbench.scenarios import dirichlet, drawing
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import RunInfo, RunResult
+from fedbench.core.spec import RunSpec
+from fedbench.leaderboard.page.heatmap import heat_map
+from fedbench.runs import prepare as preparing
+from fedbench.scenarios import drawing
 from fedbench.scenarios.drawing import draw
+from fedbench.scenarios.partitions import dirichlet
 from fedbench.scenarios.picture import ClientPicture, PartitionPicture
-from fedbench.spec import RunSpec
 from fedbench.testing import tiny_run, tiny_spec
+from fedbench.tracking.artifacts import write_artifacts
 
 INFO = RunInfo({}, "data", "weights", 2, 1, 10, 4, 6, 24, ("cat", "dog"), ((3, 0), (1, 2)), {})
 

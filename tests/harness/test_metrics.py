@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.metrics import score, size_in_bytes, summarise, validation_accuracy
-from fedbench.types import ClientShard, Federation, Predictions, Split, TensorImages
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import ClientShard, Federation, Predictions, Split, TensorImages
+from fedbench.rounds.metrics import score, size_in_bytes, summarise, validation_accuracy
 
 
 def split(labels, domains=None):

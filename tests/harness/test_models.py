@@ -18,14 +18,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedbench.errors import FedbenchError
-from fedbench.models import backbone_names, checkpoints, load_backbone
-from fedbench.models.clip import ClipBackbone, activation_of, encode_tokens, full_clip_model, truncated
-from fedbench.models.cnn import CnnBackbone, cnn_model
-from fedbench.models.grammar import parse_backbone
-from fedbench.models.nets import build_body
-from fedbench.models.text import text_vectors
-from fedbench.models.tokens import FoldedTokenizer, grammar_ids
+from fedbench.core.errors import FedbenchError
+from fedbench.models import backbone_names, load_backbone
+from fedbench.models.clip import loading as checkpoints
+from fedbench.models.clip.backbone import ClipBackbone, activation_of, encode_tokens, full_clip_model, truncated
+from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
+from fedbench.models.cnn.backbone import CnnBackbone, cnn_model
+from fedbench.models.cnn.nets import build_body
+from fedbench.models.names import parse_backbone
+from fedbench.models.text.vectors import text_vectors
 
 CLASSES = ("cat", "red fire engine", "bird")
 TEMPLATES = ("a photo of a {}", "a blurry drawing of the {}, seen from far away")

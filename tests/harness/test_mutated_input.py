@@ -24,12 +24,12 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fedbench.assemble import find_method
 from fedbench.cli.app import main
-from fedbench.hyper import declared
-from fedbench.scenarios.scenario import Scenario
-from fedbench.spec import Training
-from fedbench.suite import load_suite, suite_names
+from fedbench.core.hyper import declared
+from fedbench.core.scenario import Scenario
+from fedbench.core.spec import Training
+from fedbench.plugins.assembly import find_method
+from fedbench.suites.suite import load_suite, suite_names
 
 DATA = "embedded?train=200&test=40"
 TINY: dict[str, Any] = {
@@ -183,7 +183,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 LINES = [
     ("!!python/object/apply:os.system ['touch owned']", "YAML"),
     ("description: !!python/name:os.system", "YAML"),
-    ("description: !!python/object:fedbench.spec.RunSpec {}", "YAML"),
+    ("description: !!python/object:fedbench.core.spec.RunSpec {}", "YAML"),
     ("description: !nobody x", "YAML"),
     ("target: !!int x", "YAML"),
     ("target: !!float x", "YAML"),
@@ -466,7 +466,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.setenv("FEDBENCH_CACHE", str(folder / "cache"))
         patch.setenv("COLUMNS", "200")
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.setattr("fedbench.models.checkpoints.can_reach", lambda url: False)
+        patch.setattr("fedbench.models.clip.loading.can_reach", lambda url: False)
         yield Bench(folder)
 
 

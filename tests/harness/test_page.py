@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbench.errors import FedbenchError
-from fedbench.page import write_page
-from fedbench.page.charts import pareto
-from fedbench.page.data import page_of
-from fedbench.page.heatmap import heat_map
-from fedbench.page.svg import linear, logarithmic
-from fedbench.wording import heading
+from fedbench.core.errors import FedbenchError
+from fedbench.core.wording import heading
+from fedbench.leaderboard.page import write_page
+from fedbench.leaderboard.page.charts import pareto
+from fedbench.leaderboard.page.data import page_of
+from fedbench.leaderboard.page.heatmap import heat_map
+from fedbench.leaderboard.page.svg import linear, logarithmic
 
 NASTY = """<script>alert("x")</script> & 'co'"""
 VOID = {"meta", "link", "br", "input", "img", "hr"}
@@ -246,7 +246,7 @@ def test_charts_appear_with_their_data(tmp_path: Path, board: pd.DataFrame) -> N
 
 
 def test_a_curve_is_the_mean_over_the_rounds_all_seeds_have(board: pd.DataFrame) -> None:
-    from fedbench.page.data import _rounds
+    from fedbench.leaderboard.page.data import _rounds
 
     curves = curves_of("a", "b")
     table = _rounds(curves[~((curves["mlflow_id"] == "b") & (curves["round"] == 1))], ["a", "b"], "global_accuracy")

@@ -13,17 +13,17 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fedbench.errors import FedbenchError
-from fedbench.executors.gradients import head_features
-from fedbench.executors.stack import rows_of
-from fedbench.hookspecs import ClientTask
-from fedbench.models.clip import ClipBackbone
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ClientTask
+from fedbench.core.types import LinearHead, Model, Outputs
+from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.clip.patches import ClipPatchEncoder, all_tokens, attend_everywhere
 from fedbench.models.feature_cache import encode
 from fedbench.models.inputs import FeatureInputs
-from fedbench.models.patches import ClipPatchEncoder, all_tokens, attend_everywhere
 from fedbench.models.transform import PixelTransform
+from fedbench.rounds.executors.gradients import head_features
+from fedbench.rounds.executors.stack import rows_of
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.types import LinearHead, Model, Outputs
 
 PIXELS = tiny_dataset().test.images.read(torch.arange(5))
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.expand import expand
-from fedbench.prepare import Settings
-from fedbench.resolve import Overrides
-from fedbench.runs import run_spec
-from fedbench.suite import load_suite
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import load_suite
 
 pytestmark = pytest.mark.slow
 SEEDS = (0, 1, 2)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from fedbench.cli.app import main
-from fedbench.expand import expand
-from fedbench.resolve import Overrides
-from fedbench.store import open_store, runs_of, store_uri
-from fedbench.suite import load_suite, parse_suite
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import load_suite, parse_suite
+from fedbench.tracking.store import open_store, runs_of, store_uri
 
 FAILING = '''
 """Methods that fail before their first round."""
 from dataclasses import dataclass
-from fedbench.hookspecs import hookimpl
+from fedbench.core.hooks import hookimpl
 
 @dataclass(frozen=True)
 class P:
@@ -119,8 +119,8 @@ def test_tuning_leaves_out_the_row_whose_method_fails(fedbench: Callable[..., st
 SPOILING = """
 
 import os, torch
-import fedbench.prepare
-from fedbench.defaults import default_model, local_sgd
+import fedbench.runs.prepare
+from fedbench.toolkit.fedavg import default_model, local_sgd
 
 class Dtype(Bad):
     name = "dtype"
@@ -141,7 +141,7 @@ class Patches(Bad):
     name = "patches"
     @hookimpl
     def federate(self, federation):
-        fedbench.prepare.build_federation = fedbench.prepare.encode = None
+        fedbench.runs.prepare.build_federation = fedbench.runs.prepare.encode = None
         return federation
 
 class Leaves(Bad):

@@ -17,13 +17,13 @@ import fedbench.models
 from fedbench.datasets.embedded import CLASSNAMES, MID, TEN_CLASSES, Sampling, generate
 from fedbench.datasets.embedded.attributes import held_out
 from fedbench.datasets.embedded.captions import vocabulary
-from fedbench.models.tokens import FoldedTokenizer, grammar_ids
-from fedbench.pretrain import SMOKE, gate, pretrain
-from fedbench.pretrain.augment import augment, normalise, rotate_hues
-from fedbench.pretrain.contrastive import encode_short_text, learning_rate, symmetric_loss
-from fedbench.pretrain.corpus import batches, easy_images, render_corpus
-from fedbench.pretrain.recipe import DEFAULT, GateSizes
-from fedbench.pretrain.student import GRID, WIDTH, build, grid_positions, student_config
+from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
+from fedbench.models.embedded.pretrain import SMOKE, gate, pretrain
+from fedbench.models.embedded.pretrain.augment import augment, normalise, rotate_hues
+from fedbench.models.embedded.pretrain.contrastive import encode_short_text, learning_rate, symmetric_loss
+from fedbench.models.embedded.pretrain.corpus import batches, easy_images, render_corpus
+from fedbench.models.embedded.pretrain.recipe import DEFAULT, GateSizes
+from fedbench.models.embedded.pretrain.student import GRID, WIDTH, build, grid_positions, student_config
 
 SHIPPED = Path(fedbench.models.__file__).parent / "embedded"
 

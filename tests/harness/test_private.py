@@ -5,20 +5,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.assemble import Assembly, assemble
-from fedbench.defaults import average, personal_predictions
-from fedbench.errors import FedbenchError
-from fedbench.executors.sequential import Sequential
-from fedbench.finetuning import finetuned_metrics
-from fedbench.hookspecs import EvaluationTask, hookimpl
-from fedbench.metrics import score, size_in_bytes
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import EvaluationTask, hookimpl
+from fedbench.core.types import ClientShard, Federation, Model, Outputs, Predictions, Split, TensorImages
 from fedbench.models.inputs import FeatureInputs
-from fedbench.private import completed, private_names, shared
-from fedbench.rounds import broadcast, client_task, evaluate, rounds, train_round
+from fedbench.plugins.assembly import Assembly, assemble
+from fedbench.rounds.executors.sequential import Sequential
+from fedbench.rounds.finetuning import finetuned_metrics
+from fedbench.rounds.loop import broadcast, client_task, evaluate, rounds, train_round
+from fedbench.rounds.metrics import score, size_in_bytes
+from fedbench.rounds.private import completed, private_names, shared
+from fedbench.rounds.state import load_state, save_state
 from fedbench.scenarios.participation import cohort
-from fedbench.state import load_state, save_state
 from fedbench.testing import check_training, digest, final_state, tiny_run, tiny_spec
-from fedbench.types import ClientShard, Federation, Model, Outputs, Predictions, Split, TensorImages
+from fedbench.toolkit.fedavg import average, personal_predictions
 
 SMALL = "resnet8?width=1"
 

@@ -8,15 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 import fedbench_suites
-from fedbench import store, tracking
-from fedbench.assemble import method_names
 from fedbench.cli.app import app
-from fedbench.errors import FedbenchError
-from fedbench.expand import expand
-from fedbench.hookspecs import RunInfo, RunResult
-from fedbench.leaderboard import leaderboard, render_terminal, to_markdown
-from fedbench.parameters import flat_params
-from fedbench.published import (
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import RunInfo, RunResult
+from fedbench.core.scenario import Scenario
+from fedbench.core.spec import RunSpec, stack_names
+from fedbench.leaderboard.board import leaderboard, render_terminal, to_markdown
+from fedbench.leaderboard.published import (
     Published,
     beside,
     load_published,
@@ -25,11 +23,14 @@ from fedbench.published import (
     published_of,
     unreadable_columns,
 )
-from fedbench.resolve import Overrides
-from fedbench.results import load_results
-from fedbench.scenarios.scenario import Scenario
-from fedbench.spec import RunSpec, stack_names
-from fedbench.suite import load_suite, suite_names
+from fedbench.leaderboard.results import load_results
+from fedbench.plugins.assembly import method_names
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import load_suite, suite_names
+from fedbench.tracking import listener as tracking
+from fedbench.tracking import store
+from fedbench.tracking.parameters import flat_params
 
 FOLDER = published_folder(None)
 REPLAYS = [name for name in suite_names() if load_suite(name).published]

@@ -17,28 +17,36 @@ import psutil
 import pytest
 from optuna.trial import TrialState
 
-from fedbench.checkpoint import Checkpointing
 from fedbench.cli.app import main
-from fedbench.engine import Event, RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted, execute
-from fedbench.engines import ray_worker
-from fedbench.engines.in_process import InProcess
-from fedbench.engines.ray_cluster import RayCluster, check_device
-from fedbench.engines.ray_nodes import RayNodes
-from fedbench.engines.ray_worker import tidy
-from fedbench.engines.shipping import environment, ship
-from fedbench.errors import FedbenchError
-from fedbench.expand import expand
-from fedbench.prepare import Settings
-from fedbench.resolve import Overrides
-from fedbench.space import defaults_of, space_of
-from fedbench.spec import RunSpec
-from fedbench.store import store_uri
-from fedbench.studies import Budget, Record, open_study
-from fedbench.study_storage import open_storage, storage_url
-from fedbench.suite import parse_suite
-from fedbench.trials import Tuned
-from fedbench.tuning import Job, TrialBegan, TrialEnded, WorkerFailed, work
-from fedbench.tuning_on_ray import check_reach, tune_on
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.runs.checkpoint import Checkpointing
+from fedbench.runs.engines.in_process import InProcess
+from fedbench.runs.engines.ray import worker as ray_worker
+from fedbench.runs.engines.ray.cluster import RayCluster, check_device
+from fedbench.runs.engines.ray.nodes import RayNodes
+from fedbench.runs.engines.ray.shipping import environment, ship
+from fedbench.runs.engines.ray.worker import tidy
+from fedbench.runs.engines.scheduler import (
+    Event,
+    RoundFinished,
+    RunFailed,
+    RunFinished,
+    RunRetried,
+    RunStarted,
+    execute,
+)
+from fedbench.runs.prepare import Settings
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
+from fedbench.tracking.store import store_uri
+from fedbench.tuning.on_ray import check_reach, tune_on
+from fedbench.tuning.space import defaults_of, space_of
+from fedbench.tuning.storage import open_storage, storage_url
+from fedbench.tuning.studies import Budget, Record, open_study
+from fedbench.tuning.trial import Tuned
+from fedbench.tuning.worker import Job, TrialBegan, TrialEnded, WorkerFailed, work
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party_package" / "example_median.py"
 SUITE = """
@@ -57,7 +65,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fedbench
-from fedbench.hookspecs import hookimpl
+from fedbench.core.hooks import hookimpl
 from ours.averaging import average
 
 SCALE = float(Path(__file__).with_name("scale.txt").read_text())
@@ -95,7 +103,7 @@ SPOILING = WAITING.replace("waiting", "spoiling").replace(
     "\n        return average(task)\n",
     """
         answer = average(task)
-        fedbench.defaults.average = lambda task: {name: value * 0 for name, value in task.weights.items()}
+        fedbench.toolkit.fedavg.average = lambda task: {name: value * 0 for name, value in task.weights.items()}
         import torch
         torch.set_default_dtype(torch.float64)
         return answer
@@ -134,7 +142,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: fedbench-example-median\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[fedbench.methods]\nexample-median = example_median:FedMedian\n")
     (site / "ours").mkdir()
-    (site / "ours" / "averaging.py").write_text("from fedbench.defaults import average\n")
+    (site / "ours" / "averaging.py").write_text("from fedbench.toolkit.fedavg import average\n")
     monkeypatch.syspath_prepend(str(site))
     plugins = tuple(tmp_path / "plugins" / name for name in ("waiting.py", "faulty.py"))
     return Settings(tmp_path, tmp_path / "cache", plugins)

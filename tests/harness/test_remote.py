@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from fedbench import store
 from fedbench.cli.app import main
-from fedbench.results import load_results
-from fedbench.run_code import Codes
+from fedbench.leaderboard.results import load_results
+from fedbench.plugins.run_code import Codes
 from fedbench.testing import tiny_dataset
+from fedbench.tracking import store
 
 PATIENCE = 60.0
 """Seconds the server has to answer; three on a machine that does nothing else."""
@@ -83,9 +83,9 @@ def fedbench(
     """`fedbench ARGUMENTS --store SERVER` in an empty folder, on the tiny data set."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "remote.yaml").write_text(SUITE)
-    for module in ("fedbench.loaded", "fedbench.prepare"):
+    for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
-    monkeypatch.setattr("fedbench.looking.can_fork", lambda: False)  # nothing is patched in another process
+    monkeypatch.setattr("fedbench.runs.looking.can_fork", lambda: False)  # nothing is patched in another process
 
     def call(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["fedbench", *arguments, "--store", server])

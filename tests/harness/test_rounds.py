@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedbench.defaults import cross_entropy
-from fedbench.errors import FedbenchError
-from fedbench.prepare import Settings, prepare
-from fedbench.rounds import evaluate, rounds, train_round
-from fedbench.runs import run_spec
-from fedbench.state import RunState, load_state, save_state
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import ClientShard, UnlabelledBatch
+from fedbench.rounds.loop import evaluate, rounds, train_round
+from fedbench.rounds.state import RunState, load_state, save_state
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.types import ClientShard, UnlabelledBatch
+from fedbench.toolkit.fedavg import cross_entropy
 
 
 def records(spec):
@@ -71,8 +71,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedbench.hookspecs import hookimpl
-from fedbench.types import Model, Update
+from fedbench.core.hooks import hookimpl
+from fedbench.core.types import Model, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def test_bytes_count_statistics_both_ways_and_the_payload_upwards(known_round):
 
 
 def test_a_runs_bytes_are_the_sum_over_its_rounds(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedbench.prepare._dataset", lambda *_: tiny_dataset())
+    monkeypatch.setattr("fedbench.runs.prepare._dataset", lambda *_: tiny_dataset())
     spec = tiny_spec("fedavg", rounds=3, eval_every=2)
     dim = tiny_run(spec).model.weights["head.weight"].shape[1]
     summary = run_spec(spec, Settings(data_dir=tmp_path, cache_dir=tmp_path)).summary
@@ -242,7 +242,7 @@ def test_a_resumed_cnn_ends_with_the_same_weights_and_statistics_bit_for_bit(tmp
 CHILD = """
 import json, sys
 from fedbench.testing import digest, tiny_run, tiny_spec
-from fedbench.rounds import rounds
+from fedbench.rounds.loop import rounds
 out = {}
 for name in sys.argv[1:]:
     method, _, backbone = name.partition("@")

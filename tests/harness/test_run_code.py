@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fedbench import run_code
-from fedbench.errors import FedbenchError
-from fedbench.provenance import roots
-from fedbench.run_code import Codes, code_hash, files_beside, harness_hash
-from fedbench.sources import files_of
+from fedbench.core.errors import FedbenchError
+from fedbench.plugins import run_code
+from fedbench.plugins.provenance import roots
+from fedbench.plugins.run_code import Codes, code_hash, files_beside, harness_hash
+from fedbench.plugins.sources import files_of
 
 METHOD = '''
 from dataclasses import dataclass

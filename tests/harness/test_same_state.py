@@ -16,19 +16,19 @@ import psutil
 import pytest
 import torch
 
-from fedbench.engine import Event, Policy, RunFailed, RunFinished, execute
-from fedbench.engines import warm
-from fedbench.engines.attempt import failure_of
-from fedbench.engines.forks import Work
-from fedbench.engines.processes import Processes
-from fedbench.errors import FedbenchError
-from fedbench.expand import expand
-from fedbench.failure_text import DETAILS, REASON
-from fedbench.loaded import Loaded
-from fedbench.prepare import Settings
-from fedbench.resolve import Overrides
-from fedbench.spec import RunSpec
-from fedbench.suite import parse_suite
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.plugins.failure_text import DETAILS, REASON
+from fedbench.runs.engines import warm
+from fedbench.runs.engines.attempt import failure_of
+from fedbench.runs.engines.forks import Work
+from fedbench.runs.engines.processes import Processes
+from fedbench.runs.engines.scheduler import Event, Policy, RunFailed, RunFinished, execute
+from fedbench.runs.loaded import Loaded
+from fedbench.runs.prepare import Settings
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
 
 SUITE = """
 name: state
@@ -46,9 +46,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-import fedbench.defaults
-from fedbench.defaults import average
-from fedbench.hookspecs import hookimpl
+import fedbench.toolkit.fedavg
+from fedbench.toolkit.fedavg import average
+from fedbench.core.hooks import hookimpl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class InPlace(Hostile):
         task.inputs.features.zero_()
         if task.labels is not None:
             task.labels.zero_()
-        return fedbench.defaults.local_sgd(task)
+        return fedbench.toolkit.fedavg.local_sgd(task)
 
 
 class Dataset(Hostile):
@@ -94,8 +94,8 @@ class Dataset(Hostile):
 '''
 NO_RETRY = Policy(retries=0)
 SPOILING = {
-    "patched": "import fedbench.defaults as d; d.average = d.weighted_mean = None; d.FedAvg.aggregate = None",
-    "patched-harness": "import fedbench.metrics as m; m.summarise = lambda history: {'global_accuracy': 99.9}",
+    "patched": "import fedbench.toolkit.fedavg as d; d.average = d.weighted_mean = None; d.FedAvg.aggregate = None",
+    "patched-harness": "import fedbench.rounds.metrics as m; m.summarise = lambda history: {'global_accuracy': 99.9}",
     "default-dtype": "torch.set_default_dtype(torch.float64)",
     "default-device": "torch.set_default_device('meta')",
     "no-grad": "torch.set_grad_enabled(False)",

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from fedbench.cli.app import main
 from fedbench.cli.partition import histogram
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import ClientShard, Dataset, Federation, Split, TensorImages
 from fedbench.scenarios import drawing
 from fedbench.scenarios.drawing import DPI, draw, write_png
 from fedbench.scenarios.picture import (
@@ -29,7 +30,6 @@ from fedbench.scenarios.picture import (
     imbalance_factor,
     picture_of,
 )
-from fedbench.types import ClientShard, Dataset, Federation, Split, TensorImages
 
 
 def log2(value: float) -> float:
@@ -390,7 +390,7 @@ def test_unseen_classes_are_counted_and_named(show: Command, monkeypatch: pytest
     tuned = show("iid", *settings, "--set", "validation=0.2")
     assert "2 of 4 classes (not tested, since training data are scored): kind 2, kind 3." in tuned.out
     assert "Unseen" not in show("iid", "--set", "clients=2").out
-    monkeypatch.setattr("fedbench.cli.scenario._MOST_NAMES", 1)
+    monkeypatch.setattr("fedbench.cli.commands.scenario._MOST_NAMES", 1)
     assert "kind 2 and 1 more." in show("iid", *settings).out
     assert "kind 2, kind 3." in show("iid", *settings, "--all").out
 

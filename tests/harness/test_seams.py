@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedbench.assemble import assemble
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError
-from fedbench.executors.sequential import Sequential
-from fedbench.hookspecs import hookimpl
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import hookimpl
+from fedbench.core.types import Broadcast
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds import rounds, start, train_round
+from fedbench.plugins.assembly import assemble
+from fedbench.rounds.executors.sequential import Sequential
+from fedbench.rounds.loop import rounds, start, train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.training import build_optimiser
-from fedbench.types import Broadcast
+from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.local_training import build_optimiser
 
 
 class Extra:
@@ -171,8 +171,8 @@ def test_received_outputs_are_the_received_models_without_gradient(make_linear_s
 
 @pytest.fixture
 def make_linear_step():
-    from fedbench.hookspecs import LocalStep
-    from fedbench.types import LabelledBatch, Model, Outputs
+    from fedbench.core.hooks import LocalStep
+    from fedbench.core.types import LabelledBatch, Model, Outputs
 
     def forward(tensors, inputs, training):
         score = inputs @ tensors["w"]

@@ -30,25 +30,25 @@ from rich.text import Text
 from safetensors.torch import save_file
 
 import fedbench
-from fedbench.cli import ui as ui_command
+from fedbench.cli.commands import ui as ui_command
 from fedbench.cli.console import cell, complain, console, say, table
+from fedbench.core.errors import FedbenchError
+from fedbench.core.tensor_cache import kept
+from fedbench.core.types import Dataset
 from fedbench.datasets import load_dataset
-from fedbench.errors import FedbenchError
-from fedbench.kept import kept
-from fedbench.models import checkpoints
-from fedbench.models.checkpoints import load_clip, published_digest
-from fedbench.models.grammar import parse_backbone
-from fedbench.models.text import transformers_encoder
-from fedbench.recording import begin_run, end_run, log_metrics, log_params, metrics_at
-from fedbench.results import load_results
-from fedbench.seal import SEAL, seal_of
-from fedbench.sqlite_check import check_database
-from fedbench.state import read_saved
-from fedbench.store import experiment_of, open_store, runs_of, store_uri
-from fedbench.study_storage import open_storage
-from fedbench.suite import parse_suite
-from fedbench.types import Dataset
-from fedbench.uris import shown
+from fedbench.leaderboard.results import load_results
+from fedbench.models.clip import loading as checkpoints
+from fedbench.models.clip.loading import load_clip, published_digest
+from fedbench.models.names import parse_backbone
+from fedbench.models.text.vectors import transformers_encoder
+from fedbench.rounds.state import read_saved
+from fedbench.suites.suite import parse_suite
+from fedbench.tracking.databases import shown
+from fedbench.tracking.recording import begin_run, end_run, log_metrics, log_params, metrics_at
+from fedbench.tracking.seal import SEAL, seal_of
+from fedbench.tracking.sqlite_check import check_database
+from fedbench.tracking.store import experiment_of, open_store, runs_of, store_uri
+from fedbench.tuning.storage import open_storage
 
 HARNESS = Path(fedbench.__file__).parent
 TINY = {

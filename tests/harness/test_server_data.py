@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import hookimpl
-from fedbench.prepare import Settings, prepare
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import hookimpl
+from fedbench.core.scenario import Scenario
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.scenarios import build_federation
-from fedbench.scenarios.scenario import Scenario
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_spec
+from fedbench.toolkit.fedavg import average
 
 PLUGIN = '''
 """A method that records what the server has."""
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedbench.defaults import average
-from fedbench.hookspecs import hookimpl
+from fedbench.toolkit.fedavg import average
+from fedbench.core.hooks import hookimpl
 
 
 @dataclass(frozen=True, kw_only=True)

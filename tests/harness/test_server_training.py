@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
-from fedbench.defaults import mean_model
-from fedbench.errors import FedbenchError, Unworkable
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.randomness import torch_generator
+from fedbench.core.tasks import ServerData
+from fedbench.core.types import GlobalModel, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.randomness import torch_generator
-from fedbench.server_training import (
+from fedbench.toolkit.fedavg import mean_model
+from fedbench.toolkit.server_training import (
     ROUNDING,
     Course,
     client_models,
@@ -21,8 +23,6 @@ from fedbench.server_training import (
     statistics_of,
     trained_copy,
 )
-from fedbench.tasks import ServerData
-from fedbench.types import GlobalModel, Model, Outputs, Update
 
 
 def linear(tensors, inputs, training):

@@ -7,12 +7,12 @@ from types import FunctionType, ModuleType
 import pytest
 import torch
 
-from fedbench import shards as module
-from fedbench.metrics import client_accuracies, own_accuracies, per_class_accuracy, percent_right, score
-from fedbench.reports import Reports
+from fedbench.core import partition as module
+from fedbench.core.partition import ClassTable, Measured, Shards
+from fedbench.core.types import ClientShard, Dataset, Federation, Predictions, Split, TensorImages
+from fedbench.rounds.metrics import client_accuracies, own_accuracies, per_class_accuracy, percent_right, score
+from fedbench.rounds.reports import Reports
 from fedbench.scenarios import Scenario, build_federation
-from fedbench.shards import ClassTable, Measured, Shards
-from fedbench.types import ClientShard, Dataset, Federation, Predictions, Split, TensorImages
 
 
 def split(labels, domains=None):

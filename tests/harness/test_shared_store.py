@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from fedbench.claims import Claims, work_folder
-from fedbench.expand import expand
-from fedbench.resolve import Overrides
-from fedbench.store import INVOCATION, KIND, filed, open_store
-from fedbench.studies import counted, studies_named
-from fedbench.study_storage import open_storage
-from fedbench.suite import parse_suite
+from fedbench.runs.engines.claims import Claims, work_folder
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
+from fedbench.tracking.store import INVOCATION, KIND, filed, open_store
+from fedbench.tuning.storage import open_storage
+from fedbench.tuning.studies import counted, studies_named
 
 COMMAND = [sys.executable, "-c", "from fedbench.cli.app import command; command()"]
 SUITE = """
@@ -125,7 +125,7 @@ def test_a_claim_is_taken_once_and_freed_with_its_process(tmp_path):
     two.close()
     assert one.take(spec) == "finished" and one.take(other) == "ours"
     script = (
-        "import sys, time; from pathlib import Path; from fedbench.claims import Claims\n"
+        "import sys, time; from pathlib import Path; from fedbench.runs.engines.claims import Claims\n"
         f"claims = Claims(Path({str(tmp_path)!r}), bool); print(claims.hold('third'), flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)

@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from fedbench.significance import EQUAL, Test, holm, paired, verdict
+from fedbench.leaderboard.rows.significance import EQUAL, Test, holm, paired, verdict
 
 ZEROS = [0.0] * 20
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import optuna
 import pytest
 
-from fedbench.errors import FedbenchError
-from fedbench.expand import expand
-from fedbench.hyper import declared, hyper
-from fedbench.resolve import Overrides
-from fedbench.space import Dimension, defaults_of, draw, restricted, space_of, values_of, with_values
-from fedbench.spec import RunSpec
-from fedbench.suite import parse_suite
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hyper import declared, hyper
+from fedbench.core.spec import RunSpec
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
+from fedbench.tuning.space import Dimension, defaults_of, draw, restricted, space_of, values_of, with_values
 
 
 def spec(method: str, **given: object) -> RunSpec:

@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-import fedbench.assemble
-import fedbench.expand
-from fedbench.errors import FedbenchError
-from fedbench.expand import expand
-from fedbench.resolve import Overrides
-from fedbench.suite import load_suite, parse_suite, suite_names
+import fedbench.plugins.assembly
+import fedbench.suites.expand
+from fedbench.core.errors import FedbenchError
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import load_suite, parse_suite, suite_names
 
 SUITE = """\
 name: demo
@@ -65,7 +65,7 @@ def test_a_row_that_sets_a_method_it_does_not_run_is_refused():
 
 PLUGIN = """
 from dataclasses import dataclass
-from fedbench.hookspecs import hookimpl
+from fedbench.core.hooks import hookimpl
 
 @dataclass(frozen=True, kw_only=True)
 class P:
@@ -466,8 +466,8 @@ def test_planning_looks_through_what_is_installed_once_per_method_and_resolves_o
     suite = parse_suite(
         f"name: many\nseeds: {list(range(seeds))}\nrows:\n" + rows * "- {method: fedprox+fedavgm}\n", "many.yaml"
     )
-    counted(fedbench.assemble, "_entry_points")
-    counted(fedbench.expand, "resolve")
+    counted(fedbench.plugins.assembly, "_entry_points")
+    counted(fedbench.suites.expand, "resolve")
     specs = expand(suite, Overrides(sets=(("fedprox.mu", "0.1"),)))
     assert [spec.seed for spec in specs] == list(range(seeds))
     assert len({spec.run_id for spec in specs}) == len(specs) == seeds

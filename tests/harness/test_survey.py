@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.assemble import assemble
-from fedbench.errors import FedbenchError
-from fedbench.executors.sequential import Sequential
-from fedbench.hookspecs import hookimpl
-from fedbench.metrics import size_in_bytes
-from fedbench.rounds import rounds, train_round
-from fedbench.state import load_state, save_state
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import hookimpl
+from fedbench.core.types import Broadcast, Predictions
+from fedbench.plugins.assembly import assemble
+from fedbench.rounds.executors.sequential import Sequential
+from fedbench.rounds.loop import rounds, train_round
+from fedbench.rounds.metrics import size_in_bytes
+from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.types import Broadcast, Predictions
 
 PAYLOAD = 3 * 4
 """Bytes of what `Asking` broadcasts beside the weights."""

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.core.tasks import ModelSetup
 from fedbench.models import load_backbone
-from fedbench.models.clip import class_vectors
-from fedbench.models.grammar import parse_backbone
-from fedbench.models.nets import build_body
-from fedbench.models.text import class_text, sentence_features, text_vectors, transformers_encoder
-from fedbench.models.text_tower import text_tower
-from fedbench.spec import RunSpec
-from fedbench.tasks import ModelSetup
+from fedbench.models.clip.backbone import class_vectors
+from fedbench.models.cnn.nets import build_body
+from fedbench.models.names import parse_backbone
+from fedbench.models.text.tower import text_tower
+from fedbench.models.text.vectors import class_text, sentence_features, text_vectors, transformers_encoder
 from fedbench.testing import tiny_backbone
 
 CLASSES = ("cat", "bird")

@@ -9,7 +9,7 @@ import torch
 from fedbench.datasets.embedded import MID, UNBALANCED
 from fedbench.datasets.embedded.attributes import sample_attributes
 from fedbench.datasets.embedded.captions import CaptionMix, captions, vocabulary
-from fedbench.models.tokens import BUCKETS, FoldedTokenizer, grammar_ids
+from fedbench.models.clip.tokens import BUCKETS, FoldedTokenizer, grammar_ids
 
 
 @pytest.fixture(scope="module")

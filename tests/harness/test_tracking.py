@@ -16,27 +16,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedbench import artifacts, provenance, run_code, store, tracking
+from fedbench.cli.commands.ui import ui
 from fedbench.cli.execution import invocation
 from fedbench.cli.options import Request
-from fedbench.cli.ui import ui
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import ClientTask, RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
-from fedbench.invocation import Invocation
-from fedbench.metrics import is_reserved
-from fedbench.parameters import flat_params
-from fedbench.prepare import Settings
-from fedbench.recording import metric_name
-from fedbench.resuming import Origin, stored_runs
-from fedbench.run_code import Codes, MethodCode, RunCode
-from fedbench.run_tags import run_tags
-from fedbench.runs import run_spec
-from fedbench.spec import RunSpec, Training
-from fedbench.store import store_uri, ui_command
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ClientTask, RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import Update
+from fedbench.plugins import provenance, run_code
+from fedbench.plugins.run_code import Codes, MethodCode, RunCode
+from fedbench.rounds.metrics import is_reserved
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
-from fedbench.tracking import Tracking
-from fedbench.training import local_sgd
-from fedbench.types import Update
+from fedbench.toolkit.local_training import local_sgd
+from fedbench.tracking import artifacts, store
+from fedbench.tracking import listener as tracking
+from fedbench.tracking.invocation import Invocation
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.parameters import flat_params
+from fedbench.tracking.recording import metric_name
+from fedbench.tracking.resuming import Origin, stored_runs
+from fedbench.tracking.store import store_uri, ui_command
+from fedbench.tracking.tags import run_tags
 
 INFO = RunInfo(
     owners={"local_loss": "fedclip, fedavg"},
@@ -168,7 +170,7 @@ def test_what_clients_report_is_a_metric_of_every_round_and_clashes_with_none(
             update = local_sgd(task)
             return replace(update, metrics={**update.metrics, "drift": 10.0 * task.round})
 
-    monkeypatch.setattr("fedbench.prepare.load_dataset", lambda *_, **__: tiny_dataset())
+    monkeypatch.setattr("fedbench.runs.prepare.load_dataset", lambda *_, **__: tiny_dataset())
     ran = tiny_spec("fedavg", backbone="clip:embedded", rounds=2, eval_every=2)
     faulty = ran.scenario.model_copy(update={"dropout": 1e-6, "imbalance": "natural", "domain_split": "60/20/20"})
     ran = ran.model_copy(update={"scenario": faulty})
@@ -417,7 +419,7 @@ def test_the_web_interface_says_which_page_shows_the_latest_runs(
     uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(Tracking(uri, "just ran"), spec())
-    monkeypatch.setattr("fedbench.store.ui_command", lambda _: [sys.executable, "-c", ""])
+    monkeypatch.setattr("fedbench.tracking.store.ui_command", lambda _: [sys.executable, "-c", ""])
     ui(store=uri, port=5003)
     _, page = store.latest_page(uri) or ("", "")
     assert f"the runs of the suite just ran: http://127.0.0.1:5003{page}\n" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import torch
 from open_clip.transformer import Attention, Transformer
 from torch import nn
 
-from fedbench.models.transformer_blocks import apply_block, is_plain
+from fedbench.models.clip.transformer_blocks import apply_block, is_plain
 
 WIDTH, HEADS, PLACES = 16, 2, 5
 

@@ -19,21 +19,21 @@ import pytest
 from optuna.exceptions import TrialPruned
 from optuna.trial import TrialState
 
-from fedbench.engines.warm import WarmProcess
-from fedbench.errors import FedbenchError, Unworkable
-from fedbench.expand import expand
-from fedbench.hookspecs import RoundRecord
-from fedbench.prepare import Settings
-from fedbench.resolve import Overrides
-from fedbench.space import defaults_of, space_of
-from fedbench.spec import RunSpec
-from fedbench.store import open_store, store_uri
-from fedbench.studies import RETRIES, Budget, Record, counted, open_study
-from fedbench.study_storage import open_storage, storage_url
-from fedbench.suite import parse_suite
-from fedbench.trial_process import TrialBroke, TrialDied, TrialProcess
-from fedbench.trials import Tuned, trial_specs
-from fedbench.tuning import Job, TrialEnded, WorkerFailed, tune
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.hooks import RoundRecord
+from fedbench.core.spec import RunSpec
+from fedbench.runs.engines.warm import WarmProcess
+from fedbench.runs.prepare import Settings
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
+from fedbench.tracking.store import open_store, store_uri
+from fedbench.tuning.space import defaults_of, space_of
+from fedbench.tuning.storage import open_storage, storage_url
+from fedbench.tuning.studies import RETRIES, Budget, Record, counted, open_study
+from fedbench.tuning.trial import Tuned, trial_specs
+from fedbench.tuning.trial_process import TrialBroke, TrialDied, TrialProcess
+from fedbench.tuning.worker import Job, TrialEnded, WorkerFailed, tune
 
 SUITE = """
 name: trials
@@ -50,10 +50,10 @@ from pathlib import Path
 
 import torch
 
-import fedbench.defaults
-from fedbench.defaults import average
-from fedbench.errors import FedbenchError, Unworkable
-from fedbench.hookspecs import hookimpl
+import fedbench.toolkit.fedavg
+from fedbench.toolkit.fedavg import average
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.hooks import hookimpl
 
 HERE = Path(__file__).parent
 
@@ -86,7 +86,7 @@ class Hostile:
         return answer
 '''
 SPOILING = {
-    "spoils": "fedbench.defaults.average = lambda task: {name: 0 * value for name, value in task.weights.items()}; "
+    "spoils": "fedbench.toolkit.fedavg.average = lambda task: {name: 0 * value for name, value in task.weights.items()}; "
     "torch.set_default_dtype(torch.float64); task.spec.params.setdefault('mut', {})['mu'] = task.round",
     "dies-once": "(HERE / 'died').exists() or ((HERE / 'died').touch(), os.kill(os.getpid(), signal.SIGKILL))",
     "leaves": "os._exit(0)",
@@ -240,7 +240,7 @@ def test_a_trial_that_is_given_up_hears_no_more_and_the_next_goes_on_in_the_same
 
 PARENT = """
 import pickle, sys
-from fedbench.tuning import tune
+from fedbench.tuning.worker import tune
 if __name__ == "__main__":
     began = [tune(job, 1) for job in pickle.load(open(sys.argv[1], "rb"))]
     print([next(events).number for events in began], flush=True)

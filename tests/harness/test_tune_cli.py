@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from fedbench.cli.app import main
-from fedbench.results import load_results
-from fedbench.store import store_uri
+from fedbench.leaderboard.results import load_results
+from fedbench.tracking.store import store_uri
 
 SUITE = """
 name: toy
@@ -153,8 +153,8 @@ def test_several_objectives_are_tuned_without_pruner_and_give_a_front(fedbench: 
 def test_a_study_cut_short_says_so_and_is_recorded_as_what_it_was(fedbench: Command, folder: Path) -> None:
     import json
 
-    from fedbench.studies import record_of, studies_named
-    from fedbench.study_storage import open_storage
+    from fedbench.tuning.storage import open_storage
+    from fedbench.tuning.studies import record_of, studies_named
 
     storage = open_storage(f"sqlite:///{folder / 'fedbench-store' / 'studies.db'}", create=False)
     study = next(study for study in studies_named(storage, "toy") if "fedprox" in study.study_name)

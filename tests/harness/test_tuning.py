@@ -20,16 +20,20 @@ from optuna.trial import FrozenTrial, TrialState
 from PIL import Image
 
 from fedbench.cli.tuning import unused_seed
-from fedbench.errors import FedbenchError
-from fedbench.expand import expand
-from fedbench.objectives import Objective, UnknownObjective
-from fedbench.prepare import Settings
-from fedbench.resolve import Overrides
-from fedbench.runs import run_spec
-from fedbench.space import defaults_of, space_of
-from fedbench.spec import RunSpec
-from fedbench.store import open_store, store_uri
-from fedbench.studies import (
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
+from fedbench.tracking.store import open_store, store_uri
+from fedbench.tuning.best import best_of, tuned_otherwise, with_best
+from fedbench.tuning.figures import importances
+from fedbench.tuning.objectives import Objective, UnknownObjective
+from fedbench.tuning.space import defaults_of, space_of
+from fedbench.tuning.storage import SignsOfLife, open_storage, storage_url
+from fedbench.tuning.studies import (
     RETRIES,
     Budget,
     Found,
@@ -41,14 +45,10 @@ from fedbench.studies import (
     studies_named,
     try_again,
 )
-from fedbench.study_figures import importances
-from fedbench.study_storage import SignsOfLife, open_storage, storage_url
-from fedbench.suite import parse_suite
-from fedbench.trial_process import TrialBroke
-from fedbench.trial_tracking import TrialTracking
-from fedbench.trials import Surplus, Tuned, claim, outcome_of_twin, pruner, trial_specs
-from fedbench.tuned import best_of, tuned_otherwise, with_best
-from fedbench.tuning import Job, TrialBegan, TrialEnded, work
+from fedbench.tuning.tracking import TrialTracking
+from fedbench.tuning.trial import Surplus, Tuned, claim, outcome_of_twin, pruner, trial_specs
+from fedbench.tuning.trial_process import TrialBroke
+from fedbench.tuning.worker import Job, TrialBegan, TrialEnded, work
 
 SUITE = """
 name: toy
@@ -310,7 +310,7 @@ def test_a_worker_takes_the_row_with_the_fewest_trials(tmp_path: Path, settings:
 
 def short_of_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that shows no sign of life for a second is dead."""
-    for module in ("fedbench.study_storage", "fedbench.trial_tracking"):
+    for module in ("fedbench.tuning.storage", "fedbench.tuning.tracking"):
         monkeypatch.setattr(f"{module}.GRACE", 1)
 
 
@@ -399,7 +399,7 @@ def test_nothing_new_begins_before_what_may_be_dead_is_settled(
     later = study.ask()
     assert not signs.are_missing(study)  # it has just begun
     storage.record_heartbeat(later._trial_id)
-    monkeypatch.setattr("fedbench.study_storage._LATE", 1)
+    monkeypatch.setattr("fedbench.tuning.storage._LATE", 1)
     time.sleep(2.1)
     storage.record_heartbeat(running._trial_id)
     assert signs.are_missing(study)
@@ -427,8 +427,8 @@ def test_the_record_of_a_trial_whose_process_died_right_behind_it_is_made_up_for
 
 RAISING = """
 from dataclasses import dataclass
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import hookimpl
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import hookimpl
 
 @dataclass(frozen=True, kw_only=True)
 class P:
@@ -483,7 +483,7 @@ def test_two_processes_never_take_the_same_waiting_trial(tmp_path: Path) -> None
         study.enqueue_trial({})
     code = (
         "import sys, optuna; from optuna.trial import TrialState as S\n"
-        "from fedbench.study_storage import open_storage\n"
+        "from fedbench.tuning.storage import open_storage\n"
         "study = optuna.load_study(study_name='s', storage=open_storage(sys.argv[1], create=False))\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "while study.get_trials(deepcopy=False, states=(S.WAITING,)): print(study.ask().number)\n"

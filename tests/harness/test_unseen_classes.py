@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedbench.assemble import assemble, find_method
-from fedbench.base_to_new import Renamed, renamed_model
-from fedbench.errors import FedbenchError
-from fedbench.evaluation import evaluate_again
-from fedbench.leaderboard import leaderboard, to_csv, to_markdown
-from fedbench.metrics import unseen_metrics
-from fedbench.objectives import Objective, UnknownObjective
-from fedbench.page.data import page_of
-from fedbench.prepare import Run, Settings, prepare
-from fedbench.results import load_curves, load_results
-from fedbench.rounds import evaluate, rounds
-from fedbench.runs import run_spec
-from fedbench.spec import RunSpec
-from fedbench.store import store_uri
-from fedbench.tasks import ModelSetup
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.core.tasks import ModelSetup
+from fedbench.core.types import Dataset, Split, TensorImages, Unseen
+from fedbench.leaderboard.board import leaderboard, to_csv, to_markdown
+from fedbench.leaderboard.page.data import page_of
+from fedbench.leaderboard.results import load_curves, load_results
+from fedbench.plugins.assembly import assemble, find_method
+from fedbench.rounds.loop import evaluate, rounds
+from fedbench.rounds.metrics import unseen_metrics
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Run, Settings, prepare
+from fedbench.runs.unseen import Renamed, renamed_model
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_spec
-from fedbench.tracking import Tracking
-from fedbench.types import Dataset, Split, TensorImages, Unseen
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.recorded.reevaluation import evaluate_again
+from fedbench.tracking.store import store_uri
+from fedbench.tuning.objectives import Objective, UnknownObjective
 
 BASE, NEW = ("bird", "boat", "car", "tree"), ("fish", "house")
 DATA = tiny_dataset(6)
@@ -145,11 +145,11 @@ from dataclasses import dataclass
 
 import torch
 
-from fedbench.defaults import cross_entropy, largest_logit
-from fedbench.hookspecs import hookimpl
+from fedbench.toolkit.fedavg import cross_entropy, largest_logit
+from fedbench.core.hooks import hookimpl
 from fedbench.models.heads import require_clip, text_classifier
-from fedbench.models.prompts import prompt_tower
-from fedbench.types import Model, Predictions
+from fedbench.models.prompts.context import prompt_tower
+from fedbench.core.types import Model, Predictions
 
 SEEN = {{"built": [], "trained": set(), "samples": [], "evaluated": []}}
 
@@ -286,7 +286,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     uri, settings = store_uri(str(folder / "store")), Settings(folder, folder / "cache")
     specs = {method: base_to_new(method, 0.5) for method in ("promptfl", "fedavg")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedbench.prepare.load_dataset", lambda *_, **__: DATA)
+        patch.setattr("fedbench.runs.prepare.load_dataset", lambda *_, **__: DATA)
         tracking = Tracking(uri, "tests")
         for spec in specs.values():
             run_spec(spec, settings, [tracking])

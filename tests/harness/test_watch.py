@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.defaults import average, largest_logit
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import STEPS, hookimpl
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import STEPS, hookimpl
+from fedbench.core.types import Broadcast
 from fedbench.models.heads import default_model
+from fedbench.plugins.watch import Snapshot, contents, versions
+from fedbench.plugins.withheld import withheld
 from fedbench.testing import check_training, final_state, tiny_run, tiny_spec
-from fedbench.training import local_sgd
-from fedbench.types import Broadcast
-from fedbench.watch import Snapshot, contents, versions
-from fedbench.withheld import withheld
+from fedbench.toolkit.fedavg import average, largest_logit
+from fedbench.toolkit.local_training import local_sgd
 
 
 def pull(step):

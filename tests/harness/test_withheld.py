@@ -9,14 +9,14 @@ import pluggy
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.hookspecs import PROJECT, STEPS, HookSpecs, hookimpl
-from fedbench.prepare import Settings, prepare
-from fedbench.runs import run_spec
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import PROJECT, STEPS, HookSpecs, hookimpl
+from fedbench.core.types import Split, TensorImages
+from fedbench.plugins.withheld import withheld
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.scenarios import build_federation
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.types import Split, TensorImages
-from fedbench.withheld import withheld
 
 wrapper = functools.partial(pluggy.HookimplMarker(PROJECT), wrapper=True)
 
@@ -175,7 +175,7 @@ def test_federate_may_deal_samples_to_clients_and_nothing_else(mine, change, sai
 
 def test_a_listener_is_told_the_counts_of_hidden_labels_and_a_method_is_not(mine, tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr("fedbench.prepare._dataset", lambda *_: tiny_dataset())
+    monkeypatch.setattr("fedbench.runs.prepare._dataset", lambda *_: tiny_dataset())
     listener = type("Listener", (), {"run_started": hookimpl(lambda self, spec, info: told.append(info))})()
     name = mine(
         run_started=hookimpl(lambda self, spec, info: told.append(info)),

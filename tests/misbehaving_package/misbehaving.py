@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from fedbench.defaults import average
-from fedbench.hookspecs import AggregationTask, hookimpl
+from fedbench.core.hooks import AggregationTask, hookimpl
+from fedbench.toolkit.fedavg import average
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,17 @@ import numpy as np
 import pytest
 import torch
 
+from fedbench.core.types import Dataset, Split, TensorImages
 from fedbench.scenarios import Scenario, build_federation
-from fedbench.scenarios.dirichlet import creff_equal, dirichlet_capped, dirichlet_clientwise, dirichlet_uncapped
-from fedbench.scenarios.feature_skew import domain_clients
-from fedbench.scenarios.label_skew import (
+from fedbench.scenarios.participation import cohort
+from fedbench.scenarios.partitions.dirichlet import (
+    creff_equal,
+    dirichlet_capped,
+    dirichlet_clientwise,
+    dirichlet_uncapped,
+)
+from fedbench.scenarios.partitions.feature_skew import domain_clients
+from fedbench.scenarios.partitions.label_skew import (
     classes_equal,
     classes_round_robin,
     iid,
@@ -26,9 +33,7 @@ from fedbench.scenarios.label_skew import (
     shards_deck,
     shards_sorted,
 )
-from fedbench.scenarios.participation import cohort
-from fedbench.scenarios.parts import equal_parts
-from fedbench.types import Dataset, Split, TensorImages
+from fedbench.scenarios.partitions.parts import equal_parts
 
 RECORD = Path(__file__).with_name("draws.json")
 REFERENCE: dict[str, str] = json.loads(RECORD.read_text()) if RECORD.exists() else {}

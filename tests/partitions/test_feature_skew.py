@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Dataset, Split, TensorImages
 from fedbench.scenarios import Scenario, build_federation, scenario_named
-from fedbench.scenarios.feature_skew import Joined, cut_domain
-from fedbench.types import Dataset, Split, TensorImages
+from fedbench.scenarios.partitions.feature_skew import Joined, cut_domain
 
 THREE_DOMAINS = [[20, 30, 50], [10, 10, 13], [40, 41, 20]]
 LODO = scenario_named("leave-one-domain-out")

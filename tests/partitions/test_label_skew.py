@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.scenarios.dirichlet import creff_equal, dirichlet_capped, dirichlet_clientwise, dirichlet_uncapped
-from fedbench.scenarios.label_skew import (
+from fedbench.core.errors import FedbenchError
+from fedbench.scenarios.partitions.dirichlet import (
+    creff_equal,
+    dirichlet_capped,
+    dirichlet_clientwise,
+    dirichlet_uncapped,
+)
+from fedbench.scenarios.partitions.label_skew import (
     classes_equal,
     classes_round_robin,
     iid,

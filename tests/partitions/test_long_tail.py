@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Dataset
 from fedbench.scenarios import Scenario, build_federation
-from fedbench.scenarios.long_tail import exponential_counts, thin
-from fedbench.types import Dataset
+from fedbench.scenarios.partitions.long_tail import exponential_counts, thin
 
 
 @pytest.mark.parametrize(

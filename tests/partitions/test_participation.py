@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedbench.core.scenario import Scenario
 from fedbench.scenarios.participation import Schedule, cohort, schedule
-from fedbench.scenarios.scenario import Scenario
 
 
 @pytest.mark.parametrize(

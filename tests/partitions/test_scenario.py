@@ -10,9 +10,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Dataset, Federation
 from fedbench.scenarios import PRESETS, Scenario, build_federation, scenario_named, scenario_names
-from fedbench.types import Dataset, Federation
 
 
 def digest(federation: Federation) -> str:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Dataset, Federation, Split, TensorImages
 from fedbench.scenarios import PRESETS, Scenario, build_federation
 from fedbench.scenarios.unseen import unseen_count
-from fedbench.types import Dataset, Federation, Split, TensorImages
 
 Make = Callable[..., Dataset]
 TRAIN, TEST = (12, 9, 10, 8, 11), (4, 3, 5, 2, 6)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Dataset, Federation, Split, TensorImages
 from fedbench.scenarios import Scenario, build_federation
-from fedbench.types import Dataset, Federation, Split, TensorImages
 
 CLASSES = ("ant", "bee", "cat")
 

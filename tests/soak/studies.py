@@ -14,9 +14,9 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from fedbench.store import TUNING, open_store, store_uri
-from fedbench.studies import DEATHS, RETRIES, counted, found, studies_named
-from fedbench.study_storage import open_storage, storage_url
+from fedbench.tracking.store import TUNING, open_store, store_uri
+from fedbench.tuning.storage import open_storage, storage_url
+from fedbench.tuning.studies import DEATHS, RETRIES, counted, found, studies_named
 from tests.soak.fedbench_command import Command, Started
 from tests.soak.soak import Moment, at_file, at_line, at_time, is_left_by
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fedbench import store as _store  # noqa: F401 - sets MLflow up before it is first imported
-from fedbench.artifacts import read_predictions
-from fedbench.results import load_results
-from fedbench.state import Saved, read_saved
-from fedbench.store import local_artifacts, open_store, store_uri
+from fedbench.leaderboard.results import load_results
+from fedbench.rounds.state import Saved, read_saved
+from fedbench.tracking import store as _store  # noqa: F401 - sets MLflow up before it is first imported
+from fedbench.tracking.artifacts import read_predictions
+from fedbench.tracking.store import local_artifacts, open_store, store_uri
 from tests.soak.fedbench_command import Command, Started
 from tests.soak.soak import Moment, at_file, at_line, at_time, is_left_by
 

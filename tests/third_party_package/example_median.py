@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.hookspecs import AggregationTask, hookimpl
-from fedbench.types import Tensors
+from fedbench.core.hooks import AggregationTask, hookimpl
+from fedbench.core.types import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,22 +12,22 @@ import typer
 from typer.core import TyperGroup
 
 from fedbench import __version__
-from fedbench.cli.cache import cache
-from fedbench.cli.check import check
-from fedbench.cli.compare import compare
+from fedbench.cli.commands.cache import cache
+from fedbench.cli.commands.check import check
+from fedbench.cli.commands.compare import compare
+from fedbench.cli.commands.describe import describe
+from fedbench.cli.commands.evaluate import evaluate
+from fedbench.cli.commands.leaderboard import leaderboard
+from fedbench.cli.commands.listing import list_known
+from fedbench.cli.commands.pretrain import pretrain
+from fedbench.cli.commands.publish import publish
+from fedbench.cli.commands.run import run
+from fedbench.cli.commands.scenario import scenario
+from fedbench.cli.commands.study import study
+from fedbench.cli.commands.tune import tune
+from fedbench.cli.commands.ui import ui
 from fedbench.cli.console import OutputLost, complain, guard_output, say
-from fedbench.cli.describe import describe
-from fedbench.cli.evaluate import evaluate
-from fedbench.cli.leaderboard import leaderboard
-from fedbench.cli.listing import list_known
-from fedbench.cli.pretrain import pretrain
-from fedbench.cli.publish import publish
-from fedbench.cli.run import run
-from fedbench.cli.scenario import scenario
-from fedbench.cli.study import study
-from fedbench.cli.tune import tune
-from fedbench.cli.ui import ui
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
 
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -11,8 +11,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedbench.checkpoint import Checkpointing, discard
-from fedbench.claims import Claims, work_folder
 from fedbench.cli import plan
 from fedbench.cli.console import complain, console, resumable
 from fedbench.cli.live import LiveProgress
@@ -20,22 +18,24 @@ from fedbench.cli.options import Request, command_line
 from fedbench.cli.outcome import report, say_stopped, show_leaderboard, show_next_steps
 from fedbench.cli.progress import PlainProgress, Progress
 from fedbench.cli.stored import origins_of, say_resumed, say_stored
-from fedbench.engine import Policy, default_workers, execute, with_cores
-from fedbench.engines import Engine
-from fedbench.engines.in_process import RUN_THREAD, InProcess
-from fedbench.engines.processes import Processes
-from fedbench.events import Event, RunFailed, notify
-from fedbench.hookspecs import hookimpl, plugin_manager, relay
-from fedbench.invocation import Invocation
-from fedbench.patience import HURRY, StoreUnavailable
-from fedbench.prepare import Settings
-from fedbench.resuming import stored_runs
-from fedbench.run_code import Codes
-from fedbench.spec import RunSpec
-from fedbench.store import store_uri
-from fedbench.suite import Suite
-from fedbench.tracking import Tracking
-from fedbench.wording import counted
+from fedbench.core.hooks import hookimpl, plugin_manager, relay
+from fedbench.core.spec import RunSpec
+from fedbench.core.wording import counted
+from fedbench.plugins.run_code import Codes
+from fedbench.runs.checkpoint import Checkpointing, discard
+from fedbench.runs.engines import Engine
+from fedbench.runs.engines.claims import Claims, work_folder
+from fedbench.runs.engines.events import Event, RunFailed, notify
+from fedbench.runs.engines.in_process import RUN_THREAD, InProcess
+from fedbench.runs.engines.processes import Processes
+from fedbench.runs.engines.scheduler import Policy, default_workers, execute, with_cores
+from fedbench.runs.prepare import Settings
+from fedbench.suites.suite import Suite
+from fedbench.tracking.invocation import Invocation
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.patience import HURRY, StoreUnavailable
+from fedbench.tracking.resuming import stored_runs
+from fedbench.tracking.store import store_uri
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
@@ -151,7 +151,7 @@ def _engine(request: Request, settings: Settings, pending: Sequence[RunSpec]) ->
     """The engine that was asked for. Raises FedbenchError where it is not available here."""
     workers = request.workers or default_workers()
     if request.engine == "ray":
-        from fedbench.engines.ray_cluster import RayCluster, check_device
+        from fedbench.runs.engines.ray.cluster import RayCluster, check_device
 
         for spec in pending:
             check_device(spec, request.run_gpus)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedbench.cli.console import clock
 from fedbench.cli.progress import Progress, figures
-from fedbench.spec import RunSpec
+from fedbench.core.spec import RunSpec
 
 _WIDEST = 100
 """Columns of the suite's bar, however wide the terminal is."""

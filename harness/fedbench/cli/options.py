@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
 
 
 def finite(number: float | None) -> float | None:

@@ -10,22 +10,22 @@ from urllib.parse import urlparse
 
 from fedbench.cli.console import complain, console, say
 from fedbench.cli.options import Request
-from fedbench.events import RunFailed
-from fedbench.invocation import Invocation
-from fedbench.patience import StoreUnavailable
-from fedbench.spec import RunSpec
-from fedbench.suite import Suite
-from fedbench.uris import shown
+from fedbench.core.spec import RunSpec
+from fedbench.runs.engines.events import RunFailed
+from fedbench.suites.suite import Suite
+from fedbench.tracking.databases import shown
+from fedbench.tracking.invocation import Invocation
+from fedbench.tracking.patience import StoreUnavailable
 
 
 def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:
     """Print the tables of the requested runs, with all that is comparable to them; whether the store has others."""
     # imports scipy's statistics, for which no run should wait
-    from fedbench.failures import of_tables
-    from fedbench.leaderboard import of_suite as leaderboard
-    from fedbench.leaderboard import render_terminal
-    from fedbench.published import published_folder, published_of
-    from fedbench.results import load_curves, load_runs
+    from fedbench.leaderboard.board import of_suite as leaderboard
+    from fedbench.leaderboard.board import render_terminal
+    from fedbench.leaderboard.failures import of_tables
+    from fedbench.leaderboard.published import published_folder, published_of
+    from fedbench.leaderboard.results import load_curves, load_runs
 
     stored = load_runs(uri, suite.name)
     finished, failed = of_tables(stored.finished, stored.failed, [spec.run_id for spec in specs])

@@ -10,10 +10,10 @@ import numpy as np
 from rich.table import Table
 
 from fedbench.cli.console import cell, console, say, table
+from fedbench.core.spec import RunSpec
+from fedbench.core.wording import counted
 from fedbench.scenarios.participation import cohort
 from fedbench.scenarios.picture import ClientPicture, PartitionPicture, binned, class_bin
-from fedbench.spec import RunSpec
-from fedbench.wording import counted
 
 MOST_CLIENTS = 40
 """With more clients a selection is shown: the first, the most and the least skewed."""
@@ -28,7 +28,7 @@ _GAP = 2
 
 def in_words(picture: PartitionPicture, spec: RunSpec) -> str:
     """The scenario and what it makes of the data, as a paragraph."""
-    from fedbench.results import scenario_summary  # imports pandas and MLflow's store
+    from fedbench.leaderboard.results import scenario_summary  # imports pandas and MLflow's store
 
     settings = {name: "none" if value is None else str(value) for name, value in spec.scenario.model_dump().items()}
     clients = len(picture.clients)

@@ -6,21 +6,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from fedbench.added import is_added, told_of_added
 from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, say, table
 from fedbench.cli.options import Request
 from fedbench.cli.unplanned import FailedRow, RefusedRow, leave_out
-from fedbench.errors import FedbenchError
-from fedbench.executors.cohort import MEMORY
-from fedbench.expand import expand, narrowed, single
-from fedbench.hookspecs import RunInfo
-from fedbench.looking import Failed, Prepared, looks
-from fedbench.memory import Memory
-from fedbench.prepare import Settings
-from fedbench.resolve import Overrides, parse_assignment
-from fedbench.spec import RunSpec
-from fedbench.suite import Suite, load_suite, suite_names
-from fedbench.wording import counted
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import RunInfo
+from fedbench.core.spec import RunSpec
+from fedbench.core.wording import counted
+from fedbench.rounds.executors.cohort import MEMORY
+from fedbench.runs.looking import Failed, Prepared, looks
+from fedbench.runs.memory import Memory
+from fedbench.runs.prepare import Settings
+from fedbench.suites.added import is_added, told_of_added
+from fedbench.suites.expand import expand, narrowed, single
+from fedbench.suites.resolve import Overrides, parse_assignment
+from fedbench.suites.suite import Suite, load_suite, suite_names
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
     if request.suite is not None:
         suite = load_suite(request.suite)
         if suite.published:
-            from fedbench.published import check_published, published_folder
+            from fedbench.leaderboard.published import check_published, published_folder
 
             check_published(suite, published_folder(None))
         sets = [(key, value) for key, value in shorthands.items() if value is not None] + sets
@@ -90,9 +90,9 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
 
 def _tuned(specs: list[RunSpec], request: Request) -> list[RunSpec]:
     """The runs with the best values of the study asked for; says which rows it does not have, or has under others."""
-    from fedbench.store import store_uri
-    from fedbench.study_storage import storage_url
-    from fedbench.tuned import best_of, tuned_otherwise, with_best
+    from fedbench.tracking.store import store_uri
+    from fedbench.tuning.best import best_of, tuned_otherwise, with_best
+    from fedbench.tuning.storage import storage_url
 
     best = best_of(storage_url(request.storage, store_uri(request.store)), request.tuned)
     for row in rows_of(specs):

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from fedbench.cli.console import clock, megabytes
-from fedbench.hookspecs import RoundRecord, RunInfo, RunResult, hookimpl
-from fedbench.spec import RunSpec
+from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl
+from fedbench.core.spec import RunSpec
 
 
 @dataclass

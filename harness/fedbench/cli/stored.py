@@ -10,14 +10,14 @@ from mlflow.exceptions import MlflowException
 from fedbench.cli.console import complain, say
 from fedbench.cli.options import Request
 from fedbench.cli.plan import PlannedRow, rows_of
-from fedbench.errors import FedbenchError
-from fedbench.prepare import Settings
-from fedbench.resuming import Origin, stored_runs
-from fedbench.run_code import Codes
-from fedbench.runs import checkpoints_of
-from fedbench.spec import RunSpec
-from fedbench.store import store_uri
-from fedbench.suite import Suite
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.plugins.run_code import Codes
+from fedbench.runs.job import checkpoints_of
+from fedbench.runs.prepare import Settings
+from fedbench.suites.suite import Suite
+from fedbench.tracking.resuming import Origin, stored_runs
+from fedbench.tracking.store import store_uri
 
 
 def origins_of(planned: Sequence[PlannedRow], codes: Codes) -> dict[str, Origin]:

@@ -13,23 +13,23 @@ from rich.text import Text
 from fedbench.cli import plan
 from fedbench.cli.console import cell, complain, console, megabytes, resumable, say, table
 from fedbench.cli.options import Request, command_line
-from fedbench.errors import FedbenchError
-from fedbench.objectives import Objective
-from fedbench.prepare import Settings
-from fedbench.provenance import commit, versions
-from fedbench.run_code import Codes
-from fedbench.run_tags import code_tags
-from fedbench.runs import run_rounds
-from fedbench.space import Dimension, defaults_of, restricted, space_of
-from fedbench.spec import RunSpec
-from fedbench.store import METHOD_CODE
-from fedbench.studies import Budget, Found, Record, found, open_study
-from fedbench.study_storage import open_storage
-from fedbench.suite import Suite
-from fedbench.trial_tracking import TrialTracking
-from fedbench.trials import Tuned, trial_specs
-from fedbench.tuning import Event, Job, TrialBegan, TrialEnded, WorkerFailed, tune
-from fedbench.wording import counted
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.core.wording import counted
+from fedbench.plugins.provenance import commit, versions
+from fedbench.plugins.run_code import Codes
+from fedbench.runs.job import run_rounds
+from fedbench.runs.prepare import Settings
+from fedbench.suites.suite import Suite
+from fedbench.tracking.store import METHOD_CODE
+from fedbench.tracking.tags import code_tags
+from fedbench.tuning.objectives import Objective
+from fedbench.tuning.space import Dimension, defaults_of, restricted, space_of
+from fedbench.tuning.storage import open_storage
+from fedbench.tuning.studies import Budget, Found, Record, found, open_study
+from fedbench.tuning.tracking import TrialTracking
+from fedbench.tuning.trial import Tuned, trial_specs
+from fedbench.tuning.worker import Event, Job, TrialBegan, TrialEnded, WorkerFailed, tune
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedbench.cli.console import say
-from fedbench.errors import FedbenchError
-from fedbench.spec import RunSpec
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
 
 
 @dataclass(frozen=True)

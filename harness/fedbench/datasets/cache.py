@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbench.errors import FedbenchError
-from fedbench.files import read_bytes, replacing
-from fedbench.kept import Content, kept
-from fedbench.kept import damaged as kept_damaged
-from fedbench.types import TensorImages, Tensors
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import read_bytes, replacing
+from fedbench.core.tensor_cache import Content, kept
+from fedbench.core.tensor_cache import damaged as kept_damaged
+from fedbench.core.types import TensorImages, Tensors
 
 _KIND = "data cache"
 _ABOUT = "data"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedbench.errors import FedbenchError
-from fedbench.files import read_bytes
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import read_bytes
 
 # A name of lowercase letters, spaces and hyphens stands for itself, so PACS, VLCS, CIFAR-10 and CINIC-10 need no rows.
 WORDS = {

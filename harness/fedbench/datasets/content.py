@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from fedbench.errors import FedbenchError
-from fedbench.types import Dataset, Split
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Dataset, Split
 
 MOST_CLASSES = 1_000_000
 """A larger label is no class but damage or a mistake, and a class for every number below it would fill memory."""

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import ImageSource, Tensors
 from fedbench.datasets.cache import read_json, stored, write_json
 from fedbench.datasets.names import DatasetName
-from fedbench.errors import FedbenchError
-from fedbench.types import ImageSource, Tensors
 
 log = logging.getLogger(__name__)
 

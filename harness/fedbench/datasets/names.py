@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbench.errors import FedbenchError, unknown_name
+from fedbench.core.errors import FedbenchError, unknown_name
 
 LISTING = "See fedbench list datasets."
 

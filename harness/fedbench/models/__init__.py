@@ -13,11 +13,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbench.models.grammar import EMBEDDED, FAMILIES, parse_backbone
+from fedbench.models.names import EMBEDDED, FAMILIES, parse_backbone
 
 if TYPE_CHECKING:
-    from fedbench.models.clip import ClipBackbone
-    from fedbench.models.cnn import CnnBackbone
+    from fedbench.models.clip.backbone import ClipBackbone
+    from fedbench.models.cnn.backbone import CnnBackbone
 
     Backbone = ClipBackbone | CnnBackbone
 
@@ -30,10 +30,10 @@ def load_backbone(name: str, *, data_dir: Path, seed: int, image_size: tuple[int
     """
     asked = parse_backbone(name)
     if asked.family == "clip":
-        from fedbench.models.checkpoints import load_clip
+        from fedbench.models.clip.loading import load_clip
 
         return load_clip(asked, data_dir)
-    from fedbench.models.cnn import load_cnn
+    from fedbench.models.cnn.backbone import load_cnn
 
     return load_cnn(asked, seed, image_size)
 
@@ -45,10 +45,10 @@ def image_size_of(name: str) -> int | None:
     """
     asked = parse_backbone(name)
     if asked.family == "clip":
-        from fedbench.models.checkpoints import clip_image_size
+        from fedbench.models.clip.loading import clip_image_size
 
         return clip_image_size(asked.arch)
-    from fedbench.models.cnn import cnn_image_size
+    from fedbench.models.cnn.backbone import cnn_image_size
 
     return cnn_image_size(asked)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedbench.errors import FedbenchError
-from fedbench.kept import Content, damaged, kept
-from fedbench.types import FrozenEncoder, ImageSource, Subset
+from fedbench.core.errors import FedbenchError
+from fedbench.core.tensor_cache import Content, damaged, kept
+from fedbench.core.types import FrozenEncoder, ImageSource, Subset
 
 _KIND = "feature cache"
 _KEPT = (torch.float32, torch.float16)

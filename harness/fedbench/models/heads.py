@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedbench.errors import FedbenchError
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models import load_backbone
-from fedbench.models.clip import ClipBackbone, Forward, full_clip_model
-from fedbench.models.cnn import CnnBackbone, batch_norm_names, cnn_model
-from fedbench.types import LinearHead, Model, Outputs
+from fedbench.models.clip.backbone import ClipBackbone, Forward, full_clip_model
+from fedbench.models.cnn.backbone import CnnBackbone, batch_norm_names, cnn_model
 
 if TYPE_CHECKING:
-    from fedbench.hookspecs import ModelSetup
+    from fedbench.core.hooks import ModelSetup
 
 
 def require_clip(setup: ModelSetup, method: str) -> ClipBackbone:

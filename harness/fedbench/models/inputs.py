@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedbench.core.types import FrozenEncoder, ImageSource, Subset
 from fedbench.models.feature_cache import encode
-from fedbench.types import FrozenEncoder, ImageSource, Subset
 
 RESIDENT_BYTES = 256 * 2**20
 """Of a client's transformed images that are kept while it trains."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedbench.core.scenario import Scenario
 from fedbench.scenarios.presets import PRESETS, scenario_named, scenario_names
-from fedbench.scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
-    from fedbench.types import Dataset, Federation
+    from fedbench.core.types import Dataset, Federation
 
 __all__ = ["PRESETS", "Scenario", "build_federation", "scenario_named", "scenario_names"]
 

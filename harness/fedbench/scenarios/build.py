@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.randomness import numpy_generator
-from fedbench.scenarios import dirichlet, feature_skew, label_skew
-from fedbench.scenarios.feature_skew import Cut, domains_of
+from fedbench.core.errors import FedbenchError
+from fedbench.core.partition import Measured, Shards
+from fedbench.core.randomness import numpy_generator
+from fedbench.core.scenario import Scenario
+from fedbench.core.types import Dataset, Federation, Split, Unseen
 from fedbench.scenarios.groups import reporting_groups
-from fedbench.scenarios.long_tail import thin
-from fedbench.scenarios.parts import Parts, equal_parts
-from fedbench.scenarios.rounding import IntArray
-from fedbench.scenarios.scenario import Scenario
+from fedbench.scenarios.partitions import dirichlet, feature_skew, label_skew
+from fedbench.scenarios.partitions.feature_skew import Cut, domains_of
+from fedbench.scenarios.partitions.long_tail import thin
+from fedbench.scenarios.partitions.parts import Parts, equal_parts
+from fedbench.scenarios.partitions.rounding import IntArray
 from fedbench.scenarios.unseen import by_class, require_tested
-from fedbench.shards import Measured, Shards
-from fedbench.types import Dataset, Federation, Split, Unseen
 
 
 def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:

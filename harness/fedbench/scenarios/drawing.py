@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from fedbench.errors import FedbenchError
-from fedbench.files import replacing
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import replacing
 from fedbench.scenarios.groups import BY_COUNT, BY_POSITION
 from fedbench.scenarios.picture import ClientPicture, PartitionPicture
 

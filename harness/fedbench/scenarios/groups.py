@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedbench.scenarios.rounding import IntArray, floor
-from fedbench.scenarios.scenario import GroupRule
+from fedbench.core.scenario import GroupRule
+from fedbench.scenarios.partitions.rounding import IntArray, floor
 
 Groups = dict[str, tuple[int, ...]]
 HEAD_PERCENT, MID_PERCENT = 75, 95

@@ -14,9 +14,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.randomness import numpy_generator
-from fedbench.scenarios.rounding import floor
-from fedbench.scenarios.scenario import Scenario
+from fedbench.core.randomness import numpy_generator
+from fedbench.core.scenario import Scenario
+from fedbench.scenarios.partitions.rounding import floor
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import jensenshannon
 from scipy.special import entr
 
-from fedbench.errors import FedbenchError
-from fedbench.scenarios.rounding import IntArray
-from fedbench.types import ClientShard, Federation
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import ClientShard, Federation
+from fedbench.scenarios.partitions.rounding import IntArray
 
 Floats = NDArray[np.float64]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedbench.errors import unknown_name
-from fedbench.scenarios.scenario import Scenario
+from fedbench.core.errors import unknown_name
+from fedbench.core.scenario import Scenario
 
 UNSET_DOMAIN = "unset"
 """The held-out domain of a preset that can't know the data set's domains; building it asks for a real one."""

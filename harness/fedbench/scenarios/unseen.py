@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import torch
 
-from fedbench.errors import FedbenchError
-from fedbench.scenarios.feature_skew import pooled
-from fedbench.scenarios.rounding import floor
-from fedbench.scenarios.scenario import Scenario
-from fedbench.types import Dataset, Split
+from fedbench.core.errors import FedbenchError
+from fedbench.core.scenario import Scenario
+from fedbench.core.types import Dataset, Split
+from fedbench.scenarios.partitions.feature_skew import pooled
+from fedbench.scenarios.partitions.rounding import floor
 
 FEWEST_BASE = 2
 

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 import fedbench
-from fedbench.executors import ExecutorName
-from fedbench.expand import expand
-from fedbench.models.cnn import CnnBackbone
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import Dataset, Split, TensorImages
+from fedbench.models.cnn.backbone import CnnBackbone
 from fedbench.models.transform import PixelTransform
-from fedbench.prepare import Run, Settings, prepare
-from fedbench.resolve import Overrides
-from fedbench.rounds import evaluate, start, train_round
+from fedbench.rounds.executors import ExecutorName
+from fedbench.rounds.loop import evaluate, start, train_round
+from fedbench.runs.prepare import Run, Settings, prepare
 from fedbench.scenarios import Scenario
-from fedbench.spec import RunSpec, Training
-from fedbench.suite import load_suite
-from fedbench.types import Dataset, Split, TensorImages
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import load_suite
 from tests.bench.systems.report import Report, parser
 from tests.bench.workloads import Job
 

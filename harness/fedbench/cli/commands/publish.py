@@ -1,0 +1,95 @@
+"""``fedbench publish``: a suite's leaderboard from nothing, at the suite's own and at tuned values, as files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbench.cli.console import resumable, say
+from fedbench.cli.options import CACHE_DIR, DATA_DIR, CacheDir, DataDir, Plugins, Storage, Store, Workers
+
+_FINE, _SOME_FAILED = 0, 1
+
+
+def publish(
+    suite: Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="A folder of the suite's name is written there.")
+    ] = Path("leaderboards"),
+    trials: Annotated[int, typer.Option(metavar="INT", help="Of tuning, for every row; 0 tunes nothing.", min=0)] = 20,
+    tune_method: Annotated[
+        list[str] | None, typer.Option(metavar="METHOD", help="Tune only these rows; repeat it. By default all.")
+    ] = None,
+    tune_setting: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Tune only in these settings; repeat it. By default all.")
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(metavar="INT", help="In place of the suite's; repeat it.", min=0)
+    ] = None,
+    scale: Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")] = "",
+    plugin: Plugins = None,
+    store: Store = None,
+    storage: Storage = None,
+    workers: Workers = None,
+    data_dir: DataDir = DATA_DIR,
+    cache_dir: CacheDir = CACHE_DIR,
+) -> None:
+    """Run a suite, tune it, run it tuned, and write the leaderboard with page and figures.
+
+    Every step goes on where it was stopped, so the same command finishes what was interrupted.
+    """
+    from fedbench.cli.tuning import unused_seed
+    from fedbench.core.folders import usable_folder
+    from fedbench.suites.suite import load_suite
+    from fedbench.tracking.store import store_uri
+    from fedbench.tuning.storage import storage_url
+
+    read = load_suite(suite)
+    if trials:
+        storage_url(storage, store_uri(store))  # refused now rather than after all runs
+    study = f"{read.name}-{scale}" if scale else read.name
+    grid = _words({"--suite": [suite], "--scale": [scale] if scale else []})
+    stores = _words({"--store": [store] if store else []})
+    studies = _words({"--storage": [storage] if storage else []})
+    machine = _words({"--jobs": [workers] if workers else [], "--data-dir": [data_dir], "--cache-dir": [cache_dir]})
+    common = [*_words({"--plugin": plugin or []}), *stores, *machine]
+    seeds = _words({"--seed": seed or []})
+    part = _words({"--method": tune_method or [], "--setting": tune_setting or []})
+    # of no run that is shown
+    unused = max([*(seed or ()), unused_seed(read) - 1]) + 1
+    spent = _words({"--seed": [unused], "--trials": [trials], "--study": [study]})
+    folder = output / re.sub(r"[^\w.\- ]|^\.+", "_", read.name)
+    usable_folder(folder, "--output")
+    tuning = [
+        ["tune", *grid, *part, *spent, *studies, *common],
+        ["run", *grid, *part, *seeds, "--tuned", study, *studies, *common],
+        ["study", study, "--output", str(folder / "tuning"), *studies, *stores],
+    ]
+    worst = _step(["run", *grid, *seeds, *common])
+    if worst > _SOME_FAILED:
+        raise typer.Exit(worst)
+    for words in tuning if trials else []:
+        code = _step(words)
+        worst = max(worst, code)
+        if code != _FINE:
+            break  # what is there is still written
+    worst = max(worst, _step(["leaderboard", "--suite", suite, "--output", str(folder), *stores]))
+    raise typer.Exit(worst)
+
+
+def _step(words: Sequence[str]) -> int:
+    """Carry out one command of fedbench, shown first; its exit code."""
+    from fedbench.cli.app import app
+
+    with resumable():
+        say(f"$ {shlex.join(['fedbench', *words])}", style="bold")
+        return int(app(words, prog_name="fedbench", standalone_mode=False) or 0)
+
+
+def _words(options: Mapping[str, Sequence[object]]) -> list[str]:
+    return [word for option, values in options.items() for value in values for word in (option, str(value))]

@@ -1,0 +1,64 @@
+"""``fedbench study``: what studies have found, and figures of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedbench.cli.console import cell, console, say, table
+from fedbench.cli.options import Storage, Store
+
+
+def study(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A study; by default all are listed.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write trials and figures there.")
+    ] = None,
+    storage: Storage = None,
+    store: Store = None,
+) -> None:
+    """Show what studies found, which hyper-parameters mattered, and where to browse them."""
+    from fedbench.cli.tuning import show_found, told_budget
+    from fedbench.core.folders import usable_folder
+    from fedbench.core.wording import counted
+    from fedbench.tracking.databases import shown
+    from fedbench.tracking.store import store_uri
+    from fedbench.tuning.figures import FEWEST, importances, write
+    from fedbench.tuning.storage import open_storage, storage_url
+    from fedbench.tuning.studies import found, record_of, studies_named
+
+    if output is not None:
+        usable_folder(output, "--output")
+    url = storage_url(storage, store_uri(store))
+    studies = studies_named(open_storage(url, create=False), name)
+    if not studies:
+        say(f"there are no studies in {shown(url)} yet; make one with `fedbench tune`.")
+        return
+    results = {record_of(study).title: found(study) for study in studies}
+    show_found([result for result in results.values() if result is not None])
+    for title in (title for title, result in results.items() if result is None):
+        say(f"{title}: no trial is finished yet")
+    if name is not None:
+        made = table("row", "hyper-parameter", "importance", right=("importance",))
+        too_few: list[str] = []
+        for study in studies:
+            shares = importances(study)
+            if not shares:
+                too_few.append(record_of(study).title)
+            for position, (key, share) in enumerate(shares.items()):
+                made.add_row(*map(cell, ("" if position else record_of(study).title, key, f"{share:.2f}")))
+        if made.row_count:
+            console().print(made)
+            say("importance: share of the objective's variance that the value explains (PED-ANOVA)", style="dim")
+        for title in too_few:
+            say(f"{title}: fewer than {FEWEST} complete trials that differ, too few for an importance", style="dim")
+        budgets = [record_of(study).budget for study in studies]
+        for told in dict.fromkeys(f"{counted(budget.trials, 'trial')}: {told_budget(budget)}" for budget in budgets):
+            say(f"budget       {told}")
+    if output is not None:
+        for study in studies:
+            write(study, output)
+        say(f"written to {output}")
+    say(f"dashboard    pip install optuna-dashboard && optuna-dashboard {shown(url)}")

@@ -1,0 +1,1 @@
+"""What all else is made of: specs, scenarios, federations, tasks, hooks, hyper-parameters. They import no others."""

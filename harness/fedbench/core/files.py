@@ -1,0 +1,105 @@
+"""Files that are written whole or not at all, and read only where they are files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from fedbench.core.errors import FedbenchError
+
+LARGEST = 2**30
+"""Bytes of a file that is read whole; one that is larger is a mistake, and could fill memory."""
+LOCK_MODE = 0o666
+"""Of lock files: whoever shares the folder may take the lock of somebody who died."""
+_UMASK = os.umask(0o077)
+"""Which permissions new files are denied. It can only be read by setting it, so once, and meanwhile to a strict one."""
+os.umask(_UMASK)
+
+
+@contextmanager
+def replacing(file: Path, kind: str, remedy: str = "choose another --cache-dir") -> Iterator[Path]:
+    """A temporary path that takes the place of ``file`` in one step when the block ends well, and is gone otherwise.
+
+    ``kind`` is what the file is ("data cache"), ``remedy`` what a user can do besides freeing space where it can't be
+    written, which raises FedbenchError.
+    """
+    # Two processes may write the same file: each its own temporary one, and the last rename wins with equal content.
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            # some libraries write files that only their owner can read, but a cache folder may be shared
+            temporary.chmod(0o666 & ~_UMASK)
+            os.replace(temporary, file)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
+        raise FedbenchError(f"can't write the {kind} {str(file)!r}: {error}; free space or {remedy}.") from error
+
+
+def name_once(unfinished: Path, file: Path) -> None:
+    """Give a whole file its name, unless another process was faster: then that one's stays."""
+    try:
+        os.link(unfinished, file)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        if not file.exists():
+            os.replace(unfinished, file)
+
+
+class NotRegular(OSError):
+    """A path leads to a folder, FIFO, socket or device, or to a file too large to be read whole."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(errno.EINVAL, reason)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def regular(file: Path | str | int) -> os.stat_result:
+    """The status of a regular file, by its path (links are followed) or descriptor.
+
+    Raises OSError where there is none, NotRegular for anything else: reading that may never end.
+    """
+    status = os.stat(file)
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    if not stat.S_ISREG(status.st_mode):
+        raise NotRegular(f"it is {kinds.get(stat.S_IFMT(status.st_mode), 'a device')}, not a regular file")
+    return status
+
+
+def opened(file: Path | str) -> BufferedReader:
+    """A regular file opened for reading; as ``regular`` for anything else, at once."""
+    regular(file)  # opening alone can do something to a device
+    return open(file, "rb", opener=_regular_opener)
+
+
+def read_bytes(file: Path | str) -> bytes:
+    """The bytes of a regular file of at most ``LARGEST``; as ``regular`` for anything else."""
+    with opened(file) as whole:
+        size = os.fstat(whole.fileno()).st_size
+        if size > LARGEST:
+            raise NotRegular(f"it has {size:,} bytes, more than the {LARGEST:,} that are read")
+        return whole.read(LARGEST)
+
+
+def _regular_opener(file: str, flags: int) -> int:
+    # whatever took the file's place since it was looked at does not block here
+    descriptor = os.open(file, flags | os.O_NONBLOCK)
+    try:
+        regular(descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

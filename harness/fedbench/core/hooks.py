@@ -1,0 +1,305 @@
+"""Read this first: the hooks of fedbench are the steps of a federated run, in the order in which they happen.
+
+A method is a plugin that answers some of them; `fedbench.toolkit.fedavg.FedAvg` answers all the rest. "First result"
+hooks take the first answer that is not None, methods before the defaults; "collected" hooks gather every answer;
+notifications expect none. What a hook is handed stands in `fedbench.core.tasks`; its tensors are not to be changed in
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
+
+import pluggy
+
+from fedbench.core.spec import RunSpec
+from fedbench.core.tasks import (
+    AggregationTask,
+    BroadcastTask,
+    ClientTask,
+    EvaluationTask,
+    LocalStep,
+    ModelSetup,
+    ReportedTask,
+    RoundRecord,
+    RunInfo,
+    RunResult,
+    StartTask,
+)
+from fedbench.core.types import Broadcast, Federation, GlobalModel, Model, Predictions, Tensors, Update
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "AggregationTask",
+    "BroadcastTask",
+    "ClientTask",
+    "EvaluationTask",
+    "HookSpecs",
+    "Hooks",
+    "LocalStep",
+    "Method",
+    "ModelSetup",
+    "ReportedTask",
+    "RoundRecord",
+    "RunInfo",
+    "RunResult",
+    "StartTask",
+    "default_hookimpl",
+    "hookimpl",
+    "plugin_manager",
+    "relay",
+]
+
+PROJECT = "fedbench"
+NOTIFICATIONS = (
+    "run_started",
+    "round_finished",
+    "run_warned",
+    "run_finished",
+    "run_failed",
+    "run_retried",
+    "run_skipped",
+)
+"""The hooks that tell listeners of a run."""
+_F = TypeVar("_F", bound=Callable[..., Any])
+_spec = pluggy.HookspecMarker(PROJECT)
+_impl = pluggy.HookimplMarker(PROJECT)
+
+
+def hookimpl(function: _F) -> _F:
+    """Mark a plugin's method as the answer to the hook of the same name."""
+    return _impl(function)
+
+
+def default_hookimpl(function: _F) -> _F:
+    """Mark one of the harness's own answers: asked after every method that answers the same hook."""
+    return _impl(function, trylast=True)
+
+
+class Method(Protocol):
+    """What an entry point of the group ``fedbench.methods`` must load: a class with these attributes.
+
+    It is checked when it is loaded (`fedbench.plugins.declaration`). ``name`` has letters, digits, hyphens and
+    underscores. ``Params`` is a frozen dataclass of ``hyper(...)`` fields. ``recipe`` holds optimiser settings of the
+    paper (keys of ``Training``), used where neither suite row nor command line sets them. An optional ``reads`` names
+    those of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that the method looks at; the
+    last two need no mention where it leaves `build_model` to the default. An optional ``requires`` names what the
+    scenario must grant: ``labels`` (of clients' samples), ``server_data`` (unlabelled samples at the server) or
+    ``server_labels`` (labelled ones).
+
+    Where a client's update is lost or rejected, what the client kept in that exchange (its ``state`` of the method, the
+    method's private tensors) is undone, so that it matches what the server has: the client is as if it had not trained.
+    With an optional ``keeps_lost_training = True`` it stays: for what is about the client's own data or model alone,
+    since a client knows that it has trained but not that its update was lost (`moon`, `fedbn`; but not `scaffold`, the
+    mean of whose controls the server has).
+    """
+
+    name: ClassVar[str]
+    citation: ClassVar[str]
+    Params: ClassVar[type]
+    recipe: ClassVar[Mapping[str, object]]
+
+    def __init__(self, params: Any) -> None: ...
+
+
+class HookSpecs:
+    """The hooks, in the order in which a run calls them."""
+
+    @_spec(firstresult=True)
+    def federate(self, federation: Federation, spec: RunSpec) -> Federation | None:
+        """First result: the federation the method runs on, before the first round.
+
+        It may deal the training samples to other clients, and change nothing else. Labels of test, validation and
+        server samples are withheld, and of training samples where the scenario hides them.
+
+        Default: the scenario's. Answered by `clip-linear-centralized`, which pools all clients into one.
+        """
+
+    @_spec(firstresult=True)
+    def build_model(self, setup: ModelSetup) -> Model | None:
+        """First result: what is trained and sent, around the backbone. Called once on a plugin object.
+
+        Where a scenario has unseen classes, another object of the plugin is asked for the model of their names. It is
+        tested with the trained tensors if all have the names and shapes of those here, for any number of classes.
+
+        Default: a text-initialised linear head on frozen CLIP features, or the whole network. Answered by `fedclip`
+        (an adapter), `clip-zs` (nothing to train).
+        """
+
+    @_spec
+    def start(self, task: StartTask) -> Tensors | None:
+        """Collected: fill the server's state from what clients report, once, before round 1; returns what they sent.
+
+        The bytes of the answer (label histograms, say) count as sent up in round 0. Default: nothing. Answered by
+        `capt` (clusters of clients) and `creff` (federated features).
+        """
+
+    @_spec
+    def private(self, model: Model, spec: RunSpec) -> Collection[str] | None:
+        """Collected: names of weights and running statistics that never leave a client.
+
+        The harness keeps them with each client, trains them with the rest and leaves them out of what is sent, counted
+        and averaged. Default: none. Answered by `fedbn` (batch-norm layers), `fedloge` (a head of each client's own).
+        """
+
+    @_spec(firstresult=True)
+    def survey(
+        self, round: int, spec: RunSpec, state: Mapping[str, Tensors]
+    ) -> Literal["nobody", "cohort", "everyone"] | None:
+        """First result: which clients answer `report` before round ``round`` trains; rounds + 1 is after the last.
+
+        Default: nobody. Answered by `ccvr` (everyone, at the end) and `rucr` (the cohort, before every round).
+        """
+
+    @_spec
+    def report(self, task: ClientTask) -> Tensors | None:
+        """Collected: what a client that is surveyed tells the server about its data, without training.
+
+        ``task`` is that of a round, with the model the server sends. The answer counts as sent up; so does the model as
+        sent down, to clients that are not about to receive it for training. Default: nothing. Answered by `ccvr`.
+        """
+
+    @_spec
+    def reported(self, task: ReportedTask) -> None:
+        """Notification: the reports of a survey are in; the server writes what it makes of them in ``task.state``."""
+
+    @_spec(firstresult=True)
+    def exchanges(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int | None:
+        """First result: how often the cohort trains and the server aggregates within a round.
+
+        Default: once. Answered by `capt`, whose scheduler adds iterations inside clusters.
+        """
+
+    @_spec(firstresult=True)
+    def broadcast(self, task: BroadcastTask) -> Broadcast | None:
+        """First result: what the server sends to one client. Must not change the task's tensors.
+
+        Default: the global weights. Answered by `capt` (the prompts of the client's clusters), `creff` (also the
+        re-trained head).
+        """
+
+    @_spec(firstresult=True)
+    def local_train(self, task: ClientTask) -> Update | None:
+        """First result: one client's update for the round.
+
+        Default: epochs of minibatch steps over `local_loss` + `loss_terms`. No method of this package needs to answer
+        it to change a loss, or to send something besides (`after_training`).
+        """
+
+    @_spec(firstresult=True)
+    def local_loss(self, step: LocalStep) -> Tensor | None:
+        """First result: the base loss of a batch, a scalar with a gradient. Default: cross-entropy. Answered by
+        `fedclip`.
+        """
+
+    @_spec
+    def loss_terms(self, step: LocalStep) -> Tensor | None:
+        """Collected and added to the base loss: a scalar with a gradient, or None in a step without a term.
+
+        Default: none. Answered by `fedprox`, `moon`, `fedntd`.
+        """
+
+    @_spec
+    def after_training(self, task: ClientTask, update: Update) -> Tensors | None:
+        """Collected: what a client sends up beside its weights; also the place to keep state for its next round.
+
+        Whether the update arrives is not known yet. If it does not, that state is undone; see `Method`.
+        Default: nothing. Answered by `creff` (class gradients) and `moon` (keeps its weights, sends nothing).
+        """
+
+    @_spec(firstresult=True)
+    def aggregate(self, task: AggregationTask) -> Tensors | GlobalModel | None:
+        """First result: the server's next weights. Running statistics are averaged by the harness, for every method,
+        unless the answer is a `GlobalModel`, which has its own.
+
+        Default: the mean of the clients' weights, weighted by `num_examples`. Answered by `creff` (which also re-trains
+        a head), `capt` (inside clusters), `fst-cbdg` (unweighted).
+        """
+
+    @_spec(firstresult=True)
+    def evaluate(self, task: EvaluationTask) -> Predictions | None:
+        """First result: predicted classes; the harness scores them, so that every method is measured alike.
+
+        Default: the largest logit of the global model and, where tensors are private, of each client's own. Answered by
+        `creff` (with the re-trained head); a method with a model of each client's own adds the predictions of those in
+        ``task.clients``. ``task.client`` says whose own model it is where a client was fine-tuned after the last round.
+        With ``task.is_unseen`` the classes are those of ``task.model``, not those trained on: a method that answers by
+        what it has kept of each class gives ``Predictions(None)``.
+        """
+
+    @_spec
+    def run_started(self, spec: RunSpec, info: RunInfo) -> None:
+        """Notification: a run is assembled and begins. MLflow and the progress view listen.
+
+        What this and the notifications below are handed is read-only; a method of the run gets a copy of its own.
+        """
+
+    @_spec
+    def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
+        """Notification: a round is done. MLflow and the progress view listen."""
+
+    @_spec
+    def run_warned(self, spec: RunSpec, warning: str) -> None:
+        """Notification: something to know about a run that goes on all the same, such as a checkpoint not written."""
+
+    @_spec
+    def run_finished(self, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
+        """Notification: a run is done. MLflow listens."""
+
+    @_spec
+    def run_failed(self, spec: RunSpec, reason: str) -> None:
+        """Notification: a run ended early, with the reason in one line. MLflow listens."""
+
+    @_spec
+    def run_retried(self, spec: RunSpec, reason: str, attempt: int) -> None:
+        """Notification: attempt number ``attempt`` of a run ended early for a reason that may pass; another follows."""
+
+    @_spec
+    def run_skipped(self, spec: RunSpec) -> None:
+        """Notification: another process that shares the store has finished a run that this one was to carry out."""
+
+
+STEPS = tuple(name for name in vars(HookSpecs) if not name.startswith("_") and name not in NOTIFICATIONS)
+"""The hooks that make up a run; the others tell of it."""
+
+
+class Hooks(Protocol):
+    """`HookSpecs` as the caller sees it, typed: pluggy's own relay is untyped."""
+
+    def federate(self, *, federation: Federation, spec: RunSpec) -> Federation: ...
+    def build_model(self, *, setup: ModelSetup) -> Model: ...
+    def start(self, *, task: StartTask) -> list[Tensors]: ...
+    def private(self, *, model: Model, spec: RunSpec) -> list[Collection[str]]: ...
+    def survey(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> str: ...
+    def report(self, *, task: ClientTask) -> list[Tensors]: ...
+    def reported(self, *, task: ReportedTask) -> None: ...
+    def exchanges(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int: ...
+    def broadcast(self, *, task: BroadcastTask) -> Broadcast: ...
+    def local_train(self, *, task: ClientTask) -> Update: ...
+    def local_loss(self, *, step: LocalStep) -> Tensor: ...
+    def loss_terms(self, *, step: LocalStep) -> list[Tensor]: ...
+    def after_training(self, *, task: ClientTask, update: Update) -> list[Tensors]: ...
+    def aggregate(self, *, task: AggregationTask) -> Tensors | GlobalModel: ...
+    def evaluate(self, *, task: EvaluationTask) -> Predictions: ...
+    def run_started(self, *, spec: RunSpec, info: RunInfo) -> None: ...
+    def round_finished(self, *, spec: RunSpec, record: RoundRecord) -> None: ...
+    def run_warned(self, *, spec: RunSpec, warning: str) -> None: ...
+    def run_finished(self, *, spec: RunSpec, info: RunInfo, result: RunResult) -> None: ...
+    def run_failed(self, *, spec: RunSpec, reason: str) -> None: ...
+    def run_retried(self, *, spec: RunSpec, reason: str, attempt: int) -> None: ...
+    def run_skipped(self, *, spec: RunSpec) -> None: ...
+
+
+def plugin_manager() -> pluggy.PluginManager:
+    """A new manager that knows the hooks; one a run, so that runs in one process keep apart."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(HookSpecs)
+    return manager
+
+
+def relay(manager: pluggy.PluginManager) -> Hooks:
+    """The manager's hooks, typed."""
+    return cast(Hooks, manager.hook)

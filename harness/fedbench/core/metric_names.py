@@ -1,0 +1,48 @@
+"""Names of what runs are measured by, for whoever reads them in a suite before there is a run."""
+
+from __future__ import annotations
+
+from fedbench.core.errors import unknown_name
+
+GROUPS = ("head", "mid", "tail", "many", "medium", "few")
+"""Of classes, by size."""
+ACCURACIES = tuple(
+    f"{name}_accuracy"
+    for name in (
+        *("global", "balanced", *GROUPS, "mean_client", "worst_client"),
+        *("domain_mean", "worst_domain", "unseen_domain", "seen_domain", "new", "harmonic", "validation"),
+        *("personal_mean_client", "personal_worst_client", "personal_mean_global"),
+        *("finetuned_mean_client", "finetuned_worst_client", "last10", "oracle", "selected"),
+        *("selected_domain_mean", "selected_unseen_domain", "selected_seen_domain"),
+    )
+)
+"""Those that do not depend on the names of classes and domains."""
+DOMAINS = "domain_accuracy"
+"""As a column: the accuracies of all domains."""
+OF_EACH = (DOMAINS, "class_accuracy")
+"""Stand before a slash and the name of a domain or class."""
+COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
+
+
+def known_accuracy(name: str) -> str:
+    """The accuracy that ``name`` means: ``tail`` is short for ``tail_accuracy``. ValueError for one that no run has."""
+    if "/" in name and name.partition("/")[0] in OF_EACH:
+        return name
+    full = next((full for full in (name, f"{name}_accuracy") if full in ACCURACIES), None)
+    if full is None:
+        raise ValueError(str(unknown_name("accuracy", name, [one.removesuffix("_accuracy") for one in ACCURACIES])))
+    return full
+
+
+def known_column(name: str) -> str:
+    """``name``, if `known_accuracy` knows it or it stands for all domains."""
+    if name != DOMAINS:
+        known_accuracy(name)
+    return name
+
+
+def known_objective(name: str) -> str:
+    """``name``, if it is a cost or `known_accuracy` knows it; empty is the headline's."""
+    if name and name not in COSTS:
+        known_accuracy(name)
+    return name

@@ -1,0 +1,131 @@
+"""A run, fully described: what goes in decides what comes out, and its content hash is the run id."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedbench.core.scenario import Scenario
+
+MOST_SEED = 2**63 - 1
+"""Seeds are kept as 64-bit integers."""
+_MOST = 1_000_000
+"""Rounds, passes and samples of a batch: more is a typing error, or overflows far inside torch."""
+
+
+def no_bool(value: object) -> object:
+    """``value``, unless it is a boolean, which pydantic would take for the number 0 or 1."""
+    if isinstance(value, bool):
+        raise ValueError(f"it is a number, not {str(value).lower()}")
+    return value
+
+
+class Training(BaseModel):
+    """Budget and optimiser of a run. The budget is the suite's; a method's ``recipe`` may set the optimiser."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rounds: int = Field(20, ge=0, le=_MOST, description="communication rounds")
+    finetune_epochs: int = Field(
+        0,
+        ge=0,
+        le=_MOST,
+        description="after the last round every client trains on alone this long; measured apart, not kept",
+    )
+    local_epochs: int = Field(1, ge=1, le=_MOST, description="passes of a client over its data in a round (E)")
+    batch_size: int = Field(32, ge=1, le=_MOST, description="samples of one local step (B)")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="rebuilt at every participation of a client")
+    lr: float = Field(0.01, gt=0, le=100, description="client learning rate (η)")
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD momentum (ρ)")
+    weight_decay: float = Field(0.0, ge=0, le=10, description="coupled L2 for sgd and adam, decoupled for adamw")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Adam's first-moment decay")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Adam's second-moment decay")
+    eps: float = Field(1e-8, gt=0, le=1, description="Adam's ε")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate after every round")
+    weighting: Literal["samples", "uniform"] = Field("samples", description="aggregation weights over the participants")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of a local step's arithmetic (autocast); weights, averages and evaluation are float32 always",
+    )
+    augment: Literal["none", "batch", "sample"] = Field(
+        "none", description="random crop and flip, drawn once a batch (CReFF family) or once a sample; images only"
+    )
+    eval_every: int = Field(1, ge=1, le=_MOST, description="evaluate every so many rounds; the last round always is")
+
+
+OPTIMISER_KEYS = frozenset({"optimizer", "lr", "momentum", "weight_decay", "beta1", "beta2", "eps", "lr_decay"})
+"""What a method's recipe may set; everything else of ``Training`` is the comparison's budget."""
+
+
+class RunSpec(BaseModel):
+    """One method (or stack) on one data set, scenario, backbone and seed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dataset: str = Field("embedded", description="data set, see `fedbench list datasets`")
+    scenario: Scenario = Field(default_factory=lambda: Scenario(), description="how data are dealt to clients")
+    backbone: str = Field("clip:embedded", description="backbone, see `fedbench list backbones`")
+    text_encoder: str = Field(
+        "auto",
+        description="text encoder of methods that compare images with words; auto = the CLIP backbone's, else the "
+        "embedded one's (also written backbone.text)",
+    )
+    teacher: str = Field(
+        "auto",
+        description="CLIP that teaches the backbone; auto = the backbone itself if it is CLIP, else the embedded one "
+        "(also written backbone.teacher)",
+    )
+    tune: Literal["auto", "head", "full"] = Field(
+        "auto", description="what is trained: a head on frozen features, or everything; auto = head for CLIP, full else"
+    )
+    head_scale: float | None = Field(
+        None, gt=0, le=1000, description="logit scale of a CLIP head; none = the scale the backbone learned"
+    )
+    templates: tuple[str, ...] = Field(("a photo of a {}",), min_length=1, description="prompts; {} is the class name")
+    method: str = Field("fedavg", description="method or stack (`a+b`), see `fedbench list methods`")
+    params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="hyper-parameters by method")
+    training: Training = Field(default_factory=lambda: Training(), description="budget and optimiser")
+    seed: int = Field(0, ge=0, le=MOST_SEED, description="seed of everything drawn in the run")
+    device: str = Field("cpu", description="torch device")
+    tuned: str = Field("", description="study whose best parameters the run has; empty for the suite's own")
+    # what a suite calls the run: no part of its identity, nor of what is dumped
+    label: str = Field("", exclude=True, description="name of the row in leaderboards; the method where empty")
+    setting: str = Field("", exclude=True, description="name of the suite's setting")
+    scale: str = Field("", exclude=True, description="name of the suite's scale")
+    published: tuple[dict[str, str], ...] = Field((), exclude=True, description="keys of published numbers replayed")
+    tuning: dict[str, str] = Field(
+        default_factory=dict, exclude=True, description="what the study spent: trials, seeds, pruner, objective"
+    )
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The stacked methods in name order: `b+a` is the same run as `a+b`."""
+        return stack_names(self.method)
+
+    @property
+    def run_id(self) -> str:
+        """sha256 of the content, the first 16 hex digits. Same id, code, data and weights: same numbers."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def row(self) -> str:
+        """What a leaderboard row is called: label or method, the backbone, and what is unusual."""
+        told = [] if self.tune == "auto" else [str(self.tune)]
+        told += ["no labels"] if self.scenario.labels == "hidden" else []
+        told += ["tuned"] if self.tuned else []
+        return f"{self.label or self.method} · {self.backbone}" + (f" ({', '.join(told)})" if told else "")
+
+    @property
+    def title(self) -> str:
+        """The row within its setting: what progress and messages call the run, beside the seed."""
+        return f"{self.setting} · {self.row}" if self.setting else self.row
+
+
+def stack_names(method: str) -> tuple[str, ...]:
+    """The methods of a stack ``a+b``, sorted; fedavg is dropped beside others, since it is every method's default."""
+    names = sorted({part.strip() for part in method.split("+")})
+    return tuple(n for n in names if n != "fedavg") or ("fedavg",)

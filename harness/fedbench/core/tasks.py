@@ -1,0 +1,343 @@
+"""What each step of a run is handed and gives: the arguments of the hooks in `fedbench.core.hooks`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedbench.core.frozen import ReadOnly
+from fedbench.core.randomness import torch_generator
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import Batch, ClientReport, Model, Outputs, Tensors, Update
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from fedbench.core.hooks import Hooks
+    from fedbench.models import Backbone
+    from fedbench.models.inputs import InputSource
+
+
+FAULT_COUNTS = ("clients_dropped", "clients_late", "clients_partial", "updates_rejected")
+"""Of a round: clients that failed before training, trained for nothing, were stragglers; and updates rejected."""
+RECORDED_CLIENTS = 1000
+"""Of more clients a run records the class counts of the first; the run's description deals all of them again."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSetup:
+    """What ``build_model`` can draw on."""
+
+    backbone: Backbone
+    classnames: tuple[str, ...]
+    spec: RunSpec
+    data_dir: Path
+    """Where pretrained weights are looked up: for a teacher or a text encoder beside the backbone."""
+
+    @property
+    def tunes_everything(self) -> bool:
+        """Whether the whole backbone is trained (``tune=full``, or ``auto`` on a backbone without pretraining)."""
+        return self.spec.tune == "full" or (self.spec.tune == "auto" and not self.backbone.is_pretrained)
+
+
+@dataclass(frozen=True, eq=False)
+class StartTask:
+    """What the server knows before the first round. ``clients`` come in the order of their ids."""
+
+    clients: Sequence[ClientReport]
+    model: Model
+    spec: RunSpec
+    state: dict[str, Tensors]
+    """Tensors the server keeps between rounds, by method name; to be filled in."""
+
+
+@dataclass(frozen=True, eq=False)
+class BroadcastTask:
+    """The server is about to send ``client`` what it trains from."""
+
+    client: int
+    round: int
+    exchange: int
+    weights: Tensors
+    """The global weights, without private ones."""
+    spec: RunSpec
+    state: Mapping[str, Tensors]
+    """The server's tensors, by method name."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientTask:
+    """What the server asks one client of the cohort to do in a round."""
+
+    client: int
+    round: int
+    received: Tensors
+    """The weights the server sent, by name. Like all tensors of a task never changed in place."""
+    buffers: Tensors
+    """The global running statistics."""
+    payload: Tensors
+    """What the server sent besides."""
+    inputs: InputSource
+    """The client's own samples, n_k of them, as the model takes them."""
+    labels: Tensor | None
+    """(n_k,) int64; None where the scenario hides them."""
+    class_counts: Tensor | None
+    """(C,) int64 of this client; None where labels are hidden."""
+    model: Model
+    spec: RunSpec
+    state: dict[str, Tensors]
+    """Tensors this client keeps between its participations, by method name, to be replaced; saved with the run."""
+    hooks: Hooks
+    side: Mapping[str, InputSource] = field(default_factory=dict)
+    """What the model's ``side_encoders`` give for the client's samples, n_k each, by encoder name."""
+    exchange: int = 0
+    """Which of the round's exchanges this is; see the hook `exchanges`."""
+    work: float = 1.0
+    """The share of its local steps that the client gets done, below 1 for a straggler of the scenario. `batches_of`
+    heeds it; a `local_train` with a loop of its own is to take its batches from there."""
+
+    @property
+    def training(self) -> Training:
+        """Budget and optimiser."""
+        return self.spec.training
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A generator of this client's own in this round and exchange, for ``purpose``; CPU."""
+        # the first exchange keeps the key it would have were it the only one
+        later = (self.exchange,) if self.exchange else ()
+        return torch_generator(self.spec.seed, purpose, self.round, self.client, *later)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalStep:
+    """One local step. Hooks of the step are pure functions of these tensors: no ``.item()``, no branch on data.
+
+    A method whose loss carries something from step to step (running labels) may replace its own tensors in ``state``.
+    """
+
+    weights: Tensors
+    """Current weights, requiring gradients."""
+    buffers: Tensors
+    """Current running statistics."""
+    batch: Batch
+    task: ClientTask
+    """The round's task: model, received weights, class counts, payload, state."""
+    number: int
+    """Of the step within the client's round, from 0."""
+
+    @property
+    def model(self) -> Model:
+        """The model in training."""
+        return self.task.model
+
+    @property
+    def received(self) -> Tensors:
+        """The weights the round began with."""
+        return self.task.received
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """Logits and features of the batch, computed once however many loss terms read them."""
+        return self.model.forward({**self.weights, **self.buffers}, self.batch.inputs, True)
+
+    def outputs_with(self, further: Tensors) -> Outputs:
+        """The outputs of a pass that reads ``further`` tensors too (noise, say); from now on they are the `outputs`.
+
+        For a `local_loss` that changes the forward pass: a second one would move running statistics twice.
+        """
+        vars(self)["outputs"] = self.model.forward({**self.weights, **self.buffers, **further}, self.batch.inputs, True)
+        return self.outputs
+
+    @property
+    def features_are_trained(self) -> bool:
+        """Whether the batch's features depend on weights that are trained."""
+        features = self.outputs.features
+        # where clients train at once, `requires_grad` is that of torch.func's wrapper, which is never set
+        while torch._C._functorch.is_batchedtensor(features):
+            features = torch._C._functorch.get_unwrapped(features)
+        return features.requires_grad
+
+    @cached_property
+    def received_outputs(self) -> Outputs:
+        """What the received model gives for the batch, in eval mode and without gradients."""
+        return self.outputs_of(self.task.received, self.task.buffers)
+
+    def outputs_of(self, weights: Tensors, buffers: Tensors) -> Outputs:
+        """What a frozen model (the received one, an earlier one) gives for the batch: eval mode, no gradients."""
+        with torch.no_grad():
+            return self.model.forward({**weights, **buffers}, self.batch.inputs, False)
+
+
+@dataclass(frozen=True, eq=False)
+class ServerData:
+    """Samples the scenario grants the server (``server_samples`` a class), as the model takes them.
+
+    ``labels`` (n,) int64; None where ``server_labels=hidden``, or where no method of the run requires them.
+    """
+
+    inputs: InputSource
+    labels: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedTask:
+    """What clients told the server without training, before round ``round``; rounds + 1 is after the last.
+
+    ``weights``, ``buffers``: the global model they were sent. ``state``: the server's tensors, to be written.
+    """
+
+    round: int
+    cohort: tuple[int, ...]
+    """The clients that train in this round; empty after the last, or where all drop out."""
+    reports: Mapping[int, Tensors]
+    """By client, in the order of their ids."""
+    weights: Tensors
+    buffers: Tensors
+    model: Model
+    spec: RunSpec
+    state: dict[str, Tensors]
+
+
+@dataclass(frozen=True, eq=False)
+class AggregationTask:
+    """What the server has at the end of a round. ``updates`` come in the order of client ids, at least one.
+
+    Private tensors (hook `private`) are neither in ``weights`` and ``buffers`` nor in the updates.
+    """
+
+    round: int
+    weights: Tensors
+    """The global weights before this aggregation."""
+    buffers: Tensors
+    updates: tuple[Update, ...]
+    model: Model
+    spec: RunSpec
+    state: dict[str, Tensors]
+    """Tensors the server keeps between rounds, by method name; saved with the run."""
+    exchange: int = 0
+    exchanges: int = 1
+    """This is exchange number ``exchange`` of the round's ``exchanges``; the next one trains from the result."""
+    num_clients: int = 0
+    """N, all clients of the federation."""
+    server_data: ServerData | None = None
+    """For methods that require it."""
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationTask:
+    """A model and the samples to predict classes for; after the last round also clients whose own models to use."""
+
+    model: Model
+    weights: Tensors
+    buffers: Tensors
+    inputs: InputSource
+    num_classes: int
+    client: int | None = None
+    """The client whose own model, fine-tuned after the last round, these weights are; None for the global model."""
+    state: Mapping[str, Tensors] = field(default_factory=dict)
+    """The server's tensors, by method name."""
+    client_state: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
+    """What methods keep with clients, by client and method name."""
+    clients: tuple[int, ...] = ()
+    """Whose own predictions are asked for, on all of ``inputs``: every client after the last round, else nobody."""
+    own: Mapping[int, Tensors] = field(default_factory=dict)
+    """The private tensors of the clients that have taken part, by client."""
+    private: frozenset[str] = frozenset()
+    """The names of private tensors."""
+    is_unseen: bool = False
+    """Whether the samples are of the scenario's unseen classes: ``model`` then has their names, and labels count from 0
+    among them. What was kept by class in training is of other classes."""
+
+    def own_model(self, client: int) -> tuple[Tensors, Tensors]:
+        """Weights and running statistics of ``client``: the global ones with its private tensors in their place.
+
+        Those of a client that has not taken part are the model's initial ones.
+        """
+        own = self.own.get(client, {})
+        weights = {name: own.get(name, tensor) for name, tensor in self.weights.items()}
+        return weights, {name: own.get(name, tensor) for name, tensor in self.buffers.items()}
+
+
+@dataclass(frozen=True)
+class RunInfo(ReadOnly):
+    """What is known once a run is assembled; recorded with it."""
+
+    owners: Mapping[str, str]
+    """Hook name -> the plugins that answer it, in call order."""
+    data_hash: str
+    weights_hash: str
+    """Of the pretrained backbone; empty for one trained from scratch."""
+    num_clients: int
+    cohort_size: int
+    num_train: int
+    num_test: int
+    trainable_parameters: int
+    round_bytes: int
+    """Bytes of the model, one way, one client."""
+    classnames: tuple[str, ...] = ()
+    class_counts: tuple[tuple[int, ...], ...] = ()
+    """Training samples by class of the scenario's first `RECORDED_CLIENTS` clients, also where labels are hidden."""
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Class indices by reporting group; empty where the scenario has none."""
+    scenario_clients: int = 0
+    """All clients of the scenario, of whom ``class_counts`` may have the first only."""
+    server_data: str = ""
+    """What the method reads of the server's own samples: unlabelled, labelled, or nothing (empty)."""
+    not_on_unseen: str = ""
+    """Why the run is not scored on the scenario's unseen classes; empty where it is, or where there are none."""
+    resumed_round: int = 0
+    """The round of the checkpoint that the run goes on from; 0 where it begins anew."""
+    files_hash: str = ""
+    """Of the data's files, where images are decoded at the size that a run asks for (`Dataset.files_hash`), so that
+    runs on the same files differ in ``data_hash``; else empty."""
+
+
+@dataclass(frozen=True)
+class RoundRecord(ReadOnly):
+    """What one round gave. Round 0 is the model before any training."""
+
+    round: int
+    cohort: tuple[int, ...]
+    """The clients whose updates were aggregated, ascending; where there are none the model stays as it was."""
+    metrics: Mapping[str, float]
+    """The cohort's mean ``train_loss``, where clients report it, and in evaluated rounds what an evaluation gives."""
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    """Local training and aggregation, evaluation left out."""
+    executor: str = ""
+    """Which executor trained the cohort; empty in round 0, and where nobody trained."""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """How often which of `FAULT_COUNTS` occurred; empty in round 0, and where the scenario has no faults."""
+    client_metrics: Mapping[str, float] = field(default_factory=dict)
+    """What else the clients' updates report (`Update.metrics`): means over those aggregated updates that have it."""
+
+
+@dataclass(frozen=True)
+class RunResult(ReadOnly):
+    """What a finished run gave."""
+
+    records: tuple[RoundRecord, ...]
+    summary: Mapping[str, float]
+    predictions: tuple[int, ...]
+    """Predicted classes of the test split after the last round; empty for a method without a global model."""
+    weights: Mapping[str, Any]
+    """Final weights as numpy arrays, by name."""
+    seconds: float
+    """Wall-clock time of the whole run, loading and evaluation included."""
+    buffers: Mapping[str, Any] = field(default_factory=dict)
+    """Final running statistics, likewise."""
+    server: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the methods that answer ``evaluate`` themselves keep on the server: numpy arrays by method, then name."""
+    clients: Mapping[int, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """What they keep on clients, by client id."""
+    own: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """The private tensors of clients, by client id, then name."""
+    executor: str = ""
+    """Which executor trained the last round and, where it fell back, why; empty where nothing was trained."""

@@ -1,0 +1,168 @@
+"""``listfile:PATH``: images named by list files with lines ``relative/path.jpg label``, as ImageNet-LT's.
+
+PATH is a folder holding ``train.txt`` and ``test.txt`` (or ``*_train.txt`` and ``*_test.txt``), or the training list
+itself, with ``test=FILE`` for the other. Options: ``root=DIR`` is what the paths are relative to (default: the lists'
+folder); ``size=N`` as for image folders; ``classnames=FILE``, by default ``classnames.txt`` (one name a line, in label
+order) or ``classnames.json`` ({"0": name, ...}) beside the lists. ``groups.json`` beside the lists, where there is
+one, gives the head / mid / tail (or many / medium / few) classes as {name: [labels]}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import torch
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import read_bytes
+from fedbench.core.metric_names import GROUPS
+from fedbench.core.types import Dataset, Split
+from fedbench.datasets.classnames import words_beside, words_in
+from fedbench.datasets.content import MOST_CLASSES, dataset
+from fedbench.datasets.images import load_images
+from fedbench.datasets.names import DatasetName, find
+from fedbench.datasets.readers.trees import Folder, TreeImages
+
+Rows = tuple[tuple[str, ...], tuple[int, ...]]
+"""Paths and labels of one list."""
+
+
+def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+    """The images of the lists, in the lists' order."""
+    path = find(asked.location, data_dir, "list file")
+    folder = path if path.is_dir() else path.parent
+    train = _list_in(path, "train") if path.is_dir() else path
+    if train is None:
+        raise FedbenchError(f"{str(path)!r} holds no train.txt and no *_train.txt; put the list there or name it.")
+    test = _list_in(path, "test") if path.is_dir() else None
+    if "test" in asked.options:
+        test = find(asked.options["test"], data_dir, "list file")
+    root = find(asked.options["root"], data_dir, "image folder") if "root" in asked.options else folder
+    rows = [_read_list(file, root) for file in (train, test) if file is not None]
+    classes = 1 + max(label for _, labels in rows for label in labels)
+
+    classnames = _classnames(asked, data_dir, folder, classes)
+    groups = _groups(folder / "groups.json", classes)
+    images = load_images([TreeImages(Folder(root, names), names) for names, _ in rows], asked, cache_dir)
+    splits = [Split(images.splits[index], torch.tensor(labels)) for index, (_, labels) in enumerate(rows)]
+    official = splits[1] if len(splits) == 2 else None
+    return dataset(
+        asked.text,
+        classnames,
+        splits[0],
+        official,
+        list_groups=groups,
+        shortest_side=images.shortest_side,
+        file_digests=images.file_digests,
+    )
+
+
+def _list_in(folder: Path, split: str) -> Path | None:
+    found = sorted({*folder.glob(f"{split}.txt"), *folder.glob(f"*_{split}.txt")})
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise FedbenchError(
+            f"{str(folder)!r} holds several {split} lists: {names}; name one of them: listfile:FILE?test=FILE."
+        )
+    return found[0] if found else None
+
+
+def _read_list(file: Path, root: Path) -> Rows:
+    try:
+        lines = read_bytes(file).decode("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise FedbenchError(f"the list {str(file)!r} can't be read ({error}); check the path and the file.") from error
+    names, labels = [], []
+    inside = _Inside(root)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        name, _, label = line.strip().rpartition(" ")
+        is_label = label.isascii() and label.isdigit() and len(label) < len(str(MOST_CLASSES))
+        if not name or not is_label or not name.isprintable():
+            raise FedbenchError(f"{str(file)!r}, line {number}: {line!r} is not 'relative/path.jpg label'; correct it.")
+        path = name.strip()
+        if path.startswith("/") or ".." in path.split("/"):
+            raise FedbenchError(
+                f"{str(file)!r}, line {number}: {name!r} leads out of the image folder; write relative paths."
+            )
+        kind = inside.kind(path)
+        if kind == "outside":
+            raise FedbenchError(
+                f"{str(file)!r}, line {number}: a link on the path {name!r} leads out of the image folder "
+                f"{str(root)!r}; name a folder that holds all images with ?root=DIR."
+            )
+        if kind == "missing":
+            raise FedbenchError(
+                f"{str(file)!r}, line {number}: there is no file {str(root / path)!r}; complete the data, or name the "
+                "folder that the paths start from with ?root=DIR."
+            )
+        names.append(str(PurePosixPath(path)) if "//" in path or "./" in path else path)
+        labels.append(int(label))
+    if not names:
+        raise FedbenchError(f"the list {str(file)!r} is empty; it must hold lines 'relative/path.jpg label'.")
+    return tuple(names), tuple(labels)
+
+
+class _Inside:
+    """What paths below a folder lead to once links are followed; each folder on the way is looked up once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.fspath(root)
+        self._real = os.path.realpath(root)
+        self._folders: dict[str, bool] = {}
+
+    def kind(self, path: str) -> Literal["file", "outside", "missing"]:
+        """Of ``path``, relative to the root. One look at the file where it is no link: lists have 100,000 lines."""
+        folder = path.rpartition("/")[0]
+        if folder not in self._folders:
+            self._folders[folder] = self._is_inside(f"{self._root}/{folder}")
+        if not self._folders[folder]:
+            return "outside"
+        file = f"{self._root}/{path}"
+        try:
+            mode = os.lstat(file).st_mode
+        except OSError:
+            return "missing"
+        if stat.S_ISLNK(mode) and not self._is_inside(file):
+            return "outside"
+        return "file" if stat.S_ISREG(mode) or os.path.isfile(file) else "missing"
+
+    def _is_inside(self, path: str) -> bool:
+        return Path(os.path.realpath(path)).is_relative_to(self._real)
+
+
+def _classnames(asked: DatasetName, data_dir: Path, folder: Path, classes: int) -> tuple[str, ...]:
+    numbers = [str(label) for label in range(classes)]
+    if "classnames" in asked.options:
+        own = words_in(find(asked.options["classnames"], data_dir, "class names file"), numbers)
+    else:
+        own = words_beside(folder, numbers) or {}
+    missing = [number for number in numbers if number not in own]
+    if missing:
+        raise FedbenchError(
+            f"{asked.location!r}: label {missing[0]} has no name; put classnames.txt with {classes} names, one a line "
+            f"in label order, into {str(folder)!r}, or type ?classnames=FILE."
+        )
+    return tuple(own[number] for number in numbers)
+
+
+def _groups(file: Path, classes: int) -> dict[str, tuple[int, ...]]:
+    if not file.exists():
+        return {}
+    try:
+        read = json.loads(read_bytes(file).decode("utf-8"))
+        groups = {str(name): tuple(labels) for name, labels in read.items()}
+        if not all(type(label) is int and 0 <= label < classes for labels in groups.values() for label in labels):
+            raise ValueError(f"labels go from 0 to {classes - 1}")
+        if not set(groups) <= set(GROUPS):
+            raise ValueError(f"groups are called {', '.join(GROUPS)}")
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise FedbenchError(
+            f'{str(file)!r} can\'t be used ({error}); write {{"many": [0, 1], "few": [2]}} or delete it.'
+        ) from error
+    return groups

@@ -1,0 +1,102 @@
+"""``cifar10``, ``cifar100``, ``fashion-mnist``: torchvision's files below ``data_dir``, or with ``?download=true``.
+
+CIFAR comes as pickles: torchvision compares each file's checksum with the published one before it opens any.
+"""
+
+from __future__ import annotations
+
+import shlex
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import read_bytes
+from fedbench.core.types import Dataset, Split, TensorImages
+from fedbench.datasets.classnames import words_for
+from fedbench.datasets.content import dataset
+from fedbench.datasets.names import DatasetName
+
+
+def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+    """The data set called by its scheme, both splits in memory."""
+    from torchvision import datasets as torchvision_datasets
+
+    of_scheme = {
+        "cifar10": torchvision_datasets.CIFAR10,
+        "cifar100": torchvision_datasets.CIFAR100,
+        "fashion-mnist": torchvision_datasets.FashionMNIST,
+    }
+    kind = of_scheme[asked.scheme]
+    download = asked.choice("download", ("true", "false")) == "true"
+    folder = data_dir / (kind.__name__ if asked.scheme == "fashion-mnist" else kind.base_folder)
+    if not download:
+        _check_files(asked.scheme, kind, folder)
+    try:
+        train, test = (kind(str(data_dir), train=is_train, download=download) for is_train in (True, False))
+    # torchvision raises RuntimeError for files that are missing or fail their checksum and OSError (URLError) for
+    # downloads, but its reader of Fashion-MNIST's files nearly anything where they are damaged.
+    except Exception as error:
+        reason = str(error) or "a file is cut short"
+        todo = "check the network, or copy the files there" if download else f"delete it and {_todo(asked.scheme)}"
+        raise FedbenchError(f"{asked.scheme} can't be read from {str(folder)!r} ({reason}); {todo}.") from error
+    return dataset(asked.text, words_for(train.classes, str(folder)), _split(train), _split(test))
+
+
+def _check_files(scheme: str, kind: Any, folder: Path) -> None:
+    """An error for the first file that is missing or not the published one."""
+    from torchvision.datasets.utils import check_integrity
+
+    if not folder.is_dir():
+        raise FedbenchError(
+            f"{scheme} is not in {str(folder.parent)!r}: no folder {folder.name!r} there; {_todo(scheme)}."
+        )
+    if scheme == "fashion-mnist":
+        # Unpacked, these files have no published checksum; they are plain arrays, and a short one fails to load.
+        published = [(f"raw/{Path(name).stem}", None) for name, _ in kind.resources]
+    else:
+        published = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
+    for name, md5 in published:
+        file = folder / name
+        if not file.is_file():
+            raise FedbenchError(f"{scheme}: {str(file)!r} is missing; {_todo(scheme)}.")
+        if not check_integrity(str(file), md5):
+            raise FedbenchError(
+                f"{scheme}: {str(file)!r} is not the published file (its checksum differs) and wasn't opened; "
+                f"delete it and {_todo(scheme)}."
+            )
+    if scheme == "fashion-mnist":
+        for name, md5 in kind.resources:
+            _check_unpacked(folder / "raw" / Path(name).stem, folder / "raw" / name, md5, scheme)
+
+
+def _check_unpacked(file: Path, packed: Path, md5: str, scheme: str) -> None:
+    """An error where ``file`` isn't what is in the published archive, if that is still beside it."""
+    from torchvision.datasets.utils import check_integrity
+
+    if packed.is_file() and check_integrity(str(packed), md5):
+        # gzip ends with the checksum and the length of what is packed
+        expected = struct.unpack("<II", read_bytes(packed)[-8:])
+        content = read_bytes(file)
+        if (zlib.crc32(content), len(content)) != expected:
+            raise FedbenchError(
+                f"{scheme}: {str(file)!r} differs from what is in {packed.name}; unpack it again: "
+                f"gunzip --keep --force {shlex.quote(str(packed))}"
+            )
+
+
+def _todo(scheme: str) -> str:
+    return f"type {scheme}?download=true to download it, or point --data-dir at the folder that holds its files"
+
+
+def _split(source: Any) -> Split:
+    pixels = torch.from_numpy(np.array(source.data))
+    if pixels.ndim == 3:
+        pixels = pixels[..., None].expand(-1, -1, -1, 3)  # grey to three equal channels
+    return Split(
+        TensorImages(pixels.permute(0, 3, 1, 2).contiguous()), torch.as_tensor(source.targets, dtype=torch.int64)
+    )

@@ -1,0 +1,194 @@
+"""Files below one root, in a folder or in a .tar, listed in sorted order and read by name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Protocol
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import opened, read_bytes, regular
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+
+
+class FileTree(Protocol):
+    """Files by their path relative to the root, with forward slashes."""
+
+    @property
+    def root(self) -> Path:
+        """The folder or archive."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All files, sorted; hidden ones left out."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """The file's bytes."""
+        ...
+
+    def stamp(self, names: Sequence[str]) -> str:
+        """A digest that changes whenever one of the files does, without reading them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Files on disk."""
+
+    root: Path
+    names: Sequence[str]
+
+    def read(self, name: str) -> bytes:
+        """The file's bytes."""
+        try:
+            return read_bytes(self.root / name)
+        except OSError as error:
+            raise _unreadable(str(self.root / name), error.strerror) from error
+
+    def stamp(self, names: Sequence[str]) -> str:
+        """Over each file's path, size and time of change."""
+        digest = hashlib.sha256()
+        for name in names:
+            try:
+                status = regular(self.root / name)
+            except OSError as error:
+                raise _unreadable(str(self.root / name), error.strerror) from error
+            stamp = f"{(self.root / name).absolute()} {status.st_size} {status.st_mtime_ns}\n"
+            digest.update(stamp.encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class TarArchive:
+    """Regular files inside an uncompressed archive, read in place: no name from the archive is ever written to disk."""
+
+    root: Path
+    members: Mapping[str, tuple[int, int]]
+    """Offset and length of each file's bytes within the archive."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All files, sorted; hidden ones left out."""
+        return tuple(sorted(self.members))
+
+    def read(self, name: str) -> bytes:
+        """The member's bytes."""
+        offset, length = self.members[name]
+        try:
+            with opened(self.root) as archive:
+                archive.seek(offset)
+                data = archive.read(length)
+        except OSError as error:
+            raise _unreadable(str(self.root), error.strerror) from error
+        if len(data) != length:
+            raise _unreadable(f"{self.root}/{name}", "the archive ends too early")
+        return data
+
+    def stamp(self, names: Sequence[str]) -> str:
+        """Over the archive's path, size and time of change, and the members' names."""
+        status = os.stat(self.root)
+        stamp = f"{self.root.absolute()} {status.st_size} {status.st_mtime_ns}\n"
+        digest = hashlib.sha256(stamp.encode(errors="surrogateescape"))
+        digest.update("\n".join(names).encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+
+def open_tree(path: Path) -> FileTree:
+    """The files below the folder or in the .tar at ``path``."""
+    if path.is_dir():
+        return Folder(path, tuple(_walk(path)))
+    try:
+        # "r:" takes uncompressed archives only: in a compressed one every image would mean unpacking all before it.
+        with opened(path) as whole, tarfile.open(fileobj=whole, mode="r:") as archive:
+            # Directories, links and devices are left out; a sparse file's bytes don't lie in one piece.
+            files = [m for m in archive if m.isreg() and m.sparse is None and not _hidden(PurePosixPath(m.name).parts)]
+            _check_end(whole, archive.offset)
+    except (tarfile.TarError, OSError, ValueError) as error:
+        raise FedbenchError(
+            f"{str(path)!r} can't be read as an uncompressed .tar archive ({error}); copy it again if it was cut "
+            "short, unpack it if it is compressed, and name the folder or the .tar."
+        ) from error
+    return TarArchive(path, {str(PurePosixPath(m.name)): (m.offset_data, m.size) for m in files})
+
+
+def _check_end(archive: BinaryIO, offset: int) -> None:
+    """An error unless only zeros follow the last member: at a damaged header ``tarfile`` ends without a word."""
+    archive.seek(offset)
+    if len(rest := archive.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("it has no end")
+    while rest:
+        if rest.strip(b"\0"):
+            raise tarfile.ReadError(f"damaged at byte {offset}")
+        rest = archive.read(2**20)
+
+
+def is_image(name: str) -> bool:
+    """Whether the file's ending says image."""
+    return name.lower().endswith(IMAGE_SUFFIXES)
+
+
+@dataclass(frozen=True)
+class TreeImages:
+    """Some files of a tree as encoded images."""
+
+    tree: FileTree
+    chosen: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def name(self, index: int) -> str:
+        """The path, starting with the tree's root."""
+        return f"{self.tree.root}/{self.chosen[index]}"
+
+    def read(self, index: int) -> bytes:
+        """The bytes of the image's file."""
+        return self.tree.read(self.chosen[index])
+
+    def stamp(self) -> str:
+        """Changes whenever a chosen file does."""
+        return self.tree.stamp(self.chosen)
+
+    def remedy(self) -> str:
+        """What to do about a file that changed without its stamp, or while it was used."""
+        return "where that was meant, run again, else bring the file back"
+
+
+def _walk(root: Path) -> list[str]:
+    """The files below ``root``, sorted; links to folders are followed. FedbenchError where one leads to a folder that
+    is below ``root`` anyway, or around it: its images would count twice.
+    """
+    found: list[str] = []
+    seen: dict[str, str] = {}
+
+    def unreadable(error: OSError) -> None:
+        raise _unreadable(str(error.filename), error.strerror) from error
+
+    for folder, subfolders, files in os.walk(root, onerror=unreadable, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            raise FedbenchError(
+                f"{folder!r} and {seen[real]!r} are the same folder, by a link, so its images would be found twice; "
+                "delete the link."
+            )
+        seen[real] = folder
+        subfolders[:] = sorted(name for name in subfolders if not _hidden((name,)))
+        below = Path(folder).relative_to(root)
+        found += [(below / name).as_posix() for name in files if not _hidden((name,))]
+    return sorted(found)
+
+
+def _hidden(parts: Sequence[str]) -> bool:
+    """Dot files and what macOS adds to archives; takes '..' and absolute names out along the way."""
+    return any(part.startswith((".", "/")) or part == "__MACOSX" for part in parts)
+
+
+def _unreadable(file: str, reason: str | None) -> FedbenchError:
+    return FedbenchError(f"{file!r} can't be read ({reason}); check that the data are complete and readable.")

@@ -1,0 +1,1 @@
+"""From recorded runs to tables: rows, ranks, significance, published numbers, and the page."""

@@ -1,0 +1,275 @@
+"""May a measured number stand beside a printed one? In what a run differs from what a paper says of its number.
+
+Compared are the columns that files of published numbers have: data, backbone, partition, imbalance, clients,
+participation and rounds, each where the paper says it (`not_printed` are the others), and what no paper has unless it
+says so: clients that fail or are cut to equal sizes, a domain that is left out, hidden labels, training data to score
+on. Not among them, so not compared: local epochs, batch size, learning rate, which layers are trained, and how shares
+are drawn (schemes of Dirichlet, shards and classes, smallest client, seed, split of domains). What cannot be decided
+counts as different.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fedbench.models.names import split_checkpoint
+
+
+@dataclass(frozen=True, order=True)
+class Difference:
+    """One thing in which a run is not what a paper ran: ``rounds (200, here 20)``."""
+
+    aspect: str
+    printed: str
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.aspect} ({self.printed}, here {self.here})"
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Our names of a paper's data set."""
+
+    names: frozenset[str]
+    tail: str = "none"
+    """The scenario's imbalance: thinned by us to an exponential long tail, or a list of files that brings its own."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the name that belong to what the paper ran."""
+
+
+@dataclass(frozen=True)
+class _Backbone:
+    """Our names of a paper's backbone, pretrained as ``checkpoint`` says."""
+
+    names: frozenset[str]
+    checkpoint: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Values that change the network: it is the paper's with these only."""
+
+
+_CIFAR10 = frozenset({"cifar10", "hf:uoft-cs/cifar10", "hf:cifar10"})
+_CIFAR100 = frozenset({"cifar100", "hf:uoft-cs/cifar100", "hf:cifar100"})
+_FASHION = frozenset({"fashion-mnist", "hf:zalando-datasets/fashion_mnist", "hf:fashion_mnist"})
+# ProstateMRI has no loader; FedGLCL's DomainNet is ten classes of it, which the folder's name does not tell
+_DATA = {
+    "CIFAR-10": _Data(_CIFAR10),
+    "CIFAR-10-LT": _Data(_CIFAR10, tail="exponential"),
+    "CIFAR-100": _Data(_CIFAR100),
+    "CIFAR-100-LT": _Data(_CIFAR100, tail="exponential"),
+    "Fashion-MNIST": _Data(_FASHION),
+    "Fashion-MNIST-LT": _Data(_FASHION, tail="exponential"),
+    "ImageNet-LT": _Data(frozenset({"listfile:ImageNet-LT"}), tail="natural"),
+    "CINIC-10": _Data(frozenset({"imagefolder:CINIC-10"})),
+    "Tiny-ImageNet": _Data(frozenset({"imagefolder:tiny-imagenet-200"})),
+    "PACS": _Data(frozenset({"imagefolder:PACS"})),
+    "VLCS": _Data(frozenset({"imagefolder:VLCS"})),
+    "Office-Home": _Data(frozenset({"imagefolder:OfficeHome", "imagefolder:Office-Home"})),
+    "Office-Caltech-10": _Data(frozenset({"imagefolder:office_caltech_10"}), options={"size": "256"}),
+}
+_SAME_DATA_OPTIONS = frozenset({"download", "layout", "classnames", "names", "image", "label", "domain", "root"})
+"""Say where things are and what they are called, not which images there are."""
+_KNOWN = frozenset({"embedded"}).union(*(data.names for data in _DATA.values()))
+
+_BACKBONES = {
+    "ResNet-8": _Backbone(frozenset({"resnet8"}), options={"width": "4"}),
+    "ResNet-50": _Backbone(frozenset({"resnet50"})),
+    "AlexNet": _Backbone(frozenset({"alexnet"})),
+    "VGG-11": _Backbone(frozenset({"vgg11"})),
+    "CLIP ViT-B/16": _Backbone(frozenset({"clip:ViT-B-16", "clip:ViT-B-16-quickgelu"}), "openai"),
+    "CLIP ViT-B/32": _Backbone(frozenset({"clip:ViT-B-32", "clip:ViT-B-32-quickgelu"}), "openai"),
+    "CLIP RN50": _Backbone(frozenset({"clip:RN50", "clip:RN50-quickgelu"}), "openai"),
+}
+_SAME_BACKBONE_OPTIONS = frozenset({"projector", "projector_layers", "dense", "stem"})
+"""Heads and stems that papers describe apart from the backbone's name."""
+
+_PARTITIONS = {
+    "dirichlet": (frozenset({"dirichlet", "creff_equal"}), "dirichlet_alpha"),
+    "shards": (frozenset({"shards"}), "shards_per_client"),
+    "classes_per_client": (frozenset({"classes_per_client"}), "classes_per_client"),
+    "domain": (frozenset({"domain"}), ""),
+    "iid": (frozenset({"iid"}), ""),
+}
+"""The paper's partition -> ours, and our field of its value."""
+
+_GROUPED = frozenset(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
+_GROUP_RULES = {"CAPT": "cumulative_exclusive", "CLIP2FL": "shots"}
+"""Paper -> the scenario's rule for the groups of classes that it prints."""
+
+_HELD_OUT = frozenset({"accuracy_generalization", "accuracy_personalization", "accuracy_comprehensive"})
+"""Printed metrics (FedCLIP's) of federations in which one domain only is tested."""
+_LETTERS = {"painting": "A"}
+"""Our domains that a paper's letter stands for, where it is not their first."""
+
+_FAULTS = {
+    "dropout": "dropping out",
+    "late_dropout": "lost updates",
+    "stragglers": "stragglers",
+    "corrupt": "damaged updates",
+}
+"""The scenario's probabilities of faults, and what they are called."""
+
+_OTHER_ROUNDS = {"last10": "mean of the last ten rounds", "oracle": "best round on the test split"}
+"""Beginnings of our metrics that are not of the last round."""
+
+_MAY_LACK = ("backbone", "partition", "clients", "participation", "rounds")
+
+
+def differences(fact: Mapping[str, str], run: Mapping[str, Any], metric: str = "", paper: str = "") -> list[Difference]:
+    """In what ``run``, a line of results, differs from the printed ``fact``; none: they may be compared.
+
+    ``metric`` is ours: of data with domains, papers print the mean over the domains, which the accuracy over all
+    samples is not; groups of classes are cut by the rule of the ``paper``.
+    """
+    scenario = {name: str(value) for name, value in json.loads(run["scenario_settings"]).items()}
+    labels = str(json.loads(run["row_settings"])["labels"])
+    found = [*_data(fact["dataset"], str(run["dataset"])), *_backbone(fact["backbone"], str(run["backbone"]))]
+    found += _imbalance(fact, scenario)
+    found += _partition(fact, scenario)
+    found += _number("clients", fact["clients"], str(run["num_clients"]))
+    found += _number("participation", fact["participation"], scenario["participation"])
+    found += _number("rounds", fact["rounds"], str(run["rounds"]))
+    found += _metric(fact, metric)
+    found += _clients(fact, scenario, labels)
+    found += _held_out(fact, scenario["holdout_domain"])
+    if metric in _GROUPED and scenario["groups"] != _GROUP_RULES.get(paper):
+        found.append(Difference("groups of classes", _GROUP_RULES.get(paper, "unknown"), scenario["groups"]))
+    if run["tuned"]:
+        found.append(Difference("hyper-parameters", "the paper's", "tuned"))
+    return found
+
+
+def not_printed(fact: Mapping[str, str]) -> list[str]:
+    """What the paper does not say of the ``fact``, so that nothing could be compared with it."""
+    return [name for name in _MAY_LACK if not fact[name]]
+
+
+def _metric(fact: Mapping[str, str], metric: str) -> Iterator[Difference]:
+    if fact["group"] == "avg" and metric == "global_accuracy":
+        yield Difference("metric", "mean over domains", "over all samples")
+    beginning = metric.partition("_")[0]
+    if beginning in _OTHER_ROUNDS and beginning not in fact["metric"]:
+        yield Difference("metric", "of the last round", _OTHER_ROUNDS[beginning])
+
+
+def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) -> Iterator[Difference]:
+    """What the clients are given and do, and what is scored."""
+    if scenario["partition"] == "domain" and scenario["within_domain"] != "iid":
+        yield Difference("samples of a domain", "dealt iid", scenario["within_domain"])
+    if scenario["equal_sizes"] == "true":
+        yield Difference("client sizes", "as dealt", "cut to equal ones")
+    for name, aspect in _FAULTS.items():
+        if float(scenario[name]):
+            yield Difference(aspect, "none", scenario[name])
+    if labels == "hidden" and fact["scenario"] != "unsupervised":
+        yield Difference("labels", "visible", "hidden")
+    if int(scenario["server_samples"]) and scenario["server_source"] == "aside":
+        yield Difference("samples of the clients", "all", f"{scenario['server_samples']} a class at the server")
+    if float(scenario["unseen_classes"]):
+        yield Difference("classes", "all", f"without {100 * float(scenario['unseen_classes']):g} %, which are unseen")
+    if float(scenario["validation"]):
+        yield Difference("scored on", "test", f"{100 * float(scenario['validation']):g} % of the training data")
+
+
+def _held_out(fact: Mapping[str, str], ours: str) -> Iterator[Difference]:
+    """FedCLIP names the domain that is tested only by its letter, as the target or as the group."""
+    if fact["metric"] not in _HELD_OUT:
+        if ours != "none":
+            yield Difference("held-out domain", "none", ours)
+        return
+    target = fact["variant"].removeprefix("target=") if fact["variant"].startswith("target=") else fact["group"]
+    if ours == "none" or (target != "avg" and _LETTERS.get(ours, ours[:1].upper()) != target):
+        yield Difference("held-out domain", "one of them" if target == "avg" else target, ours)
+
+
+def _data(printed: str, ours: str) -> Iterator[Difference]:
+    name, changed = _images_of(ours)
+    data = _DATA.get(printed)
+    if data is not None and name in data.names and changed == dict(data.options):
+        return
+    decided = data is not None and name in _KNOWN
+    yield Difference("data", printed, ours if decided else f"{ours}, unknown")
+
+
+def _backbone(printed: str, ours: str) -> Iterator[Difference]:
+    if not printed:
+        return
+    name, options = _named(ours)
+    family, colon, rest = name.partition(":")
+    arch, _, checkpoint = split_checkpoint(rest)
+    name = f"{family}{colon}{arch}"
+    backbone = _BACKBONES.get(printed)
+    if backbone is None:
+        yield Difference("backbone", printed, f"{ours}, unknown")
+        return
+    changed = {key: value for key, value in options.items() if key not in _SAME_BACKBONE_OPTIONS}
+    alike = name in backbone.names
+    if alike and checkpoint == backbone.checkpoint and changed.items() <= backbone.options.items():
+        return
+    # papers don't say what they do with images that a network is not made for, nor is a file's content in its name:
+    # openai.safetensors may hold anything, the tag openai may not
+    undecided = alike and ("resize" in changed or "/" in checkpoint or "." in checkpoint)
+    yield Difference("backbone", printed, f"{ours}, unknown" if undecided else ours)
+
+
+def same_data(one: str, other: str) -> bool:
+    """Whether two names are of the same images; options that only say where they are do not count."""
+    return _images_of(one) == _images_of(other)
+
+
+def _images_of(text: str) -> tuple[str, dict[str, str]]:
+    """Which images a name is of: the data set, by the first of its names, and the options that change them."""
+    name, options = _named(text)
+    scheme, _, place = name.partition(":")
+    if scheme in ("imagefolder", "listfile"):
+        # the folder's own name, wherever it lies
+        name = f"{scheme}:{PurePosixPath(place).name.removesuffix('.tar')}"
+    alike = next((data.names for data in _DATA.values() if name in data.names), frozenset({name}))
+    return min(alike), {key: value for key, value in options.items() if key not in _SAME_DATA_OPTIONS}
+
+
+def _imbalance(fact: Mapping[str, str], scenario: Mapping[str, str]) -> Iterator[Difference]:
+    data, ours = _DATA.get(fact["dataset"]), scenario["imbalance"]
+    here = f"{float(scenario['imbalance_factor']):g}" if ours == "exponential" else ours
+    if fact["imbalance_factor"]:
+        yield from _number("imbalance", fact["imbalance_factor"], here)
+    elif data is not None and data.tail != ours:
+        yield Difference("imbalance", data.tail, here)
+    if ours == "exponential" and scenario["imbalance_order"] != "label":
+        yield Difference("order of the classes", "label", scenario["imbalance_order"])
+
+
+def _partition(fact: Mapping[str, str], scenario: Mapping[str, str]) -> Iterator[Difference]:
+    printed, value = fact["partition"], fact["partition_value"]
+    if not printed:
+        return
+    ours = scenario["partition"]
+    names, _ = _PARTITIONS.get(printed, (frozenset[str](), ""))
+    _, field_of_ours = next((known for known in _PARTITIONS.values() if ours in known[0]), (None, ""))
+    ours_value = scenario.get(field_of_ours, "")
+    if ours in names and (not value or _equal(value, ours_value)):
+        return
+    yield Difference("partition", f"{printed} {value}".strip(), f"{ours} {ours_value}".strip())
+
+
+def _number(aspect: str, printed: str, ours: str) -> Iterator[Difference]:
+    if printed and not _equal(printed, ours):
+        yield Difference(aspect, printed, ours or "unknown")
+
+
+def _equal(one: str, other: str) -> bool:
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _named(text: str) -> tuple[str, dict[str, str]]:
+    """A data set's or backbone's name and its options."""
+    name, _, options = text.partition("?")
+    return name, dict(parse_qsl(options, keep_blank_values=True))

@@ -1,0 +1,1 @@
+"""Writers of a leaderboard: terminal, Markdown, CSV, LaTeX."""

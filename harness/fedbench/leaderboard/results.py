@@ -1,0 +1,323 @@
+"""What the tracking store holds: a line a finished or failed run, its curve by round, how its data were dealt."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pandas as pd
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.scenario import Scenario
+from fedbench.core.spec import OPTIMISER_KEYS, Training
+from fedbench.leaderboard.untrained import is_untrained
+from fedbench.suites.suite import suite_names
+from fedbench.tracking.databases import shown
+from fedbench.tracking.parameters import DEFAULTS
+from fedbench.tracking.store import EXPERIMENT, FAILURE, FINAL, HARNESS, local_artifacts, open_store, runs_of
+
+# isort: split
+# after fedbench.tracking.store, which turns MLflow's telemetry off before MLflow is first imported
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+_Read = TypeVar("_Read", dict[str, Any], list[Any])
+_NOT_BUDGET = OPTIMISER_KEYS | {"eval_every", "finetune_epochs"}
+BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET)
+"""Fields of `Training` in which runs of one table must agree."""
+_ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every")
+"""Parameters with a column of their own, or without influence on the final model."""
+_HASHES = ("code_hash", "data_hash", "weights_hash", "suite_hash")
+_TAGS = ("commit", *_HASHES, "method_code", "server_data", "not_on_unseen")
+_COUNTS = ("num_clients", "cohort_size", "num_train", "num_test", "trainable_parameters")
+GROUPS = tuple(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
+_OVERALL = "global_accuracy"
+_TRAFFIC = ("bytes_up_total", "bytes_down_total")
+_FEDERATION = "federation.json"
+_REQUESTS = 8
+"""Made at a time: a server far away answers one in the time it answers all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """The runs of a suite that ended, one line each, oldest first; of several with one run id the newest."""
+
+    finished: pd.DataFrame
+    """Metrics are the columns ``final/...``."""
+    failed: pd.DataFrame
+    """The same columns without metrics, and ``failure``: the reason, on one line."""
+
+
+def load_runs(uri: str, suite: str | None = None) -> Stored:
+    """The runs of ``suite`` (None: of all suites) that finished and those that failed, whatever code made them.
+
+    A run id may be among both. Raises FedbenchError where there are neither, with the command that fills the store.
+    """
+    stored, held = _read_store(uri, suite)
+    if stored is None:
+        raise _nothing(uri, suite, held)
+    return stored
+
+
+def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
+    """The finished runs of ``suite`` (None: of all suites), one line each, oldest first.
+
+    Metrics are the columns ``final/...``. Of several runs with one run id, whatever code made them, the newest counts.
+    Raises FedbenchError where there is nothing to show, with the command that fills the store.
+    """
+    stored, held = _read_store(uri, suite)
+    if stored is None or stored.finished.empty:
+        raise _nothing(uri, suite, held)
+    return stored.finished
+
+
+def _read_store(uri: str, suite: str | None) -> tuple[Stored | None, int]:
+    """What the store has of the suite, None for nothing that ended; and how many runs have not finished."""
+    client = _reader(uri, suite)
+    finished, failed, unfinished = [], [], 0
+    for name, run in runs_of(client, suite):
+        if "seed" not in run.data.params:
+            continue  # no run of a spec
+        if run.info.status == "FINISHED":
+            finished.append(_line(name, run))
+            continue
+        unfinished += 1
+        if run.info.status == "FAILED":
+            line = {key: value for key, value in _line(name, run).items() if not key.startswith(FINAL)}
+            failed.append({**line, "failure": reason_of(run.data.tags.get(FAILURE, ""))})
+    if not finished and not failed:
+        return None, unfinished
+    _find_files([*finished, *failed])
+    parts = [_newest(client, lines) for lines in (finished, failed)]
+    done = parts[0] if finished else parts[1].drop(columns="failure").iloc[:0]
+    lost = parts[1] if failed else done.iloc[:0].assign(failure="")
+    return Stored(done, lost), unfinished
+
+
+def _find_files(lines: Sequence[dict[str, Any]]) -> None:
+    """Give runs of earlier versions, which told no hash of files of differing sizes, that of later runs on their data.
+
+    They would else stand in another table.
+    """
+    known = {_data(line): line["files_hash"] for line in lines if line["files_hash"] != line["data_hash"]}
+    for line in lines:
+        line["files_hash"] = known.get(_data(line), line["files_hash"])
+
+
+def _data(line: Mapping[str, Any]) -> tuple[str, str]:
+    return line["dataset"], line["data_hash"]
+
+
+def _newest(client: MlflowClient, lines: list[dict[str, Any]]) -> pd.DataFrame:
+    if not lines:
+        return pd.DataFrame()
+    frame = pd.DataFrame(lines).sort_values("started", kind="stable")
+    frame["made_by"] = _commands(client, frame)
+    return frame.drop_duplicates("run_id", keep="last").reset_index(drop=True)
+
+
+def _reader(uri: str, suite: str | None) -> MlflowClient:
+    client = open_store(uri, create=False)
+    if client is None:
+        raise FedbenchError(f"there is no store at {shown(uri)}; name yours with --store.{_remedy(suite)}")
+    return client
+
+
+def _nothing(uri: str, suite: str | None, unfinished: int) -> FedbenchError:
+    """Why there is nothing to show of the suite, and the command that changes it."""
+    experiments = _reader(uri, suite).search_experiments()
+    known = sorted(e.name.removeprefix(EXPERIMENT) for e in experiments if e.name.startswith(EXPERIMENT))
+    if suite is not None and known and suite not in known:
+        return unknown_name("suite in this store", suite, known, _remedy(suite).strip())
+    held = f"unfinished runs ({unfinished})" if unfinished else "no runs"
+    of = f" of the suite {suite!r}" if suite is not None else ""
+    return FedbenchError(f"the store {shown(uri)} has {held}{of} and no finished one.{_remedy(suite)}")
+
+
+def _commands(client: MlflowClient, frame: pd.DataFrame) -> list[str]:
+    """What made each run, as JSON: the command that tuned its values, where one did, and the one that ran it."""
+    parents = {parent: _tags(client, parent) for parent in frame["parent"].unique() if parent}
+    ran = [parents.get(parent, {}).get("fedbench.command", "") for parent in frame["parent"]]
+    pairs = zip(frame["tuned_by"], ran, strict=True)
+    return [json.dumps([command for command in pair if command], ensure_ascii=False) for pair in pairs]
+
+
+def _tags(client: MlflowClient, run: str) -> dict[str, str]:
+    """The run's tags; none where it was purged from the store."""
+    try:
+        return dict(client.get_run(run).data.tags)
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise
+        return {}
+
+
+def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd.DataFrame:
+    """Metrics by evaluated round of the runs in ``results``, one line a run and round, rounds in order.
+
+    Columns: ``mlflow_id``, ``run_id``, ``round``, ``global_accuracy``, the ``headline`` and the groups' accuracies
+    where some run has them by round (all in %), ``bytes_total`` (both ways, since the start). A run without a curve
+    has no line. Raises FedbenchError for a store that cannot be reached.
+    """
+    client = open_store(uri, create=False)
+    wanted = list(dict.fromkeys([_OVERALL, headline, *GROUPS]))
+    wanted = [name for name in wanted if FINAL + name in results]
+    run_ids = dict(zip(results["mlflow_id"], results["run_id"], strict=True))
+    asked = [(run, name) for run in run_ids for name in (*wanted, *_TRAFFIC)]
+    points: list[tuple[str, int, str, float]] = []
+    if client is not None:
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            histories = pool.map(lambda one: client.get_metric_history(*one), asked)
+            points = [(run, p.step, name, p.value) for (run, name), h in zip(asked, histories, strict=True) for p in h]
+    frame = pd.DataFrame(points, columns=["mlflow_id", "round", "metric", "value"])
+    curves = frame.pivot_table(index=["mlflow_id", "round"], columns="metric", values="value", aggfunc="last")
+    tracked = [name for name in wanted if name in curves]
+    curves["bytes_total"] = sum(curves.get(name, float("nan")) for name in _TRAFFIC)
+    curves = curves.reindex(columns=list(dict.fromkeys([_OVERALL, *tracked, "bytes_total"])))
+    curves = curves[curves[_OVERALL].notna()].reset_index().rename_axis(columns=None)
+    curves.insert(1, "run_id", curves["mlflow_id"].map(run_ids))
+    return curves
+
+
+def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """How the data of the runs in ``results`` were dealt, by MLflow id: their artifact ``federation.json``.
+
+    ``classnames``, ``class_counts`` (clients x classes), ``groups`` (name -> class indices) and, where the counts are
+    those of the first clients only, the number of all ``clients``. Runs that lack the file (of an older version, or
+    without their artifacts) are left out.
+    """
+    client = open_store(uri, create=False)
+    if client is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_REQUESTS) as pool:
+        runs = list(dict.fromkeys(results["mlflow_id"]))
+        read = list(pool.map(lambda run: _federation(client, uri, run, Path(folder)), runs))
+    return {run: federation for run, federation in zip(runs, read, strict=True) if federation is not None}
+
+
+def _federation(client: MlflowClient, uri: str, run: str, folder: Path) -> dict[str, Any] | None:
+    try:
+        here = local_artifacts(uri, client.get_run(run))
+    except FedbenchError:
+        return None
+    if here is None:
+        if _FEDERATION not in {artifact.path for artifact in client.list_artifacts(run)}:
+            return None
+        here = folder / run
+        here.mkdir()
+        client.download_artifacts(run, _FEDERATION, str(here))
+    file = here / _FEDERATION
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+
+
+def _remedy(suite: str | None) -> str:
+    """What to run to fill the store; "" for a name that no shipped suite has."""
+    wanted = suite or "longtail"
+    return f" Run `fedbench run --suite {wanted}` to fill it." if wanted in suite_names() else ""
+
+
+def scenario_summary(scenario: Mapping[str, str]) -> str:
+    """A scenario's parameters in a few words, as a caption says them; the number of clients is not among them."""
+    fields = Scenario.model_fields
+    value = {name: field.get_default() for name, field in fields.items()} | dict(scenario)
+    partition = str(value["partition"])
+    shown = {
+        *("imbalance", "partition", "within_domain", "participation", "dropout", "holdout_domain", "labels", "clients")
+    }
+    # a partition's own number; the fields of the others are without effect
+    own = {
+        "dirichlet": "dirichlet_alpha",
+        "creff_equal": "dirichlet_alpha",
+        "shards": "shards_per_client",
+        "classes_per_client": "classes_per_client",
+        "domain": "clients_per_domain",
+    }
+    words = []
+    if value["imbalance"] == "exponential":
+        words.append(f"imbalance {value['imbalance_factor']}")
+    elif value["imbalance"] != "none":
+        words.append(f"imbalance {value['imbalance']}")
+    words.append(f"{partition}({value[own[partition]]})" if partition in own else partition)
+    if partition == "domain" and value["within_domain"] == "dirichlet":
+        words.append(f"dirichlet({value['dirichlet_alpha']}) in each domain")
+    if value["holdout_domain"] not in (None, "none"):
+        words.append(f"without {value['holdout_domain']}")
+    words.append(f"{100 * float(value['participation']):g} % participating")
+    if value["labels"] != "visible":
+        words.append("labels hidden")
+    if float(value["dropout"]):
+        words.append(f"{100 * float(value['dropout']):g} % dropping out")
+    without_effect = shown | set(own.values()) | {"imbalance_factor"}
+    for name, field in fields.items():
+        if name not in without_effect and not _same(value[name], field.get_default()):
+            words.append(f"{name}={value[name]}")
+    return ", ".join(words)
+
+
+def _line(suite: str, run: Run) -> dict[str, Any]:
+    tags, params = run.data.tags, DEFAULTS | run.data.params
+    scenario = {key.removeprefix("scenario."): v for key, v in params.items() if key.startswith("scenario.")}
+    # methods with and without labels meet in one table, as in the papers; the row's name and settings tell
+    labels = scenario.pop("labels")
+    budget = {name: params[f"training.{name}"] for name in BUDGET}
+    apart = {f"training.{name}" for name in BUDGET} | set(_ELSEWHERE)
+    settings = {k: v for k, v in params.items() if k not in apart and not k.startswith("scenario.")}
+    # other weights under the same backbone's name are another row
+    settings["labels"] = labels
+    settings["weights"] = tags.get("fedbench.weights_hash", "")[:8]
+    tuning = _read(tags.get("fedbench.tuning", ""), dict)
+    return {
+        "suite": suite,
+        "row": tags.get("fedbench.row", ""),
+        "setting": tags.get("fedbench.setting", ""),
+        **{name: params[name] for name in ("method", "backbone", "tune", "dataset")},
+        "scenario": scenario_summary(scenario),
+        "seed": int(params["seed"]),
+        **budget,
+        "run_id": tags.get("fedbench.run_id", ""),
+        "mlflow_id": run.info.run_id,
+        "scale": tags.get("fedbench.scale", ""),
+        "tuned": params["tuned"],
+        "tuned_by": tuning.pop("command", ""),
+        "tuning": json.dumps(tuning, ensure_ascii=False),
+        "parent": tags.get("mlflow.parentRunId", ""),
+        **{name: tags.get(f"fedbench.{name}", "") for name in _TAGS},
+        # images of one size have no hash of their files beside that of the data
+        "files_hash": tags.get("fedbench.files_hash", tags.get("fedbench.data_hash", "")),
+        "harness_hash": tags.get(HARNESS, tags.get("fedbench.code_hash", "")),
+        **{name: int(tags.get(f"fedbench.{name}", 0)) for name in _COUNTS},
+        "started": pd.to_datetime(run.info.start_time, unit="ms", utc=True),
+        "scenario_settings": json.dumps(scenario, sort_keys=True),
+        "published": json.dumps(_read(tags.get("fedbench.published", ""), list), ensure_ascii=False),
+        "row_settings": json.dumps(settings, sort_keys=True),
+        "untrained": is_untrained(params["method"], tags, run.data.metrics),
+        **{key: v for key, v in run.data.metrics.items() if key.startswith(FINAL)},
+    }
+
+
+def _read(text: str, kind: type[_Read]) -> _Read:
+    """The JSON of a tag; empty where there is none, or an older version left it cut off."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return kind()
+    return found if isinstance(found, kind) else kind()
+
+
+def _same(given: object, default: object) -> bool:
+    return str(given).lower() == str("none" if default is None else default).lower()
+
+
+def reason_of(recorded: str) -> str:
+    """The reason of a failure on one line, without what would move a terminal's cursor."""
+    printable = "".join(character if character.isprintable() else " " for character in recorded)
+    return " ".join(printable.split()) or "no reason was recorded"

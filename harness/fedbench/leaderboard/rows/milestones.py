@@ -1,0 +1,29 @@
+"""How many rounds a method needs to reach an accuracy."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+_NOISE = 1e-9
+"""Accuracies are means of shares; a target that is one of them must count as reached."""
+
+
+def rounds_to_target(curves: pd.DataFrame, mlflow_ids: list[str], metric: str, target: float) -> list[int | None]:
+    """The first evaluated round of each run at which ``metric`` is at least ``target``; None for one that never is.
+
+    ``curves`` is `fedbench.leaderboard.results.load_curves`; runs without a curve are left out. Round 0, the model
+    before training, counts.
+    """
+    first: list[int | None] = []
+    for mlflow_id in mlflow_ids:
+        curve = curves[(curves["mlflow_id"] == mlflow_id) & curves[metric].notna()]
+        reached = curve.loc[curve[metric] >= target - _NOISE, "round"]
+        if len(curve):
+            first.append(int(reached.min()) if len(reached) else None)
+    return first
+
+
+def is_tracked(curves: pd.DataFrame, mlflow_ids: list[str], metric: str) -> bool:
+    """Whether ``metric`` was logged by round in all of the runs that have a curve at all."""
+    own = curves[curves["mlflow_id"].isin(mlflow_ids)]
+    return metric in own and bool(own[metric].notna().any()) and bool(own[metric].notna().all())

@@ -1,0 +1,1 @@
+"""CLIP and its relatives as backbones: loading, image patches, tokens, transformer blocks."""

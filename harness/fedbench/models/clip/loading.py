@@ -1,0 +1,261 @@
+"""Find, fetch and load CLIP weights: by open_clip's pretrained tag, from a file, or those that ship with fedbench."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from huggingface_hub import constants, try_to_load_from_cache
+from open_clip.model import CLIPVisionCfg
+from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.files import opened
+from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.clip.tokens import FoldedTokenizer
+from fedbench.models.names import LIST_HINT, BackboneName
+from fedbench.models.transform import PixelTransform
+
+log = logging.getLogger(__name__)
+
+EMBEDDED_DIR = Path(__file__).parents[1] / "embedded"
+_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+_SHA256 = re.compile("[0-9a-f]{64}")
+_MASKS = ("attn_mask", "text.attn_mask")
+"""Minus infinity by design."""
+
+
+def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
+    """The CLIP that ``name`` describes, ready to encode.
+
+    Weights behind a tag are looked up in Hugging Face's cache and in ``data_dir/clip``, and downloaded to the latter.
+    """
+    if name.arch == "embedded":
+        return _load_embedded(name)
+    known = {arch for arch in open_clip.list_models() if _is_plain_clip(open_clip.get_model_config(arch))}
+    if name.arch not in known:
+        config = open_clip.get_model_config(name.arch)
+        if config is None:
+            raise unknown_name("CLIP architecture", name.arch, known | {"embedded"}, LIST_HINT)
+        raise FedbenchError(
+            f"backbone {name.text!r}: {name.arch} has a text tower of its own kind (CustomTextCLIP, CoCa or SigLIP); "
+            "fedbench takes open_clip's CLIP class only, for instance ViT-B-16."
+        )
+    tags = sorted({*list_pretrained_tags_by_model(name.arch), *list_pretrained_tags_by_model(_base(name.arch))})
+    if not name.checkpoint:
+        raise FedbenchError(
+            f"backbone {name.text!r} names no weights: write 'clip:{name.arch}@CHECKPOINT', CHECKPOINT a file or one "
+            f"of {', '.join(tags) or '(no tag known)'}."
+        )
+    if name.checkpoint.endswith(_SUFFIXES) or os.sep in name.checkpoint:
+        try:
+            file = Path(name.checkpoint).expanduser()
+            is_there = file.is_file()
+        except (RuntimeError, OSError) as error:  # no such user's home, or a name longer than the file system takes
+            raise FedbenchError(f"backbone {name.text[:200]!r} cannot be looked up: {error}.") from None
+        if not is_there:
+            raise FedbenchError(f"backbone {name.text!r}: there is no file {str(file)!r}.")
+        return _build(name, file, {}, quick_gelu=None)
+    tag = get_pretrained_cfg(_base(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
+    if not tag:
+        raise unknown_name(f"checkpoint of {name.arch}:", name.checkpoint, tags, "Or give a file's path.")
+    file = _fetch(name, tag, data_dir)
+    _check_digest(file, published_digest(file, tag), "delete it and run again, and it is downloaded anew")
+    return _build(name, file, tag, quick_gelu=quick_gelu_for(name.arch, tag))
+
+
+def clip_image_size(arch: str) -> int | None:
+    """The side in pixels of the images that an architecture takes, without its weights; None where it is unknown."""
+    own = EMBEDDED_DIR / "embedded.json"
+    is_own = arch == "embedded" and own.is_file()
+    config = json.loads(own.read_text()) if is_own else open_clip.get_model_config(arch)
+    return None if config is None else _square(config["vision_cfg"].get("image_size", CLIPVisionCfg.image_size))
+
+
+def quick_gelu_for(arch: str, tag: dict[str, Any]) -> bool:
+    """Whether weights behind a tag were trained with QuickGELU: the tag's word, whatever the architecture's suffix.
+
+    open_clip only warns when the two differ and goes on with the wrong activation: ``ViT-B-32`` with OpenAI's weights
+    then loses accuracy silently, and so does ``ViT-B-32-quickgelu`` with LAION's. An architecture whose own config
+    asks for QuickGELU without a suffix in its name (roberta-ViT-B-32) keeps it.
+    """
+    own = open_clip.get_model_config(_base(arch)) or {}
+    return bool(tag.get("quick_gelu", False) or own.get("quick_gelu", False))
+
+
+def _base(arch: str) -> str:
+    base = arch.removesuffix("-quickgelu")
+    return base if open_clip.get_model_config(base) else arch
+
+
+def _is_plain_clip(config: dict[str, Any]) -> bool:
+    return not config.get("custom_text") and "hf_model_name" not in config["text_cfg"]
+
+
+def _load_embedded(name: BackboneName) -> ClipBackbone:
+    if name.checkpoint:
+        raise FedbenchError(f"backbone {name.text!r}: clip:embedded has its own weights; write 'clip:embedded'.")
+    weights, config, tokens = (EMBEDDED_DIR / f"embedded{end}" for end in (".safetensors", ".json", "_tokens.json"))
+    for file in (weights, config, tokens):
+        if not file.is_file():
+            raise FedbenchError(f"backbone 'clip:embedded': {str(file)!r} is missing; reinstall fedbench.")
+    card = EMBEDDED_DIR / "embedded_card.json"
+    if card.is_file():
+        _check_digest(weights, json.loads(card.read_text())["sha256"], "reinstall fedbench")
+    stored = json.loads(config.read_text())
+    # `fedbench pretrain` rewrites the config, and tests point elsewhere: register what differs from the last load.
+    if open_clip.get_model_config("embedded") != stored:
+        open_clip.add_model_config(config)
+    return _build(name, weights, {}, quick_gelu=None, tokenizer=FoldedTokenizer.from_file(tokens))
+
+
+def _build(
+    name: BackboneName, file: Path, tag: dict[str, Any], quick_gelu: bool | None, tokenizer: Any = None
+) -> ClipBackbone:
+    if file.suffix not in _SUFFIXES:  # open_clip would unpickle .npz of big_vision without checks
+        raise FedbenchError(f"CLIP weights {str(file)!r}: expected a file ending in {', '.join(_SUFFIXES)}.")
+    overrides: dict[str, Any] = {}
+    if quick_gelu is not None:
+        overrides["quick_gelu"] = quick_gelu
+        if quick_gelu != bool(open_clip.get_model_config(name.arch).get("quick_gelu", False)):
+            used = "QuickGELU" if quick_gelu else "GELU"
+            log.info("%s: these weights were trained with %s, so it is used whatever the name says", name.text, used)
+    preprocess = {key: tag[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in tag}
+    _check_archive(file)
+    try:
+        with torch.random.fork_rng(devices=[]):  # open_clip initialises at random before it loads
+            module = open_clip.create_model(
+                name.arch, pretrained=str(file), force_preprocess_cfg=preprocess, weights_only=True, **overrides
+            )
+    # On damaged files open_clip and torch raise nearly anything.
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise FedbenchError(
+            f"can't load CLIP weights {str(file)!r} as {name.arch}: {' '.join(reason[:2])[:300]} "
+            "(needed: a complete safetensors file or state dict of this architecture)."
+        ) from error
+    for key, tensor in module.state_dict().items():
+        if tensor.is_floating_point() and key not in _MASKS and not tensor.isfinite().all():
+            raise FedbenchError(f"CLIP weights {str(file)!r}: {key} is not finite, so the file is damaged; replace it.")
+    module.eval().requires_grad_(False)
+    seen = module.visual.preprocess_cfg
+    transform = PixelTransform(
+        mean=tuple(seen["mean"]),
+        std=tuple(seen["std"]),
+        size=_square(seen["size"]),
+        mode=seen["resize_mode"],
+        interpolation=seen["interpolation"],
+    )
+    embed_dim = int(open_clip.get_model_config(name.arch)["embed_dim"])
+    return ClipBackbone(name.text, module, tokenizer or _tokenizer(name), transform, embed_dim)
+
+
+def published_digest(file: Path, tag: dict[str, Any]) -> str:
+    """The sha256 that who published the weights gives, or how it begins; "" where nobody does."""
+    # the Hub's cache calls a large file by its sha256 and links to it
+    blob = file.resolve().name
+    if _SHA256.fullmatch(blob):
+        return blob
+    url = str(tag.get("url", ""))
+    # a tag may name a file of the Hub as well, which is another one
+    if file.name != url.rpartition("/")[2]:
+        return ""
+    if "openaipublic" in url:
+        return url.split("/")[-2]
+    return Path(url).stem.split("-")[-1] if "mlfoundations" in url else ""
+
+
+def _check_digest(file: Path, expected: str, remedy: str) -> None:
+    try:
+        with opened(file) as whole:
+            found = hashlib.file_digest(whole, "sha256").hexdigest()
+    except OSError as error:
+        raise FedbenchError(f"CLIP weights {str(file)!r} can't be read ({error.strerror}); {remedy}.") from error
+    if not found.startswith(expected):
+        raise FedbenchError(
+            f"CLIP weights {str(file.resolve())!r} are damaged (sha256 {found[:12]}..., published: "
+            f"{expected[:12]}...); {remedy}."
+        )
+
+
+def _check_archive(file: Path) -> None:
+    """FedbenchError where a member of a torch file differs from its checksum, which torch itself doesn't look at."""
+    if file.suffix == ".safetensors" or not zipfile.is_zipfile(file):
+        return
+    try:
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+        damaged = str(error)
+    if damaged is not None:
+        raise FedbenchError(f"CLIP weights {str(file)!r} are damaged ({damaged}); get the file again.")
+
+
+def _square(size: int | tuple[int, int]) -> int:
+    side, other = (size, size) if isinstance(size, int) else size
+    assert side == other, "open_clip's CLIP architectures take square images"
+    return side
+
+
+def _tokenizer(name: BackboneName) -> Any:
+    try:
+        return open_clip.get_tokenizer(name.arch)
+    except OSError as error:
+        raise FedbenchError(f"backbone {name.text!r}: its tokenizer can't be downloaded ({error}).") from error
+
+
+def _fetch(name: BackboneName, tag: dict[str, Any], data_dir: Path | None) -> Path:
+    """The file behind a tag: from a cache, else downloaded; FedbenchError at once where there is no network."""
+    own = None if data_dir is None else data_dir / "clip"
+    source = f"huggingface.co/{tag['hf_hub']}" if tag.get("hf_hub") else str(tag.get("url", ""))
+    for folder in (own, None):
+        cached = _cached(tag, folder)
+        if cached is not None:
+            return cached
+    # A file has no tag to say which activation it was trained with: the name must.
+    arch = _base(name.arch) + ("-quickgelu" if quick_gelu_for(name.arch, tag) else "")
+    target = (own or Path("weights")) / f"{arch}-{name.checkpoint}.safetensors"
+    manual = f"download it from {source} elsewhere, put it at {str(target)!r} and write 'clip:{arch}@{target}'."
+    host = "https://huggingface.co" if tag.get("hf_hub") else str(tag["url"])
+    if not can_reach(os.environ.get("HF_ENDPOINT", host) if tag.get("hf_hub") else host):
+        raise FedbenchError(f"the weights of {name.text!r} are not on this machine and there is no network: {manual}")
+    log.info("downloading the weights of %s from %s", name.text, source)
+    try:
+        return Path(download_pretrained(tag, cache_dir=None if own is None else str(own)))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise FedbenchError(f"downloading the weights of {name.text!r} failed ({error}): {manual}") from error
+
+
+def _cached(tag: dict[str, Any], folder: Path | None) -> Path | None:
+    if tag.get("hf_hub"):
+        repo, file = os.path.split(tag["hf_hub"])
+        for candidate in (file,) if file else ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"):
+            found = try_to_load_from_cache(repo, candidate, cache_dir=folder)
+            if isinstance(found, str):
+                return Path(found)
+        return None
+    path = (folder or Path("~/.cache/clip").expanduser()) / os.path.basename(tag["url"])
+    return path if path.is_file() else None
+
+
+def can_reach(url: str) -> bool:
+    """Whether an address answers within seconds; the hub's own clients would retry for minutes."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
+    except urllib.error.HTTPError as error:
+        return error.code in (401, 404, 405)  # it answered; a proxy that refuses says 403 or 407
+    except OSError:
+        return False
+    return True

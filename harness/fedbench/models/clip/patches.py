@@ -1,0 +1,84 @@
+"""What CLIP's image tower says of every patch: its tokens beside the pooled one, in the space shared with texts."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from open_clip.modified_resnet import AttentionPool2d, ModifiedResNet
+from open_clip.transformer import VisionTransformer
+from torch import Tensor
+from torch.nn.functional import normalize, scaled_dot_product_attention
+
+from fedbench.core.errors import FedbenchError
+from fedbench.models.clip.backbone import ClipBackbone, activation_of
+from fedbench.models.prompts.image_tokens import has_class_token
+
+
+@dataclass(frozen=True, eq=False)
+class ClipPatchEncoder:
+    """A ``FrozenEncoder``: unit features of an image's P patches, row by row; the pooled feature is not among them.
+
+    Of a vision transformer all tokens but the class token, behind its last norm and projection; of CLIP's ResNet the
+    attention pool with every position as a query. float16, in which ViT-B/16 has 200 KB an image. Raises FedbenchError
+    for an image tower of another kind.
+    """
+
+    backbone: ClipBackbone
+
+    def __post_init__(self) -> None:
+        visual = self.backbone.module.visual
+        if not has_class_token(visual) and not isinstance(visual, ModifiedResNet):
+            raise FedbenchError(
+                f"the image tower of backbone {self.backbone.name!r} has no features of single patches in the space of "
+                "its texts; use a vision transformer with a class token, such as clip:embedded, or CLIP's own ResNet, "
+                "such as clip:RN50-quickgelu@openai."
+            )
+
+    @property
+    def name(self) -> str:
+        """The backbone's, for people, and that these are patches."""
+        return f"{self.backbone.name} patches"
+
+    @cached_property
+    def key(self) -> str:
+        """Digest of weights, transform and activation; another than that of the pooled features."""
+        backbone = self.backbone
+        kind = f"patches float16 {backbone.weights_hash} {backbone.transform} {activation_of(backbone.module)}"
+        return hashlib.sha256(kind.encode()).hexdigest()
+
+    @torch.no_grad()
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """uint8 (b, 3, h, w) to float16 (b, P, d)."""
+        images = self.backbone.transform(pixels.to(self.backbone.device))
+        return normalize(all_tokens(self.backbone.module.visual, images)[:, 1:], dim=-1).half()
+
+
+def all_tokens(visual: VisionTransformer | ModifiedResNet, images: Tensor) -> Tensor:
+    """Features (b, 1 + P, d), not normalised, of ``images`` (b, 3, S, S): the pooled one, then the patches' row by row.
+
+    The first is what ``visual(images)`` gives. Of a transformer that pools at its class token, or CLIP's ResNet.
+    """
+    if isinstance(visual, ModifiedResNet):
+        x = visual.stem(images)
+        for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
+            x = layer(x)
+        return attend_everywhere(visual.attnpool, x)
+    # the last norm is each token's own, so that it may come before pooling also where the tower has it behind
+    tokens: Tensor = visual.ln_post(visual.transformer(visual._embeds(images)))
+    return tokens if visual.proj is None else tokens @ visual.proj
+
+
+def attend_everywhere(pool: AttentionPool2d, maps: Tensor) -> Tensor:
+    """The attention pool's outputs (b, 1 + h w, d) on ``maps`` (b, c, h, w) with the mean and every position as query.
+
+    open_clip's own forward pass keeps the first of them, the mean's.
+    """
+    positions = maps.flatten(2).transpose(1, 2)
+    x = torch.cat([positions.mean(dim=1, keepdim=True), positions], dim=1) + pool.positional_embedding
+    parts = (project(x).unflatten(-1, (pool.num_heads, -1)) for project in (pool.q_proj, pool.k_proj, pool.v_proj))
+    attended = scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts))
+    features: Tensor = pool.c_proj(attended.transpose(1, 2).flatten(2))
+    return features

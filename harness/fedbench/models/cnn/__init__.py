@@ -1,0 +1,1 @@
+"""Convolutional networks as backbones, trained from scratch."""

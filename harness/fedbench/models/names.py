@@ -1,0 +1,151 @@
+"""How a backbone is written: ``family[:arch[@checkpoint]][?option=value&...]``; a colon may take the place of ``@``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedbench.core.errors import FedbenchError, unknown_name
+
+LIST_HINT = "See `fedbench list backbones`."
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of backbone: how its names look, what it is, and which options it takes."""
+
+    form: str
+    meaning: str
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class BackboneName:
+    """A parsed name. Options that a family doesn't take keep their defaults."""
+
+    text: str
+    family: str
+    arch: str = ""
+    checkpoint: str = ""
+    width: int = 4
+    projector: int | None = None
+    projector_layers: int = 1
+    dense: int = 2
+    resize: int | None = None
+    stem: str = "imagenet"
+
+
+_SHARED = ("projector", "projector_layers", "resize")
+EMBEDDED = "the tiny CLIP that ships with fedbench, for the embedded data; needs no files and no network"
+
+FAMILIES = {
+    "clip": Family(
+        "clip:ARCH@CHECKPOINT",
+        "CLIP of any architecture of open_clip's CLIP class; CHECKPOINT is a pretrained tag or a weights file "
+        "(clip:ARCH:CHECKPOINT is the same)",
+    ),
+    "resnet8": Family(
+        "resnet8",
+        "ResNet-8 of the CReFF family for 32 px; width=4 (default) is the papers', 1 is fast",
+        ("width", *_SHARED),
+    ),
+    "convnet": Family("convnet", "two convolutions and two dense layers for 32 px (NIID-Bench simple CNN)", _SHARED),
+    "fedavg-cnn": Family(
+        "fedavg-cnn",
+        "the CNN of McMahan et al. 2017: two 5x5 convolutions (32, 64) and a dense layer of 512, for 32 px",
+        _SHARED,
+    ),
+    "alexnet": Family(
+        "alexnet",
+        "AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer",
+        ("dense", *_SHARED),
+    ),
+    "vgg11": Family("vgg11", "VGG-11 without batch-norm, two dense layers of 512, images of 32 px or more", _SHARED),
+    "resnet18": Family("resnet18", "ResNet-18; stem=cifar for small images", ("stem", *_SHARED)),
+    "resnet50": Family("resnet50", "ResNet-50; stem=cifar for small images", ("stem", *_SHARED)),
+}
+
+_NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, "resize": 4096}
+_WORDS = {"stem": ("cifar", "imagenet")}
+
+
+def split_checkpoint(rest: str) -> tuple[str, str, str]:
+    """``ARCH@CHECKPOINT`` or ``ARCH:CHECKPOINT`` as architecture, sign and checkpoint; both empty where none is named.
+
+    The first sign counts: an architecture has neither, a path may have both.
+    """
+    sign = next((letter for letter in rest if letter in "@:"), "")
+    arch, _, checkpoint = rest.partition(sign) if sign else (rest, "", "")
+    return arch, sign, checkpoint
+
+
+def canonical_backbone(name: str) -> str:
+    """``name`` as it stands in a run's identity: ``clip:ViT-B-32@openai`` for ``clip:ViT-B/32:openai``."""
+    family, colon, rest = name.partition(":")
+    arch, sign, checkpoint = split_checkpoint(rest)
+    if family != "clip" or not arch:
+        return name
+    return f"{family}{colon}{arch.replace('/', '-')}{sign and '@'}{checkpoint}"
+
+
+def parse_backbone(name: str) -> BackboneName:
+    """Take a backbone's name apart; FedbenchError where family or options are wrong."""
+    body, _, query = name.partition("?")
+    family, colon, rest = body.partition(":")
+    if family not in FAMILIES:
+        raise unknown_name("backbone", family, FAMILIES, LIST_HINT)
+    if family == "clip":
+        arch, sign, checkpoint = split_checkpoint(rest)
+        if not arch or (sign and not checkpoint):
+            raise FedbenchError(f"backbone {name!r} is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'.")
+        arch = arch.replace("/", "-")  # open_clip writes ViT-B-32 for the papers' ViT-B/32
+    else:
+        arch = checkpoint = ""
+        if colon or "@" in family:
+            raise FedbenchError(f"backbone {family!r} takes no architecture or checkpoint, got {name!r}. {LIST_HINT}")
+    numbers: dict[str, int] = {}
+    words: dict[str, str] = {}
+    for pair in query.split("&") if query else ():
+        option, _, value = pair.partition("=")
+        allowed = FAMILIES[family].options
+        if not allowed:
+            raise FedbenchError(f"backbone {family!r} takes no options, got {pair!r}.")
+        if option not in allowed:
+            raise unknown_name(f"option of backbone {family!r}:", option, allowed, LIST_HINT)
+        if option in numbers or option in words:
+            raise FedbenchError(f"option {option!r} of backbone {name!r} is given twice.")
+        if option in _WORDS:
+            words[option] = _word(family, option, value)
+        else:
+            numbers[option] = _whole_number(family, option, value)
+    if "projector_layers" in numbers and "projector" not in numbers:
+        raise FedbenchError(f"backbone {name!r}: projector_layers needs a projector; add '&projector=WIDTH'.")
+    return BackboneName(
+        text=name,
+        family=family,
+        arch=arch,
+        checkpoint=checkpoint,
+        width=numbers.get("width", 4),
+        projector=numbers.get("projector"),
+        projector_layers=numbers.get("projector_layers", 1),
+        dense=numbers.get("dense", 2),
+        resize=numbers.get("resize"),
+        stem=words.get("stem", "imagenet"),
+    )
+
+
+def _whole_number(family: str, option: str, value: str) -> int:
+    high = _NUMBERS[option]
+    # Python refuses to convert thousands of digits
+    if not (value.isascii() and value.isdigit() and len(value) <= 20 and 1 <= int(value) <= high):
+        raise FedbenchError(
+            f"option {option}={value!r} of backbone {family!r}: expected a whole number from 1 to {high}."
+        )
+    return int(value)
+
+
+def _word(family: str, option: str, value: str) -> str:
+    if value not in _WORDS[option]:
+        raise FedbenchError(
+            f"option {option}={value!r} of backbone {family!r}: expected one of {', '.join(_WORDS[option])}."
+        )
+    return value

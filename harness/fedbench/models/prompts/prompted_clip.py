@@ -1,0 +1,80 @@
+"""Frozen CLIP as a model of its prompts: learnable context before class names, and tokens coupled to it in the images.
+
+An instance is a model's forward pass. Its parts are methods, so that a loss may use several prompts on one image pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from open_clip.transformer import VisionTransformer
+from torch import Tensor
+from torch.nn.functional import linear, normalize
+
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Outputs, Tensors
+from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.heads import linear_layer, scaled_logits
+from fedbench.models.prompts.context import PromptTower, prompt_tower
+from fedbench.models.prompts.image_tokens import encode_with_tokens
+
+
+def coupling(text_width: int, image_width: int, seed: int) -> Tensors:
+    """A linear map from context to image tokens, W (d_v, d_t) and b (d_v,): uniform in +-1/sqrt(d_t)."""
+    return linear_layer("coupling", image_width, text_width, torch_generator(seed, "prompt coupling"))
+
+
+@dataclass(frozen=True, eq=False)
+class PromptedClip:
+    """Scaled cosines between images and class texts, as functions of the trained tensors."""
+
+    towers: Mapping[str, PromptTower]
+    """The text towers by kind of text."""
+    blocks: Mapping[str, tuple[str, ...]]
+    """Which tensors make the context of each kind of text, in their order."""
+    answers: str
+    """The kind of text that classifies."""
+    scale: float
+    """s, the scale of the cosines."""
+    visual: VisionTransformer | None = None
+    """Where set, inputs are images and ``coupled`` gives them tokens; else they are cached features."""
+    coupled: str = "prompt.general"
+    """The tensor (M, d_t) that `coupling` turns into image tokens."""
+
+    def texts(self, kind: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Unit text features (K, d) of one kind."""
+        return self.towers[kind].encode(*(tensors[name] for name in self.blocks[kind]))
+
+    def images(self, tensors: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Unit image features (b, d) of images (b, 3, S, S), or of raw features (b, d) where there are no tokens."""
+        if self.visual is None:
+            return normalize(inputs, dim=-1)
+        tokens = linear(tensors[self.coupled], tensors["coupling.weight"], tensors["coupling.bias"])
+        return normalize(encode_with_tokens(self.visual, inputs, tokens), dim=-1)
+
+    def __call__(self, tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        """Logits (b, K) and unit image features (b, d)."""
+        features = self.images(tensors, inputs)
+        return Outputs(scaled_logits(features, self.texts(self.answers, tensors), None, self.scale), features)
+
+
+def prompted_clip(
+    backbone: ClipBackbone,
+    classnames: Sequence[str],
+    blocks: Mapping[str, tuple[str, ...]],
+    contexts: Tensors,
+    answers: str,
+    visual: VisionTransformer | None = None,
+) -> PromptedClip:
+    """The forward pass around initial ``contexts`` (..., m, d_t) by name, with a tower for each kind of text.
+
+    Kinds in ``blocks`` that read a tensor which ``contexts`` lacks are left out.
+    """
+    lengths = {
+        kind: sum(contexts[name].shape[-2] for name in names)
+        for kind, names in blocks.items()
+        if all(name in contexts for name in names)
+    }
+    towers = {kind: prompt_tower(backbone, classnames, length) for kind, length in lengths.items()}
+    return PromptedClip(towers, blocks, answers, backbone.logit_scale, visual)

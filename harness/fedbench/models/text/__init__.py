@@ -1,0 +1,1 @@
+"""Texts as vectors: encoders of class names, and classifiers over them."""

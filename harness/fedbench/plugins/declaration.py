@@ -1,0 +1,146 @@
+"""What the class of a method must declare, checked once when it is loaded; a fault is one sentence."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Set
+from functools import cache
+from typing import Any
+
+import pluggy
+import pydantic
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.hooks import HookSpecs, plugin_manager
+from fedbench.core.hyper import declared, parse_value
+from fedbench.core.spec import OPTIMISER_KEYS, Training, no_bool
+from fedbench.plugins.failure_text import reason_of
+
+HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
+LONGEST_NAME = 100
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_SECTIONS = frozenset({"run", "scenario", "training", "backbone", "other-method"})
+"""Heads of settings that are no method's: `--set scenario.clients=5`."""
+_GRANTED = ("labels", "server_data", "server_labels")
+_READ = ("text_encoder", "teacher", "tune", "head_scale")
+
+
+def check_method(cls: object, where: str) -> None:
+    """Raise FedbenchError, which begins with ``where`` the class comes from, unless it is the class of a method."""
+    if not isinstance(cls, type):
+        raise FedbenchError(f"plugin {where} is not a class; {_IS_A}.")
+    _check_class(cls, where)
+
+
+_IS_A = "a method is a class with name, citation, Params and recipe"
+
+
+@cache
+def _check_class(cls: Any, where: str) -> None:
+    missing = [a for a in ("name", "citation", "Params", "recipe") if not hasattr(cls, a)]
+    if missing:
+        raise FedbenchError(f"plugin {where} lacks {', '.join(missing)}; {_IS_A}.")
+    try:
+        _check_name(cls.name)
+        if not isinstance(cls.citation, str) or not cls.citation.strip():
+            raise FedbenchError(f"citation={cls.citation!r} is not a text; name authors, title and year.")
+        _check_params(cls.name, cls.Params)
+        _check_recipe(cls.name, cls.recipe)
+        _check_words(cls, "requires", _GRANTED, "no scenario can grant")
+        _check_words(cls, "reads", _READ, "is no setting that a method names")
+        _check_constructor(cls)
+        _check_hooks(cls)
+    except FedbenchError as error:
+        raise FedbenchError(f"plugin {where}, class {cls.__name__}: {error}") from error
+
+
+def _check_name(name: object) -> None:
+    """Names stand in stacks (a+b), settings (a.mu=1), tags and files."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        raise FedbenchError(
+            f"name={name!r} cannot be a method's name; use up to {LONGEST_NAME} letters (a-z), digits, hyphens and "
+            "underscores, a letter or digit first."
+        )
+    if name in _SECTIONS:
+        raise FedbenchError(f"name={name!r} is a word that settings begin with (--set {name}.KEY=VALUE); use another.")
+
+
+def _check_params(method: str, params: Any) -> None:
+    for name, parameter in declared(params).items():
+        try:
+            parse_value(f"the default {method}.{name}", parameter, parameter.default)
+        except pydantic.errors.PydanticUserError:
+            told = f"values of {params.__name__}.{name} can't be checked against its type {parameter.type!r}"
+            raise FedbenchError(f"{told}; use int, float, str, bool or a Literal.") from None
+    try:
+        params()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit as well
+        raise FedbenchError(f"{params.__name__}() with its defaults raises {reason_of(error)}.") from error
+
+
+def _check_recipe(method: str, recipe: object) -> None:
+    if not isinstance(recipe, Mapping):
+        raise FedbenchError(
+            f"recipe={recipe!r} is not a mapping from settings of the optimiser to values; {{}} is none."
+        )
+    for key, value in recipe.items():
+        if key in Training.model_fields and key not in OPTIMISER_KEYS:
+            raise FedbenchError(f"the recipe of {method} sets {key}; it may set the optimiser only.")
+        if key not in OPTIMISER_KEYS:
+            raise unknown_name(f"setting in the recipe of {method}", str(key), OPTIMISER_KEYS)
+        try:
+            Training.model_validate({key: no_bool(value)})
+        except ValueError as error:  # pydantic's ValidationError is one
+            told = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
+            raise FedbenchError(f"the recipe of {method} has {key}={value!r}: {told[0].lower()}{told[1:]}.") from None
+
+
+def _check_words(cls: Any, attribute: str, known: tuple[str, ...], otherwise: str) -> None:
+    given = getattr(cls, attribute, ())
+    exist = f"{', '.join(known[:-1])} and {known[-1]} exist"
+    if not isinstance(given, tuple | list | Set):
+        raise FedbenchError(f"{attribute}={given!r} is not a tuple of names; {exist}.")
+    for name in given:
+        if name not in known:
+            raise FedbenchError(f"{attribute} {name!r}, which {otherwise}; {exist}.")
+
+
+def _check_constructor(cls: Any) -> None:
+    try:
+        inspect.signature(cls).bind(object())
+    except (TypeError, ValueError) as error:
+        raise FedbenchError(f"it can't be made from its Params ({error}); write def __init__(self, params).") from None
+
+
+def _check_hooks(cls: Any) -> None:
+    manager = plugin_manager()
+    marked = {a: inspect.getattr_static(cls, a) for a in dir(cls) if manager.parse_hookimpl_opts(cls, a) is not None}
+    # an object with the answers alone: the class's own may need what its constructor makes
+    probe = type(cls.__name__, (), marked)()
+    for attribute, given in marked.items():
+        options: Any = manager.parse_hookimpl_opts(probe, attribute) or {}
+        hook = options.get("specname") or attribute
+        if hook in HOOK_NAMES:
+            _check_arguments(given, getattr(probe, attribute), str(hook))
+    try:
+        manager.register(probe, cls.name)
+        manager.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise FedbenchError(f"{' '.join(str(error).split())}; hooks are {', '.join(HOOK_NAMES)}.") from error
+
+
+def _check_arguments(given: object, bound: Any, hook: str) -> None:
+    """``given`` is the answer to ``hook`` as it stands in the class, ``bound`` as it is called."""
+    offered = [name for name in inspect.signature(getattr(HookSpecs, hook)).parameters if name != "self"]
+    name = bound.__name__
+    right = f"the hook offers {', '.join(offered)}: def {name}(self, {', '.join(offered)})"
+    if inspect.isfunction(given) and next(iter(inspect.signature(given).parameters), offered[0]) in offered:
+        raise FedbenchError(f"its answer to the hook {hook} lacks self; {right}.")
+    named = inspect.signature(bound).parameters.values()
+    required = [p.name for p in named if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    unknown = [argument for argument in required if argument not in offered]
+    if unknown:
+        raise FedbenchError(f"its answer to the hook {hook} asks for {', '.join(unknown)}; {right}.")

@@ -1,0 +1,142 @@
+"""The code of a run: the harness, and of each method of its stack what that is made of. What resuming relies on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+import fedbench
+from fedbench.core.spec import stack_names
+from fedbench.plugins.assembly import GROUP, source_of
+from fedbench.plugins.provenance import roots, versions
+from fedbench.plugins.sources import PLUGIN, digest_of, files_of, files_under
+
+_HARNESS = "fedbench"
+"""The package of the harness; a method in it, as the defaults are, counts with it."""
+
+
+@dataclass(frozen=True)
+class MethodCode:
+    """The code of one method: its module, what that imports of its own, and the data beside them."""
+
+    method: str
+    hash: str
+    package: str = ""
+    """The distribution it comes in; "" for those that come with fedbench, and for a plugin file."""
+    version: str = ""
+    """Of the package."""
+    plugin: str = ""
+    """Name of the ``--plugin`` file."""
+
+    def as_json(self) -> dict[str, str]:
+        """What there is to say of it, by name."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+
+@dataclass(frozen=True)
+class RunCode:
+    """The code that makes a run."""
+
+    harness: str
+    """Hash of fedbench's sources and of the versions that it runs on."""
+    methods: tuple[MethodCode, ...] = ()
+    """Of the stack, in its order; not the defaults, which are the harness's."""
+
+    @property
+    def hash(self) -> str:
+        """Runs with the same run id and the same hashes of code, data and weights are interchangeable."""
+        parts = [self.harness, *(f"{code.method} {code.hash}" for code in self.methods)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+class Codes:
+    """The code of runs with these plugin files, as it is when first asked for."""
+
+    def __init__(self, plugin_files: Iterable[Path] = ()) -> None:
+        self._plugin_files = tuple(plugin_files)
+        self._methods: dict[str, MethodCode | None] = {}
+
+    def of(self, stack: str) -> RunCode:
+        """The code of a run of ``stack``. FedbenchError for an unknown method, or a file that cannot be read."""
+        names = stack_names(stack)
+        self._methods |= {name: self._of_method(name) for name in names if name not in self._methods}
+        found = (self._methods[name] for name in names)
+        return RunCode(self.harness, tuple(code for code in found if code is not None))
+
+    @cached_property
+    def harness(self) -> str:
+        """Hash of the harness, which is in the code of every run."""
+        return harness_hash()
+
+    @cached_property
+    def everything(self) -> str:
+        """`code_hash` with the plugin files."""
+        return code_hash(self._plugin_files)
+
+    @cached_property
+    def plugins(self) -> tuple[dict[str, str], ...]:
+        """Name and hash of every plugin file, whether a run uses it or not."""
+        return tuple(
+            {"plugin": file.name, "hash": digest_of(files_of(file, self._registering))} for file in self._plugin_files
+        )
+
+    @cached_property
+    def _registering(self) -> frozenset[str]:
+        return frozenset(roots())
+
+    @cached_property
+    def _ours(self) -> frozenset[str]:
+        """The distribution that fedbench itself comes in."""
+        points = [point for point in entry_points(group=GROUP) if _is_harness(point)]
+        return frozenset(point.dist.name for point in points if point.dist is not None)
+
+    def _of_method(self, name: str) -> MethodCode | None:
+        """None for a method of the harness's own."""
+        source = source_of(name, self._plugin_files)
+        if isinstance(source, Path):
+            return MethodCode(name, digest_of(files_of(source, self._registering)), plugin=source.name)
+        if _is_harness(source):
+            return None
+        digest = digest_of(files_of(source.module, self._registering, source.dist))
+        if source.dist is None or source.dist.name in self._ours:
+            return MethodCode(name, digest)
+        return MethodCode(name, digest, source.dist.name, source.dist.version)
+
+
+def harness_hash() -> str:
+    """sha256 over what can change the numbers of every run: fedbench's modules and tables, and versions of libraries.
+
+    FedbenchError where a source cannot be read.
+    """
+    root = Path(fedbench.__file__).parent
+    files = {name: path for name, path in files_under(root) if path.suffix in (".py", ".json")}
+    return hashlib.sha256(f"{sorted(versions().items())!r}{digest_of(files)}".encode()).hexdigest()
+
+
+def code_hash(plugin_files: Iterable[Path] = ()) -> str:
+    """sha256 over all code that a command can reach: the harness, every registered method, the plugin files."""
+    return hashlib.sha256(f"{harness_hash()}{digest_of(files_beside(plugin_files))}".encode()).hexdigest()
+
+
+def files_beside(plugin_files: Iterable[Path] = ()) -> dict[str, Path]:
+    """The files of every registered method and plugin file, by the names under which a worker is sent them.
+
+    Those of the n-th plugin file and of the data beside it are in the folder ``--plugin/n``, since two may be called
+    the same.
+    """
+    registering = frozenset(roots())
+    points = [point for point in entry_points(group=GROUP) if not _is_harness(point)]
+    found = {name: path for point in points for name, path in files_of(point.module, registering, point.dist).items()}
+    for number, plugin in enumerate(plugin_files):
+        for name, path in files_of(plugin, registering).items():
+            inner = name.removeprefix(f"{PLUGIN}/")
+            found[name if inner == name else f"{PLUGIN}/{number}/{inner}"] = path
+    return found
+
+
+def _is_harness(point: EntryPoint) -> bool:
+    return point.module.partition(".")[0] == _HARNESS

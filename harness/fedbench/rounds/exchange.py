@@ -1,0 +1,122 @@
+"""What happens between server and clients in one exchange of a round: who trains, what arrives, the server's step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from fedbench.core.answers import require_finite_updates, require_global
+from fedbench.core.tasks import AggregationTask, ClientTask
+from fedbench.core.types import Update
+from fedbench.rounds.faults import damaged, reason_to_reject
+from fedbench.rounds.private import kept_and_sent, shared
+from fedbench.rounds.state import ClientState, RunState
+from fedbench.runs.prepare import Run
+from fedbench.scenarios.participation import Schedule, cohort, schedule
+from fedbench.toolkit.fedavg import average_buffers
+
+
+def owner_of(run: Run, hook: str) -> str:
+    """The method that answers the first-result ``hook``."""
+    return run.assembly.owners[hook].partition(",")[0]
+
+
+def schedule_of(run: Run, number: int) -> Schedule:
+    """Who takes part in round ``number``; clients that a method has pooled are no clients that could fail."""
+    scenario, clients = run.spec.scenario, len(run.federation.clients)
+    if clients != len(run.scored.clients):
+        everyone = tuple(cohort(number, clients, scenario.participation, 0.0, run.spec.seed))
+        return Schedule(everyone, everyone)
+    return schedule(number, clients, scenario, run.spec.seed)
+
+
+def train_clients(run: Run, state: RunState, tasks: Sequence[ClientTask]) -> tuple[Update, ...]:
+    """What the clients send up; what they keep to themselves is in ``state``. Raises Unworkable where one diverged."""
+    if not tasks:
+        return ()
+    updates = run.executor.train(tasks)
+    require_finite_updates(tasks, updates)
+    return keep_private(run, state, updates)
+
+
+def keep_private(run: Run, state: RunState, updates: Sequence[Update]) -> tuple[Update, ...]:
+    """The updates as they leave the clients; their private tensors stay with them, in ``state``."""
+    if not run.private:
+        return tuple(updates)
+    leaving = []
+    for update in updates:
+        state.own[update.client], sent = kept_and_sent(update, run.private)
+        leaving.append(sent)
+    return tuple(leaving)
+
+
+def undo_lost(run: Run, state: RunState, before: Mapping[int, ClientState], updates: Sequence[Update]) -> None:
+    """Give clients back what they kept ``before`` an exchange, unless the server accepted one of the ``updates``.
+
+    So what a client keeps follows what the server has. What a method's ``keeps_lost_training`` covers stays as trained.
+    """
+    stays = run.assembly.keeps_lost_training
+    for client in before.keys() - {update.client for update in updates}:
+        trained, earlier = state.kept_by(client), before[client]
+        state.clients[client] = earlier.methods | {name: t for name, t in trained.methods.items() if name in stays}
+        if stays.issuperset(run.assembly.owners_of("private")):
+            continue
+        state.own.pop(client, None)
+        if earlier.own is not None:
+            state.own[client] = earlier.own
+
+
+def accepted(
+    run: Run, tasks: Mapping[int, ClientTask], arrived: Sequence[Update], corrupt: Collection[int]
+) -> tuple[Update, ...]:
+    """The updates that the server can use, of those that ``arrived``; the ones of the ``corrupt`` clients are damaged.
+
+    Where none is, they are what `require_update` and `require_finite_updates` have let through, the same checks.
+    """
+    usable = []
+    for update in arrived:
+        if update.client in corrupt:
+            task = tasks[update.client]
+            update = damaged(update, run.spec.seed, task.round, task.exchange)
+            if reason_to_reject(update, shared(task.received, run.private), shared(task.buffers, run.private)):
+                continue
+        usable.append(update)
+    return tuple(usable)
+
+
+def mean_metrics(reported: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Of the metrics of updates the mean ``train_loss``, and the means of all others, by name.
+
+    Each is over the updates that have it and counts them alike, whatever their samples: a mean over clients. What no
+    update has is left out.
+    """
+    values: dict[str, list[float]] = {}
+    for metrics in reported:
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(float(value))
+    means = {name: sum(own) / len(own) for name, own in values.items()}
+    loss = {name: means.pop(name) for name in ("train_loss",) if name in means}
+    return loss, means
+
+
+def aggregated_state(run: Run, state: RunState, updates: tuple[Update, ...], exchange: int, exchanges: int) -> RunState:
+    """The state after the server's step on ``updates``."""
+    task = AggregationTask(
+        round=state.round + 1,
+        weights=shared(state.weights, run.private),
+        buffers=shared(state.buffers, run.private),
+        updates=updates,
+        model=run.model,
+        spec=run.spec,
+        state=state.server,
+        exchange=exchange,
+        exchanges=exchanges,
+        num_clients=len(run.federation.clients),
+        server_data=run.server,
+    )
+    answer = run.assembly.hooks.aggregate(task=task)
+    averaged = average_buffers(updates, run.spec.training.weighting, task.buffers)
+    weights, buffers = require_global(task, answer, averaged, owner_of(run, "aggregate"))
+    if run.private:
+        weights, buffers = {**state.weights, **weights}, {**state.buffers, **buffers}
+    return replace(state, weights=weights, buffers=buffers)

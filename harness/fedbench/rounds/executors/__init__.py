@@ -1,0 +1,78 @@
+"""How the clients of a cohort are trained: one after another, or all at once. No method knows which.
+
+`sequential` trains any method; `cohort` stacks the clients along an axis of their own and takes every local step for
+all of them together, which pays where the trained part is small. Both read the same order of samples, so that they give
+the same weights to float tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from fedbench.core.errors import FedbenchError
+from fedbench.rounds.executors.cohort import Cohort
+from fedbench.rounds.executors.sequential import Sequential
+
+if TYPE_CHECKING:
+    from fedbench.core.hooks import ClientTask
+    from fedbench.core.spec import Training
+    from fedbench.core.types import Model, Update
+    from fedbench.plugins.assembly import Assembly
+
+ExecutorName = Literal["auto", "cohort", "sequential"]
+EXECUTORS: tuple[ExecutorName, ...] = ("auto", "cohort", "sequential")
+
+
+class Executor(Protocol):
+    """What trains the clients of one exchange."""
+
+    @property
+    def told(self) -> str:
+        """Which executor trained last, with the reason where it had to be the sequential one; for the log."""
+        ...
+
+    def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
+        """The clients' updates in the order of ``tasks``, with what `after_training` adds. Nothing of a task but its
+        ``state`` is changed."""
+        ...
+
+    def known(self) -> dict[str, str]:
+        """What it has found out about the run's clients and goes by; a checkpoint keeps it."""
+        ...
+
+    def recall(self, known: Mapping[str, str]) -> None:
+        """Go by what the executor of the same run had found out: it is not to decide otherwise after a break."""
+        ...
+
+
+def executor_for(asked: ExecutorName, training: Training, assembly: Assembly, model: Model, cores: int = 1) -> Executor:
+    """The executor of a run: the cohort's wherever it can be, unless ``asked`` says otherwise.
+
+    The cohort executor falls back to the sequential one client group by client group, and says so, unless it was asked
+    for: then what it cannot do is a FedbenchError.
+    """
+    one_by_one = Sequential(cores)
+    if asked == "sequential":
+        return one_by_one
+    obstacle = _obstacle(training, assembly, model)
+    if obstacle is None:
+        return Cohort(assembly.owners, one_by_one, strict=asked == "cohort")
+    if asked == "cohort":
+        raise FedbenchError(f"the cohort executor cannot train this run: {obstacle}; use executor=auto.")
+    one_by_one.told = f"sequential: {obstacle}"
+    return one_by_one
+
+
+def _obstacle(training: Training, assembly: Assembly, model: Model) -> str | None:
+    """Why no cohort can be trained at once, whatever the loss; None where it may be."""
+    trainer = assembly.owners["local_train"].partition(",")[0]
+    if trainer != "fedavg":
+        return f"{trainer} trains its clients itself"
+    if model.encoder is None:
+        return "the model is trained on images"
+    if training.precision != "float32":
+        return f"precision={training.precision} is for models trained on images"
+    if model.buffers:
+        return "the model keeps running statistics"
+    return None

@@ -1,0 +1,320 @@
+"""The cohort executor: every local step is taken for all clients of the cohort at once.
+
+How a step's gradients are made is planned per kind of client and tried out first: on two clients they must be those of
+the clients' own losses. In every round the gradients of some clients in some steps are compared again, since a loss may
+change. Where they differ, or anything else goes wrong, the sequential executor trains these clients, and the log says
+why; nothing is kept of what was trained at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.hooks import ClientTask, LocalStep
+from fedbench.core.randomness import torch_generator
+from fedbench.core.types import Tensors, Update
+from fedbench.core.wording import counted
+from fedbench.plugins.watch import Snapshot
+from fedbench.rounds.executors.gradients import (
+    ClosedForm,
+    OneClientOnly,
+    Padding,
+    Vectorised,
+    added_terms,
+    head_features,
+)
+from fedbench.rounds.executors.sequential import Sequential, completed
+from fedbench.rounds.executors.stack import Stack, StackedBatch, StackedOptimiser, flat_of, signature
+from fedbench.rounds.metrics import size_in_bytes
+from fedbench.toolkit.local_training import batch_at, batches_of, step_loss, trained
+
+Gradients = Vectorised | ClosedForm
+Kind = tuple[object, ...]
+
+MEMORY = 2 * 2**30
+"""About as many bytes as the clients who train at once may take on a CPU; a larger cohort is trained in parts."""
+FEWER = 4
+"""Where a loss is over whole batches: how many times fewer gradients make up for their being stacked. FedCLIP on the
+suite longtail has 2 times fewer and takes 1.3 times as long as one by one."""
+TOLERANCE = 1e-4
+"""By how much gradients may differ, relative to the largest: rounding gives 1e-5 at most."""
+
+
+class Disagreement(Exception):
+    """Gradients made at once are not those of a client's own loss."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How clients of one kind are trained: by ``gradients``, so many at once; None: one by one, for ``reason``."""
+
+    gradients: Gradients | None
+    at_once: int = 1
+    reason: str = ""
+
+    def told(self) -> str:
+        """The plan as text, to be read by `Cohort.recall`."""
+        return json.dumps(["" if self.gradients is None else self.gradients.told, self.at_once, self.reason])
+
+
+class Cohort:
+    """Trains the clients of a cohort at once where their loss allows it, else as ``one_by_one`` does."""
+
+    def __init__(self, owners: Mapping[str, str], one_by_one: Sequential, *, strict: bool) -> None:
+        """``strict`` turns a loss that cannot be trained at once into a FedbenchError."""
+        self._owners = owners
+        self._one_by_one = one_by_one
+        self._strict = strict
+        self._plans: dict[Kind, Plan] = {}
+        self._known: dict[str, str] = {}
+        self.told = "cohort"
+
+    def known(self) -> dict[str, str]:
+        """The plan of every kind of client met so far."""
+        return self._known | {_lasting(kind): plan.told() for kind, plan in self._plans.items()}
+
+    def recall(self, known: Mapping[str, str]) -> None:
+        """Train kinds of clients as in ``known`` from now on, without trying out how."""
+        self._known = dict(known)
+
+    def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
+        """One update a task, in their order."""
+        kinds: dict[Kind, list[int]] = {}
+        for position, task in enumerate(tasks):
+            kinds.setdefault(signature(task), []).append(position)
+        updates: dict[int, Update] = {}
+        told: dict[str, int] = {}
+        for kind, positions in kinds.items():
+            found, how = self._train_alike(kind, [tasks[position] for position in positions])
+            updates |= dict(zip(positions, found, strict=True))
+            told[how] = told.get(how, 0) + len(positions)
+        self.told = (
+            next(iter(told))
+            if len(told) == 1
+            else "; ".join(f"{counted(n, 'client')} {how}" for how, n in told.items())
+        )
+        return [updates[position] for position in range(len(tasks))]
+
+    def _train_alike(self, kind: Kind, tasks: list[ClientTask]) -> tuple[list[Update], str]:
+        """The updates of clients of one kind, and how they were trained."""
+        if len(tasks) == 1:
+            return self._one_by_one.train(tasks), "sequential: one client alone"
+        plan = self._plans.get(kind) or self._recalled(kind, tasks[0]) or self._planned(tasks)
+        if plan.gradients is not None:
+            try:
+                starts, size = range(0, len(tasks), plan.at_once), plan.at_once
+                updates = [u for at in starts for u in train_stack(tasks[at : at + size], plan.gradients)]
+            except Unworkable:
+                raise
+            except Exception as error:
+                # whatever is wrong with the loss itself, the sequential executor meets as well
+                plan = Plan(None, reason=f"its loss is not what it was in the trial ({_first_line(error)})")
+        self._plans[kind] = plan
+        if plan.gradients is not None:
+            return [completed(task, update) for task, update in zip(tasks, updates, strict=True)], plan.gradients.name
+        if self._strict:
+            raise FedbenchError(
+                f"the cohort executor cannot train {tasks[0].spec.method}: {plan.reason}; use executor=auto."
+            )
+        return self._one_by_one.train(tasks), f"sequential: {plan.reason}"
+
+    def _recalled(self, kind: Kind, task: ClientTask) -> Plan | None:
+        """The plan that was made before a break; None for clients of a kind not met then."""
+        told = self._known.get(_lasting(kind))
+        if told is None:
+            return None
+        gradients, at_once, reason = json.loads(told)
+        if not gradients:
+            return Plan(None, reason=reason)
+        return next((Plan(found, at_once) for found in self._candidates(task) if found.told == gradients), None)
+
+    def _planned(self, tasks: list[ClientTask]) -> Plan:
+        """The fastest way to train ``tasks`` that gives the gradients of their own losses."""
+        reason = ""
+        largest = sorted(tasks, key=lambda task: -len(task.inputs))[:2]
+        for gradients in self._candidates(tasks[0]):
+            try:
+                with warnings.catch_warnings():
+                    # an operation that vmap cannot batch would be repeated client by client, slower than sequentially
+                    warnings.filterwarnings("error", message=".*performance drop.*")
+                    agreed = passes_trial(gradients, largest)
+                if agreed and gradients.padding == "by size" and not _pays(tasks):
+                    return Plan(None, reason="its loss is over whole batches, and few clients have batches of one size")
+                if agreed:
+                    return Plan(gradients, max(budget(tasks[0]) // bytes_of_a_client(gradients, largest), 1))
+                reason = reason or "trained at once, it would get other gradients"
+            except OneClientOnly as error:
+                reason = str(error)
+            except Exception as error:
+                # vmap refuses branches on data, for one; what is really wrong, the sequential executor will say
+                reason = f"its loss cannot be vectorised ({_first_line(error)})"
+        return Plan(None, reason=reason)
+
+    def _candidates(self, task: ClientTask) -> list[Gradients]:
+        """The ways to try, the fastest first."""
+        paddings: list[Padding] = ["by sample", "by size"]
+        vectorised = [Vectorised(padding) for padding in paddings]
+        if self._owners["local_loss"] != "fedavg" or task.labels is None:
+            return [*vectorised]
+        features = head_features(task)
+        if features is None:
+            return [*vectorised]
+        if "loss_terms" not in self._owners:
+            return [ClosedForm(features, None), *vectorised]
+        return [*(ClosedForm(features, Vectorised(padding, added_terms)) for padding in paddings), *vectorised]
+
+
+def _lasting(kind: Kind) -> str:
+    """The kind as text that means the same in another process: without the tables' addresses."""
+    shapes, states, _, known = kind
+    return hashlib.sha256(repr((shapes, states, known)).encode()).hexdigest()
+
+
+def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Update]:
+    """The updates of clients trained at once, in the order of ``tasks``.
+
+    Raises Unworkable where one diverges, and Disagreement where ``gradients`` are not those of a client's own loss.
+    """
+    first = tasks[0]
+    stack = Stack(tasks)
+    optimiser = StackedOptimiser(first.training, stack.weights, first.round, first.model.lr_factors)
+    total = torch.zeros(len(tasks), device=next(iter(stack.weights.values())).device)
+    batches = [stack.batch(step) for step in range(stack.steps[0])]
+    compared = to_compare(batches, first.round, once=gradients.padding is None)
+    for batch in batches:
+        active = {name: value[: len(batch.sizes)] for name, value in stack.weights.items()}
+        found, losses = gradients(stack, active, batch)
+        if batch.number in compared and not matches_own_loss(stack, active, batch, found, [compared[batch.number]]):
+            raise Disagreement(f"other gradients in step {batch.number + 1}")
+        optimiser.step(found)
+        total[: len(losses)] += losses
+    stack.require_unchanged()
+    mean_losses = [loss / steps for loss, steps in zip(total.tolist(), stack.steps, strict=True)]
+    updates: list[Update | None] = [None] * len(tasks)
+    for i, (task, position) in enumerate(zip(stack.tasks, stack.order, strict=True)):
+        # copies, since whoever keeps a view of one client's weights would keep those of all
+        weights = {name: value[i].clone() for name, value in stack.weights.items()}
+        updates[position] = trained(task, weights, {}, mean_losses[i])
+    return [update for update in updates if update is not None]
+
+
+def to_compare(batches: Sequence[StackedBatch], round: int, *, once: bool = False) -> dict[int, int]:
+    """Steps whose gradients are compared with those of a client's own loss, and which client's: (step, position).
+
+    The last and, in turn from round to round, another of those where a client's batch is padded, with two samples or
+    more: on one sample a loss over pairs looks like a mean. Clients take turns as well. Without padding any will do.
+    The last alone, with ``once``, for gradients that no method has a part in.
+    """
+    padded = {b.number: [i for i, size in enumerate(b.sizes) if 2 <= size < max(b.sizes)] for b in batches}
+    choices = {step: clients for step, clients in padded.items() if clients}
+    choices = choices or {b.number: list(range(len(b.sizes))) for b in batches}
+    steps = sorted(choices)
+    chosen = {steps[-1]} if once else {steps[(round - 1) % len(steps)], steps[-1]}
+    return {step: choices[step][(round + turn) % len(choices[step])] for turn, step in enumerate(sorted(chosen))}
+
+
+def passes_trial(gradients: Gradients, tasks: Sequence[ClientTask]) -> bool:
+    """Whether ``gradients`` are those of two clients' own losses, on a batch of one and a shorter of the other.
+
+    A loss that is no mean over its samples is seen by the shorter batch. The trial is near the received weights, not
+    at them, where a term that pulls towards them has no gradient.
+    """
+    batches = [batches_of(task)[0] for task in tasks]
+    batches[1] = batches[1][: (len(batches[0]) + 1) // 2]
+    stack = Stack(tasks, [[batch] for batch in batches])
+    batch = stack.batch(0)
+    if gradients.padding == "by sample" and not (batch.is_ragged and min(batch.sizes) >= 2):
+        return False  # samples too few to see it
+    generator = torch_generator(0, "trial of the cohort executor")
+    weights = {name: _nearby(value, generator) for name, value in stack.weights.items()}
+    return matches_own_loss(stack, weights, batch, gradients(stack, weights, batch)[0], range(len(tasks)))
+
+
+def matches_own_loss(
+    stack: Stack, weights: Tensors, batch: StackedBatch, found: Tensors, clients: Iterable[int]
+) -> bool:
+    """Whether the gradients ``found`` (a, ...) of a batch are those of the own losses of ``clients`` (positions).
+
+    Raises OneClientOnly where a loss changes what its client keeps."""
+    for client in clients:
+        task, index = stack.tasks[client], stack.index(batch, client)
+        own = {name: value[client].detach().clone().requires_grad_() for name, value in weights.items()}
+        kept = {method: {name: t.clone() for name, t in held.items()} for method, held in task.state.items()}
+        scratch = replace(task, state={method: dict(held) for method, held in kept.items()})
+        before = Snapshot({"task": task})
+        loss = step_loss(LocalStep(own, {}, batch_at(task, index, torch.Generator()), scratch, batch.number))
+        before.require_unchanged(task.spec.method, "local_loss or loss_terms")
+        wanted = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
+        if not _is_untouched(kept, scratch.state):
+            raise OneClientOnly("its loss changes what the client keeps")
+        for name, gradient in zip(own, wanted, strict=True):
+            if (gradient is None) != (name not in found):
+                return False
+            if gradient is not None and not _close(found[name][client], gradient):
+                return False
+    return True
+
+
+def bytes_of_a_client(gradients: Gradients, tasks: Sequence[ClientTask]) -> int:
+    """About what a client adds: what autograd saves for it in a step, the step's samples and logits, the tables of its
+    samples, and its weights, gradients and moments.
+    """
+    saved = []
+    for clients in (tasks[:1], tasks[:2]):
+        stack, seen = Stack(clients), dict[int, int]()
+
+        def pack(tensor: Tensor, seen: dict[int, int] = seen) -> Tensor:
+            seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            gradients(stack, {name: value.clone() for name, value in stack.weights.items()}, stack.batch(0))
+        saved.append(sum(seen.values()))
+    stack = Stack(tasks[:1])
+    step, classes = stack.samples(stack.batch(0)), max(t.shape[0] for t in tasks[0].received.values() if t.ndim)
+    samples = sum(t.numel() * t.element_size() for t in flat_of(step)) + 12 * int(step["index"].numel()) * classes
+    tables = 3 * 8 * sum(len(batch) for batch in batches_of(tasks[0]))
+    return max(saved[1] - saved[0], 0) + samples + tables + 4 * size_in_bytes(tasks[0].received)
+
+
+def budget(task: ClientTask) -> int:
+    """Bytes for the clients who train at once: ``MEMORY``, or half of an accelerator's own."""
+    device = next(iter(task.received.values())).device
+    return torch.cuda.get_device_properties(device).total_memory // 2 if device.type == "cuda" else MEMORY
+
+
+def _pays(tasks: Sequence[ClientTask]) -> bool:
+    """Whether taking only batches of one size together saves enough: ``FEWER`` times fewer gradients."""
+    stack = Stack(tasks)
+    at_once = sum(len(set(stack.batch(step).sizes)) for step in range(stack.steps[0]))
+    return sum(stack.steps) >= FEWER * at_once
+
+
+def _nearby(value: Tensor, generator: torch.Generator) -> Tensor:
+    """``value`` moved by about a hundredth of its size, alike on every device."""
+    noise = torch.randn(value.shape, generator=generator).to(value)
+    return value + 0.01 * (value.square().mean().sqrt() + 1e-3) * noise
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() <= TOLERANCE * other.abs().max() + 1e-6)
+
+
+def _is_untouched(before: Mapping[str, Tensors], after: Mapping[str, Tensors]) -> bool:
+    """Whether the same tensors are there, none of which was written to."""
+    if before.keys() != after.keys() or any(before[method].keys() != after[method].keys() for method in before):
+        return False
+    pairs = [(t, after[method][name]) for method, held in before.items() for name, t in held.items()]
+    return all(now is then and now._version == 0 for then, now in pairs)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,204 @@
+"""The gradients of all clients of a stack at once: of any loss by vmap, of a linear softmax head in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Literal, NoReturn, cast
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedbench.core.hooks import ClientTask, LocalStep
+from fedbench.core.types import Batch, LabelledBatch, Tensors, UnlabelledBatch
+from fedbench.models.inputs import InputSource
+from fedbench.rounds.executors.stack import PerClient, Stack, StackedBatch, flat_of, like, mapped, rows_of
+from fedbench.toolkit.local_training import step_loss
+
+Losses = Callable[[LocalStep], Tensor]
+
+
+class OneClientOnly(Exception):
+    """A loss asked for something that clients who train at once do not have in common."""
+
+
+class NoTerms(Exception):
+    """The methods that may add terms to the loss add none in this step."""
+
+
+class _Missing:
+    """Stands for what only a single client has; whatever is done with it is refused."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise OneClientOnly(f"its loss reads the task's {self._name}")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: object, types: object, args: tuple[object, ...] = (), _: object = None
+    ) -> None:
+        name = next((one._name for one in args if isinstance(one, cls)), "own tensors")
+        raise OneClientOnly(f"its loss reads the task's {name}")
+
+    __getattr__ = __getitem__ = __len__ = __int__ = __index__ = __iter__ = __bool__ = __add__ = _refuse
+    __eq__ = __hash__ = __lt__ = __format__ = __str__ = _refuse
+
+
+Padding = Literal["by sample", "by size"]
+"""How batches of unequal sizes are taken: ``by sample``, averaged with a mask, which is right for a loss that is a mean
+over samples; or ``by size``, clients whose batches have one size together, which is right for any."""
+
+
+class Vectorised:
+    """Any loss that is a pure function of the step's tensors, over a client axis (`torch.func.vmap`), by autograd."""
+
+    def __init__(self, padding: Padding, loss: Losses = step_loss) -> None:
+        self.padding: Padding = padding
+        self._loss = loss
+        self.name = "cohort"
+        self.told = f"vectorised, {padding}"
+        """Which way of making gradients this is, among those that are tried."""
+
+    def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
+        """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""
+        leaves = {name: value.detach().requires_grad_() for name, value in weights.items()}
+        if self.padding == "by sample" or not batch.is_ragged:
+            losses = self._losses(stack, leaves, batch)
+        else:
+            losses = self._losses_by_size(stack, leaves, batch)
+        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        gradients = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+        return gradients, losses.detach()
+
+    def _losses_by_size(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> Tensor:
+        """Losses (a,), zero for clients whose part of the loss has no terms; NoTerms where that is all of them."""
+        losses = torch.zeros(len(batch.sizes), device=next(iter(weights.values())).device)
+        answered = 0
+        for part in batch.by_size():
+            own = {name: part.own(weight) for name, weight in weights.items()}
+            where = torch.arange(len(losses))[part.clients].to(losses.device)
+            try:
+                losses = losses.index_put((where,), self._losses(stack, own, part))
+                answered += 1
+            except NoTerms:
+                continue
+        if not answered:
+            raise NoTerms
+        return losses
+
+    def _losses(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> Tensor:
+        template = _shared(stack.tasks[0])
+        samples = stack.samples(batch)
+        arguments: PerClient = {"weights": weights, "client": mapped(stack.clients, batch.own), "samples": samples}
+        if batch.is_ragged:
+            arguments["mask"] = batch.mask(samples["inputs"].device)
+
+        def of_client(*flat: Tensor) -> Tensor:
+            own = like(arguments, flat)
+            task, samples = _task_of(template, own["client"]), own["samples"]
+
+            def of_batch(samples: PerClient) -> Tensor:
+                return self._loss(LocalStep(own["weights"], {}, _batch_of(samples), task, batch.number))
+
+            if "mask" not in own:
+                return of_batch(samples)
+            of_samples = vmap(lambda *flat: of_batch(like(samples, [tensor[None] for tensor in flat])))
+            return cast(Tensor, (of_samples(*flat_of(samples)) * own["mask"]).sum() / own["mask"].sum())
+
+        # flat, since vmap takes longer to look through nested mappings than for a small step
+        return vmap(of_client)(*flat_of(arguments))
+
+
+class ClosedForm:
+    """Cross-entropy of a linear head on fixed features: with R = s (softmax(o) - onehot(y)) / b, the gradient of W is
+    R^T z and that of b the sum of R's rows. Terms that methods add to the loss are differentiated by autograd.
+    """
+
+    def __init__(self, features: Tensor, terms: Vectorised | None) -> None:
+        """``features`` (n, d) are z of every row of the input table."""
+        self._features = features
+        self._terms = terms
+        self.name = "cohort, gradients in closed form"
+        self.padding: Padding | None = None if terms is None else terms.padding
+        self.told = f"closed form, terms {self.padding}"
+
+    def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
+        """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""
+        head = stack.tasks[0].model.head
+        assert head is not None
+        inputs, labels = rows_of(self._features, stack.rows(batch)), stack.labels(batch)[..., None]
+        logits = torch.baddbmm(weights[head.bias][:, None], inputs, weights[head.weight].transpose(1, 2))
+        logits = logits.mul_(head.scale) if head.scale != 1 else logits
+        likelihoods = torch.log_softmax(logits, dim=2)
+        losses = -likelihoods.gather(2, labels)[..., 0]
+        residuals = likelihoods.exp_()
+        residuals.scatter_add_(2, labels, torch.full_like(labels, -1, dtype=residuals.dtype))
+        shares = torch.full_like(losses, head.scale / batch.sizes[0])
+        if batch.is_ragged:
+            mask = batch.mask(losses.device)
+            shares = mask * (head.scale / mask.sum(dim=1, keepdim=True))
+        residuals.mul_(shares[..., None])
+        gradients = {head.weight: residuals.transpose(1, 2) @ inputs, head.bias: residuals.sum(dim=1)}
+        losses = (losses * shares).sum(dim=1) / head.scale
+        if self._terms is None:
+            return gradients, losses
+        try:
+            further, added = self._terms(stack, weights, batch)
+        except NoTerms:
+            return gradients, losses
+        return {name: g + further[name] if name in further else g for name, g in gradients.items()}, losses + added
+
+
+def head_features(task: ClientTask) -> Tensor | None:
+    """z (n, d) of every row of the input table, where a linear head on it is all the model trains; else None."""
+    model = task.model
+    if model.head is None or set(task.received) != {model.head.weight, model.head.bias}:
+        return None
+    table: Tensor = cast(Any, task.inputs).features
+    with torch.no_grad():
+        first = model.forward(task.received, table[:1].float(), True).features
+        if first.data_ptr() == table.data_ptr() and torch.equal(first, table[:1]):
+            return table
+        parts = [model.forward(task.received, part.float(), True).features for part in torch.split(table, 1024)]
+    return torch.cat(parts)
+
+
+def added_terms(step: LocalStep) -> Tensor:
+    """The sum of `loss_terms` alone, a scalar; NoTerms where no method adds one in this step."""
+    terms = step.task.hooks.loss_terms(step=step)
+    if not terms:
+        raise NoTerms
+    return sum(terms[1:], terms[0])
+
+
+def _shared(task: ClientTask) -> ClientTask:
+    """``task`` without anything that only its client has."""
+    return replace(
+        task,
+        client=cast(int, _Missing("client")),
+        inputs=cast(InputSource, _Missing("inputs")),
+        labels=cast(Tensor, _Missing("labels")),
+        side=cast("dict[str, InputSource]", _Missing("side")),
+    )
+
+
+def _task_of(template: ClientTask, own: PerClient) -> ClientTask:
+    """The task of the client that vmap stands for; its state can be read, not written."""
+    return replace(
+        template,
+        received=own["received"],
+        payload=own["payload"],
+        class_counts=own.get("class_counts"),
+        state=cast(Any, MappingProxyType({method: MappingProxyType(kept) for method, kept in own["state"].items()})),
+    )
+
+
+def _batch_of(samples: PerClient) -> Batch:
+    inputs, index, side = samples["inputs"], samples["index"], samples["side"]
+    if "labels" in samples:
+        return LabelledBatch(inputs, index, samples["labels"], side)
+    return UnlabelledBatch(inputs, index, side)

@@ -1,0 +1,264 @@
+"""Clients side by side: their tensors along a client axis, their batches padded to one size, one optimiser for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from fedbench.core.hooks import ClientTask
+from fedbench.core.spec import Training
+from fedbench.core.types import Tensors
+from fedbench.models.inputs import FeatureInputs
+from fedbench.plugins.watch import Snapshot
+from fedbench.toolkit.local_training import batches_of, learning_rates
+
+PerClient = dict[str, Any]
+"""Nested mappings of tensors whose first axis is the client's; what a loss may read of a client beside its batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class StackedBatch:
+    """One local step of some clients of a stack, padded to the largest batch among them, b samples."""
+
+    clients: slice | Tensor
+    """Which clients of the stack: the first a, or their positions (a,)."""
+    sizes: tuple[int, ...]
+    """The real samples of each; what stands behind them is a copy of some real sample of the same client."""
+    number: int
+    """Of the step within the round, from 0."""
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether any client's batch is padded."""
+        return len(set(self.sizes)) > 1
+
+    def of(self, table: Tensor) -> Tensor:
+        """The part (a, b) of a table (K, S, B) by client, step and sample."""
+        return table[self.clients, self.number, : max(self.sizes)]
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """The part (a, ...) of a tensor (K, ...) by client."""
+        return tensor[self.clients]
+
+    def mask(self, device: torch.device) -> Tensor:
+        """(a, b) float32: 1 where a sample is real."""
+        sizes = torch.tensor(self.sizes, device=device)
+        return (torch.arange(max(self.sizes), device=device) < sizes[:, None]).float()
+
+    def by_size(self) -> list[StackedBatch]:
+        """The same clients by the size of their batch, none of them padded."""
+        parts = []
+        for size in sorted(set(self.sizes)):
+            chosen = [client for client, own in enumerate(self.sizes) if own == size]
+            parts.append(StackedBatch(torch.tensor(chosen), (size,) * len(chosen), self.number))
+        return parts
+
+
+class Stack:
+    """Clients that train at once, those with the most local steps first."""
+
+    def __init__(self, tasks: Sequence[ClientTask], batches: Sequence[list[Tensor]] | None = None) -> None:
+        """``batches`` are each client's own (`batches_of`) by default. All inputs must be rows of one table."""
+        tables = [batches_of(task) for task in tasks] if batches is None else batches
+        order = sorted(range(len(tasks)), key=lambda i: -len(tables[i]))
+        self.order = order
+        """Where each client of the stack stands among the tasks given."""
+        self.tasks = [tasks[i] for i in order]
+        self._tables = [tables[i] for i in order]
+        self.weights = _stacked([task.received for task in self.tasks], keep=False)
+        self.clients: PerClient = {
+            "received": _stacked([task.received for task in self.tasks]),
+            "payload": _stacked([task.payload for task in self.tasks]),
+            "state": {
+                name: _stacked([task.state[name] for task in self.tasks], keep=False)
+                for name in sorted(self.tasks[0].state)
+            },
+        }
+        if self.tasks[0].class_counts is not None:
+            self.clients["class_counts"] = torch.stack([_known(task.class_counts) for task in self.tasks])
+        # the samples of all steps of the round as one table (K, S, b): of the client, of the feature tables, labels
+        device = self._table(self.tasks[0].inputs).device
+        width = max(len(batch) for table in self._tables for batch in table)
+        self._index = torch.zeros(len(self.tasks), len(self._tables[0]), width, dtype=torch.int64)
+        for client, table in enumerate(self._tables):
+            padded = pad_sequence(table, batch_first=True)
+            self._index[client, : len(table), : padded.shape[1]] = padded
+        self._rows = {name: self._read_rows(name).to(device) for name in ("inputs", *self.tasks[0].side)}
+        self._index = self._index.to(device)
+        self._labels: Tensor | None = None
+        if self.tasks[0].labels is not None:
+            known = pad_sequence([_known(task.labels).to(device) for task in self.tasks], batch_first=True)
+            self._labels = known.gather(1, self._index.flatten(1)).view(self._index.shape)
+        self._before = Snapshot({"task": self.clients})
+
+    def require_unchanged(self) -> None:
+        """Raise FedbenchError where a loss has changed in place what its clients received, know or keep."""
+        self._before.require_unchanged(self.tasks[0].spec.method, "local_loss or loss_terms")
+
+    @property
+    def steps(self) -> list[int]:
+        """How many local steps each client takes, the most first."""
+        return [len(table) for table in self._tables]
+
+    def active(self, step: int) -> int:
+        """How many clients still train in ``step``: the first so many of the stack."""
+        return sum(len(table) > step for table in self._tables)
+
+    def batch(self, step: int) -> StackedBatch:
+        """One step of its active clients."""
+        active = self.active(step)
+        sizes = tuple(len(self._tables[client][step]) for client in range(active))
+        return StackedBatch(slice(active), sizes, step)
+
+    def samples(self, batch: StackedBatch) -> PerClient:
+        """``inputs`` (a, b, ...), ``index`` (a, b) of the client, ``labels`` (a, b) if visible, ``side`` by name."""
+        first = self.tasks[0]
+        samples: PerClient = {
+            "inputs": rows_of(self._table(first.inputs), self.rows(batch)),
+            "index": batch.of(self._index),
+            "side": {name: rows_of(self._table(rows), batch.of(self._rows[name])) for name, rows in first.side.items()},
+        }
+        if self._labels is not None:
+            samples["labels"] = batch.of(self._labels)
+        return samples
+
+    def index(self, batch: StackedBatch, client: int) -> Tensor:
+        """The samples of ``batch`` that ``client`` (a position) has, (size,)."""
+        return self._tables[client][batch.number]
+
+    def rows(self, batch: StackedBatch) -> Tensor:
+        """Which rows of the input table the samples of ``batch`` are, (a, b)."""
+        return batch.of(self._rows["inputs"])
+
+    def labels(self, batch: StackedBatch) -> Tensor:
+        """The labels of ``batch``, (a, b)."""
+        return batch.of(_known(self._labels))
+
+    def _read_rows(self, name: str) -> Tensor:
+        """(K, S, b) rows of the table of inputs, or of a side encoder."""
+        sources = [task.inputs if name == "inputs" else task.side[name] for task in self.tasks]
+        rows = [source.rows_of(i.flatten()) for source, i in zip(sources, self._index, strict=True)]  # type: ignore[attr-defined]
+        return torch.stack(rows).view(self._index.shape)
+
+    @staticmethod
+    def _table(inputs: object) -> Tensor:
+        assert isinstance(inputs, FeatureInputs)
+        return inputs.features
+
+
+class StackedOptimiser:
+    """The run's optimiser (see `build_optimiser`) on stacked weights; a client that has no step left stays as it is."""
+
+    def __init__(self, training: Training, weights: Tensors, round: int, lr_factors: Mapping[str, float]) -> None:
+        """``weights`` (K, ...) are changed in place."""
+        self._training = training
+        self._weights = weights
+        self._rates = learning_rates(training, weights, round, lr_factors)
+        self._moments: dict[str, Tensors] = {}
+        self._steps = torch.zeros(())
+
+    def step(self, gradients: Tensors) -> None:
+        """One step of the first ``a`` clients from ``gradients`` (a, ...); weights without a gradient stay."""
+        for lr, names in self._rates.items():
+            moved = [name for name in names if name in gradients]
+            active = [self._weights[name][: len(gradients[name])] for name in moved]
+            self._apply(lr, moved, active, [gradients[name] for name in moved])
+
+    def _apply(self, lr: float, names: list[str], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        chosen = self._training
+        if chosen.optimizer == "sgd":
+            momentum: list[Tensor | None] = [None] * len(names)
+            if chosen.momentum:
+                momentum = [self._moment("momentum", n, g) for n, g in zip(names, gradients, strict=True)]
+            sgd(
+                weights,
+                gradients,
+                momentum,
+                foreach=False,
+                weight_decay=chosen.weight_decay,
+                momentum=chosen.momentum,
+                lr=lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+            return
+        adam(
+            weights,
+            gradients,
+            [self._moment("first", n, g) for n, g in zip(names, gradients, strict=True)],
+            [self._moment("second", n, g) for n, g in zip(names, gradients, strict=True)],
+            [],
+            [self._moment("steps", n, self._steps) for n in names],
+            foreach=False,
+            decoupled_weight_decay=chosen.optimizer == "adamw",
+            amsgrad=False,
+            beta1=chosen.beta1,
+            beta2=chosen.beta2,
+            lr=lr,
+            weight_decay=chosen.weight_decay,
+            eps=chosen.eps,
+            maximize=False,
+        )
+
+    def _moment(self, kind: str, name: str, like: Tensor) -> Tensor:
+        """A running tensor of the active clients; zero at first, as a momentum that began with the first gradient."""
+        kept = self._moments.setdefault(kind, {})
+        if name not in kept:
+            kept[name] = torch.zeros_like(like)
+        return kept[name][: len(like)] if like.ndim else kept[name]
+
+
+def signature(task: ClientTask) -> tuple[object, ...]:
+    """Clients of one signature can be stacked: the same tensors by name and shape, rows of the same tables."""
+    mappings = (task.received, task.payload, *(task.state[name] for name in sorted(task.state)))
+    shapes = tuple(tuple((name, tuple(t.shape), t.dtype) for name, t in sorted(m.items())) for m in mappings)
+    tables = tuple(id(Stack._table(inputs)) for inputs in (task.inputs, *task.side.values()))
+    known = (task.labels is None, task.class_counts is None)
+    return (shapes, tuple(sorted(task.state)), tables, known)
+
+
+def mapped(tensors: PerClient, function: Any) -> PerClient:
+    """``function`` of every tensor of nested mappings."""
+    return {k: mapped(v, function) if isinstance(v, dict) else function(v) for k, v in tensors.items()}
+
+
+def rows_of(table: Tensor, rows: Tensor) -> Tensor:
+    """The rows (a, b, ...) of ``table`` (n, ...) at ``rows`` (a, b), as float32.
+
+    Three times as fast as by an index of two axes.
+    """
+    return table.index_select(0, rows.flatten()).float().view(*rows.shape, *table.shape[1:])
+
+
+def flat_of(tensors: PerClient) -> list[Tensor]:
+    """All tensors of nested mappings, in their order."""
+    return [t for value in tensors.values() for t in (flat_of(value) if isinstance(value, dict) else (value,))]
+
+
+def like(tensors: PerClient, flat: Iterable[Tensor]) -> PerClient:
+    """Nested mappings as ``tensors``, of other tensors in the order of `flat_of`."""
+    remaining = iter(flat)
+    return mapped(tensors, lambda _: next(remaining))
+
+
+def _stacked(mappings: Sequence[Tensors], keep: bool = True) -> Tensors:
+    """(K, ...) by name. What all clients share is a view, without a copy, unless ``keep`` is false."""
+    stacked = {}
+    for name, first in mappings[0].items():
+        values = [mapping[name] for mapping in mappings]
+        shared = keep and all(value is first for value in values)
+        stacked[name] = first.expand(len(values), *first.shape) if shared else torch.stack(values)
+    return stacked
+
+
+def _known(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor

@@ -1,0 +1,223 @@
+"""From predicted classes to the numbers of a round: overall, per class and group, per domain, per client; all in %."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.tasks import FAULT_COUNTS
+from fedbench.core.types import Federation, Predictions, Split, Tensors, Unseen
+
+_OF_ROUNDS = frozenset({"bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "seconds", *FAULT_COUNTS})
+"""What is recorded of every round beside its metrics."""
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a metric called ``name`` could be one of the harness's own, which a client must not report."""
+    head = name.partition("/")[0]
+    return name in _OF_ROUNDS or head == "final" or head.endswith("_accuracy")
+
+
+def percent_right(right: Tensor) -> float:
+    """Share of True in ``right`` (n,), in percent."""
+    return 100.0 * float(right.double().mean())
+
+
+def per_class_accuracy(right: Tensor, labels: Tensor, num_classes: int) -> list[float | None]:
+    """Accuracy of every class in percent; None for a class without test samples."""
+    samples = torch.bincount(labels, minlength=num_classes)[:num_classes]
+    hits = torch.bincount(labels[right], minlength=num_classes)[:num_classes]
+    percent = 100.0 * (hits.double() / samples)
+    return [None if count == 0 else value for count, value in zip(samples.tolist(), percent.tolist(), strict=True)]
+
+
+def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
+    """All metrics of a model on the test split of ``federation``.
+
+    ``global_accuracy`` is over samples, ``balanced_accuracy`` the mean over classes, ``<group>_accuracy`` the mean over
+    the classes of a group, ``domain_accuracy/<name>`` per domain with their unweighted mean ``domain_mean_accuracy``
+    and their least ``worst_domain_accuracy``, ``mean_client_accuracy`` and ``worst_client_accuracy`` over clients. A
+    client without test samples of its own is scored by the model's per-class accuracies weighted by its own class
+    shares. Groups without classes are left out, not zero. All of these are the global model's;
+    ``personal_mean_client_accuracy`` and ``personal_worst_client_accuracy`` are of each client's own model, and so is
+    ``personal_mean_global_accuracy``, the mean over clients of its accuracy on the whole test split. Where the scenario
+    has unseen classes, `unseen_metrics` adds ``new_accuracy`` and ``harmonic_accuracy``.
+    """
+    own = own_accuracies(predictions, federation) if predictions.by_client else []
+    # empty as well where no client holds a class that is tested
+    personal = {}
+    if own:
+        personal = {
+            "personal_mean_client_accuracy": _mean(own),
+            "personal_worst_client_accuracy": min(own),
+            "personal_mean_global_accuracy": _mean(own_accuracies_everywhere(predictions, federation)),
+        }
+    return personal if predictions.labels is None else _global_metrics(predictions.labels, federation) | personal
+
+
+def _global_metrics(predicted: Tensor, federation: Federation) -> dict[str, float]:
+    labels = federation.test.labels
+    right = predicted == labels
+    by_class = per_class_accuracy(right, labels, federation.num_classes)
+    present = [a for a in by_class if a is not None]
+    metrics = {"global_accuracy": percent_right(right), "balanced_accuracy": _mean(present)}
+    for group, classes in federation.groups.items():
+        accuracies = [a for a in (by_class[c] for c in classes) if a is not None]
+        if accuracies:
+            metrics[f"{group}_accuracy"] = _mean(accuracies)
+    metrics |= _domain_metrics(right, federation)
+    clients = client_accuracies(predicted, federation)
+    if clients:
+        metrics["mean_client_accuracy"] = _mean(clients)
+        metrics["worst_client_accuracy"] = min(clients)
+    for name, accuracy in zip(federation.classnames, by_class, strict=True):
+        if accuracy is not None:
+            metrics[f"class_accuracy/{name}"] = accuracy
+    return metrics
+
+
+def validation_accuracy(predicted: Tensor, validation: Split) -> float:
+    """Unweighted mean over domains of the accuracy on the validation split; over samples where there are none."""
+    right = predicted == validation.labels
+    if validation.domains is None:
+        return percent_right(right)
+    return _mean([percent_right(right[validation.domains == d]) for d in sorted(set(validation.domains.tolist()))])
+
+
+def unseen_metrics(predicted: Tensor, unseen: Unseen, base: float | None) -> dict[str, float]:
+    """Metrics of ``predicted`` (n,), classes among the unseen ones, on their test samples.
+
+    ``new_accuracy`` is over samples. ``harmonic_accuracy`` is 2 a b / (a + b) of it and ``base``, the accuracy over the
+    test samples of the classes trained on (``global_accuracy``): the H of CoCoOp (Zhou et al., CVPR 2022). It is left
+    out where ``base`` is None.
+    """
+    new = percent_right(predicted == unseen.test.labels)
+    if base is None:
+        return {"new_accuracy": new}
+    return {"new_accuracy": new, "harmonic_accuracy": 2 * base * new / (base + new) if base + new else 0.0}
+
+
+def _domain_metrics(right: Tensor, federation: Federation) -> dict[str, float]:
+    domains = federation.test.domains
+    if domains is None or len(federation.domain_names) < 2:
+        return {}
+    metrics = {}
+    for index, name in enumerate(federation.domain_names):
+        chosen = domains == index
+        if bool(chosen.any()):
+            metrics[f"domain_accuracy/{name}"] = percent_right(right[chosen])
+    by_domain = list(metrics.values())
+    metrics["domain_mean_accuracy"] = _mean(by_domain)
+    metrics["worst_domain_accuracy"] = min(by_domain)
+    if federation.held_out_domain is not None:
+        unseen = federation.domain_names[federation.held_out_domain]
+        seen = [v for k, v in metrics.items() if k.startswith("domain_accuracy/") and k != f"domain_accuracy/{unseen}"]
+        metrics["unseen_domain_accuracy"] = metrics[f"domain_accuracy/{unseen}"]
+        metrics["seen_domain_accuracy"] = _mean(seen)
+    return metrics
+
+
+def client_accuracies(predicted: Tensor, federation: Federation) -> list[float]:
+    """Accuracy of one model on every client in percent, in the order of the federation.
+
+    On its own test samples; a client that has none is scored by per-class accuracies weighted by its class shares, and
+    left out if it holds no class that is tested.
+    """
+    return _scored(_of_all_clients(predicted == federation.test.labels, federation))
+
+
+def own_accuracies(predictions: Predictions, federation: Federation) -> list[float]:
+    """The same, every client by its own model; by the global one where it has none (FedbenchError without either)."""
+    accuracies = [
+        _of_one_client(right, federation, position)
+        for position, right in enumerate(_right_by_client(predictions, federation))
+    ]
+    return _scored(torch.tensor(accuracies, dtype=torch.float64))
+
+
+def own_accuracies_everywhere(predictions: Predictions, federation: Federation) -> list[float]:
+    """Accuracy of every client's own model on the whole test split, in percent, in the order of the federation."""
+    return [percent_right(right) for right in _right_by_client(predictions, federation)]
+
+
+def _right_by_client(predictions: Predictions, federation: Federation) -> Iterator[Tensor]:
+    """Where the model of each client, else the global one, is right on the test split, (n,) bool."""
+    for client in federation.shards.ids.tolist():
+        predicted = predictions.by_client.get(client, predictions.labels)
+        if predicted is None:
+            raise FedbenchError(f"client {client} has no predictions of its own, and there is no global model.")
+        yield predicted == federation.test.labels
+
+
+def _scored(accuracies: Tensor) -> list[float]:
+    known: list[float] = accuracies[~accuracies.isnan()].tolist()
+    return known
+
+
+def _of_all_clients(right: Tensor, federation: Federation) -> Tensor:
+    """Accuracies of one model in percent by client, (N,) float64, NaN for those to leave out."""
+    shards, table = federation.shards, federation.class_table
+    values, known = _class_values(right, federation)
+    tested = shards.sizes if bool(known.all()) else table.samples_of(known)
+    # a client without a tested class is 0 / 0, which is NaN
+    accuracies = table.sums(values) / tested
+    for which, own in enumerate(shards.measured):
+        if own.test is not None and len(own.test):
+            accuracies[shards.measured_alike(which)] = percent_right(right[own.test])
+    return accuracies
+
+
+def _of_one_client(right: Tensor, federation: Federation, position: int) -> float:
+    """The same for the client at ``position``, whose own model is ``right`` (n,) on the test split."""
+    own = federation.shards.measured_by(position).test
+    if own is not None and len(own):
+        return percent_right(right[own])
+    values, known = _class_values(right, federation)
+    counts = federation.class_table.rows(position, position + 1)[0] * known
+    return float((counts * values).sum() / counts.sum())
+
+
+def _class_values(right: Tensor, federation: Federation) -> tuple[Tensor, Tensor]:
+    """Per-class accuracies in percent, (C,) float64 with 0 for a class without test samples, and which have some."""
+    by_class = per_class_accuracy(right, federation.test.labels, federation.num_classes)
+    values = torch.tensor([0.0 if accuracy is None else accuracy for accuracy in by_class], dtype=torch.float64)
+    return values, torch.tensor([accuracy is not None for accuracy in by_class])
+
+
+def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """The numbers a leaderboard reads, from the metrics by round: the last round's, the mean of the last ten, the best.
+
+    Only evaluated rounds count. ``oracle_accuracy`` is the best round chosen on test data: an upper bound, never a
+    headline. Where the protocol has a validation split, ``selected_accuracy`` is the test score at the round that is
+    best on it (the first such round).
+    """
+    rounds = sorted(accuracies)
+    last = dict(accuracies[rounds[-1]])
+    if "global_accuracy" not in last:
+        # a method without a global model has personal metrics, of the last round only
+        return last
+    curve = [accuracies[r]["global_accuracy"] for r in rounds if r > 0] or [last["global_accuracy"]]
+    last["last10_accuracy"] = _mean(curve[-10:])
+    last["oracle_accuracy"] = max(curve)
+    if "validation_accuracy" in last:
+        # the model before training is no candidate; strictly greater: an earlier round wins a tie
+        trained = [r for r in rounds if r > 0] or rounds
+        best = max(trained, key=lambda r: (accuracies[r]["validation_accuracy"], -r))
+        last["selected_round"] = float(best)
+        last["selected_accuracy"] = accuracies[best]["global_accuracy"]
+        for name in ("unseen_domain_accuracy", "seen_domain_accuracy", "domain_mean_accuracy"):
+            if name in last:
+                last[f"selected_{name}"] = accuracies[best][name]
+    return last
+
+
+def size_in_bytes(*tensors: Tensors) -> int:
+    """Bytes of all tensors of the given mappings."""
+    return sum(t.numel() * t.element_size() for mapping in tensors for t in mapping.values())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,47 @@
+"""Tensors that never leave a client: which they are, and how they are kept apart from what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from fedbench.core.errors import MethodFault
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import Model, Tensors, Update
+from fedbench.plugins.assembly import Assembly
+
+
+def private_names(assembly: Assembly, model: Model, spec: RunSpec) -> frozenset[str]:
+    """What the methods' hook `private` names; MethodFault for a name the model has not."""
+    names = frozenset(name for answer in assembly.hooks.private(model=model, spec=spec) for name in answer)
+    unknown = sorted(names - model.weights.keys() - model.buffers.keys())
+    if unknown:
+        raise MethodFault(
+            f"{assembly.owners['private']} answers the hook private with {unknown[0]!r}, which is neither a weight nor "
+            "a running statistic of the model; name only tensors the model has."
+        )
+    return names
+
+
+def shared(tensors: Tensors, private: Collection[str]) -> Tensors:
+    """``tensors`` without the private ones; itself where nothing is private."""
+    return {name: tensor for name, tensor in tensors.items() if name not in private} if private else tensors
+
+
+def completed(sent: Tensors, own: Tensors, initial: Tensors, private: Collection[str]) -> Tensors:
+    """What a client trains from: what it was ``sent``, in the model's order, with its ``own`` tensors.
+
+    A client that has none of its own yet starts from the model's ``initial`` ones.
+    """
+    if not private:
+        return sent
+    kept = {name: own.get(name, first) for name, first in initial.items() if name in private}
+    found = {**shared(sent, private), **kept}
+    return {name: found[name] for name in dict.fromkeys((*initial, *sent)) if name in found}
+
+
+def kept_and_sent(update: Update, private: Collection[str]) -> tuple[Tensors, Update]:
+    """A trained client's private tensors, and the update that leaves it."""
+    everything = {**update.weights, **update.buffers}
+    kept = {name: tensor for name, tensor in everything.items() if name in private}
+    return kept, replace(update, weights=shared(update.weights, private), buffers=shared(update.buffers, private))

@@ -1,0 +1,194 @@
+"""All that outlives a round, in one place the harness can save and read back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import regular, replacing
+from fedbench.core.types import Tensors
+
+_FORMAT = "fedbench-state-2"
+_SEPARATORS = {"weights": 1, "buffers": 1, "server": 2, "client": 3, "own": 2, "beside": 1}
+"""By the kind of tensor, the bars in its key: kind, then client, method and name as far as they apply."""
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """What one client keeps: tensors by method name, and its private tensors; None where it has not taken part."""
+
+    methods: dict[str, Tensors]
+    own: Tensors | None
+
+
+@dataclass
+class RunState:
+    """The run after ``round`` rounds: global tensors, and what methods keep on the server and on clients."""
+
+    round: int
+    weights: Tensors
+    buffers: Tensors
+    server: dict[str, Tensors] = field(default_factory=dict)
+    """By method name."""
+    clients: dict[int, dict[str, Tensors]] = field(default_factory=dict)
+    """By client id, then method name."""
+    own: dict[int, Tensors] = field(default_factory=dict)
+    """The private tensors of clients that have taken part, by client id."""
+
+    def kept_by(self, client: int) -> ClientState:
+        """What ``client`` keeps now: no later change of this state, nor of its mappings, reaches the answer."""
+        methods = {name: dict(tensors) for name, tensors in self.clients.get(client, {}).items()}
+        return ClientState(methods, None if client not in self.own else dict(self.own[client]))
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a file of `save_state` holds."""
+
+    run_id: str
+    state: RunState
+    beside: Tensors
+    progress: Mapping[str, Any]
+    """What else was written, as JSON gives it back."""
+
+
+def save_state(
+    state: RunState,
+    path: Path,
+    run_id: str,
+    *,
+    beside: Tensors | None = None,
+    progress: Mapping[str, Any] | None = None,
+) -> None:
+    """Write ``state`` as one safetensors file, atomically, with a checksum over all of it.
+
+    ``run_id`` guards against resuming another run; ``beside`` (tensors) and ``progress`` (JSON) are read back as they
+    are. Raises FedbenchError where the file can't be written.
+    """
+    flat = {f"beside|{name}": tensor for name, tensor in (beside or {}).items()}
+    for name, tensor in state.weights.items():
+        flat[f"weights|{name}"] = tensor
+    for name, tensor in state.buffers.items():
+        flat[f"buffers|{name}"] = tensor
+    for method, tensors in state.server.items():
+        flat |= {f"server|{method}|{name}": tensor for name, tensor in tensors.items()}
+    for client, methods in state.clients.items():
+        for method, tensors in methods.items():
+            flat |= {f"client|{client}|{method}|{name}": tensor for name, tensor in tensors.items()}
+    for client, tensors in state.own.items():
+        flat |= {f"own|{client}|{name}": tensor for name, tensor in tensors.items()}
+    wrong = [key for key in flat if key.count("|") != _SEPARATORS[key.partition("|")[0]]]
+    if wrong:
+        raise ValueError(f"tensor names of a run's state must not contain '|': {wrong[0]}")
+    # what the file does not keep, but methods meet: names in their order, those that hold nothing, how tensors lie
+    told = json.dumps(
+        {
+            "round": state.round,
+            "run_id": run_id,
+            "progress": progress or {},
+            "names": list(flat),
+            "server": list(state.server),
+            "clients": [[client, list(methods)] for client, methods in state.clients.items()],
+            "own": list(state.own),
+            "strides": {name: tensor.stride() for name, tensor in flat.items() if _lies_otherwise(tensor)},
+        }
+    )
+    # safetensors refuses tensors that share memory, and torch views do
+    flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in flat.items()}
+    metadata = {"format": _FORMAT, "run": told, "sha256": _checksum(flat, told)}
+    with replacing(path, "run state", "choose another folder") as temporary:
+        save_file(flat, temporary, metadata)
+
+
+def load_state(path: Path, run_id: str, device: str = "cpu") -> RunState:
+    """Read a saved state onto ``device``.
+
+    Raises FedbenchError for a missing or damaged file, or the state of another run.
+    """
+    saved = read_saved(path, device)
+    if saved.run_id != run_id:
+        raise FedbenchError(f"{str(path)!r} belongs to run {saved.run_id}, not {run_id}; use that run's own state.")
+    return saved.state
+
+
+def read_saved(path: Path, device: str = "cpu") -> Saved:
+    """All that `save_state` wrote, with tensors on ``device``; FedbenchError for a missing or damaged file."""
+    metadata, flat = _opened(path, with_tensors=True)
+    if metadata.get("format") != _FORMAT:
+        raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
+    if metadata.get("sha256") != _checksum(flat, metadata.get("run", "")):
+        raise FedbenchError(f"run state {str(path)!r} is damaged; delete it and start the run anew.")
+    told = json.loads(metadata["run"])
+    state, beside = RunState(told["round"], {}, {}), Tensors()
+    state.server = {method: {} for method in told["server"]}
+    state.clients = {client: {method: {} for method in methods} for client, methods in told["clients"]}
+    state.own = {client: {} for client in told["own"]}
+    for key in told["names"]:
+        kind, *rest = key.split("|")
+        tensor = flat[key].to(device)
+        if key in told["strides"]:
+            # sums over a tensor are taken in the order in which it lies
+            tensor = torch.empty_strided(tensor.shape, told["strides"][key], dtype=tensor.dtype, device=device).copy_(
+                tensor
+            )
+        if kind == "weights":
+            state.weights[rest[0]] = tensor
+        elif kind == "buffers":
+            state.buffers[rest[0]] = tensor
+        elif kind == "beside":
+            beside[rest[0]] = tensor
+        elif kind == "server":
+            state.server[rest[0]][rest[1]] = tensor
+        elif kind == "own":
+            state.own[int(rest[0])][rest[1]] = tensor
+        else:
+            state.clients[int(rest[0])][rest[1]][rest[2]] = tensor
+    return Saved(told["run_id"], state, beside, told["progress"])
+
+
+def read_told(path: Path) -> dict[str, Any]:
+    """``run_id``, ``round`` and ``progress`` of a file of `save_state`, without reading or checking its tensors.
+
+    Raises FedbenchError for a missing or damaged file.
+    """
+    metadata, _ = _opened(path, with_tensors=False)
+    if metadata.get("format") != _FORMAT:
+        raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
+    return cast("dict[str, Any]", json.loads(metadata["run"]))
+
+
+def _opened(path: Path, *, with_tensors: bool) -> tuple[Mapping[str, str], Tensors]:
+    try:
+        regular(path)
+        with safe_open(path, framework="pt") as file:
+            names = file.keys() if with_tensors else ()
+            return file.metadata() or {}, {key: file.get_tensor(key) for key in names}
+    except (OSError, SafetensorError) as error:
+        raise FedbenchError(f"run state {str(path)!r} cannot be read: {error}; delete it and start anew.") from error
+
+
+def _lies_otherwise(tensor: Tensor) -> bool:
+    """Whether a tensor fills its memory in another order than that of its axes, as kernels in channels-last do."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.ndim), key=lambda axis: (-strides[axis], -tensor.shape[axis]))
+    plain = torch.empty(tensor.shape, device="meta").stride()
+    return strides != plain and tensor.permute(order).is_contiguous()
+
+
+def _checksum(flat: Tensors, told: str) -> str:
+    """sha256 over names, types, shapes and bytes of all tensors, and what is told of them."""
+    digest = hashlib.sha256(told.encode())
+    for name, tensor in sorted(flat.items()):
+        digest.update(f"|{name} {tensor.dtype} {tuple(tensor.shape)}|".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

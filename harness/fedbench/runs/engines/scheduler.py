@@ -1,0 +1,224 @@
+"""Run many specs on an engine: which begins when, what is tried again, what has taken too long, what is reported.
+
+The same spec gives the same numbers on every engine, whatever happened on the way.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from fedbench.core.spec import RunSpec
+from fedbench.runs.engines import Engine
+from fedbench.runs.engines.claims import Claims
+from fedbench.runs.engines.events import (
+    Event,
+    Lost,
+    RoundFinished,
+    RunFailed,
+    RunFinished,
+    RunRetried,
+    RunSkipped,
+    RunStarted,
+    RunWarned,
+    notify,
+)
+from fedbench.runs.engines.forks import quiet_worker
+from fedbench.runs.engines.in_process import InProcess
+from fedbench.runs.engines.processes import Processes
+from fedbench.runs.prepare import Settings
+
+__all__ = [
+    "Event",
+    "Policy",
+    "RoundFinished",
+    "RunFailed",
+    "RunFinished",
+    "RunRetried",
+    "RunSkipped",
+    "RunStarted",
+    "RunWarned",
+    "default_workers",
+    "execute",
+    "notify",
+    "quiet_worker",
+]
+
+_LOOK_SECONDS = 0.5
+"""Between two looks at what takes too long, and at runs that others have claimed. Events themselves are waited for."""
+_STALLED = 5.0
+"""Seconds between two looks after which this process was held up, and no run is to blame."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What becomes of runs that go wrong."""
+
+    timeout: float | None = None
+    """Seconds that an attempt may take; it is ended then."""
+    retries: int = 2
+    """Further attempts at a run whose process died, or that found the machine short of something."""
+    pause: float = 10.0
+    """Seconds before the second attempt, and three times as many before each further one: what was full may not be."""
+    fail_fast: bool = False
+    """Whether the first failure ends everything."""
+
+
+@dataclass
+class _Attempt:
+    spec: RunSpec
+    number: int = 1
+    not_before: float = 0.0
+    """On the monotonic clock."""
+    began: float | None = None
+    """When the engine gave it a process, likewise."""
+
+
+def execute(
+    specs: Sequence[RunSpec],
+    settings: Settings,
+    workers: int,
+    *,
+    engine: Engine | None = None,
+    policy: Policy | None = None,
+    claims: Claims | None = None,
+) -> Generator[Event, None, None]:
+    """The events of all runs as they happen; runs interleave.
+
+    Without an ``engine`` they are carried out in this process, where a run may change those after it, or, with several
+    ``workers``, each in a process of its own.
+    Workers beyond the number of runs train clients of a run side by side. A run that fails yields `RunFailed` and the
+    others go on. ``claims`` are held from before a run begins until its last event was taken. Closing the generator
+    ends the engine.
+    """
+    gc.enable()
+    if engine is None:
+        engine = engine_for(len(specs), settings, workers)
+    schedule = _Schedule(specs, engine, policy or Policy(), claims)
+    try:
+        yield from schedule.events()
+    finally:
+        engine.close()
+        if claims is not None:
+            claims.close()
+
+
+def engine_for(runs: int, settings: Settings, workers: int) -> Engine:
+    """This process, which isolates nothing, for a single worker or run; else a process for each run."""
+    settings = with_cores(settings, runs, workers)
+    return InProcess(settings) if workers <= 1 or runs <= 1 else Processes(settings, min(workers, runs))
+
+
+def with_cores(settings: Settings, runs: int, workers: int) -> Settings:
+    """Cores that no other run needs train clients of a run side by side."""
+    return replace(settings, cores=max(workers // max(runs, 1), 1))
+
+
+def default_workers() -> int:
+    """One worker a core that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Schedule:
+    """The runs that wait, those under way, and those that other processes have."""
+
+    def __init__(self, specs: Iterable[RunSpec], engine: Engine, policy: Policy, claims: Claims | None) -> None:
+        self._waiting = deque(_Attempt(spec) for spec in specs)
+        self._again: deque[_Attempt] = deque()
+        self._elsewhere: deque[_Attempt] = deque()
+        self._running: dict[str, _Attempt] = {}
+        self._engine = engine
+        self._policy = policy
+        self._claims = claims
+
+    def events(self) -> Generator[Event, None, None]:
+        """What happens until every run has ended."""
+        looked = time.monotonic()
+        while self._waiting or self._again or self._elsewhere or self._running:
+            yield from self._begin()
+            self._forgive(time.monotonic() - looked)
+            heard = self._engine.wait(_LOOK_SECONDS)
+            looked = time.monotonic()
+            for said in [*heard, *self._overdue()]:
+                event = self._judged(said)
+                if event is None:
+                    continue
+                yield event
+                if isinstance(event, RunFinished | RunFailed) and self._claims is not None:
+                    self._claims.release(event.spec.run_id)  # only now: whoever listens has stored it
+                if isinstance(event, RunFailed) and self._policy.fail_fast:
+                    return
+
+    def _begin(self) -> Generator[Event, None, None]:
+        """Begin runs while there is room."""
+        elsewhere = len(self._elsewhere)
+        while len(self._running) < self._engine.slots() and not self._is_one_alone():
+            if self._waiting:
+                attempt = self._waiting.popleft()
+            elif self._again and self._may_go_again(self._again[0]):
+                attempt = self._again.popleft()
+            elif elsewhere:
+                attempt, elsewhere = self._elsewhere.popleft(), elsewhere - 1
+            else:
+                return
+            taken = "ours" if self._claims is None else self._claims.take(attempt.spec)
+            if taken == "finished":
+                yield RunSkipped(attempt.spec)
+            elif taken == "elsewhere":
+                self._elsewhere.append(attempt)
+            else:
+                self._running[attempt.spec.run_id] = attempt
+                self._engine.begin(attempt.spec)
+
+    def _is_one_alone(self) -> bool:
+        """Whether a run is tried again under way that is to have the machine to itself."""
+        return self._engine.is_one_machine and any(attempt.number > 1 for attempt in self._running.values())
+
+    def _may_go_again(self, attempt: _Attempt) -> bool:
+        is_free = not (self._running and self._engine.is_one_machine)
+        return is_free and time.monotonic() >= attempt.not_before
+
+    def _judged(self, said: Event | Lost) -> Event | None:
+        """What to report of what an engine says; None for what is said of a run that has ended already."""
+        attempt = self._running.get(said.spec.run_id)
+        if attempt is None:
+            return None
+        if isinstance(said, RunFinished):
+            del self._running[said.spec.run_id]
+        if not isinstance(said, Lost | RunFailed):
+            return said
+        del self._running[said.spec.run_id]
+        failed = said if isinstance(said, RunFailed) else RunFailed(said.spec, said.reason, may_pass=True)
+        if failed.may_pass and attempt.number <= self._policy.retries:
+            # after all others and, on one machine, alone: with what was short, it may have enough then
+            pause = self._policy.pause * 3 ** (attempt.number - 1)
+            self._again.append(_Attempt(attempt.spec, attempt.number + 1, time.monotonic() + pause))
+            return RunRetried(failed.spec, failed.reason, attempt.number)
+        if attempt.number > 1:
+            return replace(failed, reason=f"{failed.reason} (attempt {attempt.number} of {self._policy.retries + 1})")
+        return failed
+
+    def _overdue(self) -> list[RunFailed]:
+        """End the runs that have taken too long."""
+        limit = self._policy.timeout
+        if limit is None:
+            return []
+        now, late = time.monotonic(), []
+        for attempt in self._running.values():
+            if attempt.began is None and self._engine.has_begun(attempt.spec):
+                attempt.began = now
+            if attempt.began is not None and now - attempt.began > limit:
+                late.append(attempt)
+        for attempt in late:
+            self._engine.stop(attempt.spec)
+        return [RunFailed(attempt.spec, f"timed out: took more than {limit:g} s (--run-timeout)") for attempt in late]
+
+    def _forgive(self, away: float) -> None:
+        """Runs waited while whoever listens was ``away`` for long, for a store that could not be written, say."""
+        if away > _STALLED:
+            for attempt in self._running.values():
+                attempt.began = None if attempt.began is None else attempt.began + away

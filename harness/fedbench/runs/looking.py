@@ -1,0 +1,213 @@
+"""A look at runs before anything is trained: each is prepared in a process of its own, which says what it found.
+
+Nothing that a method does to its process while it is prepared reaches the rows after it, and a process that dies is the
+fault of its own row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.core.hooks import RunInfo
+from fedbench.core.spec import RunSpec
+from fedbench.plugins.failure_text import REASON, raised_at, reason_of, shortened, text_of
+from fedbench.rounds.private import shared
+from fedbench.runs.engines.forks import Work
+from fedbench.runs.engines.forkserver import can_fork
+from fedbench.runs.engines.processes import told
+from fedbench.runs.engines.warm import Progress, WarmProcess
+from fedbench.runs.loaded import Loaded, Loader
+from fedbench.runs.memory import Measured, Memory, measure, memory_of
+from fedbench.runs.prepare import Run, Settings, backbone_for, dataset_for, enlargement, prepare
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedbench.models import Backbone
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What preparing a run told."""
+
+    info: RunInfo
+    memory: Memory | None = None
+    """Of a dry run only."""
+    sent: int = 0
+    """Trained parameters that leave the client; its private ones do not. Of a dry run only."""
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+    """What was tried out for ``memory``, by what it depends on."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The run's method is at fault."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What was asked for can't be run as it is."""
+
+    text: str
+    is_of_loading: bool = False
+    """Data or backbone can't be loaded; else they don't fit the method, or each other."""
+
+
+Found = Prepared | Failed | Refused
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run to look at."""
+
+    spec: RunSpec
+    known: Mapping[str, Measured] | None = None
+    """What was measured for other runs; None: its memory is not asked for, and all its features are to be encoded."""
+
+
+def look(asked: Asked, settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> None:
+    """Prepare the run; emits what there is to say of its images ("" for nothing), and `Found`.
+
+    What is wrong with loading, FedbenchError aside, is raised, before anything is emitted.
+    """
+    spec = asked.spec
+    try:
+        dataset = loaded.dataset or dataset_for(spec, settings)
+        backbone = loaded.backbone or backbone_for(spec, dataset, settings)
+        line = enlargement(dataset, backbone)
+    except FedbenchError as error:
+        emit(Refused(str(error), is_of_loading=True))
+        return
+    except Exception as error:
+        error.add_note(f"while preparing row {spec.title!r}; nothing was run")
+        raise
+    emit(line)
+    try:
+        run = prepare(spec, settings, dataset=dataset, backbone=backbone, encode_all=asked.known is None)
+        emit(Prepared(run.info) if asked.known is None else _measured(run, backbone, asked.known))
+    except MethodFault as error:
+        emit(Failed(shortened(" ".join(text_of(error).split()), REASON)))
+    except FedbenchError as error:
+        emit(Refused(text_of(error)))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a method may raise SystemExit as well
+        emit(Failed(f"{reason_of(error)} ({raised_at(error)})"))
+
+
+def looks(
+    specs: Sequence[RunSpec], settings: Settings, *, is_dry: bool, in_process: bool, tell: Callable[[str], None]
+) -> Generator[tuple[RunSpec, Found], None, None]:
+    """Look at all runs, those that read the same one after the other, and tell each line on their images once.
+
+    With ``in_process``, and where the system can't fork, a run may change those after it. A dry look encodes no more
+    images than it takes to tell what memory a run needs. Raises FedbenchError where a run's process ends before its
+    data are loaded.
+    """
+    known: dict[str, Measured] = {}
+    told_of = {""}
+    with closing(_Here(settings) if in_process or not can_fork() else _Apart(settings)) as place:
+        for spec in _by_what_they_read(specs):
+            for said in place.look(Asked(spec, known if is_dry else None)):
+                if not isinstance(said, str):
+                    known |= said.measured if isinstance(said, Prepared) else {}
+                    yield spec, said
+                elif said not in told_of:
+                    told_of.add(said)
+                    tell(said)
+
+
+class _Here:
+    """This process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._loader = Loader(settings)
+
+    def look(self, asked: Asked) -> list[str | Found]:
+        heard: list[str | Found] = []
+        look(asked, self._settings, self._loader.load(asked.spec), heard.append)
+        return heard
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class _Apart:
+    """A process for each run, forked from one that has loaded what it reads."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._process: WarmProcess | None = None
+
+    def look(self, asked: Asked) -> Iterator[str | Found]:
+        try:
+            if self._process is None or not self._process.can_begin():
+                self.close()
+                self._process = WarmProcess(self._settings)
+            self._process.begin(Work(look, asked, asked.spec))
+        except (OSError, EOFError) as error:
+            raise FedbenchError(
+                f"no process could be started to prepare row {asked.spec.title!r}: {type(error).__name__} {error}; end "
+                "others, or use --engine in-process."
+            ) from error
+        heard: list[str | Found] = []
+        progress = Progress()
+        while not progress.is_over:
+            wait(self._process.signs())
+            progress = self._process.look()
+            heard += progress.events
+            yield from progress.events
+        if not heard:
+            reason = f"while its data and backbone were loaded, {told(progress.code)}."
+            raise FedbenchError(f"row {asked.spec.title!r}: {reason} Nothing was run.")
+        if isinstance(heard[-1], str):
+            yield Failed(told(progress.code))
+
+    def close(self) -> None:
+        """End the process, and with it the run that it prepares."""
+        if self._process is not None:
+            self._process.close()
+
+
+def _by_what_they_read(specs: Sequence[RunSpec]) -> list[RunSpec]:
+    """The runs by data set and backbone, which are loaded anew where they change, in the order of their first ones."""
+    datasets = list(dict.fromkeys(spec.dataset for spec in specs))
+    backbones = list(dict.fromkeys(spec.backbone for spec in specs))
+    return sorted(specs, key=lambda spec: (datasets.index(spec.dataset), backbones.index(spec.backbone)))
+
+
+def _measured(run: Run, backbone: Backbone, known: Mapping[str, Measured]) -> Prepared:
+    """Runs that differ in nothing that matters to their memory are measured once."""
+    key = _memory_key(run)
+    measured = known[key] if key in known else measure(run)
+    sent = sum(tensor.numel() for tensor in shared(run.model.weights, run.private).values())
+    return Prepared(run.info, memory_of(run, _frozen(run, backbone), measured), sent, {key: measured})
+
+
+def _memory_key(run: Run) -> str:
+    """What a local step's memory depends on: neither on how data are dealt, nor on seeds, rates and budget.
+
+    Rows of one method are taken to be alike where their models' weights are, by name and shape: a measurement with all
+    of ViT-B/16 takes ten seconds, and a paper's suite has dozens of ablations that change the server alone.
+    """
+    spec, model = run.spec, run.model
+    alike = spec.model_dump(mode="json", exclude={"scenario", "training", "seed", "tuned", "params"})
+    of_training = spec.training.model_dump(include={"optimizer", "precision", "augment"})
+    shapes = {name: tuple(t.shape) for name, t in (*model.weights.items(), *model.buffers.items())}
+    encoders = [encoder.key for encoder in (model.encoder, *model.side_encoders.values()) if encoder is not None]
+    return repr((alike, of_training, spec.scenario.labels, run.info.classnames, shapes, encoders))
+
+
+def _frozen(run: Run, backbone: Backbone) -> list[nn.Module]:
+    """The frozen modules that a process holds for the run."""
+    encoders = [run.model.encoder, *run.model.side_encoders.values()]
+    beside = [getattr(encoder, "backbone", None) for encoder in encoders]
+    return [backbone.module, *(other.module for other in beside if other is not None)]

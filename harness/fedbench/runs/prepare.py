@@ -1,0 +1,291 @@
+"""From a spec to a run that is ready to train: plugins, data, federation, backbone, model, inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.core.spec import RunSpec
+from fedbench.core.tasks import RECORDED_CLIENTS, ModelSetup, RunInfo, ServerData
+from fedbench.core.types import Dataset, Federation, FrozenEncoder, Model, Split, Tensors
+from fedbench.datasets import load_dataset, takes_image_size
+from fedbench.models import image_size_of, load_backbone
+from fedbench.models.feature_cache import encode
+from fedbench.models.inputs import FeatureInputs, ImageInputs, InputSource, UncachedFeatures
+from fedbench.plugins.assembly import Assembly, assemble, find_method
+from fedbench.plugins.withheld import Pixels, dealt, withheld
+from fedbench.rounds.executors import Executor, ExecutorName, executor_for
+from fedbench.rounds.metrics import size_in_bytes
+from fedbench.rounds.private import private_names, shared
+from fedbench.rounds.state import RunState
+from fedbench.runs.allocator import keep_freed_memory
+from fedbench.runs.checkpoint import Checkpointing
+from fedbench.runs.unseen import Renamed, UnseenTest, renamed_model
+from fedbench.runs.untouched import Untouched
+from fedbench.scenarios import build_federation
+from fedbench.scenarios.participation import cohort
+from fedbench.toolkit.fedavg import NEEDS_LABELS, FedAvg
+
+if TYPE_CHECKING:
+    from fedbench.models import Backbone
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a run finds things on this machine, and how many threads it may use; not part of the run's identity."""
+
+    data_dir: Path
+    cache_dir: Path
+    plugin_files: tuple[Path, ...] = ()
+    threads: int = 1
+    """Intra-op threads; runs use one each and cores are filled with runs, so that results don't depend on cores."""
+    cores: int = 1
+    """How many clients a run may train side by side; more than one where there are fewer runs than cores."""
+    executor: ExecutorName = "auto"
+    checkpoints: Checkpointing | None = None
+    """None: runs keep none, and begin anew when they are stopped."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """An assembled run, ready to train."""
+
+    spec: RunSpec
+    assembly: Assembly
+    federation: Federation
+    """What the method trains on."""
+    scored: Federation
+    """The scenario's own clients, on which every method is scored alike."""
+    model: Model
+    info: RunInfo
+    train: InputSource
+    test: InputSource
+    validation: InputSource | None
+    side: dict[str, InputSource]
+    """The training samples as the model's ``side_encoders`` see them."""
+    executor: Executor
+    private: frozenset[str]
+    """Names of weights and running statistics that never leave a client."""
+    server: ServerData | None
+    """What the method requires of the server's own samples; None where it requires none."""
+    unseen: UnseenTest | None = None
+    """None where the scenario has no unseen classes to test, or the model cannot name them."""
+
+    def initial_state(self) -> RunState:
+        """The state before round 1."""
+        device = torch.device(self.spec.device)
+        return RunState(0, _to(self.model.weights, device), _to(self.model.buffers, device))
+
+
+def prepare(
+    spec: RunSpec,
+    settings: Settings,
+    *,
+    listeners: Sequence[object] = (),
+    dataset: Dataset | None = None,
+    backbone: Backbone | None = None,
+    encode_all: bool = True,
+) -> Run:
+    """Load data and backbone, deal the federation, build the model. Raises FedbenchError for anything unusable.
+
+    ``dataset`` and ``backbone`` spare the loading where a caller already has them. Without ``encode_all`` images are
+    encoded when they are read and no cache is filled: for a run that is looked at, not trained.
+    """
+    torch.set_num_threads(settings.threads)
+    keep_freed_memory()
+    untouched = Untouched(spec.title)
+    assembly = assemble(spec.method, spec.params, settings.plugin_files, listeners)
+    device = _device(spec.device)
+    dataset = dataset or dataset_for(spec, settings)
+    backbone = backbone or backbone_for(spec, dataset, settings)
+    backbone.module.to(device)
+    untouched.keep(backbone.module)
+    scored = build_federation(dataset, spec.scenario, spec.seed)
+    handed = withheld(scored)
+    answer = assembly.hooks.federate(federation=handed, spec=spec)
+    federation = dealt(scored, handed, answer, assembly.owners["federate"].partition(",")[0])
+    if spec.training.finetune_epochs and len(federation.clients) != len(scored.clients):
+        raise FedbenchError(f"{spec.method} pools the clients; finetune_epochs needs clients, set it to 0.")
+    _refuse_ignored_settings(spec, assembly, settings.plugin_files)
+    setup = ModelSetup(backbone, scored.classnames, spec, settings.data_dir)
+    model = assembly.hooks.build_model(setup=setup)
+    model = replace(model, constants=_to(model.constants, device))
+    _refuse_hidden_labels(spec, assembly, model, settings.plugin_files)
+    granted = server_data_for(spec, federation, settings.plugin_files)
+    private = private_names(assembly, model, spec)
+    if private and len(federation.clients) != len(scored.clients):
+        raise FedbenchError(
+            f"{spec.method} pools the clients, and {assembly.owners['private']} keeps tensors with each of them; run "
+            "the two as separate rows."
+        )
+    new = scored.unseen
+    renamed = None if new is None else renamed_model(setup, model, new.classnames, settings.plugin_files)
+
+    def features(split: Split, encoder: FrozenEncoder) -> InputSource:
+        if not encode_all:
+            return UncachedFeatures(Pixels(split.images), encoder, device)
+        untouched.require()
+        check = partial(untouched.require_weights, encoder)
+        rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset, before_writing=check)
+        return FeatureInputs(rows.to(device))
+
+    def inputs(split: Split, of: Model = model) -> InputSource:
+        if of.encoder is not None:
+            return features(split, of.encoder)
+        if of.transform is None:
+            raise MethodFault(f"{spec.method}: build_model gave neither an encoder nor a transform.")
+        return ImageInputs(Pixels(split.images), of.transform, device)
+
+    recorded = min(len(scored.clients), RECORDED_CLIENTS)
+    info = RunInfo(
+        owners=assembly.owners,
+        data_hash=dataset.content_hash,
+        files_hash=dataset.files_hash,
+        weights_hash=_weights_hash(backbone, model),
+        num_clients=len(federation.clients),
+        cohort_size=len(cohort(1, len(federation.clients), spec.scenario.participation, 0.0, spec.seed)),
+        num_train=len(federation.shards.indices),
+        num_test=len(federation.test),
+        trainable_parameters=sum(t.numel() for t in model.weights.values()),
+        round_bytes=size_in_bytes(shared(model.weights, private), shared(model.buffers, private)),
+        classnames=scored.classnames,
+        class_counts=tuple(map(tuple, scored.class_table.rows(0, recorded).tolist())),
+        groups=scored.groups,
+        scenario_clients=len(scored.clients),
+        server_data=granted,
+        not_on_unseen=renamed if isinstance(renamed, str) else "",
+    )
+    validation = None if federation.validation is None else inputs(federation.validation)
+    train, test = inputs(federation.train), inputs(federation.test)
+    side = {name: features(federation.train, encoder) for name, encoder in model.side_encoders.items()}
+    executor = executor_for(settings.executor, spec.training, assembly, model, settings.cores)
+    server = None
+    if granted and federation.server is not None:
+        labels = federation.server.labels.to(device) if granted == "labelled" else None
+        server = ServerData(inputs(federation.server), labels)
+    named = None
+    if new is not None and isinstance(renamed, Renamed):
+        of_new = replace(renamed.model, constants=_to(renamed.model.constants, device))
+        named = UnseenTest(renamed.hooks, of_new, inputs(new.test, of_new))
+    return Run(
+        spec, assembly, federation, scored, model, info, train, test, validation, side, executor, private, server, named
+    )
+
+
+def server_data_for(spec: RunSpec, federation: Federation, plugin_files: Sequence[Path]) -> str:
+    """What the run's methods read of the server's samples: "labelled", "unlabelled" or "".
+
+    Raises FedbenchError where the scenario does not grant what one of them requires.
+    """
+    required = required_by(spec.stack, plugin_files)
+    required.pop("labels", None)
+    for name, method in required.items():
+        labels = " and scenario.server_labels=visible" if name == "server_labels" else ""
+        if federation.server is None or (labels and spec.scenario.server_labels == "hidden"):
+            raise FedbenchError(
+                f"{method} needs {'labelled' if labels else 'unlabelled'} samples at the server, which this scenario "
+                f"does not grant; set scenario.server_samples (a class){labels}, for all methods it is compared with."
+            )
+    return "labelled" if "server_labels" in required else "unlabelled" if required else ""
+
+
+def image_size_for(spec: RunSpec) -> int | None:
+    """The side in pixels that images of differing sizes are brought to for this run; None where it doesn't matter.
+
+    It is the larger one where backbone and teacher differ: what is cut away cannot be brought back.
+    """
+    if not takes_image_size(spec.dataset):
+        return None
+    readers = (spec.backbone, *([] if spec.teacher == "auto" else [spec.teacher]))
+    return max(filter(None, map(image_size_of, readers)), default=None)
+
+
+def enlargement(dataset: Dataset, backbone: Backbone) -> str:
+    """What to say where images are enlarged to what the backbone takes; "" where none is."""
+    decoded = min(dataset.train.images.read(torch.zeros(1, dtype=torch.int64)).shape[-2:])
+    side, wanted = dataset.shortest_side or decoded, backbone.transform.size or decoded
+    if side >= wanted:
+        return ""
+    return f"images of {dataset.name}, the smallest of {side} px, are enlarged to {wanted} px for {backbone.name}"
+
+
+def required_by(stack: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[str, str]:
+    """What the methods of ``stack`` require of the scenario, and which of them does."""
+    return {
+        name: method for method in stack for name in sorted(getattr(find_method(method, plugin_files), "requires", ()))
+    }
+
+
+def _refuse_hidden_labels(spec: RunSpec, assembly: Assembly, model: Model, plugin_files: Sequence[Path]) -> None:
+    """Where labels are hidden: FedbenchError for a method that requires them, and for the default loss of weights."""
+    if spec.scenario.labels != "hidden":
+        return
+    method = required_by(spec.stack, plugin_files).get("labels")
+    if method is not None:
+        raise FedbenchError(
+            f"{method} needs labels, which this scenario hides (labels=hidden); set scenario.labels=visible, or choose "
+            "a method that learns without them."
+        )
+    if model.weights and all(assembly.owners[hook] == FedAvg.name for hook in ("local_train", "local_loss")):
+        raise FedbenchError(NEEDS_LABELS)
+
+
+def dataset_for(spec: RunSpec, settings: Settings) -> Dataset:
+    """The run's data set, read once for runs of one process that follow each other."""
+    return _dataset(spec.dataset, settings.data_dir, settings.cache_dir, image_size_for(spec))
+
+
+def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbone:
+    """The run's backbone; FedbenchError where the data set's images are too small for it."""
+    height, width = dataset.train.images.read(torch.zeros(1, dtype=torch.int64)).shape[-2:]
+    return load_backbone(spec.backbone, data_dir=settings.data_dir, seed=spec.seed, image_size=(height, width))
+
+
+def _refuse_ignored_settings(spec: RunSpec, assembly: Assembly, plugin_files: Sequence[Path]) -> None:
+    """A setting of the default model that the run's method would not read is a mistake, not a no-op."""
+    owner = assembly.owners["build_model"].partition(",")[0]
+    if owner == "fedavg":
+        return
+    reads = getattr(find_method(owner, plugin_files), "reads", ())
+    for name, value, unset in (("tune", spec.tune, "auto"), ("head_scale", spec.head_scale, None)):
+        if value != unset and name not in reads:
+            raise FedbenchError(f"{owner} builds its own model and does not read {name}={value}; leave {name} unset.")
+
+
+def _weights_hash(backbone: Backbone, model: Model) -> str:
+    """Of the backbone, and of whatever pretrained the model reads beside it."""
+    beside = [name for name in model.weights_hashes if name != backbone.weights_hash]
+    if not beside:
+        return backbone.weights_hash
+    return hashlib.sha256(" ".join([backbone.weights_hash, *beside]).encode()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _dataset(name: str, data_dir: Path, cache_dir: Path, image_size: int | None) -> Dataset:
+    # for the runs of the in-process engine, and the first rounds that tuning looks at
+    return load_dataset(name, data_dir=data_dir, cache_dir=cache_dir, image_size=image_size)
+
+
+def _to(tensors: Tensors, device: torch.device) -> Tensors:
+    return {name: tensor.detach().clone().to(device) for name, tensor in tensors.items()}
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise FedbenchError(f"device {name!r} is not a torch device; use for instance cpu or cuda:0.") from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise FedbenchError(f"device {name!r} is none that runs train on; use cpu, cuda, cuda:N or mps.")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[device.type]
+    if (device.index or 0) >= there:
+        seen = f"{there} devices of that kind" if there else f"no {device.type.upper()} device"
+        raise FedbenchError(f"device {name!r} is not available: torch sees {seen} here; use device=cpu.")
+    return device

@@ -1,0 +1,77 @@
+"""What features are computed with and methods leave alone: torch's switches for a whole process, and frozen weights.
+
+Features go into a cache that all methods read, under a name that tells of images and weights only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedbench.core.errors import MethodFault
+from fedbench.core.types import FrozenEncoder
+from fedbench.models.clip.backbone import ClipBackbone, digest_of_weights
+
+
+def switches() -> dict[str, object]:
+    """What any code of a process can set for all the rest, by what it is called in messages."""
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    return {
+        "torch.set_default_dtype": torch.get_default_dtype(),
+        "torch.set_default_device": torch.get_default_device(),
+        "torch.set_grad_enabled": torch.is_grad_enabled(),
+        "torch.inference_mode": torch.is_inference_mode_enabled(),
+        "torch.autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
+        "torch.backends.mkldnn": (mkldnn.enabled, mkldnn.deterministic),
+        "torch.backends.cudnn": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32),
+        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.use_deterministic_algorithms": torch.get_deterministic_debug_mode(),
+        "torch.set_num_threads": torch.get_num_threads(),
+    }
+
+
+class Untouched:
+    """The `switches`, as they were before any code of a method ran, and a backbone's weights."""
+
+    def __init__(self, who: str) -> None:
+        """``who`` is to blame for what changes."""
+        self._who = who
+        self._switches = switches()
+        self._weights: nn.Module | None = None
+        self._marks: list[tuple[Tensor, int, int]] = []
+
+    def keep(self, module: nn.Module) -> None:
+        """Note the weights of the backbone's ``module``."""
+        self._weights, self._marks = module, _marks(module)
+
+    def require(self) -> None:
+        """Raise MethodFault where a switch or the weights are not what they were; cheap."""
+        now = switches()
+        changed = [name for name, value in self._switches.items() if now[name] != value]
+        if changed:
+            raise MethodFault(
+                f"{self._who} changes what {changed[0]} sets, and features are encoded that other methods read as "
+                "well; set it inside the hook that needs it, and set it back before the hook returns."
+            )
+        after = [] if self._weights is None else _marks(self._weights)
+        same = [a is b and rest == others for (a, *rest), (b, *others) in zip(self._marks, after, strict=False)]
+        if len(after) != len(self._marks) or not all(same):
+            raise MethodFault(self._told("the backbone"))
+
+    def require_weights(self, encoder: FrozenEncoder) -> None:
+        """Raise MethodFault where the ``encoder``'s weights are not those of its key; reads all of them."""
+        backbone = getattr(encoder, "backbone", None)
+        if isinstance(backbone, ClipBackbone) and backbone.weights_hash != digest_of_weights(backbone.module):
+            raise MethodFault(self._told(backbone.name))
+
+    def _told(self, whose: str) -> str:
+        return (
+            f"{self._who} changes the weights of {whose} in place, and features are encoded that other methods read "
+            "as well; change a copy (copy.deepcopy)."
+        )
+
+
+def _marks(module: nn.Module) -> list[tuple[Tensor, int, int]]:
+    """Each tensor, how often it was changed, and where its values are; changes through ``.data`` are not counted."""
+    tensors = list(module.state_dict(keep_vars=True).values())
+    return [(tensor, tensor._version, tensor.data_ptr()) for tensor in tensors]

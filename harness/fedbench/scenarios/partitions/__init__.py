@@ -1,0 +1,1 @@
+"""How data are partitioned among clients, one module for each kind of skew."""

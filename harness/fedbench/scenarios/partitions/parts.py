@@ -1,0 +1,94 @@
+"""A partition as two arrays: every client's samples one after the other, and where each client's begin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+
+from fedbench.scenarios.partitions.rounding import IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Parts(Sequence[IntArray]):
+    """The samples of each client, as views of one array."""
+
+    flat: IntArray
+    """(n,) int64, client by client, in the order in which they were dealt."""
+    offsets: IntArray
+    """(N + 1,) int64 into ``flat``."""
+
+    @property
+    def sizes(self) -> IntArray:
+        """Samples by client, (N,) int64."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, position: int) -> IntArray: ...
+    @overload
+    def __getitem__(self, position: slice) -> tuple[IntArray, ...]: ...
+    def __getitem__(self, position: int | slice) -> IntArray | tuple[IntArray, ...]:
+        if isinstance(position, slice):
+            return tuple(self[one] for one in range(*position.indices(len(self))))
+        at = range(len(self))[position]
+        return self.flat[self.offsets[at] : self.offsets[at + 1]]
+
+    def __iter__(self) -> Iterator[IntArray]:
+        return (self[position] for position in range(len(self)))
+
+    def ascending(self) -> IntArray:
+        """``flat`` with every client's samples in ascending order."""
+        span = int(self.flat.max(initial=0)) + 1
+        first = np.repeat(np.arange(len(self)) * span, self.sizes)
+        return np.sort(self.flat + first) - first
+
+
+def equal_parts(samples: IntArray, count: int) -> Parts:
+    """``samples`` (n,) cut in their order into ``count`` parts as `numpy.array_split` cuts: the first get one more."""
+    return Parts(samples, _starts(equal_sizes(len(samples), count)))
+
+
+def equal_sizes(total: int, count: int) -> IntArray:
+    """The sizes of ``count`` equal parts of ``total``, ±1, larger ones first, (count,) int64."""
+    return np.full(count, total // count) + (np.arange(count) < total % count)
+
+
+def joined(parts: Sequence[IntArray]) -> IntArray:
+    """The samples of all ``parts``, end to end, (n,) int64."""
+    return parts.flat if isinstance(parts, Parts) else np.concatenate(parts)
+
+
+def deal_out(samples: IntArray, owners: IntArray, clients: int) -> Parts:
+    """``samples`` (n,) to the clients ``owners`` (n,), each client's in the order in which they come."""
+    return Parts(samples[np.argsort(owners, kind="stable")], _starts(np.bincount(owners, minlength=clients)))
+
+
+def picked(samples: IntArray, sizes: IntArray, order: IntArray, each: int) -> Parts:
+    """``samples`` cut into pieces of ``sizes``, of which clients take ``each`` in turn in the given ``order``."""
+    chosen = sizes[order]
+    begin = _starts(chosen)
+    # where every piece begins in ``samples``, less where it begins in the result
+    shift = np.repeat(_starts(sizes)[order] - begin[:-1], chosen)
+    return Parts(samples[np.arange(len(shift)) + shift], begin[::each].copy())
+
+
+def shuffled_classes(labels: IntArray, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """The samples class by class, each class shuffled, (n,) int64, and the size of every class, (C,) int64."""
+    sizes = np.bincount(labels)
+    samples = np.argsort(labels, kind="stable")
+    start = 0
+    for size in sizes.tolist():
+        # in place; it draws what a permutation draws, and nothing for a single sample
+        if size > 1:
+            rng.shuffle(samples[start : start + size])
+        start += size
+    return samples, sizes
+
+
+def _starts(sizes: IntArray) -> IntArray:
+    return np.concatenate([[0], np.cumsum(sizes)])

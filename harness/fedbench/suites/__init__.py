@@ -1,0 +1,1 @@
+"""Suite files: read, layered with the command line, resolved to specs."""

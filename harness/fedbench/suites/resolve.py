@@ -1,0 +1,197 @@
+"""One cell of a suite, with the command line's settings, as a complete run spec.
+
+Precedence, weakest first: fedbench's defaults, the suite's `training`, the scale's `set`, the setting's, the method's
+`recipe` (optimiser only), what scale and setting say `of` the method, the row's `set`, its `at` of the scale, `--set`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import Method
+from fedbench.core.hyper import declared
+from fedbench.core.scenario import Scenario
+from fedbench.core.spec import MOST_SEED, RunSpec, Training, stack_names
+from fedbench.leaderboard.comparable import same_data
+from fedbench.models.names import canonical_backbone
+from fedbench.plugins.assembly import find_method
+from fedbench.suites.layers import Draft, Source
+from fedbench.suites.safe_yaml import read_yaml
+from fedbench.suites.suite import Key, Row, Scale, Setting, Suite
+
+_LISTS = ("templates",)
+"""Run settings that may have several values."""
+_SAME_CELL = ("backbone", "device")
+"""Run settings that leave a run the published cell: another backbone is told wherever the two stand side by side."""
+
+Find = Callable[[str], type[Method]]
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line adds to a suite."""
+
+    methods: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    sets: tuple[tuple[str, str], ...] = ()
+    plugin_files: tuple[Path, ...] = ()
+    scale: str = ""
+    """The suite's first scale where empty."""
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of a suite's grid: a row in a setting at a scale."""
+
+    row: Row
+    setting: Setting | None = None
+    scale: Scale | None = None
+    at: Mapping[str, Any] | None = None
+    """The row's own settings at the scale."""
+
+    @property
+    def name(self) -> str:
+        """The setting's name; empty for a suite without a grid."""
+        return "" if self.setting is None else self.setting.name
+
+    @property
+    def published(self) -> tuple[Key, ...]:
+        """The keys of the published numbers this cell replays: the setting's columns, overruled by the row's."""
+        if self.setting is None:
+            return ()
+        keys = [
+            {"method": self.row.method, "variant": "", **of_setting, **of_row}
+            for of_setting in self.setting.published
+            for of_row in self.row.published
+        ]
+        return tuple(dict(key) for key in dict.fromkeys(tuple(sorted(key.items())) for key in keys))
+
+    def of_the_suite(self, where: str) -> Iterator[Source]:
+        """Settings of the scale and of the grid, weakest first."""
+        for named, part in self._parts():
+            yield Source(f"{where}, {named}", part.set, part, ("set",))
+
+    def of_the_method(self, where: str) -> Iterator[Source]:
+        """What scale and grid say of the methods that the row runs, weakest first."""
+        for named, part in self._parts():
+            for method in stack_names(self.row.method):
+                yield Source(f"{where}, {named}, of {method}", part.of.get(method, {}), part, ("of", method))
+
+    def _parts(self) -> Iterator[tuple[str, Scale | Setting]]:
+        if self.scale is not None:
+            yield "scale", self.scale
+        if self.setting is not None:
+            yield f"setting {self.name!r}", self.setting
+
+    def of_the_row(self, where: str, scale: str) -> Iterator[Source]:
+        """The row's own settings, weakest first: those everywhere, those at the scale called ``scale``."""
+        yield Source(f"{where}, row {self.row.method!r}", self.row.set, self.row, ("set",))
+        yield Source(f"{where}, row {self.row.method!r}, at the scale", self.at or {}, self.row, ("at", scale))
+
+
+def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides, find: Find | None = None) -> RunSpec:
+    """One cell and seed as a complete spec: every default is written out, so the run id covers it.
+
+    ``find`` is `finder`'s, for whoever resolves many cells.
+    """
+    stack = stack_names(cell.row.method)
+    find = find or finder(overrides)
+    try:
+        classes = {name: find(name) for name in stack}
+    except FedbenchError as error:
+        raise FedbenchError(f"{cell.row.place('method')}{error}") from error
+    where = f"suite {suite.name!r}"
+    draft = Draft(
+        classes,
+        run={"dataset": suite.dataset, "backbone": suite.backbone},
+        params={name: {} for name in stack},
+    )
+    draft.stand(Source(where, {"dataset": suite.dataset, "backbone": suite.backbone}, suite), "run")
+    draft.start(Source(where, suite.training, suite, ("training",)), suite.scenario)
+    for source in cell.of_the_suite(where):
+        draft.apply(source, strict=False)
+    given = {key: _listed(key, text) if key in _LISTS else text for key, text in overrides.sets}
+    own = [*cell.of_the_method(where), *cell.of_the_row(where, overrides.scale or next(iter(suite.scales), ""))]
+    decided = {key.removeprefix("training.") for settings in (*(s.settings for s in own), given) for key in settings}
+    draft.training |= _recipe(classes, decided)
+    if "scenario" in given:
+        # another scenario for the whole suite: what a row needs of its own (hidden labels) still holds in it
+        draft.apply(Source("--set", {"scenario": given.pop("scenario")}), strict=False)
+    for source in own:
+        draft.apply(source, strict=True)
+    of_the_cell = str(draft.run["dataset"])
+    draft.apply(Source("--set", given), strict=False)
+    draft.run["backbone"] = canonical_backbone(str(draft.run["backbone"]))
+    same_cell = all(
+        key in _SAME_CELL or (key == "dataset" and same_data(value, of_the_cell))
+        for key, value in dict(overrides.sets).items()
+    )
+    resolved = {}
+    for name, cls in classes.items():
+        built = draft.built(name)
+        resolved[name] = {field: getattr(built, field) for field in declared(cls.Params)}
+    return RunSpec(
+        **draft.checked(RunSpec, draft.run, "run"),
+        scenario=Scenario(**draft.checked(Scenario, draft.scenario, "scenario")),
+        training=Training(**draft.checked(Training, draft.training, "training")),
+        method="+".join(stack),
+        params={name: values for name, values in resolved.items() if values},
+        seed=checked_seed(seed),
+        label=cell.row.label,
+        setting=cell.name,
+        scale=overrides.scale or next(iter(suite.scales), ""),
+        # with other settings it is no longer the published cell
+        published=cell.published if same_cell else (),
+    )
+
+
+def finder(overrides: Overrides) -> Find:
+    """`find_method` with the plugin files of ``overrides``, which looks through what is installed once per method."""
+    return cache(partial(find_method, plugin_files=overrides.plugin_files))
+
+
+def checked_seed(seed: int) -> int:
+    """``seed``; FedbenchError for one that can't be kept."""
+    if not 0 <= seed <= MOST_SEED:
+        raise FedbenchError(f"seed {seed} is out of range; allowed: 0 to {MOST_SEED}.")
+    return seed
+
+
+def parse_assignment(text: str) -> tuple[str, str]:
+    """``key=value`` of ``--set``."""
+    key, sign, value = text.partition("=")
+    if not sign or not key.strip():
+        raise FedbenchError(f"--set {text!r} is not key=value; write for instance --set rounds=50.")
+    return key.strip(), value.strip()
+
+
+def _listed(key: str, text: str) -> Any:
+    """A setting that has several values, written as in a suite file: ``["a {}", "the {}"]``; else its one value."""
+    if not text.startswith("["):
+        return text
+    try:
+        return read_yaml(text, key)[1]
+    except FedbenchError:
+        raise FedbenchError(
+            f'--set {key}={text!r} is not a list; write for instance --set \'{key}=["a photo of a {{}}", "a drawing of '
+            "a {}\"]', every value in quotation marks."
+        ) from None
+
+
+def _recipe(classes: Mapping[str, Any], decided: Set[str]) -> dict[str, object]:
+    """The stack's optimiser settings; two methods may disagree only on what the row or --set has decided."""
+    recipe: dict[str, object] = {}
+    for cls in classes.values():
+        for key, value in cls.recipe.items():
+            if recipe.get(key, value) != value and key not in decided:
+                raise FedbenchError(
+                    f"the stacked recipes disagree on {key} ({recipe[key]!r} and {value!r}); use --set {key}=..."
+                )
+            recipe[key] = value
+    return recipe

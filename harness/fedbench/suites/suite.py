@@ -1,0 +1,294 @@
+"""Suite files: which methods meet which settings, at which scale, and which published numbers they replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+)
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.metric_names import GROUPS, known_accuracy, known_column, known_objective
+from fedbench.core.spec import MOST_SEED, no_bool, stack_names
+from fedbench.suites.safe_yaml import read_yaml
+
+Seed = Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=MOST_SEED)]
+Key = dict[str, str]
+"""Columns of a file of published numbers, with the values that pick the lines a run replays."""
+
+LONGEST_NAME = 100
+
+
+def _shown(name: str) -> str:
+    """``name``, if it can stand in a table, a file's name and a terminal."""
+    if not name.isprintable() or name != name.strip():
+        raise ValueError("it must be printable, without spaces at its ends")
+    if name and not any(character.isalnum() for character in name):
+        raise ValueError("it must have a letter or a digit")
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"it must have at most {LONGEST_NAME} bytes")
+    return name
+
+
+def _plain(name: str) -> str:
+    """``name``, if it is that of a file in a folder and leads nowhere else."""
+    if name and (Path(name).name != name or name.startswith(".")):
+        raise ValueError("it must be the name of a file, without folders and ending")
+    return name
+
+
+Name = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_shown)]
+Accuracy = Annotated[str, AfterValidator(known_accuracy)]
+
+PUBLISHED_METRICS = {
+    "global_accuracy": "accuracy",
+    **{f"{group}_accuracy": f"accuracy_{group}" for group in GROUPS},
+}
+"""Our name of a metric -> the published one."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a part of a suite stands: its file, the path to it there, and the lines of all that is in the file."""
+
+    file: str
+    lines: Mapping[tuple[int | str, ...], int]
+    path: tuple[int | str, ...] = ()
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    _place: Place | None = PrivateAttr(None)
+
+    def place(self, *further: int | str) -> str:
+        """``mine.yaml, line 7, rows.1.set.lr: `` for what stands ``further`` in this part; "" for one of no file."""
+        if self._place is None:
+            return ""
+        path = (*self._place.path, *further)
+        line = next(
+            self._place.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self._place.lines
+        )
+        return f"{self._place.file}, line {line}, {'.'.join(map(str, path))}: "
+
+
+class _Replaying(_Part):
+    """A part whose runs replay published numbers."""
+
+    @field_validator("published", mode="before", check_fields=False)
+    @classmethod
+    def _as_keys(cls, given: object) -> object:
+        keys = [given] if isinstance(given, Mapping) else given
+        if not isinstance(keys, list) or not all(isinstance(key, Mapping) for key in keys):
+            raise ValueError("published is a mapping from column to value, or a list of them")
+        return tuple({str(column): str(value) for column, value in key.items()} for key in keys)
+
+
+class Row(_Replaying):
+    """One row of a suite: a method or stack, with its own settings."""
+
+    method: str = Field(description="method or stack a+b")
+    label: Name = Field("", description="what the leaderboard calls it; the method by default")
+    set: dict[str, Any] = Field(default_factory=dict, description="settings of this row, as in --set")
+    at: dict[str, dict[str, Any]] = Field(default_factory=dict, description="further settings by scale")
+    only: tuple[str, ...] = Field((), description="settings of the suite in which the row runs; all by default")
+    published: tuple[Key, ...] = Field((), description="columns that pick the row's published numbers")
+
+
+class Setting(_Replaying):
+    """One of the settings every row meets: a cell of the paper's grid."""
+
+    name: Name = Field(min_length=1, description="what captions, --setting and the rows' `only` call it")
+    set: dict[str, Any] = Field(default_factory=dict, description="data, scenario and training, as in --set")
+    of: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="further settings, by a method the row runs"
+    )
+    published: tuple[Key, ...] = Field((), description="columns that pick the setting's published numbers")
+
+
+class Scale(_Part):
+    """A suite's grid at one size: the paper's, or small enough for a laptop."""
+
+    description: str = Field("", description="one sentence for --help and the plan")
+    set: dict[str, Any] = Field(default_factory=dict, description="settings of all its runs, as in --set")
+    of: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="further settings, by a method the row runs"
+    )
+    seeds: tuple[Seed, ...] = Field((), description="in place of the suite's")
+    settings: tuple[Setting, ...] = Field(min_length=1, description="the grid")
+
+
+class Suite(_Part):
+    """Which methods meet which scenario, with which budget and seeds."""
+
+    name: Name = Field(min_length=1, description="what results are filed under")
+    description: str = Field("", description="one sentence for `fedbench list suites`")
+    dataset: str = Field("embedded", description="data set")
+    backbone: str = Field("clip:embedded", description="backbone of rows that name none")
+    scenario: str | dict[str, Any] = Field("longtail", description="a scenario's name, or {preset: name, field: value}")
+    training: dict[str, Any] = Field(default_factory=dict, description="budget and optimiser, see Training")
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run a row, setting and seed")
+    scales: dict[Name, Scale] = Field(default_factory=dict, description="the grid by scale, the default scale first")
+    published: Annotated[str, AfterValidator(_plain)] = Field(
+        "", description="file of published numbers that the rows' keys refer to"
+    )
+    published_metrics: dict[Accuracy, str] = Field(
+        default_factory=lambda: dict(PUBLISHED_METRICS), description="our metric -> the published one"
+    )
+    baseline: str = Field("fedavg", description="row the others are compared with")
+    headline: Accuracy = Field("global_accuracy", description="metric the leaderboard is sorted by and Δ is taken of")
+    objective: Annotated[str, AfterValidator(known_objective)] = Field(
+        "", description="metric of the validation split that `fedbench tune` tunes for; the headline by default"
+    )
+    columns: tuple[Annotated[str, AfterValidator(known_column)], ...] = Field(
+        (), description="leaderboard columns beside the headline"
+    )
+    target: Annotated[float | None, BeforeValidator(no_bool)] = Field(
+        None, ge=0, le=100, description="accuracy that rounds are counted to; by default what the baseline ends with"
+    )
+    rows: tuple[Row, ...] = Field(min_length=1, description="the methods")
+    _text: str = PrivateAttr("")
+
+    @property
+    def text(self) -> str:
+        """The file that it was read from; "" for a suite of no file."""
+        return self._text
+
+    @property
+    def file(self) -> str:
+        """The file's name as it was given; "" for a suite of none."""
+        return "" if self._place is None else self._place.file
+
+    @property
+    def setting_names(self) -> tuple[str, ...]:
+        """Settings of all scales, in the order of the file."""
+        return tuple(dict.fromkeys(setting.name for scale in self.scales.values() for setting in scale.settings))
+
+
+def suite_names() -> dict[str, str]:
+    """The suites that ship with fedbench: name -> description."""
+    folder = resources.files("fedbench_suites")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return {name.removesuffix(".yaml"): load_suite(name.removesuffix(".yaml")).description for name in names}
+
+
+def load_suite(name: str) -> Suite:
+    """A shipped suite by name, or any suite file by path. FedbenchError names file, line, field and what is allowed."""
+    if name.endswith((".yaml", ".yml")):
+        try:
+            content = Path(name).read_bytes() if Path(name).is_file() else None
+        except OSError as error:
+            raise FedbenchError(f"suite file {name!r} cannot be read: {error.strerror}.") from None
+        if content is None:
+            raise FedbenchError(f"suite file {name!r} does not exist; see `fedbench list suites` for names.")
+        return parse_suite(content, name)
+    folder = resources.files("fedbench_suites")
+    known = [entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")]
+    if name not in known:
+        raise unknown_name("suite", name, known, "See `fedbench list suites`, or give the path of a .yaml file.")
+    return parse_suite((folder / f"{name}.yaml").read_bytes(), f"{name}.yaml")
+
+
+def parse_suite(text: str | bytes, where: str) -> Suite:
+    """The suite in ``text``; ``where`` is the file's name in errors."""
+    node, content = read_yaml(text, where)
+    if not isinstance(content, dict):
+        raise FedbenchError(f"{where}, line 1: a suite is a mapping with name, scenario and rows.")
+    try:
+        suite = Suite.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = [str(part) for part in first["loc"]]
+        problem = problem_of(first, _model_at(path))
+        raise FedbenchError(f"{where}, line {_line_of(node, first['loc'])}, {'.'.join(path)}: {problem}") from None
+    _place(suite, Place(where, _lines(node)))
+    suite._text = text if isinstance(text, str) else text.decode()
+    for scale in suite.scales.values():
+        names = [setting.name for setting in scale.settings]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise FedbenchError(f"{scale.place('settings')}{twice[0]!r} is the name of two settings.")
+    run = {name for row in suite.rows for name in stack_names(row.method)}
+    scaled: list[Scale | Setting] = list(suite.scales.values())
+    scaled += [setting for scale in suite.scales.values() for setting in scale.settings]
+    for part in scaled:
+        for method in (method for method in part.of if method not in run):
+            unknown = unknown_name("method under `of`", method, run, "No row runs it.")
+            raise FedbenchError(f"{part.place('of', method)}{unknown}")
+    _refuse_unknown_baseline(suite)
+    scales = tuple(suite.scales)
+    for row in suite.rows:
+        for field, given, known in (("only", row.only, suite.setting_names), ("at", tuple(row.at), scales)):
+            for wrong in (asked for asked in given if asked not in known):
+                hint = "A row names settings under `only` and scales under `at`."
+                raise FedbenchError(f"{row.place(field)}{unknown_name('setting or scale', wrong, known, hint)}")
+    return suite
+
+
+def _model_at(path: Sequence[str]) -> type[BaseModel]:
+    """The part of a suite in whose field an error at ``path`` lies."""
+    if path[0] == "rows" and len(path) > 2:
+        return Row
+    if path[0] == "scales" and len(path) > 2:
+        return Setting if path[2] == "settings" and len(path) > 4 else Scale
+    return Suite
+
+
+def problem_of(error: Any, model: type[BaseModel]) -> str:
+    """One of pydantic's errors about ``model`` in fedbench's words: what is wrong, and what the field is."""
+    name = str(error["loc"][-1]) if error["loc"] else ""
+    if error["type"] == "extra_forbidden":
+        return str(unknown_name("field", name, model.model_fields))
+    field = model.model_fields.get(name)
+    about = f" ({field.description})" if field is not None and field.description else ""
+    problem = error["msg"].removeprefix("Value error, ")
+    return f"{problem[0].lower()}{problem[1:]}{about}."
+
+
+def _line_of(node: yaml.Node | None, location: Sequence[int | str]) -> int:
+    """The line of the innermost part of ``location`` that stands in the file."""
+    lines = _lines(node)
+    return next(lines[tuple(location[:end])] for end in range(len(location), -1, -1) if tuple(location[:end]) in lines)
+
+
+def _lines(node: yaml.Node | None, path: tuple[int | str, ...] = ()) -> dict[tuple[int | str, ...], int]:
+    """The line of every part of a file, by the path to it; that of a key where there is one."""
+    lines = {path: 1 if node is None else node.start_mark.line + 1}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                lines |= _lines(value, (*path, key.value)) | {(*path, key.value): key.start_mark.line + 1}
+    elif isinstance(node, yaml.SequenceNode):
+        for position, value in enumerate(node.value):
+            lines |= _lines(value, (*path, position))
+    return lines
+
+
+def _place(suite: Suite, place: Place) -> None:
+    """Tell every part of ``suite`` where it stands, so that errors found later can say it as well."""
+    suite._place = place
+    for position, row in enumerate(suite.rows):
+        row._place = replace(place, path=("rows", position))
+    for name, scale in suite.scales.items():
+        scale._place = replace(place, path=("scales", name))
+        for position, setting in enumerate(scale.settings):
+            setting._place = replace(place, path=("scales", name, "settings", position))
+
+
+def _refuse_unknown_baseline(suite: Suite) -> None:
+    """A baseline that was written down has to be a row: its label, its method, or all of what it is called."""
+    known = {name for row in suite.rows for name in (row.label, row.method, "+".join(stack_names(row.method))) if name}
+    if "baseline" in suite.model_fields_set and suite.baseline.partition(" · ")[0] not in known:
+        raise FedbenchError(f"{suite.place('baseline')}{unknown_name('row', suite.baseline, known)}")

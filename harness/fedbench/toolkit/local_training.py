@@ -1,0 +1,151 @@
+"""One client's local training: the order of its samples, the loss of a step, the optimiser, and the loop over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from fedbench.core.answers import require_loss
+from fedbench.core.errors import Unworkable
+from fedbench.core.hooks import ClientTask, LocalStep
+from fedbench.core.spec import Training
+from fedbench.core.types import Batch, LabelledBatch, Tensors, UnlabelledBatch, Update
+from fedbench.scenarios.partitions.rounding import floor
+
+
+def batch_table(num_examples: int, epochs: int, batch_size: int, generator: torch.Generator) -> list[Tensor]:
+    """The sample indices of every local step, drawn before training: a new permutation each epoch, cut into batches.
+
+    A last batch of one sample joins the batch before it, since batch-norm and in-batch losses are undefined on one
+    sample; nothing is dropped.
+    """
+    table: list[Tensor] = []
+    for _ in range(epochs):
+        batches = list(torch.split(torch.randperm(num_examples, generator=generator), batch_size))
+        if len(batches) > 1 and len(batches[-1]) == 1:
+            batches[-2:] = [torch.cat(batches[-2:])]
+        table.extend(batches)
+    return table
+
+
+def batches_of(task: ClientTask) -> list[Tensor]:
+    """The client's batch table for this round and exchange, of a straggler the first steps; both executors read it.
+
+    A straggler takes ⌊work · steps⌋ of them, one at least.
+    """
+    training = task.training
+    table = batch_table(len(task.inputs), training.local_epochs, training.batch_size, task.generator("batches"))
+    return table if task.work == 1 else table[: max(floor(task.work * len(table)), 1)]
+
+
+def step_loss(step: LocalStep) -> Tensor:
+    """`local_loss` and all `loss_terms` of a step, a scalar, in the precision that the run asks for.
+
+    Raises FedbenchError for one that is no scalar, or through which no weight gets a gradient.
+
+    With bfloat16 a step of fedavg-cnn takes about 0.6 of the time and one of resnet8 0.74, on a CPU core that has such
+    instructions; convnet gains nothing (tests/bench/bench_channels_last.py).
+    """
+    half = step.task.training.precision == "bfloat16"
+    with torch.autocast(step.batch.inputs.device.type, torch.bfloat16) if half else nullcontext():
+        loss = require_loss(step.task.hooks.local_loss(step=step), step, "local_loss")
+        for term in step.task.hooks.loss_terms(step=step):
+            loss = loss + require_loss(term, step, "loss_terms")
+    return loss
+
+
+def local_sgd(task: ClientTask) -> Update:
+    """Epochs of minibatch steps on `local_loss` + `loss_terms` from the received weights (McMahan et al. 2017, Alg. 1).
+
+    The optimiser is built anew at every participation. Raises Unworkable when the loss is no longer finite.
+    """
+    weights = {name: value.detach().clone().requires_grad_() for name, value in task.received.items()}
+    buffers = {name: value.clone() for name, value in task.buffers.items()}
+    losses = []
+    if weights:
+        optimiser = build_optimiser(task.training, weights, task.round, task.model.lr_factors)
+        noise = task.generator("augmentation")
+        for number, index in enumerate(batches_of(task)):
+            loss = step_loss(LocalStep(weights, buffers, batch_at(task, index, noise), task, number))
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            losses.append(loss.detach())
+    mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
+    weights = {name: value.detach() for name, value in weights.items()}
+    return trained(task, weights, buffers, mean_loss)
+
+
+def trained(task: ClientTask, weights: Tensors, buffers: Tensors, mean_loss: float) -> Update:
+    """The update of a client that ended at ``weights``; Unworkable where its mean loss is not finite."""
+    if not torch.isfinite(torch.tensor(mean_loss)):
+        raise Unworkable(
+            f"training diverged: the loss of client {task.client} in round {task.round} is {mean_loss}; "
+            f"lower the learning rate (lr={task.training.lr:g}, momentum={task.training.momentum:g})."
+        )
+    return Update(
+        client=task.client,
+        weights=weights,
+        buffers=buffers,
+        num_examples=len(task.inputs),
+        metrics={"train_loss": mean_loss},
+    )
+
+
+def learning_rates(
+    training: Training, names: Mapping[str, object], round: int, lr_factors: Mapping[str, float] | None = None
+) -> dict[float, list[str]]:
+    """The names by the learning rate of the round (round 1 is the first); ``lr_factors`` multiply it by name."""
+    lr = training.lr * training.lr_decay ** (round - 1)
+    by_rate: dict[float, list[str]] = {}
+    for name in names:
+        by_rate.setdefault(lr * (lr_factors or {}).get(name, 1.0), []).append(name)
+    return by_rate
+
+
+def build_optimiser(
+    training: Training, weights: Tensors, round: int, lr_factors: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
+    """A fresh optimiser over ``weights``, at the learning rate of the round (see `learning_rates`)."""
+    rates = learning_rates(training, weights, round, lr_factors)
+    groups = [{"params": [weights[name] for name in names], "lr": lr} for lr, names in rates.items()]
+    betas = (training.beta1, training.beta2)
+    if training.optimizer == "adam":
+        return torch.optim.Adam(groups, betas=betas, eps=training.eps, weight_decay=training.weight_decay)
+    if training.optimizer == "adamw":
+        return torch.optim.AdamW(groups, betas=betas, eps=training.eps, weight_decay=training.weight_decay)
+    return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=training.weight_decay)
+
+
+def batch_at(task: ClientTask, index: Tensor, noise: torch.Generator) -> Batch:
+    """The client's samples at ``index`` (b,); images are augmented by ``noise`` where the run asks for it."""
+    inputs = task.inputs.read(index)
+    if task.inputs.is_image and task.training.augment != "none":
+        inputs = crop_and_flip(inputs, per_sample=task.training.augment == "sample", generator=noise)
+    side = {name: rows.read(index) for name, rows in task.side.items()}
+    if task.labels is None:
+        return UnlabelledBatch(inputs, index, side)
+    return LabelledBatch(inputs, index, task.labels[index.to(task.labels.device)], side)
+
+
+def crop_and_flip(images: Tensor, *, per_sample: bool, generator: torch.Generator, padding: int = 4) -> Tensor:
+    """Random crop after zero padding, and horizontal flip, of already normalised images (b, c, h, w).
+
+    With ``per_sample`` false one offset and one flip decision serve the whole batch, as in the CReFF family's code.
+    """
+    count, _, height, width = images.shape
+    draws = count if per_sample else 1
+    top = torch.randint(0, 2 * padding + 1, (draws,), generator=generator)
+    left = torch.randint(0, 2 * padding + 1, (draws,), generator=generator)
+    flip = torch.rand(draws, generator=generator) < 0.5
+    rows = top[:, None] + torch.arange(height)
+    columns = left[:, None] + torch.arange(width)
+    columns = torch.where(flip[:, None], columns.flip(1), columns)
+    padded = torch.nn.functional.pad(images, (padding,) * 4)
+    which = torch.arange(count)
+    cropped = padded[which[:, None, None], :, rows.expand(count, -1)[:, :, None], columns.expand(count, -1)[:, None, :]]
+    # the permuted view is already channels-last, the layout convolutions train fastest in
+    return cropped.permute(0, 3, 1, 2)

@@ -1,0 +1,18 @@
+"""How far a client's weights are from those it received, and the pull back to them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedbench.core.types import Tensors
+
+
+def squared_distance(weights: Tensors, received: Tensors) -> Tensor:
+    """‖w − wᵗ‖² over the trainable tensors, a scalar."""
+    return torch.stack([(weights[name] - received[name]).square().sum() for name in weights]).sum()
+
+
+def proximal_term(weights: Tensors, received: Tensors, mu: float) -> Tensor:
+    """(μ/2) ‖w − wᵗ‖² (Li et al., MLSys 2020, Eq. 2); its gradient is μ (w − wᵗ)."""
+    return 0.5 * mu * squared_distance(weights, received)

@@ -1,0 +1,84 @@
+"""What a client can say about its classes: the features of its samples, and their mean and count by class.
+
+Methods that send class means (prototypes) share how these are sent, merged over clients and compared with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.hooks import ClientTask, EvaluationTask
+from fedbench.core.types import Tensors
+from fedbench.toolkit.fedavg import EVALUATION_BATCH
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMeans:
+    """``means`` (k, d) and ``counts`` (k,) int64 of the k ``classes`` (k,) int64 that occur, ascending."""
+
+    classes: Tensor
+    means: Tensor
+    counts: Tensor
+
+
+def visible_labels(task: ClientTask, method: str) -> Tensor:
+    """The client's labels (n_k,); FedbenchError where the scenario hides them."""
+    if task.labels is None:
+        raise FedbenchError(f"{method} looks at the labels of its samples, which are hidden; set labels=visible.")
+    return task.labels
+
+
+@torch.no_grad()
+def client_features(task: ClientTask | EvaluationTask, weights: Tensors, buffers: Tensors) -> Tensor:
+    """Features (n, d) of the task's samples under a model: eval mode, not augmented."""
+    tensors = {**weights, **buffers}
+    chunks = torch.split(torch.arange(len(task.inputs)), EVALUATION_BATCH)
+    return torch.cat([task.model.forward(tensors, task.inputs.read(chunk), False).features for chunk in chunks])
+
+
+def class_means(features: Tensor, labels: Tensor) -> ClassMeans:
+    """Means and counts by class of ``features`` (n, d) with ``labels`` (n,) int64."""
+    classes, which, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    sums = features.new_zeros(len(classes), features.shape[1], dtype=torch.float64)
+    sums.index_add_(0, which, features.double())
+    return ClassMeans(classes, (sums / counts[:, None]).to(features.dtype), counts)
+
+
+def sent_means(task: ClientTask, features: Tensor, method: str) -> Tensors:
+    """What ``method`` sends of a client's ``features`` (n_k, d): the ``means`` (k, d) of the k classes it has.
+
+    They ascend by class; ``holds`` (C,) bool says which classes these are. FedbenchError where labels are hidden.
+    """
+    labels = visible_labels(task, method)
+    assert task.class_counts is not None  # visible as the labels are
+    return {"means": class_means(features, labels).means, "holds": task.class_counts > 0}
+
+
+def spread(rows: Tensor, holds: Tensor) -> Tensor:
+    """``rows`` (k, ...) of the k classes that ``holds`` (C,) bool names, among all: (C, ...), zero for the others."""
+    everywhere = rows.new_zeros(len(holds), *rows.shape[1:])
+    everywhere[holds] = rows
+    return everywhere
+
+
+def mean_over_holders(means: Tensor, weights: Tensor) -> Tensor:
+    """sum_k w_kc m_kc / sum_k w_kc by class c: (C, d) from ``means`` (m, C, d) of m clients and ``weights`` (m, C).
+
+    The weight of a client without the class is 0; a class that nobody has is zero.
+    """
+    total = weights.double().sum(0)
+    shares = torch.where(total > 0, weights / total, 0.0)
+    return (shares[..., None] * means).sum(0).to(means.dtype)
+
+
+def nearest_class(features: Tensor, means: Tensor, allowed: Tensor) -> Tensor:
+    """The class of the nearest of ``means`` (C, d) among those ``allowed`` (C,) bool, for ``features`` (n, d): (n,).
+
+    Nearest in Euclidean distance, which is nearest in mean squared error.
+    """
+    distances = torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.masked_fill(~allowed, torch.inf).argmin(1)

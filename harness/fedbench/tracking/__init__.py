@@ -1,0 +1,1 @@
+"""MLflow: where runs are stored, what is written of them, and reading it back."""

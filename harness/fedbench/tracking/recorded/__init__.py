@@ -1,0 +1,1 @@
+"""Recorded runs: found by id, compared, evaluated again."""

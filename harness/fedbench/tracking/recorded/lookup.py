@@ -1,0 +1,86 @@
+"""Which recorded run an id means: fedbench's own (16 hex digits), MLflow's (32), or the beginning of either."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from fedbench.core.errors import FedbenchError
+from fedbench.tracking.databases import shown
+from fedbench.tracking.store import INVOCATION, KIND, filed, open_store, runs_of
+
+# isort: split
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+SHORTEST = 4
+"""Hex digits of an id that must be given at least."""
+_LISTED = 8
+_RUN_ID = "fedbench.run_id"
+
+
+def reading_client(uri: str) -> MlflowClient:
+    """A client of the store at ``uri``; FedbenchError where there is none."""
+    client = open_store(uri, create=False)
+    if client is None:
+        raise FedbenchError(f"there is no store at {shown(uri)}; name yours with --store.")
+    return client
+
+
+def find_run(client: MlflowClient, asked: str) -> Run:
+    """The run that ``asked`` means. Of several recordings of one run, the newest finished one, else the newest.
+
+    Raises FedbenchError for an id that is none, that no run has (naming the nearest), or that several runs share.
+    """
+    wanted = asked.strip().lower()
+    if not re.fullmatch(f"[0-9a-f]{{{SHORTEST},32}}", wanted):
+        raise FedbenchError(
+            f"{asked!r} is no run id: give {SHORTEST} to 32 hexadecimal digits, from the start of the id that fedbench "
+            "or MLflow gave the run."
+        )
+    hits: dict[str, Run] = {}
+    for condition in (f"attributes.run_id LIKE '{wanted}%'", f"tags.`{_RUN_ID}` LIKE '{wanted}%'"):
+        hits |= {run.info.run_id: run for _, run in filed(client, None, condition)}
+    parents = [run for run in hits.values() if run.data.tags.get(KIND) == INVOCATION]
+    runs = [run for run in hits.values() if run not in parents]
+    if not runs and parents:
+        below = f"tags.`mlflow.parentRunId` = '{parents[0].info.run_id}'"
+        children = [run for _, run in runs_of(client, None, below)]
+        raise FedbenchError(
+            f"{asked} is a whole command, {parents[0].info.run_name!r}; give one of its runs: {_listed(children)}."
+        )
+    if not runs:
+        raise _unknown(client, wanted)
+    if len({run.data.tags.get(_RUN_ID) for run in runs}) > 1:
+        raise FedbenchError(f"{asked} is the beginning of several runs' ids; give more digits: {_listed(runs)}.")
+    newest: Run = max(runs, key=lambda run: (run.info.status == "FINISHED", run.info.start_time))
+    return newest
+
+
+def described(run: Run) -> str:
+    """``0123456789abcdef (fedavg · clip:embedded · seed 0)``."""
+    return f"{run.data.tags.get(_RUN_ID, run.info.run_id)} ({run.info.run_name})"
+
+
+def _listed(runs: Sequence[Run]) -> str:
+    """Every run by both its ids, since it may be either that began alike."""
+    shown = [f"{described(run)}, MLflow {run.info.run_id}" for run in runs[:_LISTED]]
+    return "; ".join(shown) + (f"; and {len(runs) - _LISTED} more" if len(runs) > _LISTED else "")
+
+
+def _unknown(client: MlflowClient, wanted: str) -> FedbenchError:
+    known: dict[str, Run] = {}
+    for _, run in runs_of(client, None):
+        known |= {run.data.tags.get(_RUN_ID, ""): run, run.info.run_id: run}
+    if not known:
+        return FedbenchError(
+            "the store has no runs; fill it with `fedbench run --suite longtail`, or name another store."
+        )
+    beginnings = {name[: len(wanted)]: run for name, run in known.items()}
+    close = difflib.get_close_matches(wanted, beginnings, n=3, cutoff=0.6)
+    nearest = "".join(f"; did you mean {' or '.join(described(beginnings[name]) for name in close)}?" if close else ".")
+    return FedbenchError(
+        f"no run's id begins with {wanted!r}{nearest} `fedbench ui` shows every run with its id; if the run is in "
+        "another store, name that with --store."
+    )

@@ -1,0 +1,144 @@
+"""A recorded run's model, read back and evaluated again: are its numbers still the recorded ones?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import pandas as pd
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.tasks import FAULT_COUNTS
+from fedbench.plugins.provenance import versions
+from fedbench.plugins.run_code import Codes
+from fedbench.rounds.loop import evaluate
+from fedbench.runs.prepare import Run as PreparedRun
+from fedbench.runs.prepare import Settings, prepare
+from fedbench.tracking.artifacts import read_predictions, read_spec, read_state
+from fedbench.tracking.recorded.comparison import final_metrics, in_pairs
+from fedbench.tracking.recorded.lookup import described, find_run, reading_client
+from fedbench.tracking.recording import metric_name
+from fedbench.tracking.store import local_artifacts
+
+# isort: split
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+_HISTORY = frozenset(
+    {"train_loss", "last10_accuracy", "oracle_accuracy", "bytes_up", "bytes_down", "train_seconds", "seconds"}
+).union(FAULT_COUNTS)
+_HISTORY_PREFIXES = ("selected_", "finetuned_")
+"""Final metrics that come of the rounds, or of models that are not kept: the final model does not give them."""
+_CALLED = {
+    "run_id": "run id (of the same description, in another version of fedbench)",
+    "code_hash": "code",
+    "data_hash": "data",
+    "weights_hash": "pretrained weights",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What evaluating a run's model again gave."""
+
+    run: Run
+    """As MLflow has it."""
+    metrics: pd.DataFrame
+    """A line a metric: metric, recorded, now, difference (now - recorded); NaN where one side lacks it."""
+    left_out: tuple[str, ...]
+    """Recorded metrics that the final model alone does not give."""
+    predictions: int
+    """Test samples."""
+    changed_predictions: int
+    """Test samples for which another class is predicted now."""
+    causes: tuple[str, ...]
+    """What is known to differ from when the run was recorded, a phrase each."""
+
+    @property
+    def new_metrics(self) -> list[str]:
+        """Metrics that the recording has not, since a later version of fedbench added them: nothing to compare with."""
+        return self.metrics.loc[self.metrics["recorded"].isna(), "metric"].tolist()
+
+    @property
+    def changed_metrics(self) -> list[str]:
+        """Recorded metrics that are another number now, or that fedbench no longer gives."""
+        frame = self.metrics
+        return frame.loc[frame["recorded"].notna() & (frame["recorded"] != frame["now"]), "metric"].tolist()
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether every recorded metric and every prediction is what it was, to the last bit."""
+        return not self.changed_metrics and not self.changed_predictions
+
+
+def evaluate_again(uri: str, asked: str, settings: Settings) -> Evaluation:
+    """Evaluate the model of the run that the id ``asked`` means, with data and weights as they are here and now.
+
+    Raises FedbenchError for an unknown run, one without a model, and data or weights that are not there.
+    """
+    client = reading_client(uri)
+    stored = find_run(client, asked)
+    if stored.info.status != "FINISHED":
+        raise FedbenchError(f"run {described(stored)} is {stored.info.status}; only a finished run has a model.")
+    run_id = stored.data.tags["fedbench.run_id"]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = local_artifacts(uri, stored) or _download(client, stored, Path(temporary))
+        run = prepare(read_spec(folder, run_id), settings)
+        metrics, predictions = evaluate(run, read_state(folder, run_id, run.spec.device))
+        before = read_predictions(folder, run_id)
+    recorded = final_metrics(stored)
+    of_the_model = {name: value for name, value in recorded.items() if not is_history(name)}
+    after = () if predictions.labels is None else tuple(predictions.labels.tolist())
+    return Evaluation(
+        run=stored,
+        metrics=beside(of_the_model, {metric_name(name): value for name, value in metrics.items()}),
+        left_out=tuple(sorted(recorded.keys() - of_the_model.keys())),
+        predictions=len(after),
+        changed_predictions=sum(old != new for old, new in zip_longest(before, after)),
+        causes=_causes(stored.data.tags, run, settings),
+    )
+
+
+def is_history(name: str) -> bool:
+    """Whether the final metric ``name`` comes of the rounds rather than of the final model."""
+    return name in _HISTORY or name.startswith(_HISTORY_PREFIXES)
+
+
+def beside(recorded: Mapping[str, float], now: Mapping[str, float]) -> pd.DataFrame:
+    """Two sets of metrics by name, with columns metric, recorded, now, difference; now's order, then the rest."""
+    names = [*now, *(name for name in recorded if name not in now)]
+    return in_pairs(names, recorded, now, ("recorded", "now"))
+
+
+def _download(client: MlflowClient, stored: Run, folder: Path) -> Path:
+    """Where in ``folder`` the run's artifacts now are."""
+    try:
+        return Path(client.download_artifacts(stored.info.run_id, "", str(folder)))
+    except (MlflowException, OSError) as error:
+        reason = " ".join(str(error).split())[:400]
+        raise FedbenchError(f"the artifacts of run {described(stored)} cannot be read: {reason}") from error
+
+
+def _causes(tags: Mapping[str, str], run: PreparedRun, settings: Settings) -> tuple[str, ...]:
+    """What of the recording's surroundings is not as it was; an empty tuple where all that is known agrees."""
+    now = {
+        "run_id": run.spec.run_id,
+        "code_hash": Codes(settings.plugin_files).of(run.spec.method).hash,
+        "data_hash": run.info.data_hash,
+        "weights_hash": run.info.weights_hash,
+        **{f"version.{name}": version for name, version in versions().items()},
+    }
+    recorded = {name: tags.get(f"fedbench.{name}", "") for name in now}
+    return tuple(
+        f"{_CALLED.get(name, name.removeprefix('version.'))} {_short(recorded[name])} then, {_short(now[name])} now"
+        for name in now
+        if recorded[name] != now[name]
+    )
+
+
+def _short(value: str) -> str:
+    return value[:16] or "none"

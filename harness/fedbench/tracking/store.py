@@ -1,0 +1,274 @@
+"""The tracking store: where it is, opening it, reading its runs. MLflow is set up here and nowhere else."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "true")
+# MLflow's own 7 retries keep a user waiting for minutes when the tracking server is down; 4 take half a minute.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "4")
+# The interface's job workers (for evaluating language models) are processes that fedbench has no use for.
+os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+# A handful of files is there at once; its bar would stand between a command's lines.
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import SQLAlchemyError
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import name_once
+from fedbench.core.folders import usable_folder
+from fedbench.tracking.databases import checked_uri, shown
+from fedbench.tracking.masking import mask_messages, masked
+from fedbench.tracking.seal import check_seal
+from fedbench.tracking.sqlite_check import check_database
+from fedbench.tracking.webview import VIEW_TAG, experiment_tags, page
+
+DEFAULT_FOLDER = "fedbench-store"
+EXPERIMENT = "fedbench/"
+"""An experiment is called this and the suite's name."""
+TUNING = "fedbench-tuning/"
+"""The same for trials of tuning: no leaderboard reads them."""
+FINAL = "final/"
+"""Prefix of the metrics of a finished run, which leaderboards read."""
+KIND = "fedbench.kind"
+"""The tag that says what an MLflow run is; those of before it existed are runs."""
+FAILURE = "fedbench.failure"
+"""The tag that says why a run failed, in one line."""
+HARNESS = "fedbench.harness_hash"
+"""The tag with the hash of the code that all runs share; those of before it existed have one hash of all code."""
+METHOD_CODE = "fedbench.method_code"
+"""The tag with, of each method of the run, name and hash of its code, and where a third party's comes from."""
+RUN, INVOCATION = "run", "invocation"
+"""A run of one spec, and the parent of all runs of a command."""
+_SQLITE = "sqlite:///"
+_SMALL_TABLES = ("experiments", "runs", "tags", "params", "latest_metrics")
+"""MLflow's, without the metrics by round."""
+_PAGE = 1000
+_TABLES_SECONDS = 120
+"""For which another process may take to make the tables of a database."""
+
+for _noisy in ("mlflow", "alembic"):
+    logging.getLogger(_noisy).setLevel(logging.WARNING)
+# It logs every error of the database with a traceback before it raises it.
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+mask_messages()
+
+
+def store_uri(store: str | None, *, to_write: bool = True) -> str:
+    """The MLflow tracking URI of ``--store``: a folder (a SQLite file in it), or a tracking URI as it is.
+
+    None is ``MLFLOW_TRACKING_URI`` where that is set, else the folder ``fedbench-store`` here. Nothing is created yet;
+    a place that cannot become a store raises FedbenchError. Without ``to_write`` it need not be writable.
+    """
+    if store is None:
+        from_environment = os.environ.get("MLFLOW_TRACKING_URI", "")
+        if from_environment:
+            return checked_uri(from_environment, "MLFLOW_TRACKING_URI")
+    given = DEFAULT_FOLDER if store is None else store
+    if "://" in given or given.startswith("file:") or given == "databricks":
+        return checked_uri(given, "--store")
+    if not given.strip():
+        raise FedbenchError("--store '' is empty; give a folder or an MLflow tracking URI.")
+    folder = usable_folder(given, "--store", to_write=to_write)
+    if any(character in str(folder) for character in "?#%"):
+        raise FedbenchError(f"--store {given!r}: a store's path cannot hold ?, # or %; choose another folder.")
+    return f"{_SQLITE}{folder.as_posix()}/mlflow.db"
+
+
+def open_store(uri: str, *, create: bool) -> MlflowClient | None:
+    """A client of the store; None where its SQLite file does not exist and ``create`` is off.
+
+    Raises FedbenchError for a URI that MLflow does not support, a server out of reach, a folder out of bounds, a
+    damaged database.
+    """
+    database = _database(uri)
+    try:
+        if database is not None and not database.exists():
+            if not create:
+                return None
+            _create(database)
+        if database is not None:
+            check_database(database, "the store's database", _SMALL_TABLES, "--store")
+        return _reached(uri)
+    except ImportError as error:
+        raise FedbenchError(
+            f"the store {shown(uri)!r} needs a database driver that is not installed ({error}); for PostgreSQL: "
+            "pip install 'fedbench-harness[postgresql]'."
+        ) from error
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        reason = masked(" ".join(str(error).split()))[:400]
+        raise FedbenchError(
+            f"the store {shown(uri)!r} cannot be used: {reason} Choose another with --store."
+        ) from error
+
+
+def _reached(uri: str) -> MlflowClient:
+    """A client of a store that answers. Whoever is first to open an empty database makes its tables."""
+    began = time.monotonic()
+    while True:
+        try:
+            client = MlflowClient(uri)
+            client.search_experiments(max_results=1)
+            return client
+        except (MlflowException, SQLAlchemyError) as error:
+            # another process makes them at this moment
+            beaten = any(said in str(error) for said in ("already exists", "duplicate key", "UniqueViolation"))
+            if not beaten or time.monotonic() - began > _TABLES_SECONDS:
+                raise
+            time.sleep(1)
+
+
+def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPERIMENT) -> str:
+    """The id of the suite's experiment, created where it is missing; ``prefix`` is `TUNING` for that of its studies."""
+    name = prefix + suite
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        database = _database(uri)
+        folder = re.sub(r"[^\w.\-]", "_", name.removeprefix(EXPERIMENT)).lstrip(".") or "_"
+        location = None if database is None else (database.parent / "artifacts" / folder).as_uri()
+        try:
+            return str(
+                client.create_experiment(name, artifact_location=location, tags=experiment_tags(prefix == TUNING))
+            )
+        except MlflowException:
+            # another process was faster
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage != "active":
+        raise FedbenchError(
+            f"the experiment {name!r} was deleted from {shown(uri)}; bring it back with `mlflow experiments restore "
+            f"--experiment-id {found.experiment_id}`, or choose another store with --store."
+        )
+    if VIEW_TAG not in found.tags:
+        # it was made by a version that did not tell MLflow how to show it
+        for key, value in experiment_tags(prefix == TUNING).items():
+            client.set_experiment_tag(found.experiment_id, key, value)
+    return str(found.experiment_id)
+
+
+def local_artifacts(uri: str, run: Run) -> Path | None:
+    """The folder of the run's artifacts on this disk; None where they are elsewhere, for the client to download.
+
+    MLflow records where they were written. Of a store that was moved or copied since, they are where `experiment_of`
+    puts them, beside the database. Raises FedbenchError where they are neither there nor where they were.
+    """
+    recorded = urlparse(str(run.info.artifact_uri))
+    if recorded.scheme not in ("", "file"):
+        return None
+    was = Path(url2pathname(recorded.path) if recorded.scheme else str(run.info.artifact_uri))
+    database = _database(uri)
+    # <folder of the experiment>/<run>/artifacts
+    beside = None if database is None else database.parent.joinpath("artifacts", *was.parts[-3:])
+    for place in (was, beside):
+        if place is not None and place.is_dir():
+            return place
+    here = "" if beside is None else f", nor in {str(beside)!r}"
+    raise FedbenchError(
+        f"the artifacts of run {run.info.run_id} are not in {str(was)!r}, where they were written{here}; bring the "
+        "store's folder artifacts along with its database."
+    )
+
+
+def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
+    """Suite name and run of every run in the suite's experiment (None: in all of fedbench's) that meets the filter.
+
+    The parents of commands are no runs and left out.
+    """
+    # MLflow's own "is not" leaves out what has no such tag, so this is no part of the filter
+    return ((name, run) for name, run in filed(client, suite, condition) if run.data.tags.get(KIND) != INVOCATION)
+
+
+def filed(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
+    """`runs_of`, and the parents of commands as well; FedbenchError for a run that is not what was recorded."""
+    names = {
+        experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT)
+        for experiment in _all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'")
+        if suite is None or experiment.name == EXPERIMENT + suite
+    }
+    if names:
+        for run in _all_pages(client.search_runs, experiment_ids=list(names), filter_string=condition):
+            check_seal(run)
+            yield names[run.info.experiment_id], run
+
+
+def latest_page(uri: str) -> tuple[str, str] | None:
+    """The suite that ran last and the page of the web interface that shows its runs; None where nothing ran."""
+    client = open_store(uri, create=False)
+    if client is None:
+        return None
+    found = _all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'")
+    suites = {experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT) for experiment in found}
+    if not suites:
+        return None
+    latest = client.search_runs(list(suites), order_by=["attributes.start_time DESC"], max_results=1)
+    return next(((suites[run.info.experiment_id], page(run.info.experiment_id)) for run in latest), None)
+
+
+def ui_command(uri: str) -> list[str]:
+    """The command that opens MLflow's web interface on the store; ``--port`` may be appended."""
+    if urlparse(uri).scheme in ("http", "https"):
+        raise FedbenchError(f"the store {shown(uri)} is an MLflow server already; open that address in a browser.")
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--workers", "1"]
+    database = _database(uri)
+    if database is None:
+        return command
+    if not database.exists():
+        raise FedbenchError(f"there is no store at {database.parent}; fill one with `fedbench run --suite longtail`.")
+    return [*command, "--default-artifact-root", (database.parent / "artifacts").as_uri()]
+
+
+def _database(uri: str) -> Path | None:
+    return Path(uri.removeprefix(_SQLITE)).absolute() if uri.startswith(_SQLITE) else None
+
+
+def _create(database: Path) -> None:
+    """A new SQLite store, complete or not there at all.
+
+    MLflow's migrations are hundreds of small transactions; without waiting for the disk at each they take a third of
+    the time. The file gets its name only once it is whole, so that an interrupt leaves no half of a store.
+    """
+    database.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = database.with_name(f"{database.name}.{os.getpid()}")
+    unfinished.unlink(missing_ok=True)
+    event.listen(Engine, "connect", _without_waiting)
+    try:
+        artifacts = (database.parent / "artifacts").as_uri()
+        store = SqlAlchemyStore(f"{_SQLITE}{unfinished.as_posix()}", artifacts)  # type: ignore[no-untyped-call]
+        store.engine.dispose()
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
+        # not a rename: where another process made the store in the meantime, that one stays
+        name_once(unfinished, database)
+    finally:
+        event.remove(Engine, "connect", _without_waiting)
+        unfinished.unlink(missing_ok=True)
+
+
+def _without_waiting(connection: Any, _: object) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
+
+
+def _all_pages(search: Any, **arguments: Any) -> Iterator[Any]:
+    token = None
+    while True:
+        page = search(max_results=_PAGE, page_token=token, **arguments)
+        yield from page
+        token = page.token
+        if not token:
+            return

@@ -1,0 +1,136 @@
+"""What MLflow is told of a run in words: tags that say which run it is and what made it, and a note for people."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.core.wording import counted
+from fedbench.plugins.provenance import commit, versions
+from fedbench.tracking.recording import COMMIT, SOURCE
+from fedbench.tracking.store import HARNESS, KIND, METHOD_CODE, RUN
+
+# isort: split
+# after fedbench.tracking.store, which turns MLflow's telemetry off before MLflow is first imported
+from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
+
+if TYPE_CHECKING:
+    from fedbench.core.tasks import RunInfo
+    from fedbench.plugins.run_code import Codes, RunCode
+
+_FACTS = (
+    "data_hash",
+    "weights_hash",
+    "num_clients",
+    "cohort_size",
+    "num_train",
+    "num_test",
+    "trainable_parameters",
+    "round_bytes",
+    "server_data",
+    "not_on_unseen",
+)
+"""Of `RunInfo`, written as tags."""
+_NOTED = {
+    "global_accuracy": "accuracy",
+    "head_accuracy": "head classes",
+    "mid_accuracy": "mid classes",
+    "tail_accuracy": "tail classes",
+    "many_accuracy": "many-shot classes",
+    "medium_accuracy": "medium-shot classes",
+    "few_accuracy": "few-shot classes",
+    "domain_mean_accuracy": "mean over domains",
+    "worst_client_accuracy": "worst client",
+    "new_accuracy": "unseen classes",
+    "personal_mean_client_accuracy": "clients' own models",
+}
+"""Final metrics that a run's note tells, and what it calls them."""
+
+
+def provenance_tags(suite: str, suite_text: str = "") -> dict[str, str]:
+    """Tags of every run of ``suite`` made here: commit, versions, MLflow's own for them, a hash of the suite's text."""
+    made = commit()
+    return {
+        "fedbench.suite": suite,
+        "fedbench.commit": made,
+        **({"fedbench.suite_hash": hashlib.sha256(suite_text.encode()).hexdigest()} if suite_text else {}),
+        **{f"fedbench.version.{name}": value for name, value in versions().items()},
+        SOURCE: "fedbench",
+        **({COMMIT: made} if made else {}),
+    }
+
+
+def code_tags(code: RunCode) -> dict[str, str]:
+    """Tags that say which code makes a run."""
+    methods = [method.as_json() for method in code.methods]
+    return {"fedbench.code_hash": code.hash, HARNESS: code.harness, METHOD_CODE: _json_tag("method_code", methods)}
+
+
+def command_code_tags(codes: Codes) -> dict[str, str]:
+    """Tags that say which code a command has at hand: all of it, the harness, each plugin file."""
+    plugins = json.dumps(codes.plugins)
+    return {"fedbench.code_hash": codes.everything, HARNESS: codes.harness, "fedbench.plugin_code": plugins}
+
+
+def info_tags(info: RunInfo) -> dict[str, str]:
+    """Tags that say what is known of a run before its first round."""
+    facts = {"owners": json.dumps(dict(info.owners)), **{name: str(getattr(info, name)) for name in _FACTS}}
+    if info.files_hash:
+        facts["files_hash"] = info.files_hash
+    if info.resumed_round:
+        facts["resumed_round"] = str(info.resumed_round)
+    return {f"fedbench.{name}": value for name, value in facts.items()}
+
+
+def run_tags(spec: RunSpec) -> dict[str, str]:
+    """Tags that say which run it is; ``method``, ``backbone``, ``setting``, ``scale`` and ``seed`` are to filter by."""
+    filters = {"method": spec.method, "backbone": spec.backbone, "setting": spec.setting, "scale": spec.scale}
+    named = {
+        "run_id": spec.run_id,
+        "row": spec.row,
+        "setting": spec.setting,
+        "scale": spec.scale,
+        "tuning": _tuning_tag(spec.tuning),
+        "published": _json_tag("published", spec.published),
+    }
+    return {
+        KIND: RUN,
+        **{f"fedbench.{name}": value for name, value in named.items()},
+        **{name: value for name, value in filters.items() if value},
+        "seed": str(spec.seed),
+    }
+
+
+def run_note(spec: RunSpec, summary: Mapping[str, float], last_round: int) -> str:
+    """One paragraph of Markdown about a finished run: what it is, its final numbers, how to evaluate it again."""
+    numbers = [f"{called} **{summary[name]:.1f} %**" for name, called in _NOTED.items() if name in summary]
+    again = f"Evaluate its model again: `fedbench evaluate {spec.run_id}`"
+    return f"{said_of(spec)} After {counted(last_round, 'round')}: {', '.join(numbers)}. {again}"
+
+
+def said_of(spec: RunSpec) -> str:
+    """The run in one sentence of Markdown."""
+    where = f", setting **{spec.setting}**" if spec.setting else ""
+    return f"**{spec.row}**{where}, seed {spec.seed}, on `{spec.dataset}`."
+
+
+def _json_tag(name: str, value: Any) -> str:
+    """``value`` as the text of the tag; what MLflow would cut could not be read again, so it is refused."""
+    text = json.dumps(value)
+    if len(text) > MAX_TAG_VAL_LENGTH:
+        raise FedbenchError(
+            f"the tag fedbench.{name} of a run has {len(text)} characters, and MLflow keeps {MAX_TAG_VAL_LENGTH}; "
+            f"shorten what the suite gives as {name}."
+        )
+    return text
+
+
+def _tuning_tag(tuning: Mapping[str, str]) -> str:
+    """What the study spent; without its command where that would make the tag too long."""
+    if len(json.dumps(tuning)) > MAX_TAG_VAL_LENGTH:
+        tuning = {name: value for name, value in tuning.items() if name != "command"}
+    return _json_tag("tuning", tuning)

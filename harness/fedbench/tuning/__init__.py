@@ -1,0 +1,1 @@
+"""Optuna: what is searched, studies and their trials, and the workers that carry them out."""

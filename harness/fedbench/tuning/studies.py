@@ -1,0 +1,276 @@
+"""Optuna studies: what is written down with them, what uses up their budget, and what they found.
+
+One study a row and setting of a suite; those of one tuning belong together under a name and have the same budget. They
+live in a database (SQLite beside the runs, or any that Optuna reaches), so that they outlive a crash and several
+processes can share them, and open in optuna-dashboard as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.tuning.objectives import Objective
+
+_RECORD = "fedbench"
+"""User attribute that holds a study's `Record`."""
+COUNTED = (TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE, TrialState.PRUNED)
+PLACE = "place"
+"""User attribute of a trial: its place among those that count, which its values are drawn by."""
+DRAWN = "drawn"
+"""User attribute of a trial that has all its values."""
+DEFAULTS = "defaults"
+"""User attribute of the trial with the suite's own values."""
+DEATHS = "deaths"
+"""User attribute of a trial that is tried again: the numbers under which its process died."""
+RETRIES = 3
+"""How often values are tried again whose process died: some need more memory than there is, and must come to an end."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every study of a tuning may spend, and how: the same for all methods."""
+
+    trials: int
+    seeds: tuple[int, ...]
+    objectives: tuple[str, ...]
+    pruner: str
+    sampler: str = "tpe"
+    sampler_seed: int = 0
+    validation: float = 0.2
+    """Share of the training data that is scored."""
+
+    def as_tags(self) -> dict[str, str]:
+        """For the records of runs with the best parameters."""
+        return {
+            "trials": str(self.trials),
+            "seeds": " ".join(map(str, self.seeds)),
+            "objective": " ".join(self.objectives),
+            "pruner": self.pruner,
+            "sampler": self.sampler,
+            "validation": f"{self.validation:g}",
+        }
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is written down with a study."""
+
+    name: str
+    """Of the tuning, which may hold several studies."""
+    suite: str
+    scale: str
+    setting: str
+    row: str
+    title: str
+    spec: dict[str, Any]
+    """The row as the suite has it: what the first trial runs, but for the validation split."""
+    space: tuple[dict[str, Any], ...]
+    budget: Budget
+    code_hash: str
+    data_hash: str
+    weights_hash: str
+    commit: str
+    command: str = ""
+    """What makes the study again."""
+    versions: dict[str, str] = field(default_factory=dict)
+    method_code: str = ""
+    """Of each method of the row whose code it is, as JSON."""
+
+    @property
+    def study_name(self) -> str:
+        """What Optuna calls the study."""
+        return f"{self.name} · {self.title}"
+
+    def dumped(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def record_of(study: optuna.Study) -> Record:
+    """What was written down when ``study`` was made."""
+    content: dict[str, Any] = json.loads(study.user_attrs[_RECORD])
+    spent: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content["budget"].items()}
+    content |= {"budget": Budget(**spent), "space": tuple(content["space"])}
+    try:
+        return Record(**content)
+    except TypeError as error:
+        raise FedbenchError(
+            f"the study {study.study_name!r} was made by another version of fedbench ({error}); use that version, or "
+            "another --study or --storage."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a study has found so far."""
+
+    record: Record
+    values: dict[str, Any]
+    """The best trial's, by key; with several objectives, of the trial on the Pareto front with the best first one."""
+    trial: int
+    best: tuple[float, ...]
+    """Of the best trial, by objective."""
+    defaults: tuple[float, ...] | None
+    """Of the suite's own values; None where that trial did not get to its end."""
+    states: dict[str, int]
+    """How many trials are complete, pruned, running or waiting."""
+    front: tuple[tuple[int, tuple[float, ...], dict[str, Any]], ...] = ()
+    """Number, objectives and values of the trials that none beats in all objectives, best first objective first."""
+
+    @property
+    def spent(self) -> int:
+        """Trials that are over, of the record's budget."""
+        return self.states.get("complete", 0) + self.states.get("pruned", 0)
+
+    @property
+    def improved(self) -> bool | None:
+        """Whether the first objective is better than with the suite's values; None where those got to no end."""
+        if self.defaults is None:
+            return None
+        objective = Objective(self.record.budget.objectives[0])
+        return self.best[0] < self.defaults[0] if objective.is_cost else self.best[0] > self.defaults[0]
+
+
+def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any]) -> optuna.Study:
+    """The study of ``record``, made if it is new, with ``defaults`` as its first trial; more trials extend an old one.
+
+    Raises FedbenchError where a study of that name was made under other conditions, or a row's of the same tuning with
+    another budget.
+    """
+    directions = [Objective(metric).direction for metric in record.budget.objectives]
+    study = optuna.create_study(
+        storage=storage, study_name=record.study_name, directions=directions, load_if_exists=True
+    )
+    if _RECORD in study.user_attrs and counted(study):
+        old = record_of(study)
+        _refuse_other_conditions(old, record)
+        if old.budget.trials >= record.budget.trials:
+            record = old
+    for sibling in studies_named(storage):
+        _refuse_other_budget(record_of(sibling), record)
+    study.set_metric_names(list(record.budget.objectives))
+    study.set_user_attr(_RECORD, record.dumped())
+    if not any(trial.user_attrs.get(DEFAULTS) for trial in counted(study)):
+        study.enqueue_trial(dict(defaults), user_attrs={DEFAULTS: True})
+    return study
+
+
+def try_again(study: optuna.Study, dead: FrozenTrial) -> FrozenTrial:
+    """Queue a trial whose process died once more, in its place; after `RETRIES` it counts as pruned, with the reason.
+
+    One that had not all its values is drawn anew: by its place, so that they are the same if the trials before it are.
+    """
+    kept = {name: dead.user_attrs[name] for name in (PLACE, DEFAULTS, DEATHS) if name in dead.user_attrs}
+    fixed = {name: value for name, value in dead.system_attrs.items() if name == "fixed_params"}
+    if not dead.user_attrs.get(DRAWN):
+        return _added(study, optuna.create_trial(state=TrialState.WAITING, user_attrs=kept, system_attrs=fixed))
+    deaths = [*kept.get(DEATHS, ()), dead.number]
+    kept |= {DRAWN: True, DEATHS: deaths}
+    state = TrialState.WAITING
+    if len(deaths) > RETRIES:
+        state = TrialState.PRUNED
+        kept["reason"] = f"its process died {len(deaths)} times; is there too little memory for these values?"
+    again = optuna.create_trial(
+        state=state, params=dead.params, distributions=dead.distributions, user_attrs=kept, system_attrs=fixed
+    )
+    return _added(study, again)
+
+
+def _added(study: optuna.Study, trial: FrozenTrial) -> FrozenTrial:
+    study.add_trial(trial)
+    # `add_trial` does not tell under which number
+    return next(t for t in reversed(study.get_trials(deepcopy=False)) if t.user_attrs == trial.user_attrs)
+
+
+def counted(study: optuna.Study, before: int | None = None) -> list[FrozenTrial]:
+    """The trials that use up the budget, those with a number under ``before`` only: all but failed ones.
+
+    A trial fails when its process dies, which queues it once more, or when the budget turns out to be spent.
+    """
+    trials = study.get_trials(deepcopy=False, states=COUNTED)
+    return [trial for trial in trials if before is None or trial.number < before]
+
+
+def found(study: optuna.Study) -> Found | None:
+    """What ``study`` has found; None as long as no trial has got to its end."""
+    record = record_of(study)
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if not complete:
+        return None
+    first = Objective(record.budget.objectives[0])
+    # of equals the first: the suite's own values, if they are as good as any
+    front = sorted(
+        study.best_trials,
+        key=lambda t: (t.values[0] if first.is_cost else -t.values[0], t.user_attrs.get(PLACE, t.number)),
+    )
+    best = front[0]
+    defaults = [trial for trial in complete if trial.user_attrs.get(DEFAULTS)]
+    states = {state.name.lower(): len(study.get_trials(deepcopy=False, states=(state,))) for state in COUNTED}
+    return Found(
+        record,
+        dict(best.params),
+        best.number,
+        tuple(best.values),
+        tuple(defaults[0].values) if defaults else None,
+        {state: number for state, number in states.items() if number},
+        tuple((trial.number, tuple(trial.values), dict(trial.params)) for trial in front),
+    )
+
+
+def studies_named(storage: RDBStorage, name: str | None = None) -> list[optuna.Study]:
+    """The studies of the tuning ``name`` (None: all), by row. FedbenchError with the nearest for an unknown name."""
+    summaries = optuna.get_all_study_summaries(storage, include_best_trial=False)
+    ours = {s.study_name: json.loads(s.user_attrs[_RECORD])["name"] for s in summaries if _RECORD in s.user_attrs}
+    if name is not None and name not in ours.values():
+        raise unknown_name("study", name, sorted(set(ours.values())), "Make it with `fedbench tune --study NAME`.")
+    chosen = [study for study, own in ours.items() if name in (None, own)]
+    return [optuna.load_study(study_name=study, storage=storage) for study in chosen]
+
+
+def flat_settings(content: Mapping[str, object], head: str = "") -> dict[str, object]:
+    """Settings by key as in --set: training and scenario by their own names, a method's under the method's."""
+    flat: dict[str, object] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, "" if key in ("params", "training", "scenario") else f"{key}.")
+        else:
+            flat[f"{head}{key}"] = value
+    return flat
+
+
+def _refuse_other_budget(old: Record, new: Record) -> None:
+    """Rows of one tuning differ in the number of trials at most, and where they do, tables say so."""
+    if old.name != new.name:
+        return
+    for name, before in asdict(old.budget).items():
+        now = getattr(new.budget, name)
+        if name != "trials" and before != now:
+            raise FedbenchError(
+                f"in the study {old.name!r} {old.title!r} was tuned with another {name} ({before}, now {now}); methods "
+                "are compared under an equal budget: start a new study with --study NAME."
+            )
+
+
+def _refuse_other_conditions(old: Record, new: Record) -> None:
+    hashes = ("code_hash", "data_hash", "weights_hash")
+    told = [(name, getattr(old, name)[:8], getattr(new, name)[:8]) for name in hashes]
+    told.append(("space", json.dumps(list(old.space)), json.dumps(list(new.space))))
+    told += [
+        (name, str(v), str(getattr(new.budget, name))) for name, v in asdict(old.budget).items() if name != "trials"
+    ]
+    asked = flat_settings(new.spec)
+    told += [(key, str(value), str(asked.get(key))) for key, value in flat_settings(old.spec).items()]
+    for name, before, now in told:
+        if before != now:
+            raise FedbenchError(
+                f"the study {old.study_name!r} was made with another {name} ({before[:80]}, now {now[:80]}); trials "
+                "under different conditions don't compare: start a new study with --study NAME."
+            )

@@ -1,0 +1,146 @@
+"""The process of a trial: its runs, one a seed, go on in a fork of a `WarmProcess` that the worker keeps.
+
+So every trial begins with the same state, whatever those before it did to their process, and one whose process dies
+leaves the worker alive. The runs of one trial share theirs. Rounds are sent to the worker, which alone speaks with the
+studies' database.
+
+Nothing here imports Optuna or MLflow, which start threads: a worker forks its warm process before it imports them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.hooks import RoundRecord, RunResult, hookimpl
+from fedbench.core.spec import RunSpec
+from fedbench.plugins.failure_text import REASON, reason_of, shortened, text_of, traceback_of
+from fedbench.runs.engines.forks import Work, quiet_worker
+from fedbench.runs.engines.processes import told
+from fedbench.runs.engines.warm import WarmProcess
+from fedbench.runs.job import run_rounds
+from fedbench.runs.loaded import Loaded
+from fedbench.runs.prepare import Settings
+
+
+class TrialDied(Exception):
+    """The process of a trial ended before its runs did: killed, out of memory, or left by the method."""
+
+
+class TrialBroke(Exception):
+    """A run of a trial met an error that is no outcome: ``reason`` on one line, and the traceback as ``details``."""
+
+    def __init__(self, reason: str, details: str) -> None:
+        super().__init__(reason, details)
+        self.reason = reason
+        self.details = details
+
+
+@dataclass(frozen=True)
+class _Round:
+    position: int
+    """Of the run among those of the trial; a method may have written to its own description."""
+    record: RoundRecord
+
+
+class TrialProcess:
+    """What the trials of a worker are forked from, one after another; ``warm`` where the worker has one already."""
+
+    def __init__(self, settings: Settings, warm: WarmProcess | None = None) -> None:
+        self._settings = settings
+        self._warm = warm
+
+    def run(self, specs: Sequence[RunSpec], hear: Callable[[RunSpec, RoundRecord], None]) -> list[Mapping[str, float]]:
+        """The summaries of ``specs``, run side by side; ``hear`` is told of each round in order.
+
+        Whatever ``hear`` raises ends the runs and passes. Raises Unworkable and FedbenchError as a run did, TrialBroke
+        for any other error of a run, TrialDied, and OSError or EOFError where no further process can be started.
+        """
+        if self._warm is None or not self._warm.can_begin():
+            self.close()
+            self._warm = WarmProcess(self._settings)
+        warm, end, is_over, code = self._warm, None, False, None
+        warm.begin(Work(_measure, tuple(specs), specs[0]))
+        try:
+            while not is_over:
+                wait(warm.signs())
+                progress = warm.look()
+                is_over, code = progress.is_over, progress.code
+                for event in progress.events:
+                    if isinstance(event, _Round):
+                        hear(specs[event.position], event.record)
+                    else:
+                        end = event
+        finally:
+            if not is_over:
+                warm.stop()
+        if isinstance(end, Exception):
+            raise end
+        if end is None:
+            raise TrialDied(told(code))
+        return list(end)
+
+    def close(self) -> None:
+        """End the warm process, and a trial under way with it."""
+        if self._warm is not None:
+            self._warm.close()
+            self._warm = None
+
+
+def begin_worker(settings: Settings, pickled: bytes, events: Connection) -> None:
+    """A worker's process, from its beginning: calls what is ``pickled`` with its `WarmProcess` and ``events``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # before the imports that unpickling brings, and before any thread: neither belongs in a process that is forked
+    warm = WarmProcess(settings, fork_without=(events,))
+    quiet_worker()
+    pickle.loads(pickled)(warm, events)
+
+
+def _measure(specs: Sequence[RunSpec], settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> None:
+    """What the process of a trial does: a `_Round` for each, then the summaries, or the exception to be raised."""
+    try:
+        streams = [run_rounds(spec, settings, [_Tell(at, emit)], loaded) for at, spec in enumerate(specs)]
+        summaries = [dict(result.summary) for result in _side_by_side(streams)]
+    except BaseException as error:  # a method may raise SystemExit or KeyboardInterrupt as well
+        emit(_failure(error))
+    else:
+        emit(summaries)
+
+
+class _Tell:
+    """A listener of one of the runs."""
+
+    def __init__(self, position: int, emit: Callable[[Any], None]) -> None:
+        self._position = position
+        self._emit = emit
+
+    @hookimpl
+    def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
+        """Tell the worker."""
+        self._emit(_Round(self._position, record))
+
+
+def _failure(error: BaseException) -> Exception:
+    """``error`` as one of those that the worker knows: a method's own may not even be importable there."""
+    if isinstance(error, FedbenchError):
+        kind = Unworkable if isinstance(error, Unworkable) else FedbenchError
+        return kind(shortened(text_of(error), REASON))
+    return TrialBroke(reason_of(error), traceback_of(error))
+
+
+def _side_by_side(streams: Sequence[Generator[RoundRecord, None, RunResult]]) -> list[RunResult]:
+    """Run all streams, a round of each in turn; their results."""
+    results: dict[int, RunResult] = {}
+    while len(results) < len(streams):
+        for position, stream in enumerate(streams):
+            if position not in results:
+                try:
+                    next(stream)
+                except StopIteration as end:
+                    results[position] = end.value
+    return [results[position] for position in range(len(streams))]

@@ -1,0 +1,290 @@
+"""Tuning: workers take trials from the rows' studies until each has spent its budget.
+
+Any number of processes may work on the same studies, also from several commands; the studies' database is all they
+share. Each trial has a process of its own below its worker (`fedbench.tuning.trial_process`): one that dies is tried again at
+once. A worker that dies leaves a trial without signs of life, which another takes over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property, partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import optuna
+from optuna.exceptions import StorageInternalError, TrialPruned
+from optuna.storages import fail_stale_trials
+from optuna.trial import FrozenTrial, TrialState
+
+from fedbench.core.errors import FedbenchError
+from fedbench.runs.engines.forkserver import context
+from fedbench.runs.engines.warm import WarmProcess
+from fedbench.runs.prepare import Settings
+from fedbench.tuning.storage import SignsOfLife, open_storage
+from fedbench.tuning.studies import Budget, counted, record_of, try_again
+from fedbench.tuning.tracking import TrialTracking
+from fedbench.tuning.trial import Reports, Surplus, Tuned, claim, outcome_of_twin, pruner, sampler, score, trial_specs
+from fedbench.tuning.trial_process import TrialBroke, TrialDied, TrialProcess, begin_worker
+
+_POLL = 1.0
+"""Seconds between looks at trials that others run."""
+_DEATHS = 5
+"""Processes that may die, for each worker, without any trial having ended in between."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a worker needs."""
+
+    url: str
+    """Of the studies' database."""
+    rows: tuple[Tuned, ...]
+    settings: Settings
+    suite: str
+    store: str
+    """MLflow tracking URI."""
+
+
+@dataclass(frozen=True)
+class TrialBegan:
+    """A worker runs a trial."""
+
+    row: Tuned
+    number: int
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrialEnded:
+    """A trial is over."""
+
+    row: Tuned
+    number: int
+    values: tuple[float, ...]
+    """Of the objectives; empty for a trial that was pruned, for the ``reason`` given."""
+    reason: str
+    ended: int
+    """Trials of the study that are over, of ``budget``."""
+    budget: int
+
+
+@dataclass(frozen=True)
+class WorkerFailed:
+    """A worker met an error that is no trial's outcome. ``details`` is the traceback, empty for bad input."""
+
+    reason: str
+    details: str = ""
+
+
+Event = TrialBegan | TrialEnded | WorkerFailed
+
+
+def tune(job: Job, workers: int) -> Generator[Event, None, None]:
+    """The events of ``workers`` processes until every study has spent its budget. Closing it ends the processes.
+
+    One worker still is a process of its own, so that Ctrl-C never stops a trial half-way through a record. A process
+    that dies is replaced, and its trial handed on once its signs of life have ceased.
+    """
+    starting = context()
+    # a pipe for each: one that is killed while it writes holds nobody else up
+    pipes: dict[Connection, BaseProcess] = {}
+    deaths, failed = 0, False
+    # as bytes, since what unpickling imports must not be imported when the worker begins
+    pickled = pickle.dumps(partial(_search, job))
+
+    def begin() -> None:
+        here, there = starting.Pipe(duplex=False)
+        # not a daemon, which may have no children
+        process = starting.Process(target=begin_worker, args=(job.settings, pickled, there))
+        process.start()
+        there.close()
+        pipes[here] = process
+
+    def end() -> None:
+        for process in pipes.values():
+            process.terminate()
+        for process in pipes.values():
+            process.join()
+
+    atexit.register(end)  # multiprocessing would wait for them where nobody has closed this generator
+    try:
+        for _ in range(workers):
+            begin()
+        while pipes:
+            ready = wait(list(pipes))
+            for pipe in [pipe for pipe in pipes if pipe in ready]:
+                try:
+                    event: Event = pipe.recv()
+                except (EOFError, OSError):
+                    process = pipes.pop(pipe)
+                    process.join()
+                    if not process.exitcode or failed:
+                        continue
+                    deaths += 1
+                    if deaths <= _DEATHS * workers:
+                        begin()
+                    else:
+                        failed = True
+                        yield WorkerFailed(
+                            f"{deaths} worker processes died without a trial having ended in between, the last one "
+                            f"with exit code {process.exitcode}; out of memory? The same command goes on where they "
+                            "stopped; try --jobs 1."
+                        )
+                    continue
+                deaths = 0 if isinstance(event, TrialEnded) else deaths
+                failed |= isinstance(event, WorkerFailed)
+                yield event
+    finally:
+        atexit.unregister(end)
+        end()
+
+
+def work(job: Job, emit: Callable[[Event], None], warm: WarmProcess | None = None) -> None:
+    """One worker: take a trial of the study with the fewest, until all budgets are spent and nobody runs a trial.
+
+    Trials are forked from ``warm``, where it is there, else from a new one; it is closed in the end.
+    """
+    with closing(TrialProcess(job.settings, warm)) as process:
+        _work(job, process, emit)
+
+
+def _work(job: Job, process: TrialProcess, emit: Callable[[Event], None]) -> None:
+    tracking = TrialTracking(job.store, job.suite)
+    rows = {row.study_name: row for row in job.rows}
+
+    def abandoned(study: optuna.Study, trial: FrozenTrial) -> None:
+        tracking.abandoned(trial)
+        again = try_again(study, trial)
+        if again.state is TrialState.PRUNED:
+            tracking.catch_up(study)
+            emit(_ended(rows[study.study_name], study, again))
+
+    storage = open_storage(job.url, create=False, abandoned=abandoned)
+    shares = [_Share(row, optuna.load_study(study_name=row.study_name, storage=storage)) for row in job.rows]
+    for share in shares:
+        share.study.sampler = sampler(share.budget, 0)
+        share.study.pruner = pruner(share.budget.pruner, share.row.spec.training.rounds)
+    signs = SignsOfLife(storage)
+    while True:
+        for share in shares:
+            fail_stale_trials(share.study)
+        # what a dead process left is tried again before anything new: the next values depend on it
+        unfinished = [share for share in shares if not signs.are_missing(share.study) and share.is_open()]
+        if unfinished:
+            _one_trial(min(unfinished, key=_Share.taken), process, tracking, abandoned, emit)
+        elif any(share.is_open() or share.has(TrialState.RUNNING) for share in shares):
+            time.sleep(_POLL)  # another process has them, or had them and died
+        elif all(tracking.catch_up(share.study) for share in shares):
+            return
+        else:
+            time.sleep(_POLL)  # another process is writing down its last trial, or died just then
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A row, its study and what that may spend."""
+
+    row: Tuned
+    study: optuna.Study
+
+    @cached_property
+    def budget(self) -> Budget:
+        return record_of(self.study).budget
+
+    def spent(self) -> int:
+        return len(counted(self.study))
+
+    def taken(self) -> int:
+        return sum(trial.state is not TrialState.WAITING for trial in counted(self.study))
+
+    def has(self, state: TrialState) -> bool:
+        return bool(self.study.get_trials(deepcopy=False, states=(state,)))
+
+    def is_open(self) -> bool:
+        """Whether there is a trial to be run."""
+        return self.spent() < self.budget.trials or self.has(TrialState.WAITING)
+
+
+def _one_trial(
+    share: _Share,
+    process: TrialProcess,
+    tracking: TrialTracking,
+    abandoned: Callable[[optuna.Study, FrozenTrial], None],
+    emit: Callable[[Event], None],
+) -> None:
+    row, budget = share.row, share.budget
+    has_died = False
+
+    def objective(trial: optuna.Trial) -> Sequence[float]:
+        nonlocal has_died
+        values = claim(trial, row, budget)
+        known = outcome_of_twin(trial)
+        emit(TrialBegan(row, trial.number, values))
+        tracking.began(trial, values)
+        if known is not None:
+            return known
+        reports = Reports(trial, budget)
+        try:
+            return score(trial, trial_specs(row.spec, values, budget), budget, process, reports)
+        except TrialPruned:
+            raise
+        except TrialDied:
+            has_died = True
+            raise
+        except Exception:
+            tracking.broken(trial)
+            raise
+        finally:
+            tracking.measured(trial, reports.by_round)
+
+    def over(study: optuna.Study, trial: FrozenTrial) -> None:
+        if has_died:
+            abandoned(study, trial)
+            return
+        if trial.state is TrialState.FAIL:
+            time.sleep(_POLL / 4)  # surplus: whoever has the values, or the budget, is about to say so
+            return
+        tracking.ended(study, trial)
+        emit(_ended(row, study, trial))
+
+    try:
+        # `optimize` sends the signs of life, and takes over what dead processes ran
+        share.study.optimize(objective, n_trials=1, callbacks=[over], catch=(Surplus, TrialDied))
+    except ValueError as error:
+        # held up beyond the grace period (a suspended machine): the trial is somebody else's now
+        if "Cannot tell a" not in str(error):
+            raise
+
+
+def _ended(row: Tuned, study: optuna.Study, trial: FrozenTrial) -> TrialEnded:
+    over = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)))
+    values = tuple(trial.values) if trial.state is TrialState.COMPLETE else ()
+    reason = str(trial.user_attrs.get("reason", ""))
+    return TrialEnded(row, trial.number, values, reason, over, record_of(study).budget.trials)
+
+
+def _search(job: Job, warm: WarmProcess, events: Connection) -> None:
+    search_with(lambda: job, events.send, warm)
+
+
+def search_with(job: Callable[[], Job], emit: Callable[[Event], None], warm: WarmProcess | None = None) -> None:
+    """`work` as a process of its own does it: what is wrong becomes an event."""
+    try:
+        work(job(), emit, warm)
+    except FedbenchError as error:
+        emit(WorkerFailed(str(error)))
+    except TrialBroke as broken:
+        emit(WorkerFailed(broken.reason, broken.details))
+    except StorageInternalError as error:
+        reason = " ".join(str(error.__cause__ or error).partition("[SQL:")[0].split())[:300]
+        emit(WorkerFailed(f"the studies' database can't be written: {reason} When it can, the same command goes on."))
+    except Exception as error:
+        emit(WorkerFailed(f"{type(error).__name__}: {error}", traceback.format_exc()))
