@@ -25,12 +25,12 @@ from unittest.mock import patch
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.core.hooks import STEPS
 from fedbench.core.hyper import declared
 from fedbench.core.randomness import torch_generator
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.types import Dataset, Split, TensorImages
 from fedbench.models import load_backbone
 from fedbench.plugins.assembly import PLUGIN_FILES, assemble, find_method
 from fedbench.plugins.declaration import HOOK_NAMES
@@ -38,15 +38,16 @@ from fedbench.plugins.watch import contents, watched
 from fedbench.rounds.executors import ExecutorName
 from fedbench.rounds.loop import evaluate, rounds
 from fedbench.rounds.private import shared
+from fedbench.rounds.run import Run
 from fedbench.rounds.state import RunState, save_state
-from fedbench.runs.prepare import Run, Settings, prepare, required_by
+from fedbench.runs.prepare import Settings, prepare, required_by
 from fedbench.suites.resolve import Cell, Overrides, resolve
 from fedbench.suites.suite import Row, Suite
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedbench.models import Backbone
+    from fedbench.core.types import Backbone
 
 TINY_ROUNDS = 4
 RESUME_SECONDS = 900

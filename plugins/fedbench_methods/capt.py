@@ -38,12 +38,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, BroadcastTask, LocalStep, ModelSetup, StartTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Broadcast, LabelledBatch, Model, Tensors
+from fedbench.api import (
+    AggregationTask,
+    Broadcast,
+    BroadcastTask,
+    FedbenchError,
+    LabelledBatch,
+    LocalStep,
+    Model,
+    ModelSetup,
+    RunSpec,
+    StartTask,
+    Tensors,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.models.heads import require_clip, scaled_logits
 from fedbench.models.prompts.context import INITS, Init, initial_context
 from fedbench.models.prompts.image_tokens import require_vision_transformer

@@ -32,12 +32,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import ClientTask, EvaluationTask, ReportedTask, StartTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import LinearHead, Model, Outputs, Predictions, Tensors
+from fedbench.api import (
+    ClientTask,
+    EvaluationTask,
+    FedbenchError,
+    LinearHead,
+    Model,
+    Outputs,
+    Predictions,
+    ReportedTask,
+    RunSpec,
+    StartTask,
+    Tensors,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.models.heads import scaled_logits
 from fedbench.toolkit.fedavg import largest_logit
 from fedbench.toolkit.federated_features import fresh_head, largest_logit_with_head, required_head, retrained

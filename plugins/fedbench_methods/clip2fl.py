@@ -35,18 +35,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, normalize
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import (
-    AggregationTask,
-    LocalStep,
-    ModelSetup,
-    hookimpl,
-)
-from fedbench.core.hyper import hyper
-from fedbench.core.types import Model, Tensors
+from fedbench.api import AggregationTask, FedbenchError, LocalStep, Model, ModelSetup, Tensors, hookimpl, hyper
 from fedbench.models.heads import default_model, teacher_of
-from fedbench.toolkit.federated_features import FeatureParams, FederatedFeatures, GradientForm, HeadStart, required_head
-from fedbench.toolkit.retrained_head import RetrainedHead
+from fedbench.toolkit.federated_features import (
+    FeatureParams,
+    FederatedFeatures,
+    GradientForm,
+    HeadStart,
+    RetrainedHead,
+    required_head,
+)
 
 TEACHER_SCALE = 100.0
 """Of the cosines in the teacher's logits: fixed in the released code, whatever scale the teacher learned."""

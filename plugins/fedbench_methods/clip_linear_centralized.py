@@ -19,9 +19,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.core.hooks import hookimpl
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import ClientShard, Federation
+from fedbench.api import ClientShard, Federation, RunSpec, hookimpl
 
 
 @dataclass(frozen=True, kw_only=True)

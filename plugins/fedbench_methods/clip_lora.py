@@ -29,10 +29,17 @@ from open_clip.transformer import Transformer
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from fedbench.core.hooks import AggregationTask, LocalStep, ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Model, Outputs, Tensors
+from fedbench.api import (
+    AggregationTask,
+    LocalStep,
+    Model,
+    ModelSetup,
+    Outputs,
+    Tensors,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.models.clip.backbone import class_vectors, fill_templates
 from fedbench.models.clip.transformer_blocks import Added
 from fedbench.models.heads import TextOutputs, require_clip, scaled_logits

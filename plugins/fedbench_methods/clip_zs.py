@@ -16,8 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedbench.core.hooks import ModelSetup, hookimpl
-from fedbench.core.types import Model, Outputs
+from fedbench.api import Model, ModelSetup, Outputs, hookimpl
 from fedbench.models.heads import require_clip, scaled_logits
 
 

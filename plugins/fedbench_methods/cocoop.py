@@ -29,11 +29,7 @@ from torch import Tensor
 from torch.nn.functional import linear, normalize, relu
 from torch.utils.checkpoint import checkpoint
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Model, Outputs
+from fedbench.api import FedbenchError, Model, ModelSetup, Outputs, hookimpl, hyper, torch_generator
 from fedbench.models.heads import linear_layer, require_clip
 from fedbench.models.prompts.context import INITS, Init, initial_context, prompt_tower
 

@@ -30,11 +30,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.core.hooks import AggregationTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import Tensors
-from fedbench.toolkit.federated_features import FeatureParams, FederatedFeatures, GradientForm, HeadStart
-from fedbench.toolkit.retrained_head import RetrainedHead
+from fedbench.api import AggregationTask, Tensors, hookimpl, hyper
+from fedbench.toolkit.federated_features import FeatureParams, FederatedFeatures, GradientForm, HeadStart, RetrainedHead
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,10 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import LocalStep, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import LabelledBatch
+from fedbench.api import FedbenchError, LabelledBatch, LocalStep, hookimpl, hyper
 
 SMALLEST = 1e-12
 """Of 1 − p, whose power below one would else have an infinite derivative where p rounds to one."""

@@ -40,11 +40,19 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, BroadcastTask, LocalStep, StartTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Broadcast, LabelledBatch, Tensors
+from fedbench.api import (
+    AggregationTask,
+    Broadcast,
+    BroadcastTask,
+    FedbenchError,
+    LabelledBatch,
+    LocalStep,
+    StartTask,
+    Tensors,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.federated_features import required_head
 

@@ -26,9 +26,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.hooks import AggregationTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import Tensors
+from fedbench.api import AggregationTask, Tensors, hookimpl, hyper
 from fedbench.toolkit.fedavg import average
 
 Form = Literal["accumulating", "ema", "nesterov"]

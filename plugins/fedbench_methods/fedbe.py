@@ -33,12 +33,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import numpy_generator, torch_generator
-from fedbench.core.types import GlobalModel, Tensors
-from fedbench.models.inputs import InputSource
+from fedbench.api import (
+    AggregationTask,
+    FedbenchError,
+    GlobalModel,
+    InputSource,
+    Tensors,
+    hookimpl,
+    hyper,
+    numpy_generator,
+    torch_generator,
+)
 from fedbench.toolkit.fedavg import mean_model, participant_shares, weighted_mean
 from fedbench.toolkit.server_training import (
     Course,

@@ -29,10 +29,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.hooks import AggregationTask, EvaluationTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import GlobalModel, Model, Predictions, Tensors
+from fedbench.api import (
+    AggregationTask,
+    EvaluationTask,
+    GlobalModel,
+    Model,
+    Predictions,
+    RunSpec,
+    Tensors,
+    hookimpl,
+    hyper,
+)
 from fedbench.toolkit.fedavg import largest_logit, mean_model, predicted_classes, weighted_mean
 
 

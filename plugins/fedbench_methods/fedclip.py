@@ -33,11 +33,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import LocalStep, ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import LabelledBatch, Model, Outputs, Tensors
+from fedbench.api import (
+    FedbenchError,
+    LabelledBatch,
+    LocalStep,
+    Model,
+    ModelSetup,
+    Outputs,
+    Tensors,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
 from fedbench.models.heads import require_clip
 from fedbench.models.per_thread import per_thread

@@ -34,20 +34,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import (
+from fedbench.api import (
     AggregationTask,
+    Broadcast,
     BroadcastTask,
     EvaluationTask,
+    FedbenchError,
     LocalStep,
+    Model,
     ModelSetup,
+    Outputs,
+    Predictions,
     StartTask,
+    Tensors,
+    Training,
     hookimpl,
+    hyper,
+    torch_generator,
 )
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.spec import Training
-from fedbench.core.types import Broadcast, Model, Outputs, Predictions, Tensors
 from fedbench.models.heads import default_model, scaled_logits
 from fedbench.toolkit.clustering import class_shares, cluster_rows
 from fedbench.toolkit.fedavg import (

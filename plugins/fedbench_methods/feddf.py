@@ -32,11 +32,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.hooks import AggregationTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import GlobalModel
-from fedbench.models.inputs import InputSource
+from fedbench.api import AggregationTask, GlobalModel, InputSource, hookimpl, hyper, torch_generator
 from fedbench.toolkit.fedavg import mean_model
 from fedbench.toolkit.server_training import (
     Course,

@@ -33,11 +33,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, BroadcastTask, LocalStep, ModelSetup, StartTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Broadcast, GlobalModel, Model, Tensors
+from fedbench.api import (
+    AggregationTask,
+    Broadcast,
+    BroadcastTask,
+    FedbenchError,
+    GlobalModel,
+    LocalStep,
+    Model,
+    ModelSetup,
+    StartTask,
+    Tensors,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.models.cnn.block_ends import block_channels, with_changed_blocks
 from fedbench.models.heads import full_model
 from fedbench.toolkit.fedavg import cross_entropy, mean_model

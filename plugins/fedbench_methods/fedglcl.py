@@ -37,11 +37,7 @@ from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TE
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import LocalStep, ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import LabelledBatch, Model
+from fedbench.api import FedbenchError, LabelledBatch, LocalStep, Model, ModelSetup, hookimpl, hyper, torch_generator
 from fedbench.models.text.classifier import ProjectorShape, embedding_model
 from fedbench.models.text.tower import text_tower
 from fedbench.models.text.vectors import class_text, encoder_hashes

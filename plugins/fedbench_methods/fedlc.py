@@ -25,10 +25,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import LocalStep, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import LabelledBatch
+from fedbench.api import FedbenchError, LabelledBatch, LocalStep, hookimpl, hyper
 
 FEWEST = 1e-8
 """What stands for n_c where a client has no sample of class c."""

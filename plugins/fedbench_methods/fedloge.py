@@ -36,12 +36,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import EvaluationTask, LocalStep, ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import LabelledBatch, Model, Predictions, Tensors
+from fedbench.api import (
+    EvaluationTask,
+    FedbenchError,
+    LabelledBatch,
+    LocalStep,
+    Model,
+    ModelSetup,
+    Predictions,
+    RunSpec,
+    Tensors,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.models.heads import default_model, scaled_logits
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, predicted_classes
 from fedbench.toolkit.federated_features import fresh_head, required_head

@@ -32,12 +32,19 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, ClientTask, LocalStep, StartTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import Tensors, Update
+from fedbench.api import (
+    AggregationTask,
+    ClientTask,
+    FedbenchError,
+    LocalStep,
+    StartTask,
+    Tensors,
+    Update,
+    hookimpl,
+    hyper,
+)
 from fedbench.toolkit.fedavg import participant_shares, weighted_mean
-from fedbench.toolkit.local_steps import gradient_weight, local_steps, rates_by_name, require_sgd
+from fedbench.toolkit.local_training import gradient_weight, local_steps, rates_by_name, require_sgd
 from fedbench.toolkit.losses import proximal_term
 
 WEIGHT, STEPS = "fednova.a", "fednova.tau"

@@ -24,10 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import LocalStep, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import LabelledBatch
+from fedbench.api import FedbenchError, LabelledBatch, LocalStep, hookimpl, hyper
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,11 +33,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import Unworkable
-from fedbench.core.hooks import EvaluationTask, ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Model, Outputs, Predictions
+from fedbench.api import EvaluationTask, Model, ModelSetup, Outputs, Predictions, RunSpec, Unworkable, hookimpl, hyper
 from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.heads import require_clip
 from fedbench.models.prompts.context import initial_context, prompt_tower, random_context

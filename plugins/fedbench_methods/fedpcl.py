@@ -39,19 +39,25 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import (
+from fedbench.api import (
     AggregationTask,
+    Broadcast,
     BroadcastTask,
     ClientTask,
     EvaluationTask,
+    FedbenchError,
+    LabelledBatch,
     LocalStep,
+    Model,
     ModelSetup,
+    Outputs,
+    Predictions,
+    RunSpec,
+    Tensors,
+    Update,
     hookimpl,
+    hyper,
 )
-from fedbench.core.hyper import hyper
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Broadcast, LabelledBatch, Model, Outputs, Predictions, Tensors, Update
 from fedbench.models.cnn.backbone import as_function, default_generator_from
 from fedbench.models.heads import require_clip
 from fedbench.models.text.classifier import UnitLength

@@ -33,10 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from fedbench.core.hooks import EvaluationTask, LocalStep, ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Model, Outputs, Predictions
+from fedbench.api import EvaluationTask, LocalStep, Model, ModelSetup, Outputs, Predictions, RunSpec, hookimpl, hyper
 from fedbench.models.clip.backbone import encode_tokens
 from fedbench.models.heads import TextOutputs, require_clip, scaled_logits
 from fedbench.models.prompts.context import PromptTower, initial_context, prompt_tower, random_context

@@ -34,11 +34,23 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Broadcast, LabelledBatch, Model, Predictions, Tensors, Update
+from fedbench.api import (
+    AggregationTask,
+    Broadcast,
+    BroadcastTask,
+    ClientTask,
+    EvaluationTask,
+    FedbenchError,
+    LabelledBatch,
+    LocalStep,
+    Model,
+    Predictions,
+    RunSpec,
+    Tensors,
+    Update,
+    hookimpl,
+    hyper,
+)
 from fedbench.toolkit.fedavg import average, largest_logit, predicted_classes
 from fedbench.toolkit.prototypes import client_features, mean_over_holders, nearest_class, sent_means, spread
 

@@ -18,9 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.hooks import LocalStep, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import Tensors
+from fedbench.api import LocalStep, Tensors, hookimpl, hyper
 from fedbench.toolkit.losses import proximal_term, squared_distance
 
 

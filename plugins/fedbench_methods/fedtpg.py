@@ -33,11 +33,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import LocalStep, ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import LabelledBatch, Model, Tensors
+from fedbench.api import (
+    FedbenchError,
+    LabelledBatch,
+    LocalStep,
+    Model,
+    ModelSetup,
+    Tensors,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.models.heads import linear_layer, require_clip, text_classifier
 from fedbench.models.prompts.context import prompt_tower, random_context
 from fedbench.toolkit.fedavg import cross_entropy

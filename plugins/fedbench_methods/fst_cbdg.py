@@ -37,11 +37,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, LocalStep, ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Model, Tensors
+from fedbench.api import (
+    AggregationTask,
+    FedbenchError,
+    LocalStep,
+    Model,
+    ModelSetup,
+    Tensors,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.models.clip.backbone import fill_templates
 from fedbench.models.heads import head_on_features, require_clip, scaled_logits
 from fedbench.toolkit.fedavg import average

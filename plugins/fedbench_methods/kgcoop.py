@@ -27,9 +27,7 @@ from typing import ClassVar, Literal, cast
 
 from torch import Tensor
 
-from fedbench.core.hooks import LocalStep, ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import Model
+from fedbench.api import LocalStep, Model, ModelSetup, hookimpl, hyper
 from fedbench.models.heads import TextOutputs, require_clip, text_classifier
 from fedbench.models.prompts.context import INITS, Init, initial_context, prompt_tower
 

@@ -26,11 +26,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Model, Outputs, Tensors
+from fedbench.api import FedbenchError, Model, ModelSetup, Outputs, Tensors, hookimpl, hyper, torch_generator
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.heads import TextOutputs, linear_layer, require_clip, scaled_logits
 from fedbench.models.prompts.context import INITS, Init, prompt_tower, random_context, word_context

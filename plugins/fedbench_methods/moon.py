@@ -28,10 +28,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import ClientTask, LocalStep, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import Tensors, Update
+from fedbench.api import ClientTask, FedbenchError, LocalStep, Tensors, Update, hookimpl, hyper
 from fedbench.models.text.classifier import unit
 
 WEIGHTS, BUFFERS = "weights/", "buffers/"

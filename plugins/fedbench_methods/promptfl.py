@@ -20,9 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.core.hooks import ModelSetup, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import Model
+from fedbench.api import Model, ModelSetup, hookimpl, hyper
 from fedbench.models.heads import require_clip, text_classifier
 from fedbench.models.prompts.context import INITS, POSITIONS, Init, Position, initial_context, prompt_tower
 

@@ -35,12 +35,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, BroadcastTask, LocalStep, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Broadcast, GlobalModel, LabelledBatch, LinearHead, Model, Tensors
-from fedbench.models.inputs import InputSource
+from fedbench.api import (
+    AggregationTask,
+    Broadcast,
+    BroadcastTask,
+    FedbenchError,
+    GlobalModel,
+    InputSource,
+    LabelledBatch,
+    LinearHead,
+    LocalStep,
+    Model,
+    Tensors,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.toolkit.fedavg import average, cross_entropy
 from fedbench.toolkit.federated_features import class_gradients
 from fedbench.toolkit.local_training import batch_table, build_optimiser

@@ -37,20 +37,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import (
+from fedbench.api import (
     AggregationTask,
+    Broadcast,
     BroadcastTask,
     ClientTask,
     EvaluationTask,
+    FedbenchError,
+    LabelledBatch,
     LocalStep,
+    Predictions,
     ReportedTask,
+    RunSpec,
     StartTask,
+    Tensors,
+    Update,
     hookimpl,
+    hyper,
 )
-from fedbench.core.hyper import hyper
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Broadcast, LabelledBatch, Predictions, Tensors, Update
 from fedbench.models.text.classifier import unit
 from fedbench.toolkit.fedavg import average, largest_logit, participant_shares, weighted_mean
 from fedbench.toolkit.federated_features import largest_logit_with_head, required_head, retrained

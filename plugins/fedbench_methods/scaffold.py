@@ -35,12 +35,28 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.hooks import AggregationTask, BroadcastTask, ClientTask, LocalStep, StartTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import Broadcast, Tensors, Update
+from fedbench.api import (
+    AggregationTask,
+    Broadcast,
+    BroadcastTask,
+    ClientTask,
+    LocalStep,
+    StartTask,
+    Tensors,
+    Update,
+    hookimpl,
+    hyper,
+)
 from fedbench.toolkit.fedavg import average
-from fedbench.toolkit.local_steps import gradient_weight, local_steps, rates_by_name, require_sgd
-from fedbench.toolkit.local_training import batch_at, batch_table, step_loss
+from fedbench.toolkit.local_training import (
+    batch_at,
+    batch_table,
+    gradient_weight,
+    local_steps,
+    rates_by_name,
+    require_sgd,
+    step_loss,
+)
 
 CONTROL = "control/"
 

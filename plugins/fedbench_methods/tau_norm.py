@@ -26,9 +26,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fedbench.core.hooks import EvaluationTask, hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.types import Predictions
+from fedbench.api import EvaluationTask, Predictions, hookimpl, hyper
 from fedbench.toolkit.fedavg import largest_logit
 from fedbench.toolkit.federated_features import required_head
 

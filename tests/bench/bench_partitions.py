@@ -14,7 +14,7 @@ import time
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import Dataset, Split, TensorImages
+from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.scenarios import Scenario, build_federation
 
 SAMPLES, CLIENTS, CLASSES = 1_000_000, 100_000, 100

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.core.types import ClientShard
+from fedbench.core.partition import ClientShard
 from fedbench.rounds.loop import evaluate
 from fedbench.scenarios import build_federation
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec

@@ -6,18 +6,10 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Federation, Split, TensorImages
 from fedbench.core.hooks import AggregationTask, EvaluationTask
-from fedbench.core.types import (
-    Broadcast,
-    ClientShard,
-    Federation,
-    Model,
-    Outputs,
-    Predictions,
-    Split,
-    TensorImages,
-    Update,
-)
+from fedbench.core.partition import ClientShard
+from fedbench.core.types import Broadcast, Model, Outputs, Predictions, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.finetuning import finetuned_metrics

@@ -10,8 +10,10 @@ from torch.nn.functional import normalize
 import fedbench.runs.prepare
 import fedbench.toolkit.local_training
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Split
 from fedbench.core.hooks import AggregationTask, LocalStep
-from fedbench.core.types import ClientShard, Model, Outputs, Split, UnlabelledBatch, Update
+from fedbench.core.partition import ClientShard
+from fedbench.core.types import Model, Outputs, UnlabelledBatch, Update
 from fedbench.models.clip.backbone import fill_templates
 from fedbench.rounds.loop import evaluate
 from fedbench.scenarios.presets import scenario_named

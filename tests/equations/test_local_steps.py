@@ -6,7 +6,7 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import Training
 from fedbench.core.types import Model
-from fedbench.toolkit.local_steps import gradient_weight, local_steps, rates_by_name, require_sgd
+from fedbench.toolkit.local_training import gradient_weight, local_steps, rates_by_name, require_sgd
 
 
 @pytest.mark.parametrize(("count", "batch", "epochs", "steps"), [(10, 4, 1, 3), (9, 4, 2, 4), (3, 8, 5, 5)])

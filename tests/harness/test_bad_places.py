@@ -19,7 +19,7 @@ from fedbench.cli import execution
 from fedbench.cli.app import app
 from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.core.errors import FedbenchError
-from fedbench.core.folders import expanded, usable_folder
+from fedbench.core.files import expanded, usable_folder
 from fedbench.datasets.classnames import read_words
 from fedbench.tracking import masking
 from fedbench.tracking.databases import checked_uri, shown

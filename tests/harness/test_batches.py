@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.types import TensorImages
+from fedbench.core.federation import TensorImages
 from fedbench.rounds.loop import train_round
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_spec

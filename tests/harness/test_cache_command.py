@@ -16,7 +16,7 @@ from torch import Tensor
 from fedbench.cli import cache_folder
 from fedbench.cli.app import main
 from fedbench.cli.cache_folder import entries
-from fedbench.core.types import TensorImages
+from fedbench.core.federation import TensorImages
 from fedbench.datasets.cache import stored
 from fedbench.models.feature_cache import encode
 

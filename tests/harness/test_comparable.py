@@ -11,7 +11,7 @@ from fedbench.leaderboard.published import load_published, matching, published_f
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite
-from fedbench.tracking.parameters import flat_params
+from fedbench.tracking.tags import flat_params
 
 FOLDER = published_folder(None)
 FACT = {

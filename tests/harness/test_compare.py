@@ -16,7 +16,6 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.tracking import store
 from fedbench.tracking import tags as run_tags
 from fedbench.tracking.listener import Tracking
-from fedbench.tracking.parameters import flat_params
 from fedbench.tracking.recorded.comparison import (
     Comparison,
     compare,
@@ -26,6 +25,7 @@ from fedbench.tracking.recorded.comparison import (
     settings_of,
 )
 from fedbench.tracking.recorded.lookup import find_run, reading_client
+from fedbench.tracking.tags import flat_params
 
 LEFT = RunSpec(method="fedavg", training=Training(rounds=3))
 RIGHT = RunSpec(method="fedprox", params={"fedprox": {"mu": 0.5}}, seed=1, training=Training(rounds=4, eval_every=2))

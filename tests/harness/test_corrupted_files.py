@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 
 from fedbench.core import tensor_cache as kept
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import TensorImages
+from fedbench.core.federation import TensorImages
 from fedbench.datasets import load_dataset
 from fedbench.models.clip.loading import load_clip
 from fedbench.models.feature_cache import encode

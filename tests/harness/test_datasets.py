@@ -19,9 +19,9 @@ from PIL import Image
 
 from fedbench.core import tensor_cache as kept
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Dataset, TensorImages
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
-from fedbench.core.types import Dataset, TensorImages
 from fedbench.datasets import SOURCES, cache, dataset_names, images, load_dataset
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
 from fedbench.datasets.embedded import CLASSNAMES

@@ -14,9 +14,10 @@ import torch
 from fedbench.cli.app import main
 from fedbench.core.spec import RunSpec, Training
 from fedbench.models.inputs import ImageInputs
+from fedbench.rounds.run import Run
 from fedbench.runs import looking, memory
 from fedbench.runs.memory import measure, memory_of, moments, saved_bytes, step_bytes, step_bytes_on
-from fedbench.runs.prepare import Run, Settings, prepare
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_spec
 
 FLOAT = 4

@@ -10,7 +10,7 @@ import torch
 
 from fedbench.core.hooks import hookimpl
 from fedbench.core.randomness import global_generators
-from fedbench.core.tasks import FAULT_COUNTS
+from fedbench.core.records import FAULT_COUNTS
 from fedbench.core.types import Update
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.executors.sequential import Sequential, train_client
@@ -22,7 +22,7 @@ from fedbench.runs.prepare import Settings
 from fedbench.scenarios.participation import Schedule, schedule
 from fedbench.testing import digest, final_state, tiny_dataset, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
-from fedbench.toolkit.local_steps import gradient_weight, local_steps
+from fedbench.toolkit.local_training import gradient_weight, local_steps
 from fedbench.tracking.listener import Tracking, _Open
 
 EVERYTHING = {

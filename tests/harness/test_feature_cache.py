@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedbench.core import tensor_cache as kept
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import Subset, TensorImages
+from fedbench.core.federation import Subset, TensorImages
 from fedbench.models.feature_cache import encode
 
 

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from fedbench.cli.app import app
 from fedbench.cli.commands.leaderboard import Asked, Format, _command
 from fedbench.core.errors import FedbenchError
+from fedbench.core.files import csv_text
 from fedbench.core.hooks import RoundRecord, RunInfo, RunResult
 from fedbench.core.scenario import Partition, Scenario
 from fedbench.core.spec import RunSpec, Training
@@ -37,7 +38,6 @@ from fedbench.leaderboard.board import (
     to_markdown,
     write,
 )
-from fedbench.leaderboard.formats.csv_text import csv_text
 from fedbench.leaderboard.formats.latex import escape
 from fedbench.leaderboard.page import write_page
 from fedbench.leaderboard.results import _line, load_curves, load_federations, scenario_summary

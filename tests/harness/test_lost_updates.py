@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedbench.core.federation import Split, TensorImages
 from fedbench.core.hooks import hookimpl
 from fedbench.core.partition import ClientShard
 from fedbench.core.spec import Training
-from fedbench.core.types import Model, Split, TensorImages
+from fedbench.core.types import Model
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble, find_method, method_names
 from fedbench.rounds.executors.sequential import Sequential

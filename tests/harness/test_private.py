@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Federation, Split, TensorImages
 from fedbench.core.hooks import EvaluationTask, hookimpl
-from fedbench.core.types import ClientShard, Federation, Model, Outputs, Predictions, Split, TensorImages
+from fedbench.core.partition import ClientShard
+from fedbench.core.types import Model, Outputs, Predictions
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import Assembly, assemble
 from fedbench.rounds.executors.sequential import Sequential

@@ -30,7 +30,7 @@ from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite, suite_names
 from fedbench.tracking import listener as tracking
 from fedbench.tracking import store
-from fedbench.tracking.parameters import flat_params
+from fedbench.tracking.tags import flat_params
 
 FOLDER = published_folder(None)
 REPLAYS = [name for name in suite_names() if load_suite(name).published]

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import ClientShard, UnlabelledBatch
+from fedbench.core.partition import ClientShard
+from fedbench.core.types import UnlabelledBatch
 from fedbench.rounds.loop import evaluate, rounds, train_round
 from fedbench.rounds.state import RunState, load_state, save_state
 from fedbench.runs.job import run_spec

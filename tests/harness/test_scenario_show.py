@@ -18,7 +18,8 @@ from rich.text import Text
 from fedbench.cli.app import main
 from fedbench.cli.partition import histogram
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import ClientShard, Dataset, Federation, Split, TensorImages
+from fedbench.core.federation import Dataset, Federation, Split, TensorImages
+from fedbench.core.partition import ClientShard
 from fedbench.scenarios import drawing
 from fedbench.scenarios.drawing import DPI, draw, write_png
 from fedbench.scenarios.picture import (

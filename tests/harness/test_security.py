@@ -33,8 +33,8 @@ import fedbench
 from fedbench.cli.commands import ui as ui_command
 from fedbench.cli.console import cell, complain, console, say, table
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Dataset
 from fedbench.core.tensor_cache import kept
-from fedbench.core.types import Dataset
 from fedbench.datasets import load_dataset
 from fedbench.leaderboard.results import load_results
 from fedbench.models.clip import loading as checkpoints
@@ -43,10 +43,9 @@ from fedbench.models.names import parse_backbone
 from fedbench.models.text.vectors import transformers_encoder
 from fedbench.rounds.state import read_saved
 from fedbench.suites.suite import parse_suite
-from fedbench.tracking.databases import shown
+from fedbench.tracking.databases import check_database, shown
 from fedbench.tracking.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.tracking.seal import SEAL, seal_of
-from fedbench.tracking.sqlite_check import check_database
 from fedbench.tracking.store import experiment_of, open_store, runs_of, store_uri
 from fedbench.tuning.storage import open_storage
 

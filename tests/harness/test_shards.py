@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from fedbench.core import partition as module
-from fedbench.core.partition import ClassTable, Measured, Shards
-from fedbench.core.types import ClientShard, Dataset, Federation, Predictions, Split, TensorImages
+from fedbench.core.federation import Dataset, Federation, Split, TensorImages
+from fedbench.core.partition import ClassTable, ClientShard, Measured, Shards
+from fedbench.core.types import Predictions
+from fedbench.rounds.exchange import Reports
 from fedbench.rounds.metrics import client_accuracies, own_accuracies, per_class_accuracy, percent_right, score
-from fedbench.rounds.reports import Reports
 from fedbench.scenarios import Scenario, build_federation
 
 

@@ -21,11 +21,11 @@ from fedbench.cli.execution import invocation
 from fedbench.cli.options import Request
 from fedbench.core.errors import FedbenchError
 from fedbench.core.hooks import ClientTask, RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
+from fedbench.core.metric_names import is_reserved
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Update
 from fedbench.plugins import provenance, run_code
 from fedbench.plugins.run_code import Codes, MethodCode, RunCode
-from fedbench.rounds.metrics import is_reserved
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
@@ -34,11 +34,10 @@ from fedbench.tracking import artifacts, store
 from fedbench.tracking import listener as tracking
 from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.listener import Tracking
-from fedbench.tracking.parameters import flat_params
 from fedbench.tracking.recording import metric_name
 from fedbench.tracking.resuming import Origin, stored_runs
 from fedbench.tracking.store import store_uri, ui_command
-from fedbench.tracking.tags import run_tags
+from fedbench.tracking.tags import flat_params, run_tags
 
 INFO = RunInfo(
     owners={"local_loss": "fedclip, fedavg"},

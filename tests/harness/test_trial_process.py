@@ -86,8 +86,8 @@ class Hostile:
         return answer
 '''
 SPOILING = {
-    "spoils": "fedbench.toolkit.fedavg.average = lambda task: {name: 0 * value for name, value in task.weights.items()}; "
-    "torch.set_default_dtype(torch.float64); task.spec.params.setdefault('mut', {})['mu'] = task.round",
+    "spoils": "fedbench.toolkit.fedavg.average = lambda task: {name: 0 * value for name, value in task.weights.items()}"
+    "; torch.set_default_dtype(torch.float64); task.spec.params.setdefault('mut', {})['mu'] = task.round",
     "dies-once": "(HERE / 'died').exists() or ((HERE / 'died').touch(), os.kill(os.getpid(), signal.SIGKILL))",
     "leaves": "os._exit(0)",
     "hangs": "(HERE / 'hanging').mkdir(exist_ok=True); (HERE / 'hanging' / str(os.getpid())).touch(); time.sleep(600)",

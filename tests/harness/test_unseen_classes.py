@@ -13,17 +13,18 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Dataset, Split, TensorImages, Unseen
 from fedbench.core.spec import RunSpec
 from fedbench.core.tasks import ModelSetup
-from fedbench.core.types import Dataset, Split, TensorImages, Unseen
 from fedbench.leaderboard.board import leaderboard, to_csv, to_markdown
 from fedbench.leaderboard.page.data import page_of
 from fedbench.leaderboard.results import load_curves, load_results
 from fedbench.plugins.assembly import assemble, find_method
 from fedbench.rounds.loop import evaluate, rounds
 from fedbench.rounds.metrics import unseen_metrics
+from fedbench.rounds.run import Run
 from fedbench.runs.job import run_spec
-from fedbench.runs.prepare import Run, Settings, prepare
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.runs.unseen import Renamed, renamed_model
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_spec
 from fedbench.tracking.listener import Tracking

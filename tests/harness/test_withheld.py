@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Split, TensorImages
 from fedbench.core.hooks import PROJECT, STEPS, HookSpecs, hookimpl
-from fedbench.core.types import Split, TensorImages
 from fedbench.plugins.withheld import withheld
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings, prepare

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fedbench.core.hooks import AggregationTask, hookimpl
+from fedbench.api import AggregationTask, hookimpl
 from fedbench.toolkit.fedavg import average
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.core.types import Dataset, Split, TensorImages
+from fedbench.core.federation import Dataset, Split, TensorImages
 
 Counts = Sequence[int] | Sequence[Sequence[int]]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.core.types import Dataset, Split, TensorImages
+from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.scenarios import Scenario, build_federation
 from fedbench.scenarios.participation import cohort
 from fedbench.scenarios.partitions.dirichlet import (

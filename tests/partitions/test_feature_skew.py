@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import Dataset, Split, TensorImages
+from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.scenarios import Scenario, build_federation, scenario_named
 from fedbench.scenarios.partitions.feature_skew import Joined, cut_domain
 

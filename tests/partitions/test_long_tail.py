@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import Dataset
+from fedbench.core.federation import Dataset
 from fedbench.scenarios import Scenario, build_federation
 from fedbench.scenarios.partitions.long_tail import exponential_counts, thin
 

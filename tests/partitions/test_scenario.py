@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import Dataset, Federation
+from fedbench.core.federation import Dataset, Federation
 from fedbench.scenarios import PRESETS, Scenario, build_federation, scenario_named, scenario_names
 
 

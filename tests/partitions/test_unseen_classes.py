@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import Dataset, Federation, Split, TensorImages
+from fedbench.core.federation import Dataset, Federation, Split, TensorImages
 from fedbench.scenarios import PRESETS, Scenario, build_federation
 from fedbench.scenarios.unseen import unseen_count
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import Dataset, Federation, Split, TensorImages
+from fedbench.core.federation import Dataset, Federation, Split, TensorImages
 from fedbench.scenarios import Scenario, build_federation
 
 CLASSES = ("ant", "bee", "cat")

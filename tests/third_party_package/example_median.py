@@ -11,8 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from fedbench.core.hooks import AggregationTask, hookimpl
-from fedbench.core.types import Tensors
+from fedbench.api import AggregationTask, Tensors, hookimpl
 
 
 @dataclass(frozen=True, kw_only=True)

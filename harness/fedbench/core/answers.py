@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import MethodFault, Unworkable
+from fedbench.core.metric_names import is_reserved
 from fedbench.core.tasks import AggregationTask, ClientTask, EvaluationTask, LocalStep
 from fedbench.core.types import GlobalModel, Predictions, Tensors, Update
-from fedbench.rounds.metrics import is_reserved
 
 
 def require(answer: object, wanted: type | tuple[type, ...], what: str, owner: str, hook: str) -> None:

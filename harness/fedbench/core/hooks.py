@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cas
 
 import pluggy
 
+from fedbench.core.federation import Federation
+from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.core.tasks import (
     AggregationTask,
@@ -22,12 +24,9 @@ from fedbench.core.tasks import (
     LocalStep,
     ModelSetup,
     ReportedTask,
-    RoundRecord,
-    RunInfo,
-    RunResult,
     StartTask,
 )
-from fedbench.core.types import Broadcast, Federation, GlobalModel, Model, Predictions, Tensors, Update
+from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, Tensors, Update
 
 if TYPE_CHECKING:
     from torch import Tensor

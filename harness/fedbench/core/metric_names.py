@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedbench.core.errors import unknown_name
+from fedbench.core.records import FAULT_COUNTS
 
 GROUPS = ("head", "mid", "tail", "many", "medium", "few")
 """Of classes, by size."""
@@ -46,3 +47,13 @@ def known_objective(name: str) -> str:
     if name and name not in COSTS:
         known_accuracy(name)
     return name
+
+
+_OF_ROUNDS = frozenset({"bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "seconds", *FAULT_COUNTS})
+"""What is recorded of every round beside its metrics."""
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a metric called ``name`` could be one of the harness's own, which a client must not report."""
+    head = name.partition("/")[0]
+    return name in _OF_ROUNDS or head == "final" or head.endswith("_accuracy")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fedbench.datasets.names import Source, parse_name
 
 if TYPE_CHECKING:
-    from fedbench.core.types import Dataset
+    from fedbench.core.federation import Dataset
 
 __all__ = ["dataset_names", "load_dataset", "takes_image_size"]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import Dataset, Split
+from fedbench.core.federation import Dataset, Split
 
 MOST_CLASSES = 1_000_000
 """A larger label is no class but damage or a mistake, and a class for every number below it would fill memory."""

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import ImageSource, Tensors
+from fedbench.core.federation import ImageSource
+from fedbench.core.types import Tensors
 from fedbench.datasets.cache import read_json, stored, write_json
 from fedbench.datasets.names import DatasetName
 

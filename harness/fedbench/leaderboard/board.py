@@ -17,12 +17,11 @@ import numpy as np
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.files import replacing
+from fedbench.core.files import csv_text, replacing
 from fedbench.core.metric_names import DOMAINS
 from fedbench.core.wording import heading
 from fedbench.leaderboard import failures
 from fedbench.leaderboard.captions import caption
-from fedbench.leaderboard.formats.csv_text import csv_text
 from fedbench.leaderboard.formats.latex import to_latex
 from fedbench.leaderboard.formats.terminal import render_terminal, to_csv, to_markdown
 from fedbench.leaderboard.published import Published, beside

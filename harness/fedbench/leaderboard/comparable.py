@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import parse_qsl
 
+from fedbench.datasets.aliases import CIFAR10, CIFAR100, FASHION, OFFICE_HOME, images_of, name_and_options
 from fedbench.models.names import split_checkpoint
 
 
@@ -53,27 +52,22 @@ class _Backbone:
     """Values that change the network: it is the paper's with these only."""
 
 
-_CIFAR10 = frozenset({"cifar10", "hf:uoft-cs/cifar10", "hf:cifar10"})
-_CIFAR100 = frozenset({"cifar100", "hf:uoft-cs/cifar100", "hf:cifar100"})
-_FASHION = frozenset({"fashion-mnist", "hf:zalando-datasets/fashion_mnist", "hf:fashion_mnist"})
 # ProstateMRI has no loader; FedGLCL's DomainNet is ten classes of it, which the folder's name does not tell
 _DATA = {
-    "CIFAR-10": _Data(_CIFAR10),
-    "CIFAR-10-LT": _Data(_CIFAR10, tail="exponential"),
-    "CIFAR-100": _Data(_CIFAR100),
-    "CIFAR-100-LT": _Data(_CIFAR100, tail="exponential"),
-    "Fashion-MNIST": _Data(_FASHION),
-    "Fashion-MNIST-LT": _Data(_FASHION, tail="exponential"),
+    "CIFAR-10": _Data(CIFAR10),
+    "CIFAR-10-LT": _Data(CIFAR10, tail="exponential"),
+    "CIFAR-100": _Data(CIFAR100),
+    "CIFAR-100-LT": _Data(CIFAR100, tail="exponential"),
+    "Fashion-MNIST": _Data(FASHION),
+    "Fashion-MNIST-LT": _Data(FASHION, tail="exponential"),
     "ImageNet-LT": _Data(frozenset({"listfile:ImageNet-LT"}), tail="natural"),
     "CINIC-10": _Data(frozenset({"imagefolder:CINIC-10"})),
     "Tiny-ImageNet": _Data(frozenset({"imagefolder:tiny-imagenet-200"})),
     "PACS": _Data(frozenset({"imagefolder:PACS"})),
     "VLCS": _Data(frozenset({"imagefolder:VLCS"})),
-    "Office-Home": _Data(frozenset({"imagefolder:OfficeHome", "imagefolder:Office-Home"})),
+    "Office-Home": _Data(OFFICE_HOME),
     "Office-Caltech-10": _Data(frozenset({"imagefolder:office_caltech_10"}), options={"size": "256"}),
 }
-_SAME_DATA_OPTIONS = frozenset({"download", "layout", "classnames", "names", "image", "label", "domain", "root"})
-"""Say where things are and what they are called, not which images there are."""
 _KNOWN = frozenset({"embedded"}).union(*(data.names for data in _DATA.values()))
 
 _BACKBONES = {
@@ -188,7 +182,7 @@ def _held_out(fact: Mapping[str, str], ours: str) -> Iterator[Difference]:
 
 
 def _data(printed: str, ours: str) -> Iterator[Difference]:
-    name, changed = _images_of(ours)
+    name, changed = images_of(ours)
     data = _DATA.get(printed)
     if data is not None and name in data.names and changed == dict(data.options):
         return
@@ -199,7 +193,7 @@ def _data(printed: str, ours: str) -> Iterator[Difference]:
 def _backbone(printed: str, ours: str) -> Iterator[Difference]:
     if not printed:
         return
-    name, options = _named(ours)
+    name, options = name_and_options(ours)
     family, colon, rest = name.partition(":")
     arch, _, checkpoint = split_checkpoint(rest)
     name = f"{family}{colon}{arch}"
@@ -215,22 +209,6 @@ def _backbone(printed: str, ours: str) -> Iterator[Difference]:
     # openai.safetensors may hold anything, the tag openai may not
     undecided = alike and ("resize" in changed or "/" in checkpoint or "." in checkpoint)
     yield Difference("backbone", printed, f"{ours}, unknown" if undecided else ours)
-
-
-def same_data(one: str, other: str) -> bool:
-    """Whether two names are of the same images; options that only say where they are do not count."""
-    return _images_of(one) == _images_of(other)
-
-
-def _images_of(text: str) -> tuple[str, dict[str, str]]:
-    """Which images a name is of: the data set, by the first of its names, and the options that change them."""
-    name, options = _named(text)
-    scheme, _, place = name.partition(":")
-    if scheme in ("imagefolder", "listfile"):
-        # the folder's own name, wherever it lies
-        name = f"{scheme}:{PurePosixPath(place).name.removesuffix('.tar')}"
-    alike = next((data.names for data in _DATA.values() if name in data.names), frozenset({name}))
-    return min(alike), {key: value for key, value in options.items() if key not in _SAME_DATA_OPTIONS}
 
 
 def _imbalance(fact: Mapping[str, str], scenario: Mapping[str, str]) -> Iterator[Difference]:
@@ -267,9 +245,3 @@ def _equal(one: str, other: str) -> bool:
         return float(one) == float(other)
     except ValueError:
         return False
-
-
-def _named(text: str) -> tuple[str, dict[str, str]]:
-    """A data set's or backbone's name and its options."""
-    name, _, options = text.partition("?")
-    return name, dict(parse_qsl(options, keep_blank_values=True))

@@ -18,8 +18,8 @@ from fedbench.core.spec import OPTIMISER_KEYS, Training
 from fedbench.leaderboard.untrained import is_untrained
 from fedbench.suites.suite import suite_names
 from fedbench.tracking.databases import shown
-from fedbench.tracking.parameters import DEFAULTS
 from fedbench.tracking.store import EXPERIMENT, FAILURE, FINAL, HARNESS, local_artifacts, open_store, runs_of
+from fedbench.tracking.tags import DEFAULTS
 
 # isort: split
 # after fedbench.tracking.store, which turns MLflow's telemetry off before MLflow is first imported

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from fedbench.models.clip.backbone import ClipBackbone
     from fedbench.models.cnn.backbone import CnnBackbone
 
-    Backbone = ClipBackbone | CnnBackbone
 
-
-def load_backbone(name: str, *, data_dir: Path, seed: int, image_size: tuple[int, int] | None = None) -> Backbone:
+def load_backbone(
+    name: str, *, data_dir: Path, seed: int, image_size: tuple[int, int] | None = None
+) -> ClipBackbone | CnnBackbone:
     """The backbone that ``name`` describes.
 
     ``data_dir`` is where pretrained weights are looked up and kept; ``seed`` initialises networks trained from

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import ImageSource, Subset
 from fedbench.core.tensor_cache import Content, damaged, kept
-from fedbench.core.types import FrozenEncoder, ImageSource, Subset
+from fedbench.core.types import FrozenEncoder
 
 _KIND = "feature cache"
 _KEPT = (torch.float32, torch.float16)

@@ -13,7 +13,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone, Forward, full_clip_model
-from fedbench.models.cnn.backbone import CnnBackbone, batch_norm_names, cnn_model
+from fedbench.models.cnn.backbone import batch_norm_names, cnn_model
 
 if TYPE_CHECKING:
     from fedbench.core.hooks import ModelSetup
@@ -111,12 +111,12 @@ def head_on_features(clip: ClipBackbone, weight: Tensor, scale: float, *, unit_f
 def full_model(setup: ModelSetup) -> Model:
     """Everything trained: a CNN with a new linear head, or both towers of CLIP with the class prompts as classifier."""
     head = None
-    if isinstance(setup.backbone, CnnBackbone):
-        weights, buffers, forward = cnn_model(setup.backbone, len(setup.classnames), setup.spec.seed)
-        head, norm = LinearHead(), batch_norm_names(setup.backbone.module, "body.")
-    else:
+    if isinstance(setup.backbone, ClipBackbone):
         weights, buffers, forward = full_clip_model(setup.backbone, setup.classnames, setup.spec.templates)
         norm = batch_norm_names(setup.backbone.module)
+    else:
+        weights, buffers, forward = cnn_model(setup.backbone, len(setup.classnames), setup.spec.seed)
+        head, norm = LinearHead(), batch_norm_names(setup.backbone.module, "body.")
     return Model(
         weights=weights,
         buffers=buffers,

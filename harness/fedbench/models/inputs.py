@@ -4,39 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedbench.core.types import FrozenEncoder, ImageSource, Subset
+from fedbench.core.federation import ImageSource, Subset
+from fedbench.core.types import FrozenEncoder, InputSource
 from fedbench.models.feature_cache import encode
 
 RESIDENT_BYTES = 256 * 2**20
 """Of a client's transformed images that are kept while it trains."""
-
-
-class InputSource(Protocol):
-    """Float inputs that can be read by index and narrowed to a client's samples."""
-
-    @property
-    def is_image(self) -> bool:
-        """Whether the inputs are images, which may be augmented."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, indices: Tensor) -> Tensor:
-        """Inputs at ``indices`` (int64, (b,)), shape (b, ...) float32."""
-        ...
-
-    def select(self, indices: Tensor) -> InputSource:
-        """The samples at ``indices`` (int64, (m,)) as a source of their own."""
-        ...
-
-    def resident(self) -> InputSource:
-        """The same samples, ready to be read many times: in memory as floats where they fit."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

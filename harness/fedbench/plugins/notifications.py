@@ -12,8 +12,8 @@ import pluggy
 
 from fedbench.core.frozen import ReadOnly
 from fedbench.core.hooks import NOTIFICATIONS, Hooks
+from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import RunInfo
 
 
 def notifications(manager: pluggy.PluginManager, listeners: Sequence[object]) -> Hooks:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.errors import MethodFault
+from fedbench.core.federation import Federation, Split, Subset, TensorImages
 from fedbench.core.hooks import STEPS, Hooks
 from fedbench.core.partition import Shards
 from fedbench.core.tasks import (
@@ -29,7 +30,7 @@ from fedbench.core.tasks import (
     ServerData,
     StartTask,
 )
-from fedbench.core.types import Federation, LabelledBatch, Model, Split, Subset, TensorImages, UnlabelledBatch, Update
+from fedbench.core.types import LabelledBatch, Model, UnlabelledBatch, Update
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.cnn.backbone import CnnBackbone
 from fedbench.models.inputs import FeatureInputs, ImageInputs, UncachedFeatures

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedbench.core.answers import require
 from fedbench.core.errors import MethodFault
-from fedbench.core.types import Federation, ImageSource, Split
+from fedbench.core.federation import Federation, ImageSource, Split
 
 
 @dataclass(frozen=True, eq=False, repr=False)

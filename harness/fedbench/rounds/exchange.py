@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import overload
 
 from fedbench.core.answers import require_finite_updates, require_global
+from fedbench.core.federation import Federation
 from fedbench.core.tasks import AggregationTask, ClientTask
-from fedbench.core.types import Update
+from fedbench.core.types import ClientReport, Update
 from fedbench.rounds.faults import damaged, reason_to_reject
 from fedbench.rounds.private import kept_and_sent, shared
+from fedbench.rounds.run import Run
 from fedbench.rounds.state import ClientState, RunState
-from fedbench.runs.prepare import Run
 from fedbench.scenarios.participation import Schedule, cohort, schedule
 from fedbench.toolkit.fedavg import average_buffers
 
@@ -120,3 +122,26 @@ def aggregated_state(run: Run, state: RunState, updates: tuple[Update, ...], exc
     if run.private:
         weights, buffers = {**state.weights, **weights}, {**state.buffers, **buffers}
     return replace(state, weights=weights, buffers=buffers)
+
+
+class Reports(Sequence[ClientReport]):
+    """One report a client, in the order of the federation; without class counts where labels are hidden."""
+
+    def __init__(self, federation: Federation) -> None:
+        # not the federation itself, whose test labels are no method's
+        self._sizes = federation.shards.sizes
+        self._counts = federation.class_table if federation.labels_visible else None
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @overload
+    def __getitem__(self, position: int) -> ClientReport: ...
+    @overload
+    def __getitem__(self, position: slice) -> tuple[ClientReport, ...]: ...
+    def __getitem__(self, position: int | slice) -> ClientReport | tuple[ClientReport, ...]:
+        if isinstance(position, slice):
+            return tuple(self[one] for one in range(*position.indices(len(self))))
+        at = range(len(self))[position]
+        counts = None if self._counts is None else self._counts.rows(at, at + 1)[0]
+        return ClientReport(at, int(self._sizes[at]), counts)

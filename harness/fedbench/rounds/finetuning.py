@@ -10,8 +10,8 @@ from fedbench.core.randomness import global_generators
 from fedbench.core.types import Predictions
 from fedbench.rounds.loop import broadcast, client_task, predict
 from fedbench.rounds.metrics import own_accuracies
+from fedbench.rounds.run import Run
 from fedbench.rounds.state import RunState
-from fedbench.runs.prepare import Run
 
 
 def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:

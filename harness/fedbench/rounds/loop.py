@@ -12,18 +12,11 @@ from torch import Tensor
 from fedbench.core.answers import require, require_predictions, require_tensors
 from fedbench.core.errors import MethodFault
 from fedbench.core.randomness import global_generators
-from fedbench.core.tasks import (
-    FAULT_COUNTS,
-    BroadcastTask,
-    ClientTask,
-    EvaluationTask,
-    ReportedTask,
-    RoundRecord,
-    StartTask,
-)
-from fedbench.core.types import Broadcast, Predictions, Tensors
-from fedbench.models.inputs import InputSource
+from fedbench.core.records import FAULT_COUNTS, RoundRecord
+from fedbench.core.tasks import BroadcastTask, ClientTask, EvaluationTask, ReportedTask, StartTask
+from fedbench.core.types import Broadcast, InputSource, Predictions, Tensors
 from fedbench.rounds.exchange import (
+    Reports,
     accepted,
     aggregated_state,
     mean_metrics,
@@ -35,9 +28,8 @@ from fedbench.rounds.exchange import (
 from fedbench.rounds.executors.sequential import joined
 from fedbench.rounds.metrics import score, size_in_bytes, unseen_metrics, validation_accuracy
 from fedbench.rounds.private import completed, shared
-from fedbench.rounds.reports import Reports
+from fedbench.rounds.run import Run
 from fedbench.rounds.state import RunState
-from fedbench.runs.prepare import Run
 
 
 def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:

@@ -8,17 +8,8 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import FAULT_COUNTS
-from fedbench.core.types import Federation, Predictions, Split, Tensors, Unseen
-
-_OF_ROUNDS = frozenset({"bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "seconds", *FAULT_COUNTS})
-"""What is recorded of every round beside its metrics."""
-
-
-def is_reserved(name: str) -> bool:
-    """Whether a metric called ``name`` could be one of the harness's own, which a client must not report."""
-    head = name.partition("/")[0]
-    return name in _OF_ROUNDS or head == "final" or head.endswith("_accuracy")
+from fedbench.core.federation import Federation, Split, Unseen
+from fedbench.core.types import Predictions, Tensors
 
 
 def percent_right(right: Tensor) -> float:

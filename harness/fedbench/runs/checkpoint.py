@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import RoundRecord
+from fedbench.core.records import RoundRecord
 from fedbench.rounds.state import RunState, read_saved, read_told, save_state
 
 SECONDS = 30.0

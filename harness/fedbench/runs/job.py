@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from fedbench.core.records import RoundRecord, RunResult
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import RoundRecord, RunResult
 from fedbench.core.types import Tensors
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import last_round, rounds

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedbench.core.federation import Dataset
 from fedbench.core.spec import RunSpec
-from fedbench.core.types import Dataset
 from fedbench.datasets import load_dataset
 from fedbench.models import load_backbone
 from fedbench.models.names import parse_backbone
 from fedbench.runs.prepare import Settings, image_size_for
 
 if TYPE_CHECKING:
-    from fedbench.models import Backbone
+    from fedbench.core.types import Backbone
 
 
 @dataclass(frozen=True)

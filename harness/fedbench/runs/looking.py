@@ -17,18 +17,19 @@ from fedbench.core.hooks import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.failure_text import REASON, raised_at, reason_of, shortened, text_of
 from fedbench.rounds.private import shared
+from fedbench.rounds.run import Run
 from fedbench.runs.engines.forks import Work
 from fedbench.runs.engines.forkserver import can_fork
 from fedbench.runs.engines.processes import told
 from fedbench.runs.engines.warm import Progress, WarmProcess
 from fedbench.runs.loaded import Loaded, Loader
 from fedbench.runs.memory import Measured, Memory, measure, memory_of
-from fedbench.runs.prepare import Run, Settings, backbone_for, dataset_for, enlargement, prepare
+from fedbench.runs.prepare import Settings, backbone_for, dataset_for, enlargement, prepare
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedbench.models import Backbone
+    from fedbench.core.types import Backbone
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import ImageSource, Split, Subset, TensorImages
 from fedbench.core.hooks import ClientTask
 from fedbench.core.spec import Training
-from fedbench.core.types import ImageSource, Split, Subset, TensorImages
 from fedbench.models.inputs import RESIDENT_BYTES, ImageInputs, UncachedFeatures
 from fedbench.rounds.loop import broadcast, client_task, start
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.private import shared
-from fedbench.runs.prepare import Run
+from fedbench.rounds.run import Run
 
 MEASURED = (2, 4)
 """Samples of the batches that are measured."""

@@ -12,29 +12,31 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.core.federation import Dataset, Federation, Split
+from fedbench.core.records import RECORDED_CLIENTS, RunInfo
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import RECORDED_CLIENTS, ModelSetup, RunInfo, ServerData
-from fedbench.core.types import Dataset, Federation, FrozenEncoder, Model, Split, Tensors
+from fedbench.core.tasks import ModelSetup, ServerData
+from fedbench.core.types import FrozenEncoder, InputSource, Model
 from fedbench.datasets import load_dataset, takes_image_size
 from fedbench.models import image_size_of, load_backbone
 from fedbench.models.feature_cache import encode
-from fedbench.models.inputs import FeatureInputs, ImageInputs, InputSource, UncachedFeatures
+from fedbench.models.inputs import FeatureInputs, ImageInputs, UncachedFeatures
 from fedbench.plugins.assembly import Assembly, assemble, find_method
 from fedbench.plugins.withheld import Pixels, dealt, withheld
-from fedbench.rounds.executors import Executor, ExecutorName, executor_for
+from fedbench.rounds.executors import ExecutorName, executor_for
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.private import private_names, shared
-from fedbench.rounds.state import RunState
+from fedbench.rounds.run import Run, UnseenTest, on_device
 from fedbench.runs.allocator import keep_freed_memory
 from fedbench.runs.checkpoint import Checkpointing
-from fedbench.runs.unseen import Renamed, UnseenTest, renamed_model
+from fedbench.runs.unseen import Renamed, renamed_model
 from fedbench.runs.untouched import Untouched
 from fedbench.scenarios import build_federation
 from fedbench.scenarios.participation import cohort
 from fedbench.toolkit.fedavg import NEEDS_LABELS, FedAvg
 
 if TYPE_CHECKING:
-    from fedbench.models import Backbone
+    from fedbench.core.types import Backbone
 
 
 @dataclass(frozen=True)
@@ -51,37 +53,6 @@ class Settings:
     executor: ExecutorName = "auto"
     checkpoints: Checkpointing | None = None
     """None: runs keep none, and begin anew when they are stopped."""
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """An assembled run, ready to train."""
-
-    spec: RunSpec
-    assembly: Assembly
-    federation: Federation
-    """What the method trains on."""
-    scored: Federation
-    """The scenario's own clients, on which every method is scored alike."""
-    model: Model
-    info: RunInfo
-    train: InputSource
-    test: InputSource
-    validation: InputSource | None
-    side: dict[str, InputSource]
-    """The training samples as the model's ``side_encoders`` see them."""
-    executor: Executor
-    private: frozenset[str]
-    """Names of weights and running statistics that never leave a client."""
-    server: ServerData | None
-    """What the method requires of the server's own samples; None where it requires none."""
-    unseen: UnseenTest | None = None
-    """None where the scenario has no unseen classes to test, or the model cannot name them."""
-
-    def initial_state(self) -> RunState:
-        """The state before round 1."""
-        device = torch.device(self.spec.device)
-        return RunState(0, _to(self.model.weights, device), _to(self.model.buffers, device))
 
 
 def prepare(
@@ -116,7 +87,7 @@ def prepare(
     _refuse_ignored_settings(spec, assembly, settings.plugin_files)
     setup = ModelSetup(backbone, scored.classnames, spec, settings.data_dir)
     model = assembly.hooks.build_model(setup=setup)
-    model = replace(model, constants=_to(model.constants, device))
+    model = replace(model, constants=on_device(model.constants, device))
     _refuse_hidden_labels(spec, assembly, model, settings.plugin_files)
     granted = server_data_for(spec, federation, settings.plugin_files)
     private = private_names(assembly, model, spec)
@@ -172,7 +143,7 @@ def prepare(
         server = ServerData(inputs(federation.server), labels)
     named = None
     if new is not None and isinstance(renamed, Renamed):
-        of_new = replace(renamed.model, constants=_to(renamed.model.constants, device))
+        of_new = replace(renamed.model, constants=on_device(renamed.model.constants, device))
         named = UnseenTest(renamed.hooks, of_new, inputs(new.test, of_new))
     return Run(
         spec, assembly, federation, scored, model, info, train, test, validation, side, executor, private, server, named
@@ -271,10 +242,6 @@ def _weights_hash(backbone: Backbone, model: Model) -> str:
 def _dataset(name: str, data_dir: Path, cache_dir: Path, image_size: int | None) -> Dataset:
     # for the runs of the in-process engine, and the first rounds that tuning looks at
     return load_dataset(name, data_dir=data_dir, cache_dir=cache_dir, image_size=image_size)
-
-
-def _to(tensors: Tensors, device: torch.device) -> Tensors:
-    return {name: tensor.detach().clone().to(device) for name, tensor in tensors.items()}
 
 
 def _device(name: str) -> torch.device:

@@ -10,7 +10,6 @@ from fedbench.core.errors import Unworkable
 from fedbench.core.hooks import Hooks
 from fedbench.core.tasks import ModelSetup
 from fedbench.core.types import Model
-from fedbench.models.inputs import InputSource
 from fedbench.plugins.assembly import assemble
 
 
@@ -20,15 +19,6 @@ class Renamed:
 
     hooks: Hooks
     model: Model
-
-
-@dataclass(frozen=True, eq=False)
-class UnseenTest:
-    """A `Renamed` with the test samples of its classes as it takes them."""
-
-    hooks: Hooks
-    model: Model
-    inputs: InputSource
 
 
 def renamed_model(

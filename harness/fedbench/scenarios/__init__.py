@@ -8,7 +8,7 @@ from fedbench.core.scenario import Scenario
 from fedbench.scenarios.presets import PRESETS, scenario_named, scenario_names
 
 if TYPE_CHECKING:
-    from fedbench.core.types import Dataset, Federation
+    from fedbench.core.federation import Dataset, Federation
 
 __all__ = ["PRESETS", "Scenario", "build_federation", "scenario_named", "scenario_names"]
 

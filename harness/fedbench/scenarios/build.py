@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Dataset, Federation, Split, Unseen
 from fedbench.core.partition import Measured, Shards
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
-from fedbench.core.types import Dataset, Federation, Split, Unseen
 from fedbench.scenarios.groups import reporting_groups
 from fedbench.scenarios.partitions import dirichlet, feature_skew, label_skew
 from fedbench.scenarios.partitions.feature_skew import Cut, domains_of

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Dataset, Split
 from fedbench.core.scenario import Scenario
-from fedbench.core.types import Dataset, Split
 from fedbench.scenarios.partitions.feature_skew import pooled
 from fedbench.scenarios.partitions.rounding import floor
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.hyper import declared
 from fedbench.core.spec import RunSpec, stack_names
-from fedbench.leaderboard.comparable import same_data
+from fedbench.datasets.aliases import same_data
 from fedbench.suites.added import added_rows
 from fedbench.suites.layers import READ_BY_SOME, Source, reads, section_of
 from fedbench.suites.resolve import Cell, Find, Overrides, checked_seed, finder, resolve

@@ -17,7 +17,7 @@ from fedbench.core.hooks import Method
 from fedbench.core.hyper import declared
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import MOST_SEED, RunSpec, Training, stack_names
-from fedbench.leaderboard.comparable import same_data
+from fedbench.datasets.aliases import same_data
 from fedbench.models.names import canonical_backbone
 from fedbench.plugins.assembly import find_method
 from fedbench.suites.layers import Draft, Source

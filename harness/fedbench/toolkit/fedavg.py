@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.core.federation import Federation
 from fedbench.core.hooks import (
     AggregationTask,
     BroadcastTask,
@@ -28,7 +29,7 @@ from fedbench.core.hooks import (
     default_hookimpl,
 )
 from fedbench.core.spec import RunSpec
-from fedbench.core.types import Broadcast, Federation, GlobalModel, LabelledBatch, Model, Predictions, Tensors, Update
+from fedbench.core.types import Broadcast, GlobalModel, LabelledBatch, Model, Predictions, Tensors, Update
 from fedbench.models.heads import default_model
 from fedbench.toolkit.local_training import local_sgd
 

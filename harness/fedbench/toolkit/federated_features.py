@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask
+from fedbench.core.hooks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask, hookimpl
 from fedbench.core.hyper import hyper
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Broadcast, LinearHead, Model, Predictions, Tensors, Update
@@ -308,3 +308,29 @@ class FederatedFeatures:
             return largest_logit(task)
         state = task.state[self.name]
         return largest_logit_with_head(task, state["head.weight"], state["head.bias"])
+
+
+class RetrainedHead:
+    """For plugin classes to inherit: every hook but ``aggregate``, on what the plugin sets as ``federated``."""
+
+    federated: FederatedFeatures
+
+    @hookimpl
+    def start(self, task: StartTask) -> None:
+        """Draw the federated features, once; nothing is sent."""
+        self.federated.start(task)
+
+    @hookimpl
+    def broadcast(self, task: BroadcastTask) -> Broadcast:
+        """The global weights and the re-trained head."""
+        return self.federated.broadcast(task)
+
+    @hookimpl
+    def after_training(self, task: ClientTask, update: Update) -> Tensors:
+        """The gradients of the re-trained head for each class the client owns (Eq. 3 of CLIP2FL)."""
+        return self.federated.client_gradients(task, update)
+
+    @hookimpl
+    def evaluate(self, task: EvaluationTask) -> Predictions:
+        """The largest logit with the re-trained head."""
+        return self.federated.evaluate(task)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fedbench.core.answers import require_loss
-from fedbench.core.errors import Unworkable
-from fedbench.core.hooks import ClientTask, LocalStep
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.hooks import LocalStep
 from fedbench.core.spec import Training
-from fedbench.core.types import Batch, LabelledBatch, Tensors, UnlabelledBatch, Update
+from fedbench.core.tasks import ClientTask
+from fedbench.core.types import Batch, LabelledBatch, Model, Tensors, UnlabelledBatch, Update
 from fedbench.scenarios.partitions.rounding import floor
 
 
@@ -149,3 +150,36 @@ def crop_and_flip(images: Tensor, *, per_sample: bool, generator: torch.Generato
     cropped = padded[which[:, None, None], :, rows.expand(count, -1)[:, :, None], columns.expand(count, -1)[:, None, :]]
     # the permuted view is already channels-last, the layout convolutions train fastest in
     return cropped.permute(0, 3, 1, 2)
+
+
+def local_steps(task: ClientTask) -> int:
+    """tau, the steps that the default `local_train` takes for ``task``."""
+    return len(batches_of(task))
+
+
+def gradient_weight(steps: int, momentum: float, pull: float = 0.0) -> float:
+    """The l1 norm of a over ``steps`` tau >= 1 with ``momentum`` rho and ``pull`` = eta mu; tau where both are 0.
+
+    Momentum and pull together are worked out likewise, by following a single gradient of size one through the steps.
+    """
+    buffer = weight = total = 1.0
+    for _ in range(steps - 1):
+        buffer = momentum * buffer - pull * weight
+        weight += buffer
+        total += abs(weight)
+    return total
+
+
+def rates_by_name(training: Training, model: Model, round: int) -> dict[str, float]:
+    """eta of ``round`` (1 is the first) for every weight of ``model``."""
+    rates = learning_rates(training, model.weights, round, model.lr_factors)
+    return {name: rate for rate, names in rates.items() for name in names}
+
+
+def require_sgd(training: Training, method: str) -> None:
+    """Raise FedbenchError unless clients train by SGD, whose update is a weighted sum of gradients."""
+    if training.optimizer != "sgd":
+        raise FedbenchError(
+            f"{method} needs clients whose update is a weighted sum of gradients, which {training.optimizer}'s is not; "
+            "set optimizer=sgd."
+        )

@@ -22,8 +22,7 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn
 from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.hooks import AggregationTask
 from fedbench.core.tasks import ServerData
-from fedbench.core.types import GlobalModel, Model, Tensors
-from fedbench.models.inputs import InputSource
+from fedbench.core.types import GlobalModel, InputSource, Model, Tensors
 from fedbench.toolkit.fedavg import EVALUATION_BATCH
 from fedbench.toolkit.local_training import batch_table
 

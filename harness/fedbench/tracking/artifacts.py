@@ -12,8 +12,8 @@ import torch
 from pydantic import ValidationError
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.records import RunInfo, RunResult
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import RunInfo, RunResult
 from fedbench.core.types import Tensors
 from fedbench.rounds.state import RunState, load_state, save_state
 

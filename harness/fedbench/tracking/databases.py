@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from functools import lru_cache
 from pathlib import Path
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.files import regular
 from fedbench.tracking.masking import keep_secret, masked
 
 
@@ -48,3 +53,48 @@ def _parsed(uri: str) -> URL | None:
         return make_url(uri)
     except (ArgumentError, ValueError):
         return None
+
+
+_WAIT = 60
+"""Seconds for others to finish writing."""
+
+
+def check_database(file: Path, what: str, tables: Sequence[str], remedy: str) -> None:
+    """FedbenchError where ``file`` is no whole database; once in this process as long as the file does not change.
+
+    SQLite itself notices damage only where it happens to read, and takes an empty file for a new database. The indexes
+    of ``tables``, by which rows are found, are compared with the rows; those of other tables are too large for that.
+    ``what`` is what messages call the file, ``remedy`` the option that names another.
+    """
+    try:
+        status = regular(file)
+        fault = _fault(file, tuple(tables), (status.st_mtime_ns, status.st_size, status.st_ino))
+    except OSError as error:
+        raise FedbenchError(
+            f"{what} {str(file)!r} cannot be read: {error.strerror}; name another with {remedy}."
+        ) from None
+    if fault:
+        raise FedbenchError(
+            f"{what} {str(file)!r} is damaged ({fault}); put a copy of it back, or name another with {remedy}."
+        )
+
+
+@lru_cache(maxsize=8)
+def _fault(file: Path, tables: tuple[str, ...], stamp: tuple[int, int, int]) -> str:
+    if stamp[1] == 0:
+        return "it is empty"
+    try:
+        with closing(sqlite3.connect(file, timeout=_WAIT)) as database:
+            for check in ("quick_check(1)", *(f"integrity_check('{table}')" for table in tables)):
+                said = str(database.execute(f"PRAGMA {check}").fetchone()[0])
+                if said != "ok":
+                    return said.splitlines()[-1]
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # of the machine, not of the file: too many open files, no permission, somebody else's lock
+        if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
+            raise FedbenchError(
+                f"the database {str(file)!r} can't be read now ({error}, after up to {_WAIT} s); try again when "
+                "whoever writes it has ended, and see that it may be read."
+            ) from error
+        return str(error)
+    return ""

@@ -21,7 +21,6 @@ from fedbench.runs.engines.claims import Claims
 from fedbench.tracking.artifacts import write_artifacts
 from fedbench.tracking.databases import shown
 from fedbench.tracking.invocation import Invocation
-from fedbench.tracking.parameters import flat_params
 from fedbench.tracking.patience import Patience, patient
 from fedbench.tracking.recording import (
     NOTE,
@@ -46,6 +45,7 @@ from fedbench.tracking.store import (
 from fedbench.tracking.tags import (
     code_tags,
     command_code_tags,
+    flat_params,
     info_tags,
     provenance_tags,
     run_note,

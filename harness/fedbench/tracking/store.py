@@ -30,12 +30,10 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import name_once
-from fedbench.core.folders import usable_folder
-from fedbench.tracking.databases import checked_uri, shown
+from fedbench.core.files import name_once, usable_folder
+from fedbench.tracking.databases import check_database, checked_uri, shown
 from fedbench.tracking.masking import mask_messages, masked
 from fedbench.tracking.seal import check_seal
-from fedbench.tracking.sqlite_check import check_database
 from fedbench.tracking.webview import VIEW_TAG, experiment_tags, page
 
 DEFAULT_FOLDER = "fedbench-store"

@@ -19,8 +19,9 @@ from fedbench.tracking.store import HARNESS, KIND, METHOD_CODE, RUN
 from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
 
 if TYPE_CHECKING:
-    from fedbench.core.tasks import RunInfo
+    from fedbench.core.records import RunInfo
     from fedbench.plugins.run_code import Codes, RunCode
+
 
 _FACTS = (
     "data_hash",
@@ -134,3 +135,21 @@ def _tuning_tag(tuning: Mapping[str, str]) -> str:
     if len(json.dumps(tuning)) > MAX_TAG_VAL_LENGTH:
         tuning = {name: value for name, value in tuning.items() if name != "command"}
     return _json_tag("tuning", tuning)
+
+
+def flat_params(spec: RunSpec) -> dict[str, str]:
+    """The whole spec as text: ``scenario.*``, ``training.*``, ``METHOD.*``, the rest by name. None is ``none``."""
+    content = spec.model_dump(mode="json")
+    sections = {"": content, "scenario.": content.pop("scenario"), "training.": content.pop("training")}
+    sections |= {f"{method}.": values for method, values in content.pop("params").items()}
+    return {f"{head}{name}": _text(value) for head, values in sections.items() for name, value in values.items()}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+DEFAULTS = flat_params(RunSpec())
+"""Every field's default as runs record it: a field that is younger than a run had no other effect then."""

@@ -15,8 +15,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as drawing
 
-from fedbench.core.files import replacing
-from fedbench.leaderboard.formats.csv_text import csv_text
+from fedbench.core.files import csv_text, replacing
 from fedbench.tuning.objectives import Objective
 from fedbench.tuning.studies import Record, record_of
 

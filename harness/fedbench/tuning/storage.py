@@ -17,11 +17,9 @@ from sqlalchemy import DateTime, Integer, column, event, func, select, table
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import name_once
-from fedbench.core.folders import expanded, usable_folder
-from fedbench.tracking.databases import checked_uri, shown, sqlite_file
+from fedbench.core.files import expanded, name_once, usable_folder
+from fedbench.tracking.databases import check_database, checked_uri, shown, sqlite_file
 from fedbench.tracking.masking import mask_messages, masked
-from fedbench.tracking.sqlite_check import check_database
 
 warnings.filterwarnings("ignore", category=ExperimentalWarning)
 optuna.logging.set_verbosity(optuna.logging.ERROR)

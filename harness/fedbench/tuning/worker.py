@@ -1,8 +1,8 @@
 """Tuning: workers take trials from the rows' studies until each has spent its budget.
 
 Any number of processes may work on the same studies, also from several commands; the studies' database is all they
-share. Each trial has a process of its own below its worker (`fedbench.tuning.trial_process`): one that dies is tried again at
-once. A worker that dies leaves a trial without signs of life, which another takes over.
+share. Each trial has a process of its own below its worker (`fedbench.tuning.trial_process`): one that dies is tried
+again at once. A worker that dies leaves a trial without signs of life, which another takes over.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 import fedbench
+from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.types import Dataset, Split, TensorImages
 from fedbench.models.cnn.backbone import CnnBackbone
 from fedbench.models.transform import PixelTransform
 from fedbench.rounds.executors import ExecutorName
 from fedbench.rounds.loop import evaluate, start, train_round
-from fedbench.runs.prepare import Run, Settings, prepare
+from fedbench.rounds.run import Run
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.scenarios import Scenario
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides

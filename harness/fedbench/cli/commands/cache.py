@@ -80,7 +80,7 @@ def clear(
 
 
 def _folder(cache_dir: Path) -> Path:
-    from fedbench.core.folders import usable_folder
+    from fedbench.core.files import usable_folder
 
     return usable_folder(cache_dir, "--cache-dir", to_write=False)
 

@@ -8,7 +8,7 @@ import typer
 
 from fedbench.cli.console import cell, console, say, table
 from fedbench.cli.options import CACHE_DIR, DATA_DIR, CacheDir, DataDir, Plugins, Store, plugin_files
-from fedbench.core.folders import expanded
+from fedbench.core.files import expanded
 from fedbench.core.wording import counted
 
 if TYPE_CHECKING:

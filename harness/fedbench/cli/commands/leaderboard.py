@@ -87,9 +87,8 @@ def leaderboard(
 
     Every row is compared with the baseline over common seeds, and stands beside the numbers that its paper prints.
     """
-    from fedbench.core.folders import usable_folder
+    from fedbench.core.files import csv_text, usable_folder
     from fedbench.leaderboard.board import of_suite, render_terminal, to_latex, to_markdown, write
-    from fedbench.leaderboard.formats.csv_text import csv_text
     from fedbench.leaderboard.results import load_curves, load_runs
     from fedbench.leaderboard.rows.significance import Test
     from fedbench.tracking.store import store_uri

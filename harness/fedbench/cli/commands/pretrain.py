@@ -31,7 +31,7 @@ def pretrain(
             "pretrain would overwrite the weights that ship with fedbench; say where to with --output FOLDER, "
             "for instance fedbench pretrain --output my-clip."
         )
-    from fedbench.core.folders import usable_folder
+    from fedbench.core.files import usable_folder
 
     usable_folder(output, "--output")
     from fedbench.models.embedded.pretrain import DEFAULT, SMOKE

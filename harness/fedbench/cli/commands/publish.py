@@ -17,6 +17,7 @@ _FINE, _SOME_FAILED = 0, 1
 
 
 def publish(
+    ctx: typer.Context,
     suite: Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="A folder of the suite's name is written there.")
@@ -44,7 +45,7 @@ def publish(
     Every step goes on where it was stopped, so the same command finishes what was interrupted.
     """
     from fedbench.cli.tuning import unused_seed
-    from fedbench.core.folders import usable_folder
+    from fedbench.core.files import usable_folder
     from fedbench.suites.suite import load_suite
     from fedbench.tracking.store import store_uri
     from fedbench.tuning.storage import storage_url
@@ -70,25 +71,25 @@ def publish(
         ["run", *grid, *part, *seeds, "--tuned", study, *studies, *common],
         ["study", study, "--output", str(folder / "tuning"), *studies, *stores],
     ]
-    worst = _step(["run", *grid, *seeds, *common])
+    worst = _step(ctx, ["run", *grid, *seeds, *common])
     if worst > _SOME_FAILED:
         raise typer.Exit(worst)
     for words in tuning if trials else []:
-        code = _step(words)
+        code = _step(ctx, words)
         worst = max(worst, code)
         if code != _FINE:
             break  # what is there is still written
-    worst = max(worst, _step(["leaderboard", "--suite", suite, "--output", str(folder), *stores]))
+    worst = max(worst, _step(ctx, ["leaderboard", "--suite", suite, "--output", str(folder), *stores]))
     raise typer.Exit(worst)
 
 
-def _step(words: Sequence[str]) -> int:
+def _step(ctx: typer.Context, words: Sequence[str]) -> int:
     """Carry out one command of fedbench, shown first; its exit code."""
-    from fedbench.cli.app import app
-
+    # the command line that this command was found on: its module imports this one
+    root: Any = ctx.find_root().command
     with resumable():
         say(f"$ {shlex.join(['fedbench', *words])}", style="bold")
-        return int(app(words, prog_name="fedbench", standalone_mode=False) or 0)
+        return int(root(words, prog_name="fedbench", standalone_mode=False) or 0)
 
 
 def _words(options: Mapping[str, Sequence[object]]) -> list[str]:

@@ -27,7 +27,7 @@ from fedbench.cli.options import (
     finite,
     plugin_files,
 )
-from fedbench.core.folders import expanded
+from fedbench.core.files import expanded
 
 
 def run(

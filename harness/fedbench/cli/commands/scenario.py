@@ -11,11 +11,11 @@ import typer
 from fedbench.cli.console import say
 from fedbench.cli.options import Further, all_assignments
 from fedbench.core.errors import FedbenchError
-from fedbench.core.folders import expanded
+from fedbench.core.files import expanded
 
 if TYPE_CHECKING:
+    from fedbench.core.federation import Federation
     from fedbench.core.spec import RunSpec
-    from fedbench.core.types import Federation
     from fedbench.suites.resolve import Overrides
 
 _MOST_NAMES = 12

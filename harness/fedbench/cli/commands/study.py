@@ -21,7 +21,7 @@ def study(
 ) -> None:
     """Show what studies found, which hyper-parameters mattered, and where to browse them."""
     from fedbench.cli.tuning import show_found, told_budget
-    from fedbench.core.folders import usable_folder
+    from fedbench.core.files import usable_folder
     from fedbench.core.wording import counted
     from fedbench.tracking.databases import shown
     from fedbench.tracking.store import store_uri

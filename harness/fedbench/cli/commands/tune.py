@@ -30,7 +30,7 @@ from fedbench.cli.options import (
     plugin_files,
 )
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.folders import expanded
+from fedbench.core.files import expanded
 
 
 def tune(

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedbench.core.types import Dataset, Split, Tensors
+from fedbench.core.federation import Dataset, Split
+from fedbench.core.types import Tensors
 from fedbench.datasets.cache import stored
 from fedbench.datasets.content import dataset
 from fedbench.datasets.embedded import (

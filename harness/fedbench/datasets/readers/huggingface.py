@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Dataset, Split
 from fedbench.core.files import read_bytes
-from fedbench.core.types import Dataset, Split
 from fedbench.datasets.cache import read_json, write_json
 from fedbench.datasets.classnames import LABEL_ORDERS, listed_words, words_beside, words_for, words_in
 from fedbench.datasets.content import MOST_CLASSES, dataset

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import Dataset, Split
+from fedbench.core.federation import Dataset, Split
 from fedbench.datasets.classnames import read_words, words_for, words_in
 from fedbench.datasets.content import dataset
 from fedbench.datasets.images import load_images

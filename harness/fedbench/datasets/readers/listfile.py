@@ -18,9 +18,9 @@ from typing import Literal
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Dataset, Split
 from fedbench.core.files import read_bytes
 from fedbench.core.metric_names import GROUPS
-from fedbench.core.types import Dataset, Split
 from fedbench.datasets.classnames import words_beside, words_in
 from fedbench.datasets.content import MOST_CLASSES, dataset
 from fedbench.datasets.images import load_images

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.core.files import read_bytes
-from fedbench.core.types import Dataset, Split, TensorImages
 from fedbench.datasets.classnames import words_for
 from fedbench.datasets.content import dataset
 from fedbench.datasets.names import DatasetName

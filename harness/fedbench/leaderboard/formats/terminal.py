@@ -14,8 +14,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedbench.core.files import csv_text
 from fedbench.leaderboard.failures import shortened
-from fedbench.leaderboard.formats.csv_text import csv_text
 from fedbench.leaderboard.tables import STATUS, Column, Shown, tables
 
 _ANY_WIDTH = 10_000

@@ -69,6 +69,11 @@ class ClipBackbone:
     is_pretrained: bool = True
 
     @property
+    def feature_dim(self) -> int:
+        """The width of the space that images and texts share."""
+        return self.embed_dim
+
+    @property
     def image_size(self) -> int:
         """S, the side of the square images that the image tower takes."""
         assert self.transform.size is not None

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Outputs, Tensors
+from fedbench.core.types import Backbone, Outputs, Tensors
 from fedbench.models.cnn.nets import build_body
 from fedbench.models.names import BackboneName
 from fedbench.models.per_thread import per_thread
@@ -89,7 +89,7 @@ class _Classifier(nn.Module):
         return self.head(features), features
 
 
-def cnn_model(backbone: CnnBackbone, num_classes: int, seed: int) -> tuple[Tensors, Tensors, Forward]:
+def cnn_model(backbone: Backbone, num_classes: int, seed: int) -> tuple[Tensors, Tensors, Forward]:
     """Weights and buffers of body and linear head (``body.*``, ``head.*``) and the forward pass that reads them.
 
     ``forward`` takes the float batch (b, 3, h, w). It updates the batch-norm statistics among the buffers in place

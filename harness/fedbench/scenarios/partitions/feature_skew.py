@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.federation import Dataset, ImageSource, Split
 from fedbench.core.randomness import numpy_generator
-from fedbench.core.types import Dataset, ImageSource, Split
 from fedbench.scenarios.partitions.parts import Parts
 from fedbench.scenarios.partitions.rounding import IntArray
 

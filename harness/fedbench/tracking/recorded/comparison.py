@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fedbench.tracking.parameters import DEFAULTS
 from fedbench.tracking.recorded.lookup import find_run, reading_client
 from fedbench.tracking.store import FINAL, HARNESS, METHOD_CODE
+from fedbench.tracking.tags import DEFAULTS
 
 # isort: split
 from mlflow import MlflowClient

@@ -11,11 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import FAULT_COUNTS
+from fedbench.core.records import FAULT_COUNTS
 from fedbench.plugins.provenance import versions
 from fedbench.plugins.run_code import Codes
 from fedbench.rounds.loop import evaluate
-from fedbench.runs.prepare import Run as PreparedRun
+from fedbench.rounds.run import Run as PreparedRun
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.tracking.artifacts import read_predictions, read_spec, read_state
 from fedbench.tracking.recorded.comparison import final_metrics, in_pairs

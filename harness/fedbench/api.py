@@ -1,0 +1,71 @@
+"""What a method imports of fedbench, beside the blocks of `fedbench.toolkit` and the backbones of `fedbench.models`.
+
+Hooks and what they are handed stand in `fedbench.core.hooks` and `fedbench.core.tasks`, with shapes and units.
+"""
+
+from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.federation import Federation
+from fedbench.core.hooks import hookimpl
+from fedbench.core.hyper import hyper
+from fedbench.core.partition import ClientShard
+from fedbench.core.randomness import numpy_generator, torch_generator
+from fedbench.core.records import RoundRecord, RunInfo, RunResult
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.tasks import (
+    AggregationTask,
+    BroadcastTask,
+    ClientTask,
+    EvaluationTask,
+    LocalStep,
+    ModelSetup,
+    ReportedTask,
+    StartTask,
+)
+from fedbench.core.types import (
+    Broadcast,
+    GlobalModel,
+    InputSource,
+    LabelledBatch,
+    LinearHead,
+    Model,
+    Outputs,
+    Predictions,
+    Tensors,
+    UnlabelledBatch,
+    Update,
+)
+
+__all__ = [
+    "AggregationTask",
+    "Broadcast",
+    "BroadcastTask",
+    "ClientShard",
+    "ClientTask",
+    "EvaluationTask",
+    "FedbenchError",
+    "Federation",
+    "GlobalModel",
+    "InputSource",
+    "LabelledBatch",
+    "LinearHead",
+    "LocalStep",
+    "Model",
+    "ModelSetup",
+    "Outputs",
+    "Predictions",
+    "ReportedTask",
+    "RoundRecord",
+    "RunInfo",
+    "RunResult",
+    "RunSpec",
+    "StartTask",
+    "Tensors",
+    "Training",
+    "UnlabelledBatch",
+    "Unworkable",
+    "Update",
+    "hookimpl",
+    "hyper",
+    "numpy_generator",
+    "torch_generator",
+]

@@ -1,0 +1,166 @@
+"""Images, splits, data sets, and the federation that a scenario makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedbench.core.partition import ClassTable, ClientShard, Shards
+
+
+class ImageSource(Protocol):
+    """Images that can be read by index: held in memory, or decoded from files on demand."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, indices: Tensor) -> Tensor:
+        """The images at ``indices`` (int64, shape (b,)) as uint8 of shape (b, 3, height, width)."""
+        ...
+
+    def content_hash(self) -> str:
+        """A hex digest of what the images are; the same images give the same digest on every machine."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TensorImages:
+    """Images in memory: one uint8 tensor of shape (n, 3, height, width)."""
+
+    pixels: Tensor
+
+    def __len__(self) -> int:
+        return int(self.pixels.shape[0])
+
+    def read(self, indices: Tensor) -> Tensor:
+        """uint8 (b, 3, height, width)."""
+        return self.pixels[indices]
+
+    def content_hash(self) -> str:
+        """sha256 over shape and bytes."""
+        digest = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
+        digest.update(self.pixels.flatten().numpy().data)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """Some images of another source, by index (int64, shape (n,))."""
+
+    source: ImageSource
+    indices: Tensor
+
+    def __len__(self) -> int:
+        return int(self.indices.shape[0])
+
+    def read(self, indices: Tensor) -> Tensor:
+        """uint8 (b, 3, height, width)."""
+        return self.source.read(self.indices[indices])
+
+    def content_hash(self) -> str:
+        """Digest of the whole source and of the chosen indices."""
+        digest = hashlib.sha256(self.source.content_hash().encode())
+        digest.update(self.indices.numpy().tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One split of a data set: ``images``, ``labels`` (n,) int64 and, where known, ``domains`` (n,) int64."""
+
+    images: ImageSource
+    labels: Tensor
+    domains: Tensor | None = None
+
+    def __len__(self) -> int:
+        return int(self.labels.shape[0])
+
+    def select(self, indices: Tensor) -> Split:
+        """The split made of the samples at ``indices`` (int64, shape (m,)), in that order."""
+        domains = None if self.domains is None else self.domains[indices]
+        return Split(Subset(self.images, indices), self.labels[indices], domains)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images with class names usable in prompts. ``test`` is None where the data come without an official split."""
+
+    name: str
+    classnames: tuple[str, ...]
+    train: Split
+    test: Split | None
+    content_hash: str
+    """Of the images as decoded, labels, domains, class names and groups of both splits, in their order."""
+    domain_names: tuple[str, ...] = ()
+    list_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Head / mid / tail classes where the data set's own list files define them."""
+    shortest_side: int | None = None
+    """In pixels, of the images as they are in their files; None where there are none. ``train`` may be larger."""
+    files_hash: str = ""
+    """As ``content_hash``, of the images as they are in their files, where they are decoded at the size that a run asks
+    for. Empty for data of one size, of which ``content_hash`` says it all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """Classes left out of training: no client has a sample of them, and nobody knows their names until they are tested.
+
+    Labels of ``test`` count from 0 in ``classnames``.
+    """
+
+    test: Split
+    classnames: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """How many they are."""
+        return len(self.classnames)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """The clients with their shards, and the splits everything is measured on."""
+
+    clients: Sequence[ClientShard]
+    train: Split
+    test: Split
+    classnames: tuple[str, ...]
+    domain_names: tuple[str, ...] = ()
+    validation: Split | None = None
+    held_out_domain: int | None = None
+    labels_visible: bool = True
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Class indices by reporting group: head / mid / tail, or many / medium / few."""
+    server: Split | None = None
+    """The server's own samples; None where the scenario grants none."""
+    unseen: Unseen | None = None
+    """What is tested beside these classes; None where the scenario has no unseen classes, or scores training data."""
+
+    @property
+    def num_classes(self) -> int:
+        """C, the number of classes."""
+        return len(self.classnames)
+
+    @cached_property
+    def shards(self) -> Shards:
+        """The clients in few tensors: what goes over all of them reads these instead of ``clients``."""
+        return Shards.of(self.clients)
+
+    @cached_property
+    def class_table(self) -> ClassTable:
+        """Training samples by client and class; computed once."""
+        return ClassTable.of(self.shards, self.train.labels, self.num_classes)
+
+    def class_counts(self, client: int | None = None) -> Tensor:
+        """Training samples per class, (C,) int64: of one client, or over all clients when ``client`` is None."""
+        indices = self.shards.indices if client is None else self.clients[client].indices
+        return torch.bincount(self.train.labels[indices], minlength=self.num_classes)
+
+    def with_clients(self, clients: Sequence[ClientShard]) -> Federation:
+        """The same data dealt to other clients."""
+        return replace(self, clients=clients)
