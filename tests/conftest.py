@@ -1,9 +1,13 @@
 """Fixtures for all tests."""
 
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from fedbench.plugins import assembly as assemble
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +33,41 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.timeout(0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoParams:
+    """None."""
+
+
+class Mine:
+    """A method that answers no hook."""
+
+    name = "mine"
+    citation = "Nobody, A paper that does not exist, 2000"
+    Params = NoParams
+    recipe: Mapping[str, object] = {}
+
+    def __init__(self, params: NoParams) -> None:
+        self.params = params
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Registers the method "mine" with the attributes given, and gives its name; its backbone is clip:embedded."""
+
+    def register(**attributes: object) -> str:
+        method = type("Mine", (Mine,), attributes)
+        original = assemble.find_method
+        for module in (
+            "fedbench.plugins.assembly",
+            "fedbench.testing",
+            "fedbench.suites.resolve",
+            "fedbench.runs.prepare",
+        ):
+            found = lambda name, plugin_files=(): method if name == "mine" else original(name, plugin_files)  # noqa: E731
+            monkeypatch.setattr(f"{module}.find_method", found)
+        monkeypatch.setattr("fedbench.testing.contract_backbone", lambda name: "clip:embedded")
+        return "mine"
+
+    return register
