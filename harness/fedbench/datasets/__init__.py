@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["dataset_names", "load_dataset", "takes_image_size"]
 
-TORCHVISION, BELOW = "torchvision_layout", "in torchvision's layout below --data-dir; ?download=true fetches it"
+TORCHVISION, BELOW = "readers.torchvision_layout", "in torchvision's layout below --data-dir; ?download=true fetches it"
 
 SOURCES = {
     "embedded": Source(
-        "procedural",
+        "embedded.loader",
         "32 x 32 images of 10 or 20 shapes in four styles, rendered here; needs no files and no network",
         options=("classes", "train", "test", "seed"),
     ),
@@ -30,19 +30,19 @@ SOURCES = {
     "cifar100": Source(TORCHVISION, f"CIFAR-100 {BELOW}", options=("download",)),
     "fashion-mnist": Source(TORCHVISION, f"Fashion-MNIST {BELOW}", options=("download",)),
     "imagefolder": Source(
-        "imagefolder",
+        "readers.imagefolder",
         "a folder or .tar of domain/class/* (PACS), split/class/* (CINIC-10) or domain/split/class/* (VLCS)",
         options=("layout", "size", "classnames"),
         location="PATH",
     ),
     "hf": Source(
-        "huggingface",
+        "readers.huggingface",
         "a Hugging Face data set, by its name on the Hub or as a local folder of parquet files",
         options=("config", "train", "test", "image", "label", "domain", "size", "classnames", "names"),
         location="NAME_OR_PATH",
     ),
     "listfile": Source(
-        "listfile",
+        "readers.listfile",
         "images named by train.txt and test.txt with lines 'path label' (ImageNet-LT)",
         options=("root", "test", "size", "classnames"),
         location="PATH",
