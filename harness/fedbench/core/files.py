@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from safetensors import SafetensorError
 
 from fedbench.core.errors import FedbenchError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LARGEST = 2**30
 """Bytes of a file that is read whole; one that is larger is a mistake, and could fill memory."""
