@@ -109,3 +109,22 @@ def test_the_table_of_equations_names_tests_that_exist():
             assert exists, f"{cited}: no such test in {file.name}"
             found += 1
     assert found > 50
+
+
+def test_the_table_of_equations_names_functions_that_exist():
+    defined: dict[str, set[str]] = {}
+    for file in [*(ROOT / "harness").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined.setdefault(file.stem, set()).add(node.name)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                defined.setdefault(file.stem, set()).add(node.target.id)
+    table = (ROOT / "plugins" / "README.md").read_text(encoding="utf-8")
+    cited = [
+        tuple(name.split("."))
+        for line in table.splitlines()
+        if line.startswith("|") and line.count("|") >= 4
+        for name in re.findall(r"`(\w+(?:\.\w+)+)`", line.split("|")[2])
+    ]
+    assert len(cited) > 100
+    assert [".".join(one) for one in cited if not set(one[1:]) <= defined.get(one[0], set())] == []

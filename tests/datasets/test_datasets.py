@@ -25,9 +25,9 @@ from fedbench.core.spec import RunSpec
 from fedbench.datasets import SOURCES, cache, dataset_names, images, load_dataset
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
 from fedbench.datasets.embedded import CLASSNAMES
-from fedbench.datasets.embedded import loader as procedural
 from fedbench.datasets.images import ImageFiles
 from fedbench.datasets.names import parse_name
+from fedbench.datasets.readers import embedded as procedural
 from fedbench.runs.prepare import Settings, image_size_for, prepare
 
 

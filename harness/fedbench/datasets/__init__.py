@@ -22,7 +22,7 @@ TORCHVISION, BELOW = "readers.torchvision_layout", "in torchvision's layout belo
 
 SOURCES = {
     "embedded": Source(
-        "embedded.loader",
+        "readers.embedded",
         "32 x 32 images of 10 or 20 shapes in four styles, rendered here; needs no files and no network",
         options=("classes", "train", "test", "seed"),
     ),
