@@ -8,7 +8,7 @@ a_k = ‖a_{k,·}‖₁ the weight of all its gradients in it,
     proximal term (μ/2) ‖w − x‖², ρ = 0: a_k = [1 − (1 − η μ)^τ_k] / (η μ)
     server momentum:  u ← gmf u + (step above) / η,    x ← x − η u
 η is the round's own rate, also where it decays, and a_k follows from the steps taken, the last short batch included
-(`fedbench.toolkit.local_steps`). Equal a_k make it FedAvg bit for bit, whatever the p_k.
+(`fedbench.toolkit.local_training`). Equal a_k make it FedAvg bit for bit, whatever the p_k.
 
 Answers: start (refuses what it is not defined for), loss_terms (μ > 0), after_training (sends a_k), aggregate. Stacks
 with any method that replaces neither local_train nor aggregate. What other methods add to the loss, a proximal term

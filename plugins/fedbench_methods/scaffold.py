@@ -9,7 +9,7 @@ N counts all clients, m the cohort: so c stays the mean of all c_k, whoever take
 
 The correction c − c_k is the gradient of ⟨w − x, c − c_k⟩, which is added to the loss: zero where a round begins. So it
 passes through the momentum ρ, and Option II divides by η a(K) instead of η K, a(K) the weight of all gradients in the
-change (`fedbench.toolkit.local_steps`; K itself without momentum, 4.1 times K at K = 10 and ρ = 0.9). The recorded
+change (`fedbench.toolkit.local_training`; K itself without momentum, 4.1 times K at K = 10 and ρ = 0.9). The recorded
 training loss includes this term, which can be negative: it cannot be compared with that of other methods.
 
 Answers: start (refuses other optimisers than SGD), broadcast (c), loss_terms, after_training (keeps c_k⁺, sends its

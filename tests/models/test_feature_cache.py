@@ -161,7 +161,7 @@ import json, os, sys
 from pathlib import Path
 import torch
 from fedbench.models.feature_cache import encode
-from fedbench.core.types import TensorImages
+from fedbench.core.federation import TensorImages
 
 folder = Path(sys.argv[1])
 

@@ -244,7 +244,7 @@ def test_workers_import_no_mlflow_and_end_when_their_parent_is_killed(tmp_path):
         "import os, time\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
         "from fedbench.runs.engines.scheduler import quiet_worker\n"
-        "from fedbench import pool as workers\n"
+        "from fedbench.runs.engines import forkserver as workers\n"
         "def imported():\n"
         "    import sys\n"
         "    return [name in sys.modules for name in ('fedbench.models.clip.backbone', 'mlflow')]\n"
@@ -331,10 +331,11 @@ def test_workers_import_from_where_their_parent_does_and_not_from_the_current_fo
         (tmp_path / name).mkdir()
         (tmp_path / name / "fedbench_probe_xyz.py").write_text(f"WHERE = {name!r}\n")
     (tmp_path / "current" / "fedbench_planted_xyz.py").touch()
-    (tmp_path / "first" / "fedbench").mkdir()
+    (tmp_path / "first" / "fedbench" / "cli").mkdir(parents=True)
     installed = Path(sys.modules["fedbench"].__file__).parent
     (tmp_path / "first" / "fedbench" / "__init__.py").write_text(f"__path__.append({str(installed)!r})\n")
-    (tmp_path / "first" / "fedbench" / "preload.py").write_text(
+    (tmp_path / "first" / "fedbench" / "cli" / "__init__.py").touch()
+    (tmp_path / "first" / "fedbench" / "cli" / "preload.py").write_text(
         "import importlib.util, fedbench_probe_xyz\n"
         "FOUND = fedbench_probe_xyz.WHERE, importlib.util.find_spec('fedbench_planted_xyz') is None\n"
     )
