@@ -69,7 +69,7 @@ def test_the_wheel_has_every_file_of_the_three_packages_and_nothing_else(site: P
     # what no import would miss
     assert {
         "fedbench/py.typed",
-        "fedbench/page/template.html.j2",
+        "fedbench/leaderboard/page/template.html.j2",
         "fedbench/models/embedded/embedded.safetensors",
         "fedbench_methods/fedprox.py",
         "fedbench_suites/longtail.yaml",
