@@ -1,12 +1,16 @@
 """Fixtures for all tests."""
 
 import os
+import sqlite3
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from fedbench.core.files import name_once
 from fedbench.plugins import assembly as assemble
 
 
@@ -33,6 +37,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.timeout(0))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """MLflow's migrations of an empty database take a second or two: they run once, further stores are copies."""
+    store = sys.modules.get("fedbench.tracking.store")
+    if store is None or isinstance(store._create, Copies):
+        return
+    store._create = Copies(store._create)
+
+
+class Copies:
+    """Creates a database as ``create`` does, for the first time by it and then as a copy."""
+
+    def __init__(self, create: Callable[[Path], None]) -> None:
+        self.create = create
+        self.template = b""
+
+    def __call__(self, database: Path) -> None:
+        if not self.template:
+            self.create(database)
+            self.template = database.read_bytes()
+            return
+        database.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = database.with_name(f"{database.name}.{os.getpid()}")
+        unfinished.write_bytes(self.template)
+        with closing(sqlite3.connect(unfinished)) as connection, connection:
+            artifacts = (database.parent / "artifacts" / "0").as_uri()
+            connection.execute("UPDATE experiments SET artifact_location = ?", (artifacts,))
+        name_once(unfinished, database)
+        unfinished.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, kw_only=True)

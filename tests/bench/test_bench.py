@@ -49,6 +49,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {run["row"]: run for run in json.loads(file.read_text())["runs"]}
 
 
+@pytest.mark.slow
 def test_fedbench_learns_what_the_plain_loop_learns(tiny: dict[str, Any]) -> None:
     plain, ours = tiny["plain"]["report"], tiny["fedbench"]["report"]
     assert len(plain["rounds"]) == len(ours["rounds"]) == 8
@@ -56,6 +57,7 @@ def test_fedbench_learns_what_the_plain_loop_learns(tiny: dict[str, Any]) -> Non
     assert abs(plain["accuracy"] - ours["accuracy"]) < 6  # 400 test samples: two standard errors of the difference
 
 
+@pytest.mark.slow
 def test_an_absent_peer_is_skipped_with_its_reason(tiny: dict[str, Any]) -> None:
     assert tiny["pfl"]["problem"].startswith("skipped: /no/python can't be run")
     assert tiny["pfl"]["report"] is None

@@ -855,6 +855,7 @@ def scratch(tmp_path):
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.slow
 def test_real_cifar10_parquet(shared_data, scratch):
     if not (shared_data / "cifar10").is_dir():
         pytest.skip(f"no CIFAR-10 parquet in {shared_data}")

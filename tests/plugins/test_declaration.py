@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -163,7 +164,11 @@ def test_an_error_that_cannot_be_shown_is_told_by_its_kind(written):
         load_plugin_file(file)
 
 
-def test_ctrl_c_during_an_import_is_no_fault_of_the_plugin(written):
+def test_ctrl_c_during_an_import_is_no_fault_of_the_plugin(written, request):
+    # a process that a shell starts in the background ignores Ctrl-C
+    request.addfinalizer(
+        partial(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+    )
     file = written(f"import os\nos.kill({os.getpid()}, {int(signal.SIGINT)})\nimport time\ntime.sleep(60)\n")
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):

@@ -119,6 +119,7 @@ def statuses(store: Path) -> Counter[str]:
     return Counter(run.info.status for _, run in runs_of(client, "full"))
 
 
+@pytest.mark.slow
 def test_a_full_cache_is_told_before_anything_runs(disk, tmp_path):
     disk.fill()
     process = start(tmp_path, "--cache-dir", str(disk.folder))
@@ -156,6 +157,7 @@ def test_a_full_store_stops_the_command_and_the_same_one_goes_on(disk, cache, tm
         assert steps == list(range(151))
 
 
+@pytest.mark.slow
 def test_with_patience_the_same_command_waits_for_space(disk, cache, tmp_path):
     process = start(tmp_path, "--store", str(disk.folder / "store"), "--cache-dir", str(cache), "--patience", "100")
     for line in process.stdout:

@@ -274,6 +274,7 @@ def _is_running(process: int) -> bool:
     return state != "Z"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the process table of Linux")
 def test_no_process_of_a_pool_outlives_a_killed_parent(settings, tmp_path):
     (tmp_path / "waiting.py").write_text(WAITING)

@@ -81,6 +81,7 @@ def check_two_at_once(folder: Path, uri: str, *arguments: str) -> None:
     assert sum(finished) == 6 and min(finished) > 0, finished
 
 
+@pytest.mark.slow
 def test_two_commands_at_once_share_the_work(folder):
     check_two_at_once(folder, f"sqlite:///{folder}/fedbench-store/mlflow.db")
 

@@ -333,7 +333,7 @@ def undisturbed(settings: Settings, tmp_path_factory: pytest.TempPathFactory) ->
     return study
 
 
-@pytest.mark.parametrize("drawn", [0, 1, 2])
+@pytest.mark.parametrize("drawn", [0, *(pytest.param(drawn, marks=pytest.mark.slow) for drawn in (1, 2))])
 def test_trials_that_died_at_any_point_leave_the_study_as_it_would_have_been(
     tmp_path: Path, settings: Settings, undisturbed: optuna.Study, monkeypatch: pytest.MonkeyPatch, drawn: int
 ) -> None:

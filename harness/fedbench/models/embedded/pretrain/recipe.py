@@ -96,7 +96,7 @@ class Recipe:
 DEFAULT = Recipe()
 
 SMOKE = Recipe(
-    images=600,
+    images=300,
     render_processes=1,
     render_parts=2,
     teacher=Stage(
@@ -108,7 +108,7 @@ SMOKE = Recipe(
         augmentation=0.0,
         bag_of_words=1.0,
     ),
-    student=Stage(samples=640, learning_rate=1e-3, captions=CaptionMix(), hue_share=0.3),
-    refinement=Stage(samples=256, learning_rate=6e-4, captions=CaptionMix(misnaming=1.35), hue_share=0.4),
-    gate=GateSizes(ten_classes=200, probe=300, twenty_classes=200, pairs=100),
+    student=Stage(samples=256, learning_rate=1e-3, captions=CaptionMix(), hue_share=0.3),
+    refinement=Stage(samples=128, learning_rate=6e-4, captions=CaptionMix(misnaming=1.35), hue_share=0.4),
+    gate=GateSizes(ten_classes=100, probe=150, twenty_classes=100, pairs=50),
 )
