@@ -100,6 +100,35 @@ def test_importing_the_command_line_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_python_api_is_imported_when_it_is_used() -> None:
+    code = (
+        f"import sys, fedbench; print([m for m in {HEAVY!r} if m in sys.modules]); "
+        "suite = fedbench.load_suite('longtail'); "
+        "specs = fedbench.expand(suite, fedbench.Overrides(methods=('fedavg',), seeds=(0,))); "
+        "print(specs[0].method, {fedbench._API[name] == getattr(fedbench, name).__module__ for name in fedbench._API})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\nfedavg {True}\n"
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["list", "suites"], ["--help"]], ids=" ".join)
+def test_names_are_listed_without_importing_torch(arguments: list[str]) -> None:
+    code = f"import sys; from fedbench.cli.app import main; sys.argv[1:] = {arguments!r}\ntry: main()\nfinally: "
+    code += "sys.stderr.write(str('torch' in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "False"
+
+
+def test_describing_a_method_imports_torch_and_no_other_heavy_library() -> None:
+    heavy = ("open_clip", "torchvision", "transformers", "mlflow", "optuna", "sklearn", "pandas", "scipy")
+    code = (
+        "import sys; from fedbench.plugins.assembly import find_method, method_names\n"
+        f"for name in method_names(): find_method(name)\nprint([m for m in {heavy!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_help_names_every_verb_and_version_is_the_package_version(fedbench: Command) -> None:
     shown = fedbench("--help")
     assert shown.code == 0

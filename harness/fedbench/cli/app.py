@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import sys
 from typing import Annotated, Any
@@ -112,12 +110,7 @@ def main() -> None:
 
 
 def command() -> None:
-    """`main` as a process of its own, which ends here.
-
-    Without the collections that a million imported objects set off (a second of a `run`), and without taking torch and
-    all that it imports apart at the end (up to three). `engine` switches collection on before anything is trained.
-    """
-    gc.disable()
+    """`main` as a process of its own: a stdout that can't be written ends it with one message."""
     try:
         guard_output()
         try:
@@ -128,10 +121,3 @@ def command() -> None:
         complain(f"{error} What is stored stays; the same command goes on." if error.is_resumable else str(error))
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
         sys.exit(OUTPUT_LOST)
-    except SystemExit as end:
-        if "torch" not in sys.modules or not isinstance(end.code, int | None):
-            raise
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(end.code or 0)

@@ -35,7 +35,7 @@ def context() -> ForkServerContext | SpawnContext:
     if not can_fork():
         return multiprocessing.get_context("spawn")
     chosen = multiprocessing.get_context("forkserver")
-    chosen.set_forkserver_preload(["fedbench.cli.preload"])
+    chosen.set_forkserver_preload(["fedbench.runs.engines.preload"])
     _start_server()
     return chosen
 

@@ -5,7 +5,6 @@ The same spec gives the same numbers on every engine, whatever happened on the w
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections import deque
@@ -95,7 +94,6 @@ def execute(
     others go on. ``claims`` are held from before a run begins until its last event was taken. Closing the generator
     ends the engine.
     """
-    gc.enable()
     if engine is None:
         engine = engine_for(len(specs), settings, workers)
     schedule = _Schedule(specs, engine, policy or Policy(), claims)
