@@ -28,7 +28,7 @@ from fedbench import __version__
 from fedbench.cli.app import main
 from fedbench.cli.console import OutputLost
 from fedbench.cli.live import LiveProgress
-from fedbench.cli.options import Request, command_line
+from fedbench.cli.options import Selection, command_line
 from fedbench.cli.progress import PlainProgress, Progress
 from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
 from fedbench.core.spec import RunSpec, Training
@@ -587,7 +587,7 @@ def test_finished_runs_are_skipped_unless_rerun_is_given(
 
     faked_run(monkeypatch, execution, events)
     arguments = ("run", "--method", "fedavg", "--seed", "0", "--seed", "1")
-    _, specs = execution.plan.requested(execution.Request(methods=("fedavg",), seeds=(0, 1)))
+    _, specs = execution.plan.requested(execution.Selection(methods=("fedavg",), seeds=(0, 1)))
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {specs[0].run_id: ()})
     ended = fedbench(*arguments)
     assert "1 of 2 runs are in the store already and are skipped; --rerun repeats them." in ended.out
@@ -732,9 +732,9 @@ def test_after_a_run_its_own_tables_are_shown_and_the_hint_reads_them_as_the_sui
 
 
 def test_a_hint_names_files_where_they_are_and_a_record_by_their_names(tmp_path: Path) -> None:
-    request = Request(suite="my suites/own.yaml", plugin_files=(tmp_path / "alone.py",))
-    assert command_line("run", request) == "fedbench run --suite own.yaml --plugin alone.py"
-    hint = command_line("run", request, paths=True)
+    selection = Selection(suite="my suites/own.yaml", plugin_files=(tmp_path / "alone.py",))
+    assert command_line("run", selection) == "fedbench run --suite own.yaml --plugin alone.py"
+    hint = command_line("run", selection, paths=True)
     assert hint == f"fedbench run --suite 'my suites/own.yaml' --plugin {tmp_path}/alone.py"
 
 

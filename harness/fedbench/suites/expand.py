@@ -16,7 +16,7 @@ from fedbench.suites.resolve import Cell, Find, Overrides, checked_seed, finder,
 from fedbench.suites.suite import Row, Scale, Setting, Suite
 
 
-def single(scenario: str | None, dataset: str | None, backbone: str | None) -> Suite:
+def single(scenario: str | None = None, dataset: str | None = None, backbone: str | None = None) -> Suite:
     """The suite of a run without a suite file: the methods come from the command line."""
     given: dict[str, Any] = {"dataset": dataset, "backbone": backbone, "scenario": scenario}
     return Suite(name="adhoc", rows=(Row(method="fedavg"),), **{k: v for k, v in given.items() if v is not None})

@@ -6,10 +6,11 @@ tried again and what has taken too long is `fedbench.runs.engines.scheduler`'s t
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from fedbench.core.spec import RunSpec
-from fedbench.runs.engines.events import Event, Lost
+if TYPE_CHECKING:  # a command that starts the server of forks imports this package before torch
+    from fedbench.core.spec import RunSpec
+    from fedbench.runs.engines.events import Event, Lost
 
 EngineName = Literal["in-process", "processes", "ray"]
 ENGINES: tuple[EngineName, ...] = ("in-process", "processes", "ray")
