@@ -190,7 +190,7 @@ def test_missing_store_is_an_error_and_is_not_made(fedbench: Command, tmp_path: 
 def test_other_exceptions_keep_their_traceback(
     fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
 ) -> None:
-    def broken(*_: object) -> int:
+    def broken(*_: object, **__: object) -> int:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(execution, "carry_out", broken)

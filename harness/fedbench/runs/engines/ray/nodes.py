@@ -19,6 +19,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.runs.engines.ray.shipping import Shipped, environment, ship
 from fedbench.runs.engines.ray.worker import Message, Place, stream
 from fedbench.runs.engines.scheduler import default_workers
+from fedbench.runs.engines.workers import Notice
 
 _INSTALL = 'pip install "fedbench-harness[ray]"'
 _REACHABLE = 10.0
@@ -34,19 +35,6 @@ class Task:
     stream: Any
     place: Place | None = None
     """Known once it has begun."""
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What became of a task since the last look."""
-
-    task: Task
-    said: tuple[Any, ...] = ()
-    is_over: bool = False
-    lost: str = ""
-    """Why its process ended before the work did."""
-    broken: str = ""
-    """The traceback of an error that the work itself did not answer for."""
 
 
 class RayNodes:
@@ -130,7 +118,7 @@ class RayNodes:
         self._under_way.append(Task(self._stream.options(num_gpus=0, **options).remote(body, *arguments)))
         return self._under_way[-1]
 
-    def wait(self, seconds: float) -> list[Heard]:
+    def wait(self, seconds: float) -> list[Notice]:
         """What is heard of the tasks under way, in order for each; waits up to ``seconds`` for something."""
         by_stream = {task.stream: task for task in self._under_way}
         if not by_stream:
@@ -214,21 +202,21 @@ class RayNodes:
             f"cluster has {'; '.join(nodes) or 'no node'}."
         )
 
-    def _next(self, task: Task) -> Heard:
+    def _next(self, task: Task) -> Notice:
         exceptions = self._ray.exceptions
         try:
             message: Message = pickle.loads(self._ray.get(next(task.stream)))
         except StopIteration:
             self._under_way.remove(task)
-            return Heard(task, is_over=True)
+            return Notice(task, is_over=True)
         except exceptions.RayTaskError as error:
             self._under_way.remove(task)
-            return Heard(task, is_over=True, broken=str(error))
+            return Notice(task, is_over=True, broken=str(error))
         except exceptions.RayError as error:
             self._under_way.remove(task)
-            return Heard(task, is_over=True, lost=_told(error, task.place, exceptions))
+            return Notice(task, is_over=True, lost=_told(error, task.place, exceptions))
         task.place = message.place or task.place
-        return Heard(task, message.said)
+        return Notice(task, message.events)
 
 
 def _ray(*, is_started_here: bool) -> Any:
@@ -266,8 +254,3 @@ def _told(error: Exception, place: Place | None, exceptions: Any) -> str:
         return f"its node was lost, with its process {where}"
     said = " ".join(str(error).split())[:300]
     return f"Ray lost its process {where}: {type(error).__name__}: {said}"
-
-
-def last_line(trace: str) -> str:
-    """What an error said, of its traceback."""
-    return next((line.strip() for line in reversed(trace.splitlines()) if line.strip()), "an error without words")

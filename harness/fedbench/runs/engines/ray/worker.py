@@ -47,7 +47,7 @@ class Message:
 
     place: Place | None = None
     """Said first."""
-    said: tuple[Any, ...] = ()
+    events: tuple[Any, ...] = ()
 
 
 def stream(body: Callable[..., None], *arguments: Any) -> Iterator[bytes]:
@@ -74,9 +74,9 @@ def stream(body: Callable[..., None], *arguments: Any) -> Iterator[bytes]:
         while not emitted.empty():
             batch.append(emitted.get())
         is_over = batch[-1] is end
-        said = tuple(batch[:-1] if is_over else batch)
-        if said:
-            yield pickle.dumps(Message(said=said))
+        events = tuple(batch[:-1] if is_over else batch)
+        if events:
+            yield pickle.dumps(Message(events=events))
     if raised:
         raise raised[0]
 
