@@ -132,11 +132,11 @@ def test_describing_a_method_imports_torch_and_no_other_heavy_library() -> None:
 def test_help_names_every_verb_and_version_is_the_package_version(fedbench: Command) -> None:
     shown = fedbench("--help")
     assert shown.code == 0
-    assert all(verb in shown.out for verb in ("run", "list", "describe", "leaderboard", "ui", "pretrain"))
+    assert all(verb in shown.out for verb in ("run", "list", "describe", "leaderboard", "ui"))
     assert fedbench("--version").out == f"fedbench {__version__}\n"
 
 
-@pytest.mark.parametrize("verb", ["run", "list", "describe", "leaderboard", "ui", "pretrain"])
+@pytest.mark.parametrize("verb", ["run", "list", "describe", "leaderboard", "ui"])
 def test_help_of_every_verb_has_an_example(fedbench: Command, verb: str) -> None:
     shown = fedbench(verb, "--help")
     assert shown.code == 0
@@ -158,7 +158,6 @@ def test_help_of_every_verb_has_an_example(fedbench: Command, verb: str) -> None
         (["list", "metods"], ["'metods'", "did you mean 'methods'"]),
         (["describe", "fedprx"], ["unknown method 'fedprx'", "'fedprox'"]),
         (["describe", "fedclip+clip-zs"], ["both answer the hook build_model"]),
-        (["pretrain"], ["would overwrite", "--output"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) and value[0] in {"run", "list", "describe"} else None,
 )

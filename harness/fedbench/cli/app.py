@@ -17,7 +17,6 @@ from fedbench.cli.commands.describe import describe
 from fedbench.cli.commands.evaluate import evaluate
 from fedbench.cli.commands.leaderboard import leaderboard
 from fedbench.cli.commands.listing import list_known
-from fedbench.cli.commands.pretrain import pretrain
 from fedbench.cli.commands.publish import publish
 from fedbench.cli.commands.run import run
 from fedbench.cli.commands.scenario import scenario
@@ -101,7 +100,6 @@ app.command("compare", epilog="Example: fedbench compare 3f2a 91c0")(compare)
 app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
 app.add_typer(scenario, name="scenario")
 app.add_typer(cache, name="cache")
-app.command("pretrain", epilog="Example: fedbench pretrain --output my-clip --smoke")(pretrain)
 
 
 def main() -> None:
