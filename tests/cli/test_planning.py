@@ -40,6 +40,12 @@ class InFederate(Bad):
     def federate(self, federation):
         raise SystemExit(0)
 
+class Interrupts(Bad):
+    name = "interrupts"
+    @hookimpl
+    def federate(self, federation):
+        raise KeyboardInterrupt
+
 class InBuildModel(Bad):
     name = "in-build-model"
     @hookimpl
@@ -49,6 +55,7 @@ class InBuildModel(Bad):
 REASONS = {
     "in-init": "KeyError: 'no \\n such thing'",
     "in-federate": "SystemExit: 0",
+    "interrupts": "KeyboardInterrupt",
     "in-build-model": "AttributeError: 'ModelSetup' object has no attribute 'nothing'",
 }
 DATASET = "embedded?train=80&test=40"
@@ -58,7 +65,12 @@ dataset: "{DATASET}"
 backbone: convnet
 scenario: {{preset: iid, clients: 2}}
 training: {{rounds: 1, batch_size: 8}}
-rows: [{{method: in-init}}, {{method: in-federate}}, {{method: in-build-model}}, {{method: fedavg}}]
+rows:
+  - {{method: in-init}}
+  - {{method: in-federate}}
+  - {{method: interrupts}}
+  - {{method: in-build-model}}
+  - {{method: fedavg}}
 """
 
 

@@ -68,8 +68,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         say(f"fedbench {__version__}")
         raise typer.Exit
 

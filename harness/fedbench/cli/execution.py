@@ -92,9 +92,9 @@ def carry_out(
         claims = Claims(
             work / "claims", lambda spec: spec.run_id in origins and tracking.has_finished(spec, origins[spec.run_id])
         )
-        asked = invocation(selection, pending, skipped, suite.text, is_rerun=storing.rerun) if pending else None
+        recorded = invocation(selection, pending, skipped, suite.text, is_rerun=storing.rerun) if pending else None
         tracking = Tracking(
-            uri, suite.name, asked, claims, tell=_warn, patience=storing.patience, rerun=storing.rerun, codes=codes
+            uri, suite.name, recorded, claims, tell=_warn, patience=storing.patience, rerun=storing.rerun, codes=codes
         )
     except BaseException:
         if engine is not None:
@@ -111,7 +111,7 @@ def carry_out(
         tracking.end_dead_commands()
         ended = _Ended(0, [])
     if ended.stopped is not None:
-        report(ended.failures, uri, asked)
+        report(ended.failures, uri, recorded)
         if not isinstance(ended.stopped, KeyboardInterrupt | StoreUnavailable):
             raise ended.stopped
         stored = f"{skipped + ended.done} of {len(specs)} runs are finished and stored"
@@ -123,7 +123,7 @@ def carry_out(
             has_others = show_leaderboard(suite, uri, specs)
             show_next_steps(suite, selection.suite, storing.store, uri, has_others=has_others)
     finally:
-        report(ended.failures, uri, asked)
+        report(ended.failures, uri, recorded)
     left = len(pending) - len(ended.failures) - ended.done
     if left and policy.fail_fast:
         complain(f"not carried out: {counted(left, 'run')}; the same command goes on.", label="--fail-fast")
@@ -163,7 +163,7 @@ def _run_all(view: Progress, events: Generator[Event, None, None], cleaning: _Cl
 
 
 def _engine(place: Place, settings: Settings, pending: Sequence[RunSpec]) -> Engine:
-    """The engine that was asked for. Raises FedbenchError where it is not available here."""
+    """The engine of ``place``. Raises FedbenchError where it is not available here."""
     workers = place.workers or default_workers()
     if place.engine == "ray":
         from fedbench.runs.engines.ray.cluster import RayCluster, check_device
@@ -232,19 +232,19 @@ def _listen(
 @contextmanager
 def _shielded() -> Iterator[None]:
     """Ctrl-C waits for the end of the block, so that an event reaches the store whole and no run stays half written."""
-    asked = False
+    pressed = False
 
-    def ask(*_: object) -> None:
-        nonlocal asked
-        asked = True
+    def note(*_: object) -> None:
+        nonlocal pressed
+        pressed = True
         HURRY.set()
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if asked:
+    if pressed:
         raise KeyboardInterrupt
 
 

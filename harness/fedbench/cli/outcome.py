@@ -48,7 +48,7 @@ def show_next_steps(suite: Suite, given: str | None, store: str | None, uri: str
     say(f"as files     {tables} --output {shlex.quote(f'leaderboards/{suite.name}')}")
 
 
-def report(failures: Sequence[RunFailed], uri: str, asked: Invocation | None) -> None:
+def report(failures: Sequence[RunFailed], uri: str, invocation: Invocation | None) -> None:
     """Every failed run with its reason; tracebacks go to a file beside the store, behind older ones, else to stderr."""
     for failure in failures:
         complain(f"{failure.spec.title}, seed {failure.spec.seed}: {failure.reason}", label="failed")
@@ -59,9 +59,9 @@ def report(failures: Sequence[RunFailed], uri: str, asked: Invocation | None) ->
     ]
     folder = _store_folder(uri)
     if details and folder is not None:
-        assert asked is not None
+        assert invocation is not None
         log = folder / "failures.log"
-        heading = f"==== {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  {asked.command}\n"
+        heading = f"==== {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  {invocation.command}\n"
         try:
             with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 # in one piece: another command on the same store may write as well

@@ -24,7 +24,7 @@ from fedbench.suites.suite import Suite, load_suite, suite_names
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """The runs that differ by their seed only, and what preparing the first of them told."""
+    """The runs that differ by their seed only, and what preparing the first of them shows."""
 
     specs: tuple[RunSpec, ...]
     info: RunInfo

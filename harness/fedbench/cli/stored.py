@@ -45,7 +45,7 @@ def show_stored(
 def say_stored(specs: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) -> None:
     """How many runs are skipped and, where some run again, a line for the rows that stand alike.
 
-    ``stored``: run id -> why a run is repeated, nothing for one that is skipped. Nothing is said of an empty store.
+    ``stored``: run id -> why a run is repeated, nothing for one that is skipped. An empty store gives no line.
     """
     skipped = sum(stored.get(spec.run_id) == () for spec in specs)
     if skipped:

@@ -126,14 +126,14 @@ def records_of(
         if titles.count(title) > 1:
             raise FedbenchError(f"two rows are called {title!r}; give one a label in the suite file, or leave one out.")
     trials = [run for spec in specs for run in trial_specs(spec, {}, budget)]
-    # every seed, since not every one can be dealt
+    # every seed, since not every one can be partitioned
     rows, failed = plan.plan(suite, trials, settings, every_seed=True)
     infos = {run.run_id: row.info for row in rows for run in row.specs}
     reasons = {run.run_id: row.reason for row in failed for run in row.specs}
     for spec in specs:
-        told = [reasons[run.run_id] for run in trial_specs(spec, {}, budget) if run.run_id in reasons]
-        if told:
-            complain(f"{spec.title}: {told[0]}; it is not tuned", label="failed")
+        why = [reasons[run.run_id] for run in trial_specs(spec, {}, budget) if run.run_id in reasons]
+        if why:
+            complain(f"{spec.title}: {why[0]}; it is not tuned", label="failed")
     specs = [spec for spec in specs if all(run.run_id in infos for run in trial_specs(spec, {}, budget))]
     planned = [infos[trial_specs(spec, {}, budget)[0].run_id] for spec in specs]
     _check_objectives(specs, budget, settings)
@@ -172,7 +172,7 @@ def records_of(
 
 
 def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settings) -> None:
-    """Raise FedbenchError for an objective that some setting's runs don't have, told by their round 0."""
+    """Raise FedbenchError for an objective that some setting's runs don't have in their round 0."""
     for spec in {spec.setting: spec for spec in specs}.values():
         first = run_rounds(trial_specs(spec, {}, budget)[0], settings)
         metrics = next(first).metrics

@@ -29,7 +29,7 @@ FINE, FAILED, INTERRUPTED = 0, 1, 130
 def show_space(records: Sequence[tuple[Tuned, Record]]) -> None:
     """The table of ``--dry-run``."""
     budget = records[0][1].budget
-    say(f"{_studies(len(records), budget)}: {told_budget(budget)}")
+    say(f"{_studies(len(records), budget)}: {budget_text(budget)}")
     made = table("row", "setting searched", "symbol", "from", "to", "scale", "the suite's", right=("from", "to"))
     for row, _ in records:
         before = ""
@@ -38,7 +38,10 @@ def show_space(records: Sequence[tuple[Tuned, Record]]) -> None:
             title = "" if row.spec.title == before else row.spec.title
             before = row.spec.title
             made.add_row(
-                *map(cell, (title, dimension.key, dimension.symbol, *_told(dimension), current.get(dimension.key, "-")))
+                *map(
+                    cell,
+                    (title, dimension.key, dimension.symbol, *_range(dimension), current.get(dimension.key, "-")),
+                )
             )
     console().print(made)
     say("Nothing was run or stored.", style="dim")
@@ -48,14 +51,14 @@ def _studies(number: int, budget: Budget) -> str:
     return f"{counted(number, 'study', 'studies')} of {counted(budget.trials, 'trial')}"
 
 
-def _told(dimension: Dimension) -> tuple[str, str, str]:
+def _range(dimension: Dimension) -> tuple[str, str, str]:
     if dimension.choices:
         return "", "", " | ".join(map(str, dimension.choices))
     scale = ("log" if dimension.log else "linear") + (", whole" if dimension.whole else "")
     return f"{dimension.low:g}", f"{dimension.high:g}", scale
 
 
-def told_budget(budget: Budget) -> str:
+def budget_text(budget: Budget) -> str:
     """The budget in words."""
     seeds = f"seed{'s' if len(budget.seeds) > 1 else ''} {', '.join(map(str, budget.seeds))}"
     return (
@@ -98,7 +101,7 @@ def _carry_out(
     studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in records]
     tracking = TrialTracking(uri, records[0][1].suite)
     rows, budget = tuple(row for row, _ in records), records[0][1].budget
-    say(f"{_studies(len(rows), budget)}: {told_budget(budget)}")
+    say(f"{_studies(len(rows), budget)}: {budget_text(budget)}")
     job = Job(url, rows, settings, records[0][1].suite, uri)
     failures = []
     try:
@@ -128,12 +131,12 @@ def _carry_out(
 
 def _show(event: TrialBegan | TrialEnded, budget: Budget) -> None:
     if isinstance(event, TrialBegan):
-        line = Text(f"start   {event.row.spec.title}  trial {event.number}  {told_values(event.values)}", "dim")
+        line = Text(f"start   {event.row.spec.title}  trial {event.number}  {values_text(event.values)}", "dim")
     elif event.values:
         line = Text.assemble(
             ("done  ", "green"),
             f"  {event.row.spec.title}  trial {event.number}  ",
-            told_objectives(budget, event.values),
+            objectives_text(budget, event.values),
             f"  ({event.ended}/{event.budget})",
         )
     else:
@@ -145,20 +148,20 @@ def _show(event: TrialBegan | TrialEnded, budget: Budget) -> None:
     console().print(line, soft_wrap=True)
 
 
-def told_values(values: Mapping[str, Any]) -> str:
+def values_text(values: Mapping[str, Any]) -> str:
     """``lr=0.013 clip2fl.beta=2``, to three digits."""
     return " ".join(
         f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
     )
 
 
-def told_objectives(budget: Budget, values: Sequence[float]) -> str:
+def objectives_text(budget: Budget, values: Sequence[float]) -> str:
     """``63.1``, ``63.1 / 1.25 MB``: accuracies in percent, bytes in MB, seconds."""
-    told = []
+    shown = []
     for metric, value in zip(budget.objectives, values, strict=True):
         is_bytes = metric.startswith("bytes")
-        told.append(f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else ""))
-    return " / ".join(told)
+        shown.append(f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else ""))
+    return " / ".join(shown)
 
 
 def show_found(results: Sequence[Found]) -> None:
@@ -166,9 +169,9 @@ def show_found(results: Sequence[Found]) -> None:
     made = table("row", "objective", "the suite's", "best", "trials", "values", right=("the suite's", "best"))
     for result in results:
         budget = result.record.budget
-        before = "-" if result.defaults is None else told_objectives(budget, result.defaults)
+        before = "-" if result.defaults is None else objectives_text(budget, result.defaults)
         trials = ", ".join(f"{count} {state}" for state, count in result.states.items())
-        values = told_values(result.values) if result.improved is not False else "the suite's"
+        values = values_text(result.values) if result.improved is not False else "the suite's"
         made.add_row(
             *map(
                 cell,
@@ -176,7 +179,7 @@ def show_found(results: Sequence[Found]) -> None:
                     result.record.title,
                     " / ".join(budget.objectives),
                     before,
-                    told_objectives(budget, result.best),
+                    objectives_text(budget, result.best),
                     trials,
                     values,
                 ),
@@ -199,8 +202,8 @@ def _show_front(result: Found) -> None:
     objectives = result.record.budget.objectives
     made = table("trial", *objectives, "values", right=("trial", *objectives))
     for number, values, drawn in result.front:
-        told = told_objectives(result.record.budget, values).split(" / ")
-        made.add_row(*map(cell, (number, *told, told_values(drawn))))
+        shown = objectives_text(result.record.budget, values).split(" / ")
+        made.add_row(*map(cell, (number, *shown, values_text(drawn))))
     say(f"{result.record.title}: the Pareto front; --tuned takes trial {result.trial}, --set any other", style="dim")
     console().print(made)
 

@@ -20,7 +20,7 @@ from fedbench.rounds.private import shared
 from fedbench.rounds.run import Run
 from fedbench.runs.engines.forks import Work
 from fedbench.runs.engines.forkserver import can_fork
-from fedbench.runs.engines.processes import told
+from fedbench.runs.engines.processes import exit_text
 from fedbench.runs.engines.warm import Apart
 from fedbench.runs.loaded import Loaded, Loader
 from fedbench.runs.memory import Measured, Memory, measure, memory_of
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What preparing a run told."""
+    """What preparing a run shows."""
 
     info: RunInfo
     memory: Memory | None = None
@@ -54,7 +54,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Refused:
-    """What was asked for can't be run as it is."""
+    """What was requested can't be run as it is."""
 
     text: str
     is_of_loading: bool = False
@@ -70,7 +70,7 @@ class LookRequest:
 
     spec: RunSpec
     known: Mapping[str, Measured] | None = None
-    """What was measured for other runs; None: its memory is not asked for, and all its features are to be encoded."""
+    """What was measured for other runs; None: its memory is not wanted, and all its features are to be encoded."""
 
 
 def look(request: LookRequest, settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> None:
@@ -113,16 +113,16 @@ def looks(
     data are loaded.
     """
     known: dict[str, Measured] = {}
-    told_of = {""}
+    shown = {""}
     with closing(_Here(settings) if in_process or not can_fork() else _Elsewhere(settings)) as place:
         for spec in _by_what_they_read(specs):
-            for said in place.look(LookRequest(spec, known if is_dry else None)):
-                if not isinstance(said, str):
-                    known |= said.measured if isinstance(said, Prepared) else {}
-                    yield spec, said
-                elif said not in told_of:
-                    told_of.add(said)
-                    tell(said)
+            for answer in place.look(LookRequest(spec, known if is_dry else None)):
+                if not isinstance(answer, str):
+                    known |= answer.measured if isinstance(answer, Prepared) else {}
+                    yield spec, answer
+                elif answer not in shown:
+                    shown.add(answer)
+                    tell(answer)
 
 
 class _Here:
@@ -157,9 +157,9 @@ class _Elsewhere:
                 "end others, or use --engine in-process."
             ) from error
         if not events:
-            reason = f"while its data and backbone were loaded, {told(code)}."
+            reason = f"while its data and backbone were loaded, {exit_text(code)}."
             raise FedbenchError(f"row {request.spec.title!r}: {reason} Nothing was run.")
-        return events if not isinstance(events[-1], str) else [*events, Failed(told(code))]
+        return events if not isinstance(events[-1], str) else [*events, Failed(exit_text(code))]
 
     def close(self) -> None:
         """End the process, and with it the run that it prepares."""
@@ -182,7 +182,7 @@ def _measured(run: Run, backbone: Backbone, known: Mapping[str, Measured]) -> Pr
 
 
 def _memory_key(run: Run) -> str:
-    """What a local step's memory depends on: neither on how data are dealt, nor on seeds, rates and budget.
+    """What a local step's memory depends on: neither on the partition of the data, nor on seeds, rates and budget.
 
     Rows of one method are taken to be alike where their models' weights are, by name and shape: a measurement with all
     of ViT-B/16 takes ten seconds, and a paper's suite has dozens of ablations that change the server alone.

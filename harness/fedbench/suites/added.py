@@ -136,5 +136,5 @@ def _shared(source: Source, decided: Collection[str]) -> dict[str, Any]:
 
 def _inherited(one: Added, scale: str) -> str:
     settings = {**one.row.set, **one.row.at.get(scale, {})}
-    told = ", ".join(f"{key}={value}" for key, value in settings.items() if key != "backbone")
-    return f"{told} from the row {one.like}" if told else "the suite's settings"
+    values = ", ".join(f"{key}={value}" for key, value in settings.items() if key != "backbone")
+    return f"{values} from the row {one.like}" if values else "the suite's settings"

@@ -27,7 +27,7 @@ from fedbench.suites.suite import Key, Row, Scale, Setting, Suite
 _LISTS = ("templates",)
 """Run settings that may have several values."""
 _SAME_CELL = ("backbone", "device")
-"""Run settings that leave a run the published cell: another backbone is told wherever the two stand side by side."""
+"""Run settings that leave a run the published cell: another backbone is named wherever the two stand side by side."""
 
 Find = Callable[[str], type[Method]]
 

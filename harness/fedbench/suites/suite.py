@@ -231,7 +231,7 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
     scales = tuple(suite.scales)
     for row in suite.rows:
         for field, given, known in (("only", row.only, suite.setting_names), ("at", tuple(row.at), scales)):
-            for wrong in (asked for asked in given if asked not in known):
+            for wrong in (one for one in given if one not in known):
                 hint = "A row names settings under `only` and scales under `at`."
                 raise FedbenchError(f"{row.place(field)}{unknown_name('setting or scale', wrong, known, hint)}")
     return suite

@@ -18,7 +18,7 @@ from fedbench.core.hooks import RoundRecord, RunResult, hookimpl
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.failure_text import REASON, reason_of, shortened, text_of, traceback_of
 from fedbench.runs.engines.forks import Work
-from fedbench.runs.engines.processes import told
+from fedbench.runs.engines.processes import exit_text
 from fedbench.runs.engines.warm import Apart, WarmProcess
 from fedbench.runs.job import run_rounds
 from fedbench.runs.loaded import Loaded
@@ -70,7 +70,7 @@ class TrialProcess:
 
         code = self._apart.carry_out(Work(_measure, tuple(specs), specs[0]), on_event)
         if not ends:
-            raise TrialDied(told(code))
+            raise TrialDied(exit_text(code))
         if isinstance(ends[-1], Exception):
             raise ends[-1]
         return ends[-1]

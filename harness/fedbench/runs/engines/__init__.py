@@ -1,6 +1,6 @@
 """Where runs are carried out: in this process, in a pool of processes, on a Ray cluster. Numbers do not depend on it.
 
-An engine only begins runs, says what happens to them and ends those it is told to end. Which run begins when, what is
+An engine only begins runs, says what happens to them and ends those that it has to stop. Which run begins when, what is
 tried again and what has taken too long is `fedbench.runs.engines.scheduler`'s to decide, alike for all engines.
 """
 
@@ -42,7 +42,7 @@ class Engine(Protocol):
         ...
 
     def stop(self, spec: RunSpec) -> None:
-        """End a run that is under way, at once; nothing more is heard of it, and its slot is free again."""
+        """End a run that is under way, at once; there are no further events of it, and its slot is free again."""
         ...
 
     def close(self) -> None:

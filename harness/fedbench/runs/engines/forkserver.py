@@ -62,9 +62,9 @@ def _start_server() -> None:
 @contextmanager
 def _same_imports() -> Iterator[None]:
     # Python before 3.12 drops the parent's path on the way to the server, and puts the current folder first
-    told = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -93,7 +93,7 @@ class WarmProcess:
         return Progress(tuple(events), is_over, code)
 
     def stop(self) -> None:
-        """End the work under way with all that it has started; nothing more is heard of it."""
+        """End the work under way with all that it has started; there are no further events of it."""
         if self._control is not None:
             with suppress(OSError, EOFError):
                 self._control.send_bytes(STOP)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from fedbench.runs.engines.forks import quiet_worker
 from fedbench.runs.engines.forkserver import context
-from fedbench.runs.engines.processes import told
+from fedbench.runs.engines.processes import exit_text
 from fedbench.runs.engines.warm import WarmProcess
 from fedbench.runs.prepare import Settings
 
@@ -107,7 +107,7 @@ class LocalWorkers:
             process = self._processes.pop(task)
             process.join()
             task.close()
-            return Notice(task, is_over=True, lost=told(process.exitcode) if process.exitcode else "")
+            return Notice(task, is_over=True, lost=exit_text(process.exitcode) if process.exitcode else "")
 
 
 def _begin(settings: Settings, pickled: bytes, events: Connection) -> None:
