@@ -55,7 +55,6 @@ class InBuildModel(Bad):
 REASONS = {
     "in-init": "KeyError: 'no \\n such thing'",
     "in-federate": "SystemExit: 0",
-    "interrupts": "KeyboardInterrupt",
     "in-build-model": "AttributeError: 'ModelSetup' object has no attribute 'nothing'",
 }
 DATASET = "embedded?train=80&test=40"
@@ -68,7 +67,6 @@ training: {{rounds: 1, batch_size: 8}}
 rows:
   - {{method: in-init}}
   - {{method: in-federate}}
-  - {{method: interrupts}}
   - {{method: in-build-model}}
   - {{method: fedavg}}
 """
@@ -107,6 +105,14 @@ def test_a_method_that_fails_before_its_run_fails_its_own_row_of_a_dry_run(fedbe
     assert "2 of 2" in fine and "failing.py, line 18" in said
     alone = fedbench(1, "run", "--suite", "suite.yaml", "--plugin", "failing.py", "--dry-run", "--method", "in-init")
     assert "in-init · convnet" in alone
+
+
+def test_a_method_that_raises_keyboard_interrupt_in_a_process_of_its_own_fails_its_row(
+    fedbench: Callable[..., str],
+) -> None:
+    given = ("--plugin", "failing.py", "--backbone", "convnet", "--scenario", "iid", "--set", f"dataset={DATASET}")
+    said = fedbench(1, "run", "--method", "interrupts", *given, "clients=2", "--dry-run")
+    assert "failed: interrupts · convnet: KeyboardInterrupt" in said
 
 
 def test_a_method_that_fails_before_its_run_is_recorded_as_failed_and_others_finish(

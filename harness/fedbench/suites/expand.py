@@ -33,7 +33,7 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
         rows = []
         for method in overrides.methods:
             wanted = stack_names(method)
-            chosen = [row for row in suite.rows if stack_names(row.method) == wanted]
+            chosen = [row for row in suite.rows if row.stack == wanted]
             rows.extend(chosen or (one.row for one in added_rows(suite, "+".join(wanted), narrowed(suite, overrides))))
     find = finder(overrides)
     _refuse_stray_keys(suite, rows, overrides, find)
@@ -131,7 +131,7 @@ def _refuse_stray_keys(suite: Suite, rows: Iterable[Row], overrides: Overrides, 
 
 def _methods(rows: Iterable[Row]) -> list[str]:
     """The methods that ``rows`` run, each once."""
-    return list(dict.fromkeys(name for row in rows for name in stack_names(row.method)))
+    return list(dict.fromkeys(name for row in rows for name in row.stack))
 
 
 def _refuse_stray(source: Source, stacks: Sequence[str], find: Find) -> None:
