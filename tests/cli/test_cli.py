@@ -27,9 +27,8 @@ from rich.console import Console
 from fedbench import __version__
 from fedbench.cli.app import main
 from fedbench.cli.console import OutputLost
-from fedbench.cli.live import LiveProgress
 from fedbench.cli.options import Selection, command_line
-from fedbench.cli.progress import PlainProgress, Progress
+from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
 from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
 from fedbench.core.spec import RunSpec, Training
 from fedbench.leaderboard.untrained import NOTE

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from fedbench.cli import plan
 from fedbench.cli.console import complain, console, resumable
-from fedbench.cli.live import LiveProgress
 from fedbench.cli.options import Place, Selection, command_line
 from fedbench.cli.outcome import report, say_stopped, show_leaderboard, show_next_steps
-from fedbench.cli.progress import PlainProgress, Progress
+from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
 from fedbench.cli.stored import origins_of, say_resumed, say_stored
 from fedbench.core.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.spec import RunSpec
