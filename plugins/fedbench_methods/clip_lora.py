@@ -22,10 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from open_clip.transformer import Transformer
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
@@ -46,6 +45,9 @@ from fedbench.models.heads import TextOutputs, require_clip, scaled_logits
 from fedbench.models.prompts.context import fixed_texts
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.toolkit.fedavg import average, cross_entropy, participant_shares
+
+if TYPE_CHECKING:
+    from open_clip.transformer import Transformer
 
 NOISE = "lora.noise"
 """The seed of a step's dropout, among the tensors of a training pass."""

@@ -25,10 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
-from open_clip.model import CLIP
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
@@ -48,6 +47,9 @@ from fedbench.api import (
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
 from fedbench.models.heads import require_clip
 from fedbench.models.per_thread import per_thread
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP
 
 IMAGE, TEXT = "adapter.", "adapter.text."
 """Where the names of the adapters' weights begin."""

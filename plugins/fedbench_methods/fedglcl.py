@@ -33,7 +33,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -103,6 +102,8 @@ def similarity_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def proxy_names(classnames: Sequence[str], seed: int) -> tuple[str, ...]:
     """As many ImageNet names as there are classes, none of them a class's own. FedbenchError for too many classes."""
+    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
+
     taken = {name.lower() for name in classnames}
     free = [name for name in dict.fromkeys(IMAGENET_CLASSNAMES) if name.lower() not in taken]
     if len(classnames) > len(free):
@@ -116,6 +117,8 @@ def prompt_templates(prompt: str, templates: Sequence[str]) -> tuple[str, ...]:
     if prompt == "bare":
         return ("{}",)
     if prompt == "ensemble":
+        from open_clip.zero_shot_metadata import OPENAI_IMAGENET_TEMPLATES
+
         return (*(template("{}") for template in OPENAI_IMAGENET_TEMPLATES), *IN_THE_SCENE)
     return tuple(templates)
 

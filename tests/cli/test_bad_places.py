@@ -92,7 +92,7 @@ def test_numbers_of_options_are_finite(arguments: tuple[str, ...]) -> None:
     assert f"'{arguments[-2]}'" in refused(*arguments)
 
 
-@pytest.mark.parametrize("verb", [("pretrain",), ("publish", "--suite", "longtail"), ("leaderboard",), ("study", "x")])
+@pytest.mark.parametrize("verb", [("publish", "--suite", "longtail"), ("leaderboard",), ("study", "x")])
 @pytest.mark.parametrize("output", ["file", "file/below"])
 def test_an_output_that_is_a_file_is_refused_before_any_work(verb: tuple[str, ...], output: str) -> None:
     Path("file").write_text("mine")

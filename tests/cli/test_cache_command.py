@@ -153,7 +153,7 @@ def test_clear_removes_what_dead_writers_left_but_not_what_is_being_written(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("clear",), "nobody can be asked in a pipe whether to remove files; add --yes."),
+        (("clear",), "a pipe can't confirm that files are to be removed; add --yes."),
         (("clear", "--yes", "--kind", "feature"), "unknown kind of cache file 'feature'; did you mean 'features'?"),
         (("clear", "--yes", "--older-than", "nan"), "Invalid value for '--older-than'"),
         (("clear", "--yes", "--older-than", "-1"), "Invalid value for '--older-than'"),

@@ -27,9 +27,8 @@ from rich.console import Console
 from fedbench import __version__
 from fedbench.cli.app import main
 from fedbench.cli.console import OutputLost
-from fedbench.cli.live import LiveProgress
-from fedbench.cli.options import Request, command_line
-from fedbench.cli.progress import PlainProgress, Progress
+from fedbench.cli.options import Selection, command_line
+from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
 from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
 from fedbench.core.spec import RunSpec, Training
 from fedbench.leaderboard.untrained import NOTE
@@ -100,14 +99,43 @@ def test_importing_the_command_line_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_python_api_is_imported_when_it_is_used() -> None:
+    code = (
+        f"import sys, fedbench; print([m for m in {HEAVY!r} if m in sys.modules]); "
+        "suite = fedbench.load_suite('longtail'); "
+        "specs = fedbench.expand(suite, fedbench.Overrides(methods=('fedavg',), seeds=(0,))); "
+        "print(specs[0].method, {fedbench._API[name] == getattr(fedbench, name).__module__ for name in fedbench._API})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\nfedavg {True}\n"
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["list", "suites"], ["--help"]], ids=" ".join)
+def test_names_are_listed_without_importing_torch(arguments: list[str]) -> None:
+    code = f"import sys; from fedbench.cli.app import main; sys.argv[1:] = {arguments!r}\ntry: main()\nfinally: "
+    code += "sys.stderr.write(str('torch' in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "False"
+
+
+def test_describing_a_method_imports_torch_and_no_other_heavy_library() -> None:
+    heavy = ("open_clip", "torchvision", "transformers", "mlflow", "optuna", "sklearn", "pandas", "scipy")
+    code = (
+        "import sys; from fedbench.plugins.assembly import find_method, method_names\n"
+        f"for name in method_names(): find_method(name)\nprint([m for m in {heavy!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_help_names_every_verb_and_version_is_the_package_version(fedbench: Command) -> None:
     shown = fedbench("--help")
     assert shown.code == 0
-    assert all(verb in shown.out for verb in ("run", "list", "describe", "leaderboard", "ui", "pretrain"))
+    assert all(verb in shown.out for verb in ("run", "list", "describe", "leaderboard", "ui"))
     assert fedbench("--version").out == f"fedbench {__version__}\n"
 
 
-@pytest.mark.parametrize("verb", ["run", "list", "describe", "leaderboard", "ui", "pretrain"])
+@pytest.mark.parametrize("verb", ["run", "list", "describe", "leaderboard", "ui"])
 def test_help_of_every_verb_has_an_example(fedbench: Command, verb: str) -> None:
     shown = fedbench(verb, "--help")
     assert shown.code == 0
@@ -129,7 +157,6 @@ def test_help_of_every_verb_has_an_example(fedbench: Command, verb: str) -> None
         (["list", "metods"], ["'metods'", "did you mean 'methods'"]),
         (["describe", "fedprx"], ["unknown method 'fedprx'", "'fedprox'"]),
         (["describe", "fedclip+clip-zs"], ["both answer the hook build_model"]),
-        (["pretrain"], ["would overwrite", "--output"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) and value[0] in {"run", "list", "describe"} else None,
 )
@@ -161,7 +188,7 @@ def test_missing_store_is_an_error_and_is_not_made(fedbench: Command, tmp_path: 
 def test_other_exceptions_keep_their_traceback(
     fedbench: Command, monkeypatch: pytest.MonkeyPatch, execution: ModuleType
 ) -> None:
-    def broken(*_: object) -> int:
+    def broken(*_: object, **__: object) -> int:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(execution, "carry_out", broken)
@@ -558,7 +585,7 @@ def test_finished_runs_are_skipped_unless_rerun_is_given(
 
     faked_run(monkeypatch, execution, events)
     arguments = ("run", "--method", "fedavg", "--seed", "0", "--seed", "1")
-    _, specs = execution.plan.requested(execution.Request(methods=("fedavg",), seeds=(0, 1)))
+    _, specs = execution.plan.requested(execution.Selection(methods=("fedavg",), seeds=(0, 1)))
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {specs[0].run_id: ()})
     ended = fedbench(*arguments)
     assert "1 of 2 runs are in the store already and are skipped; --rerun repeats them." in ended.out
@@ -703,9 +730,9 @@ def test_after_a_run_its_own_tables_are_shown_and_the_hint_reads_them_as_the_sui
 
 
 def test_a_hint_names_files_where_they_are_and_a_record_by_their_names(tmp_path: Path) -> None:
-    request = Request(suite="my suites/own.yaml", plugin_files=(tmp_path / "alone.py",))
-    assert command_line("run", request) == "fedbench run --suite own.yaml --plugin alone.py"
-    hint = command_line("run", request, paths=True)
+    selection = Selection(suite="my suites/own.yaml", plugin_files=(tmp_path / "alone.py",))
+    assert command_line("run", selection) == "fedbench run --suite own.yaml --plugin alone.py"
+    hint = command_line("run", selection, paths=True)
     assert hint == f"fedbench run --suite 'my suites/own.yaml' --plugin {tmp_path}/alone.py"
 
 

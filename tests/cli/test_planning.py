@@ -40,6 +40,12 @@ class InFederate(Bad):
     def federate(self, federation):
         raise SystemExit(0)
 
+class Interrupts(Bad):
+    name = "interrupts"
+    @hookimpl
+    def federate(self, federation):
+        raise KeyboardInterrupt
+
 class InBuildModel(Bad):
     name = "in-build-model"
     @hookimpl
@@ -58,7 +64,11 @@ dataset: "{DATASET}"
 backbone: convnet
 scenario: {{preset: iid, clients: 2}}
 training: {{rounds: 1, batch_size: 8}}
-rows: [{{method: in-init}}, {{method: in-federate}}, {{method: in-build-model}}, {{method: fedavg}}]
+rows:
+  - {{method: in-init}}
+  - {{method: in-federate}}
+  - {{method: in-build-model}}
+  - {{method: fedavg}}
 """
 
 
@@ -95,6 +105,14 @@ def test_a_method_that_fails_before_its_run_fails_its_own_row_of_a_dry_run(fedbe
     assert "2 of 2" in fine and "failing.py, line 18" in said
     alone = fedbench(1, "run", "--suite", "suite.yaml", "--plugin", "failing.py", "--dry-run", "--method", "in-init")
     assert "in-init · convnet" in alone
+
+
+def test_a_method_that_raises_keyboard_interrupt_in_a_process_of_its_own_fails_its_row(
+    fedbench: Callable[..., str],
+) -> None:
+    given = ("--plugin", "failing.py", "--backbone", "convnet", "--scenario", "iid", "--set", f"dataset={DATASET}")
+    said = fedbench(1, "run", "--method", "interrupts", *given, "clients=2", "--dry-run")
+    assert "failed: interrupts · convnet: KeyboardInterrupt" in said
 
 
 def test_a_method_that_fails_before_its_run_is_recorded_as_failed_and_others_finish(

@@ -18,7 +18,7 @@ from fedbench.datasets.embedded import CLASSNAMES, MID, TEN_CLASSES, Sampling, g
 from fedbench.datasets.embedded.attributes import held_out
 from fedbench.datasets.embedded.captions import vocabulary
 from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
-from fedbench.models.embedded.pretrain import SMOKE, gate, pretrain
+from fedbench.models.embedded.pretrain import SMOKE, __main__, gate, pretrain
 from fedbench.models.embedded.pretrain.augment import augment, normalise, rotate_hues
 from fedbench.models.embedded.pretrain.contrastive import encode_short_text, learning_rate, symmetric_loss
 from fedbench.models.embedded.pretrain.corpus import batches, easy_images, render_corpus
@@ -181,3 +181,28 @@ def test_shipped_encoder_reads_class_names_behind_sixteen_words() -> None:
 def test_shipped_encoder_passes_the_full_gate_on_fresh_images() -> None:
     measured = gate.measure(SHIPPED, seed=777_000)
     assert gate.check(measured) == []
+
+
+def test_the_command_writes_to_no_file_and_never_over_the_shipped_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for words, reason in (([], "--output"), (["--output", str(tmp_path / "file")], "--output")):
+        with pytest.raises(SystemExit) as ended:
+            __main__.main(words)
+        assert ended.value.code == 2
+        assert reason in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_command_shows_what_was_measured_beside_its_gates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, low, high = gate.BOUNDS[0]
+    card = {"measured": {name: high + 1}, "violated_gates": [f"{name} is too high"]}
+    monkeypatch.setattr(__main__, "pretrain", lambda *_, **__: card)
+    assert __main__.main(["--output", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert f"{name:<40} {high + 1!s:>10}  {low:g} to {high:g}\n" in shown.out
+    assert shown.err == f"gate missed: {name} is too high\n"
+    assert __main__.main(["--output", str(tmp_path), "--smoke"]) == 0

@@ -327,16 +327,17 @@ def _running_in(group: int) -> list[int]:
 
 
 def test_workers_import_from_where_their_parent_does_and_not_from_the_current_folder(tmp_path):
-    # the server of forks loads fedbench.cli.preload before it hears of the parent's path: let that be the probe
+    # the server of forks imports this module before it receives the parent's path: let it be the probe
     for name in ("first", "current"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "fedbench_probe_xyz.py").write_text(f"WHERE = {name!r}\n")
     (tmp_path / "current" / "fedbench_planted_xyz.py").touch()
-    (tmp_path / "first" / "fedbench" / "cli").mkdir(parents=True)
     installed = Path(sys.modules["fedbench"].__file__).parent
-    (tmp_path / "first" / "fedbench" / "__init__.py").write_text(f"__path__.append({str(installed)!r})\n")
-    (tmp_path / "first" / "fedbench" / "cli" / "__init__.py").touch()
-    (tmp_path / "first" / "fedbench" / "cli" / "preload.py").write_text(
+    for package in ("", "runs", "runs/engines"):
+        folder = tmp_path / "first" / "fedbench" / package
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(f"__path__.append({str(installed / package)!r})\n")
+    (tmp_path / "first" / "fedbench" / "runs" / "engines" / "preload.py").write_text(
         "import importlib.util, fedbench_probe_xyz\n"
         "FOUND = fedbench_probe_xyz.WHERE, importlib.util.find_spec('fedbench_planted_xyz') is None\n"
     )
@@ -347,7 +348,7 @@ def test_workers_import_from_where_their_parent_does_and_not_from_the_current_fo
         "from concurrent.futures import ProcessPoolExecutor\n"
         "from fedbench.runs.engines.forkserver import context\n"
         "def found():\n"
-        "    return sys.modules['fedbench.cli.preload'].FOUND\n"
+        "    return sys.modules['fedbench.runs.engines.preload'].FOUND\n"
         "if __name__ == '__main__':\n"
         "    before = dict(os.environ)\n"
         "    with ProcessPoolExecutor(1, mp_context=context()) as pool:\n"

@@ -18,7 +18,7 @@ import pytest
 
 from fedbench.cli.commands.ui import ui
 from fedbench.cli.execution import invocation
-from fedbench.cli.options import Request
+from fedbench.cli.options import Selection
 from fedbench.core.errors import FedbenchError
 from fedbench.core.hooks import ClientTask, RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
 from fedbench.core.metric_names import is_reserved
@@ -376,20 +376,15 @@ def test_an_interrupt_after_the_last_run_leaves_the_parent_finished(uri: str) ->
 
 
 def test_a_request_is_recorded_without_folders_of_this_machine(tmp_path: Path) -> None:
-    request = Request(
+    selection = Selection(
         suite=str(tmp_path / "my suite.yaml"),
         methods=("a+b",),
         seeds=(1, 2),
-        assignments=("fedprox.mu=0.1",),
-        dataset="cifar10",
+        sets=("dataset=cifar10", "fedprox.mu=0.1"),
         plugin_files=(tmp_path / "mine.py",),
-        store=str(tmp_path),
-        data_dir=tmp_path,
         tuned="first study",
-        storage=str(tmp_path / "studies.db"),
-        rerun=True,
     )
-    recorded = invocation(request, [spec().model_copy(update={"scale": "small"})], 5)
+    recorded = invocation(selection, [spec().model_copy(update={"scale": "small"})], 5, is_rerun=True)
     assert recorded.command == (
         "fedbench run --suite 'my suite.yaml' --method a+b --seed 1 --seed 2 --set dataset=cifar10 "
         "--set fedprox.mu=0.1 --tuned 'first study' --plugin mine.py --rerun"

@@ -19,7 +19,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from PIL import Image
 
-from fedbench.cli.tuning import unused_seed
+from fedbench.cli.studies import unused_seed
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.job import run_spec

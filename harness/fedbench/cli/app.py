@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import sys
 from typing import Annotated, Any
@@ -19,7 +17,6 @@ from fedbench.cli.commands.describe import describe
 from fedbench.cli.commands.evaluate import evaluate
 from fedbench.cli.commands.leaderboard import leaderboard
 from fedbench.cli.commands.listing import list_known
-from fedbench.cli.commands.pretrain import pretrain
 from fedbench.cli.commands.publish import publish
 from fedbench.cli.commands.run import run
 from fedbench.cli.commands.scenario import scenario
@@ -71,8 +68,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         say(f"fedbench {__version__}")
         raise typer.Exit
 
@@ -103,7 +100,6 @@ app.command("compare", epilog="Example: fedbench compare 3f2a 91c0")(compare)
 app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
 app.add_typer(scenario, name="scenario")
 app.add_typer(cache, name="cache")
-app.command("pretrain", epilog="Example: fedbench pretrain --output my-clip --smoke")(pretrain)
 
 
 def main() -> None:
@@ -112,12 +108,7 @@ def main() -> None:
 
 
 def command() -> None:
-    """`main` as a process of its own, which ends here.
-
-    Without the collections that a million imported objects set off (a second of a `run`), and without taking torch and
-    all that it imports apart at the end (up to three). `engine` switches collection on before anything is trained.
-    """
-    gc.disable()
+    """`main` as a process of its own: a stdout that can't be written ends it with one message."""
     try:
         guard_output()
         try:
@@ -128,10 +119,3 @@ def command() -> None:
         complain(f"{error} What is stored stays; the same command goes on." if error.is_resumable else str(error))
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
         sys.exit(OUTPUT_LOST)
-    except SystemExit as end:
-        if "torch" not in sys.modules or not isinstance(end.code, int | None):
-            raise
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(end.code or 0)

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from fedbench.cli import plan
 from fedbench.cli.console import complain, console, resumable
-from fedbench.cli.live import LiveProgress
-from fedbench.cli.options import Request, command_line
+from fedbench.cli.options import Place, Selection, command_line
 from fedbench.cli.outcome import report, say_stopped, show_leaderboard, show_next_steps
-from fedbench.cli.progress import PlainProgress, Progress
+from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
 from fedbench.cli.stored import origins_of, say_resumed, say_stored
 from fedbench.core.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.spec import RunSpec
@@ -40,67 +39,92 @@ from fedbench.tracking.store import store_uri
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
 
+@dataclass(frozen=True)
+class Storing:
+    """How results are stored."""
+
+    store: str | None
+    rerun: bool
+    """Whether runs are repeated that the store has."""
+    patience: float
+    """Seconds for which a store that can't be written is tried again."""
+    checkpoint_every: int
+    """Rounds between two checkpoints; 0: every 30 seconds."""
+
+
 @resumable()
-def carry_out(request: Request, suite: Suite, specs: Sequence[RunSpec], settings: Settings) -> int:
+def carry_out(
+    selection: Selection,
+    suite: Suite,
+    specs: Sequence[RunSpec],
+    settings: Settings,
+    place: Place,
+    policy: Policy,
+    storing: Storing,
+    *,
+    plain: bool,
+) -> int:
     """Run what is not in the store yet; the exit code. Bad input raises FedbenchError before anything is run."""
-    uri = store_uri(request.store)
-    planned, failed = plan.plan(suite, specs, settings, in_process=request.engine == "in-process")
+    uri = store_uri(storing.store)
+    planned, failed = plan.plan(suite, specs, settings, in_process=place.engine == "in-process")
     # a row that has failed here fails as a run as well, which is recorded like any other
     rows = [row.specs for row in planned] + [row.specs for row in failed]
     carried = {spec.run_id for row in rows for spec in row}
     specs = [spec for spec in specs if spec.run_id in carried]
-    codes = Codes(request.plugin_files)
+    codes = Codes(selection.plugin_files)
     origins = origins_of(planned, codes)
-    known = {} if request.rerun else stored_runs(uri, suite.name, origins)
+    known = {} if storing.rerun else stored_runs(uri, suite.name, origins)
     finished = {run_id for run_id, why in known.items() if not why}
     pending = [spec for spec in specs if spec.run_id not in finished]
     skipped = len(specs) - len(pending)
     say_stored(specs, known)
     work = work_folder(uri, suite.name, settings.cache_dir)
     hashes = {spec.method: codes.of(spec.method).hash for spec in specs}
-    checkpoints = Checkpointing(work / "checkpoints", hashes, request.checkpoint_every)
+    checkpoints = Checkpointing(work / "checkpoints", hashes, storing.checkpoint_every)
     for run_id in finished:
         discard(checkpoints.folder, run_id)
     settings = replace(settings, checkpoints=checkpoints)
     say_resumed(pending, origins, settings)
     # before a store is made for it: it may not be available here
-    engine = _engine(request, settings, pending) if pending else None
+    engine = _engine(place, settings, pending) if pending else None
     try:
         claims = Claims(
             work / "claims", lambda spec: spec.run_id in origins and tracking.has_finished(spec, origins[spec.run_id])
         )
-        asked = invocation(request, pending, skipped, suite.text) if pending else None
+        recorded = invocation(selection, pending, skipped, suite.text, is_rerun=storing.rerun) if pending else None
         tracking = Tracking(
-            uri, suite.name, asked, claims, tell=_warn, patience=request.patience, rerun=request.rerun, codes=codes
+            uri, suite.name, recorded, claims, tell=_warn, patience=storing.patience, rerun=storing.rerun, codes=codes
         )
     except BaseException:
         if engine is not None:
             engine.close()
         raise
     if engine is not None:
-        policy = Policy(request.run_timeout, request.retries, fail_fast=request.fail_fast)
         events = execute(pending, settings, 1, engine=engine, policy=policy, claims=claims)
-        ended = _run_all(request, suite, pending, events, _Cleaning(checkpoints.folder), tracking)
+        view = (LiveProgress if console().is_terminal and not plain else PlainProgress)(console(), suite.name, pending)
+        ended = _run_all(view, events, _Cleaning(checkpoints.folder), tracking)
+        if policy.fail_fast and ended.failures and ended.stopped is None:
+            tracking.interrupt()
     else:
         # one that was killed right behind its last run still is marked as running
         tracking.end_dead_commands()
         ended = _Ended(0, [])
     if ended.stopped is not None:
-        report(ended.failures, uri, asked)
+        report(ended.failures, uri, recorded)
         if not isinstance(ended.stopped, KeyboardInterrupt | StoreUnavailable):
             raise ended.stopped
         stored = f"{skipped + ended.done} of {len(specs)} runs are finished and stored"
-        say_stopped(ended.stopped, stored, is_rerun=request.rerun)
+        say_stopped(ended.stopped, stored, is_rerun=storing.rerun)
         _leave_while_busy(INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED)
         return INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED
     try:
         if skipped or ended.done or ended.failures:
             has_others = show_leaderboard(suite, uri, specs)
-            show_next_steps(request, suite, uri, has_others=has_others)
+            show_next_steps(suite, selection.suite, storing.store, uri, has_others=has_others)
     finally:
-        report(ended.failures, uri, asked)
+        report(ended.failures, uri, recorded)
     left = len(pending) - len(ended.failures) - ended.done
-    if left and request.fail_fast:
+    if left and policy.fail_fast:
         complain(f"not carried out: {counted(left, 'run')}; the same command goes on.", label="--fail-fast")
     return SOME_FAILED if ended.failures else FINE
 
@@ -114,19 +138,11 @@ class _Ended:
     stopped: KeyboardInterrupt | Exception | None = None
 
 
-def _run_all(
-    request: Request,
-    suite: Suite,
-    pending: Sequence[RunSpec],
-    events: Generator[Event, None, None],
-    cleaning: _Cleaning,
-    tracking: Tracking,
-) -> _Ended:
-    """Carry out ``pending``, tracked and shown. Whatever stops it, no run stays marked as running if the store can be
-    written.
+def _run_all(view: Progress, events: Generator[Event, None, None], cleaning: _Cleaning, tracking: Tracking) -> _Ended:
+    """Carry out the runs of ``events``, tracked and shown.
+
+    Whatever stops it, no run stays marked as running if the store can be written.
     """
-    is_live = console().is_terminal and not request.plain
-    view = (LiveProgress if is_live else PlainProgress)(console(), suite.name, pending)
     failures: list[RunFailed] = []
     HURRY.clear()
     try:
@@ -142,24 +158,22 @@ def _run_all(
         with suppress(StoreUnavailable):
             tracking.interrupt()
         return _Ended(view.done, failures, error)
-    if request.fail_fast and failures:
-        tracking.interrupt()
     return _Ended(view.done, failures)
 
 
-def _engine(request: Request, settings: Settings, pending: Sequence[RunSpec]) -> Engine:
-    """The engine that was asked for. Raises FedbenchError where it is not available here."""
-    workers = request.workers or default_workers()
-    if request.engine == "ray":
+def _engine(place: Place, settings: Settings, pending: Sequence[RunSpec]) -> Engine:
+    """The engine of ``place``. Raises FedbenchError where it is not available here."""
+    workers = place.workers or default_workers()
+    if place.engine == "ray":
         from fedbench.runs.engines.ray.cluster import RayCluster, check_device
 
         for spec in pending:
-            check_device(spec, request.run_gpus)
-        return RayCluster(settings, request.ray_address, request.run_cpus, request.run_gpus, request.workers)
+            check_device(spec, place.run_gpus)
+        return RayCluster(settings, place.ray_address, place.run_cpus, place.run_gpus, place.workers)
     settings = with_cores(settings, len(pending), workers)
-    if request.engine == "in-process":
+    if place.engine == "in-process":
         return InProcess(settings)
-    memory = None if request.memory_limit is None else int(request.memory_limit * 1e9)
+    memory = None if place.memory_limit is None else int(place.memory_limit * 1e9)
     return Processes(settings, min(workers, len(pending)), memory)
 
 
@@ -179,18 +193,20 @@ class _Cleaning:
         discard(self._folder, spec.run_id)
 
 
-def invocation(request: Request, pending: Sequence[RunSpec], skipped: int, suite_text: str = "") -> Invocation:
-    """The request and the runs carried out now, as recorded: FILEs by their names, and no folder of this machine."""
+def invocation(
+    selection: Selection, pending: Sequence[RunSpec], skipped: int, suite_text: str = "", *, is_rerun: bool
+) -> Invocation:
+    """The selection and the runs carried out now, as recorded: FILEs by their names, and no folder of this machine."""
     return Invocation(
-        command=command_line("run", request, *(["--rerun"] if request.rerun else [])),
+        command=command_line("run", selection, *(["--rerun"] if is_rerun else [])),
         runs=len(pending),
         skipped=skipped,
         scale=pending[0].scale,
-        settings=request.settings,
-        methods=request.methods,
-        seeds=request.seeds,
-        overrides=request.overrides,
-        plugin_files=request.plugin_files,
+        settings=selection.settings,
+        methods=selection.methods,
+        seeds=selection.seeds,
+        overrides=selection.sets,
+        plugin_files=selection.plugin_files,
         suite_text=suite_text,
     )
 
@@ -215,19 +231,19 @@ def _listen(
 @contextmanager
 def _shielded() -> Iterator[None]:
     """Ctrl-C waits for the end of the block, so that an event reaches the store whole and no run stays half written."""
-    asked = False
+    pressed = False
 
-    def ask(*_: object) -> None:
-        nonlocal asked
-        asked = True
+    def note(*_: object) -> None:
+        nonlocal pressed
+        pressed = True
         HURRY.set()
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if asked:
+    if pressed:
         raise KeyboardInterrupt
 
 

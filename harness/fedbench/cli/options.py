@@ -11,7 +11,10 @@ from typing import Annotated
 
 import typer
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, unknown_name
+
+MOST = 1e9
+"""Seconds or GB: the system's clocks and limits take no more."""
 
 
 def finite(number: float | None) -> float | None:
@@ -73,74 +76,78 @@ Further = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Further settings behind the first --set.", show_default=False),
 ]
-MOST = 1e9
-"""Seconds or GB: the system's clocks and limits take no more."""
+Method = Annotated[
+    list[str] | None, typer.Option(metavar="METHOD", help="Only these rows, or others (a+b); repeat it.")
+]
+Seed = Annotated[list[int] | None, typer.Option(metavar="INT", help="Only these seeds; repeat it.", min=0)]
+Scale = Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")]
+Setting = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these settings of the grid; repeat it.")]
 DATA_DIR, CACHE_DIR = Path("data"), Path("~/.cache/fedbench")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the command line asked for."""
+@dataclass(frozen=True)
+class Selection:
+    """Which runs a command is about."""
 
     suite: str | None = None
+    """Name or file."""
     methods: tuple[str, ...] = ()
+    """Methods, seeds, scale and settings are the suite's own where empty."""
     seeds: tuple[int, ...] = ()
-    assignments: tuple[str, ...] = ()
-    dataset: str | None = None
-    scenario: str | None = None
-    backbone: str | None = None
+    sets: tuple[str, ...] = ()
+    """``KEY=VALUE`` each: what is given as ``--set``, or by an option that stands for one."""
     plugin_files: tuple[Path, ...] = ()
-    store: str | None = None
-    data_dir: Path = DATA_DIR
-    cache_dir: Path = CACHE_DIR
     scale: str = ""
     settings: tuple[str, ...] = ()
-    workers: int | None = None
-    rerun: bool = False
-    plain: bool = False
-    engine: str = "processes"
-    ray_address: str = ""
-    run_cpus: float = 1.0
-    run_gpus: float = 0.0
-    run_timeout: float | None = None
-    memory_limit: float | None = None
-    retries: int = 2
-    patience: float = 120.0
-    fail_fast: bool = False
-    checkpoint_every: int = 0
     tuned: str = ""
-    storage: str | None = None
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """Everything given as ``--set``, or by an option that stands for one."""
-        shorthands = {"dataset": self.dataset, "scenario": self.scenario, "backbone": self.backbone}
-        return (*(f"{key}={value}" for key, value in shorthands.items() if value is not None), *self.assignments)
+    """The study whose best values the runs have."""
 
 
-def command_line(verb: str, request: Request, *further: str, paths: bool = False) -> str:
-    """The command that asks for the same again: FILEs by their names, and no folder of this machine.
+@dataclass(frozen=True)
+class Place:
+    """Where runs or trials are carried out."""
+
+    engine: str
+    workers: int | None
+    ray_address: str
+    run_cpus: float
+    run_gpus: float
+    memory_limit: float | None = None
+    """GB of a run."""
+
+    def check(self, engines: Sequence[str]) -> None:
+        """Raise FedbenchError for an engine that is none of ``engines``, and for options of another."""
+        if self.engine not in engines:
+            raise unknown_name("engine", self.engine, engines)
+        if self.engine != "ray" and (self.ray_address or self.run_cpus != 1 or self.run_gpus):
+            raise FedbenchError("--ray-address, --run-cpus and --run-gpus are for --engine ray.")
+
+
+def command_line(verb: str, selection: Selection, *further: str, paths: bool = False) -> str:
+    """The command that selects the same again: FILEs by their names, and no folder of this machine.
 
     With ``paths`` FILEs are where they are, so that it works here.
     """
-    is_file = request.suite is not None and request.suite.endswith((".yaml", ".yml"))
-    suite = Path(request.suite).name if request.suite is not None and is_file and not paths else request.suite
+    is_file = selection.suite is not None and selection.suite.endswith((".yaml", ".yml"))
+    suite = Path(selection.suite).name if selection.suite is not None and is_file and not paths else selection.suite
     options = {
         "--suite": [suite] if suite is not None else [],
-        "--scale": [request.scale] if request.scale else [],
-        "--setting": request.settings,
-        "--method": request.methods,
-        "--seed": [str(seed) for seed in request.seeds],
-        "--set": request.overrides,
-        "--tuned": [request.tuned] if request.tuned else [],
-        "--plugin": [str(path) if paths else path.name for path in request.plugin_files],
+        "--scale": [selection.scale] if selection.scale else [],
+        "--setting": selection.settings,
+        "--method": selection.methods,
+        "--seed": [str(seed) for seed in selection.seeds],
+        "--set": selection.sets,
+        "--tuned": [selection.tuned] if selection.tuned else [],
+        "--plugin": [str(path) if paths else path.name for path in selection.plugin_files],
     }
     words = [word for option, values in options.items() for value in values for word in (option, value)]
     return shlex.join(["fedbench", verb, *words, *further])
 
 
-def all_assignments(given: Sequence[str] | None, further: Sequence[str] | None) -> tuple[str, ...]:
-    """The settings ``given`` by ``--set`` and those behind it, which need no ``--set`` of their own.
+def all_assignments(
+    given: Sequence[str] | None, further: Sequence[str] | None, **shorthands: str | None
+) -> tuple[str, ...]:
+    """The settings of ``shorthands``, those ``given`` by ``--set``, and those behind it, which need no ``--set``.
 
     FedbenchError for a word that is none, and for a setting that is set twice.
     """
@@ -154,7 +161,8 @@ def all_assignments(given: Sequence[str] | None, further: Sequence[str] | None) 
             )
         if texts.setdefault(key.strip(), word) != word:
             raise FedbenchError(f"{key.strip()} is set twice, by {texts[key.strip()]!r} and {word!r}; leave one out.")
-    return (*(given or ()), *(further or ()))
+    short = (f"{key}={value}" for key, value in shorthands.items() if value is not None)
+    return (*short, *(given or ()), *(further or ()))
 
 
 def plugin_files(given: list[Path] | None) -> tuple[Path, ...]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from fedbench.cli.console import complain, console, say
-from fedbench.cli.options import Request
 from fedbench.core.spec import RunSpec
 from fedbench.runs.engines.events import RunFailed
 from fedbench.suites.suite import Suite
@@ -36,11 +35,11 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:
     return len(finished) < len(stored.finished)
 
 
-def show_next_steps(request: Request, suite: Suite, uri: str, *, has_others: bool) -> None:
-    """Where the results are, and the commands that read them; ``has_others``: the store has other tables too."""
-    where = f" --store {shlex.quote(request.store)}" if request.store else ""
-    # a suite file's own name would find its runs, but not how it has them read
-    tables = f"fedbench leaderboard --suite {shlex.quote(request.suite or suite.name)}{where}"
+def show_next_steps(suite: Suite, given: str | None, store: str | None, uri: str, *, has_others: bool) -> None:
+    """Where the results are, and the commands that read them; ``suite`` is its name or file, since a file's
+    name would find its runs, but not how it has them read; ``has_others``: the store has other tables too."""
+    where = f" --store {shlex.quote(store)}" if store else ""
+    tables = f"fedbench leaderboard --suite {shlex.quote(given or suite.name)}{where}"
     say(f"store        {shown(uri)}")
     is_server = urlparse(uri).scheme in ("http", "https")
     say(f"look inside  {shown(uri) if is_server else f'fedbench ui{where}'}")
@@ -49,7 +48,7 @@ def show_next_steps(request: Request, suite: Suite, uri: str, *, has_others: boo
     say(f"as files     {tables} --output {shlex.quote(f'leaderboards/{suite.name}')}")
 
 
-def report(failures: Sequence[RunFailed], uri: str, asked: Invocation | None) -> None:
+def report(failures: Sequence[RunFailed], uri: str, invocation: Invocation | None) -> None:
     """Every failed run with its reason; tracebacks go to a file beside the store, behind older ones, else to stderr."""
     for failure in failures:
         complain(f"{failure.spec.title}, seed {failure.spec.seed}: {failure.reason}", label="failed")
@@ -60,9 +59,9 @@ def report(failures: Sequence[RunFailed], uri: str, asked: Invocation | None) ->
     ]
     folder = _store_folder(uri)
     if details and folder is not None:
-        assert asked is not None
+        assert invocation is not None
         log = folder / "failures.log"
-        heading = f"==== {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  {asked.command}\n"
+        heading = f"==== {datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}  {invocation.command}\n"
         try:
             with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 # in one piece: another command on the same store may write as well

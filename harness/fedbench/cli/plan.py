@@ -1,14 +1,13 @@
-"""What a request comes to: its suite, its runs, and what each row costs, found out before anything is trained."""
+"""What a selection comes to: its suite, its runs, and what each row costs, found out before anything is trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, say, table
-from fedbench.cli.options import Request
-from fedbench.cli.unplanned import FailedRow, RefusedRow, leave_out
+from fedbench.cli.options import Selection
 from fedbench.core.errors import FedbenchError
 from fedbench.core.hooks import RunInfo
 from fedbench.core.spec import RunSpec
@@ -25,7 +24,7 @@ from fedbench.suites.suite import Suite, load_suite, suite_names
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """The runs that differ by their seed only, and what preparing the first of them told."""
+    """The runs that differ by their seed only, and what preparing the first of them shows."""
 
     specs: tuple[RunSpec, ...]
     info: RunInfo
@@ -50,31 +49,68 @@ class PlannedRow:
         return self.rounds * self.info.cohort_size * self.bytes_per_client
 
 
-def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
-    """The suite and all its runs, every name and value checked; a run asked for twice counts once."""
-    shorthands = {"dataset": request.dataset, "scenario": request.scenario, "backbone": request.backbone}
-    sets = [parse_assignment(text) for text in request.assignments]
-    if request.suite is not None:
-        suite = load_suite(request.suite)
+@dataclass(frozen=True)
+class FailedRow:
+    """The runs of a row, of which preparing the first raised an exception: a fault of its method, and of no other's."""
+
+    specs: tuple[RunSpec, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class RefusedRow:
+    """The runs of a row that can't be prepared as they are."""
+
+    specs: tuple[RunSpec, ...]
+    reason: str
+
+    def runs_elsewhere(self, rows: Sequence[tuple[RunSpec, ...]]) -> bool:
+        """Whether one of ``rows`` is of the same method and setting on another backbone."""
+        ours = self.specs[0]
+        alike = [
+            one for one, *_ in rows if (one.method, one.setting, one.seed) == (ours.method, ours.setting, ours.seed)
+        ]
+        return any(one.backbone != ours.backbone for one in alike)
+
+    def as_error(self) -> FedbenchError:
+        """What stops the command."""
+        return FedbenchError(f"row {self.specs[0].title!r}: {self.reason} Nothing was run.")
+
+
+def leave_out(refused: Sequence[RefusedRow], planned: Sequence[tuple[RunSpec, ...]]) -> None:
+    """Say which rows are left out: their method is not for their backbone, but ``planned`` rows have it on another.
+
+    Raises FedbenchError where none of them has.
+    """
+    for row in refused:
+        if not row.runs_elsewhere(planned):
+            raise row.as_error()
+        say(f"{row.specs[0].title} is left out: {row.reason}")
+
+
+def requested(
+    selection: Selection, store: str | None = None, storage: str | None = None
+) -> tuple[Suite, list[RunSpec]]:
+    """The suite and all its runs, every name and value checked; a run that is selected twice counts once.
+
+    ``store`` and ``storage`` are where the values of ``selection.tuned`` are looked up.
+    """
+    sets = tuple(map(parse_assignment, selection.sets))
+    if selection.suite is not None:
+        suite = load_suite(selection.suite)
         if suite.published:
             from fedbench.leaderboard.published import check_published, published_folder
 
             check_published(suite, published_folder(None))
-        sets = [(key, value) for key, value in shorthands.items() if value is not None] + sets
-    elif request.methods:
-        suite = single(request.scenario, request.dataset, request.backbone)
+    elif selection.methods:
+        suite = single()
     else:
         raise FedbenchError(
             f"nothing to run: give --suite NAME ({', '.join(suite_names())}) or --method NAME; "
             "for instance fedbench run --suite longtail."
         )
     overrides = Overrides(
-        methods=request.methods,
-        seeds=request.seeds,
-        sets=tuple(sets),
-        plugin_files=request.plugin_files,
-        scale=request.scale,
-        settings=request.settings,
+        selection.methods, selection.seeds, sets, selection.plugin_files, selection.scale, selection.settings
     )
     picked = narrowed(suite, overrides)
     specs = expand(suite, picked)
@@ -85,28 +121,33 @@ def requested(request: Request) -> tuple[Suite, list[RunSpec]]:
         )
     for line in told_of_added(suite, picked):
         say(line)
-    return suite, _tuned(specs, request) if request.tuned else specs
+    return suite, _tuned(specs, selection.tuned, dict(sets), store, storage) if selection.tuned else specs
 
 
-def _tuned(specs: list[RunSpec], request: Request) -> list[RunSpec]:
-    """The runs with the best values of the study asked for; says which rows it does not have, or has under others."""
+def _tuned(
+    specs: list[RunSpec], study: str, sets: Mapping[str, str], store: str | None, storage: str | None
+) -> list[RunSpec]:
+    """The runs with the best values of ``study``, ``sets`` aside.
+
+    Says which rows the study does not have, or has under other conditions.
+    """
     from fedbench.tracking.store import store_uri
     from fedbench.tuning.best import best_of, tuned_otherwise, with_best
     from fedbench.tuning.storage import storage_url
 
-    best = best_of(storage_url(request.storage, store_uri(request.store)), request.tuned)
+    best = best_of(storage_url(storage, store_uri(store)), study)
     for row in rows_of(specs):
         title = row[0].title
         if title not in best:
-            say(f"{title}: not tuned in {request.tuned!r}, run as the suite has it")
+            say(f"{title}: not tuned in {study!r}, run as the suite has it")
         elif otherwise := tuned_otherwise(row[0], best[title]):
             say(f"{title}: was tuned with {', '.join(otherwise)}")
         elif best[title].spent < best[title].record.budget.trials:
             result = best[title]
             say(f"{title}: {result.spent} of {result.record.budget.trials} trials are over; the rest may find better")
     if len({(result.spent, str(result.record.budget)) for result in best.values()}) > 1:
-        say(f"the studies of {request.tuned!r} had unequal budgets; the leaderboard says so too")
-    return with_best(specs, best, [key for key, _ in map(parse_assignment, request.assignments)])
+        say(f"the studies of {study!r} had unequal budgets; the leaderboard says so too")
+    return with_best(specs, best, list(sets))
 
 
 def plan(

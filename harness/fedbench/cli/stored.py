@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from mlflow.exceptions import MlflowException
 
 from fedbench.cli.console import complain, say
-from fedbench.cli.options import Request
 from fedbench.cli.plan import PlannedRow, rows_of
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
@@ -29,21 +29,23 @@ def origins_of(planned: Sequence[PlannedRow], codes: Codes) -> dict[str, Origin]
     }
 
 
-def show_stored(request: Request, suite: Suite, planned: Sequence[PlannedRow]) -> None:
+def show_stored(
+    store: str | None, suite: Suite, planned: Sequence[PlannedRow], plugin_files: tuple[Path, ...], *, is_rerun: bool
+) -> None:
     """`say_stored` of a dry run; one that cannot read the store warns, since it needs none."""
-    origins = origins_of(planned, Codes(request.plugin_files))
+    origins = origins_of(planned, Codes(plugin_files))
     try:
-        stored = stored_runs(store_uri(request.store, to_write=False), suite.name, origins)
+        stored = stored_runs(store_uri(store, to_write=False), suite.name, origins)
     except (FedbenchError, MlflowException) as error:
         complain(f"which runs are in the store already is not known: {error}", label="warning")
         return
-    say_stored([spec for row in planned for spec in row.specs], {} if request.rerun else stored)
+    say_stored([spec for row in planned for spec in row.specs], {} if is_rerun else stored)
 
 
 def say_stored(specs: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) -> None:
     """How many runs are skipped and, where some run again, a line for the rows that stand alike.
 
-    ``stored``: run id -> why a run is repeated, nothing for one that is skipped. Nothing is said of an empty store.
+    ``stored``: run id -> why a run is repeated, nothing for one that is skipped. An empty store gives no line.
     """
     skipped = sum(stored.get(spec.run_id) == () for spec in specs)
     if skipped:

@@ -3,122 +3,33 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.text import Text
 
-from fedbench.cli import plan
 from fedbench.cli.console import cell, complain, console, megabytes, resumable, say, table
-from fedbench.cli.options import Request, command_line
-from fedbench.core.errors import FedbenchError
-from fedbench.core.spec import RunSpec
+from fedbench.cli.options import Place, Selection, command_line
 from fedbench.core.wording import counted
-from fedbench.plugins.provenance import commit, versions
-from fedbench.plugins.run_code import Codes
-from fedbench.runs.job import run_rounds
+from fedbench.runs.engines.scheduler import default_workers
 from fedbench.runs.prepare import Settings
-from fedbench.suites.suite import Suite
-from fedbench.tracking.store import METHOD_CODE
-from fedbench.tracking.tags import code_tags
-from fedbench.tuning.objectives import Objective
-from fedbench.tuning.space import Dimension, defaults_of, restricted, space_of
+from fedbench.tuning.space import Dimension, defaults_of
 from fedbench.tuning.storage import open_storage
 from fedbench.tuning.studies import Budget, Found, Record, found, open_study
 from fedbench.tuning.tracking import TrialTracking
-from fedbench.tuning.trial import Tuned, trial_specs
+from fedbench.tuning.trial import Tuned
 from fedbench.tuning.worker import Event, Job, TrialBegan, TrialEnded, WorkerFailed, tune
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 
 
-def unused_seed(suite: Suite) -> int:
-    """The first seed above all that the suite's runs have, so that nothing is tuned to their luck."""
-    scales = (seed for scale in suite.scales.values() for seed in scale.seeds)
-    return max([*suite.seeds, *scales]) + 1
-
-
-def records_of(
-    name: str,
-    suite: Suite,
-    specs: Sequence[RunSpec],
-    budget: Budget,
-    settings: Settings,
-    command: str,
-    only: Collection[str],
-) -> tuple[list[tuple[Tuned, Record]], bool]:
-    """The rows to tune, each with what will be written down of it, and whether the method of another one fails.
-
-    Prepares a run of each, so that what is missing or does not fit shows before anything is trained. Rows without
-    anything to train, or to search, or whose method fails, are named and left out. Raises FedbenchError where none is
-    left.
-    """
-    titles = [spec.title for spec in specs]
-    for title in titles:
-        if titles.count(title) > 1:
-            raise FedbenchError(f"two rows are called {title!r}; give one a label in the suite file, or leave one out.")
-    trials = [run for spec in specs for run in trial_specs(spec, {}, budget)]
-    # every seed, since not every one can be dealt
-    rows, failed = plan.plan(suite, trials, settings, every_seed=True)
-    infos = {run.run_id: row.info for row in rows for run in row.specs}
-    reasons = {run.run_id: row.reason for row in failed for run in row.specs}
-    for spec in specs:
-        told = [reasons[run.run_id] for run in trial_specs(spec, {}, budget) if run.run_id in reasons]
-        if told:
-            complain(f"{spec.title}: {told[0]}; it is not tuned", label="failed")
-    specs = [spec for spec in specs if all(run.run_id in infos for run in trial_specs(spec, {}, budget))]
-    planned = [infos[trial_specs(spec, {}, budget)[0].run_id] for spec in specs]
-    _check_objectives(specs, budget, settings)
-    spaces = [space_of(spec, settings.plugin_files) for spec in specs]
-    trainable = [bool(info.trainable_parameters) for info in planned]
-    kept = restricted([space if trains else () for space, trains in zip(spaces, trainable, strict=True)], only)
-    codes = Codes(settings.plugin_files)
-    chosen = []
-    for spec, space, info in zip(specs, kept, planned, strict=True):
-        if not space:
-            say(f"{spec.title}: nothing to tune", style="dim")
-            continue
-        code = codes.of(spec.method)
-        record = Record(
-            name=name,
-            suite=suite.name,
-            scale=spec.scale,
-            setting=spec.setting,
-            row=spec.row,
-            title=spec.title,
-            spec=spec.model_copy(update={"seed": 0}).model_dump(mode="json"),
-            space=tuple(dimension.as_json() for dimension in space),
-            budget=budget,
-            code_hash=code.hash,
-            data_hash=info.data_hash,
-            weights_hash=info.weights_hash,
-            commit=commit(),
-            command=command,
-            versions=versions(),
-            method_code=code_tags(code)[METHOD_CODE],
-        )
-        chosen.append((Tuned(spec, space, record.study_name), record))
-    if not chosen:
-        raise FedbenchError("none of these rows has anything to tune; choose others with --method.")
-    return chosen, bool(failed)
-
-
-def _check_objectives(specs: Sequence[RunSpec], budget: Budget, settings: Settings) -> None:
-    """Raise FedbenchError for an objective that some setting's runs don't have, told by their round 0."""
-    for spec in {spec.setting: spec for spec in specs}.values():
-        first = run_rounds(trial_specs(spec, {}, budget)[0], settings)
-        metrics = next(first).metrics
-        first.close()
-        for metric in budget.objectives:
-            Objective(metric).check(metrics)
-
-
 def show_space(records: Sequence[tuple[Tuned, Record]]) -> None:
     """The table of ``--dry-run``."""
     budget = records[0][1].budget
-    say(f"{_studies(len(records), budget)}: {told_budget(budget)}")
+    say(f"{_studies(len(records), budget)}: {budget_text(budget)}")
     made = table("row", "setting searched", "symbol", "from", "to", "scale", "the suite's", right=("from", "to"))
     for row, _ in records:
         before = ""
@@ -127,7 +38,10 @@ def show_space(records: Sequence[tuple[Tuned, Record]]) -> None:
             title = "" if row.spec.title == before else row.spec.title
             before = row.spec.title
             made.add_row(
-                *map(cell, (title, dimension.key, dimension.symbol, *_told(dimension), current.get(dimension.key, "-")))
+                *map(
+                    cell,
+                    (title, dimension.key, dimension.symbol, *_range(dimension), current.get(dimension.key, "-")),
+                )
             )
     console().print(made)
     say("Nothing was run or stored.", style="dim")
@@ -137,14 +51,14 @@ def _studies(number: int, budget: Budget) -> str:
     return f"{counted(number, 'study', 'studies')} of {counted(budget.trials, 'trial')}"
 
 
-def _told(dimension: Dimension) -> tuple[str, str, str]:
+def _range(dimension: Dimension) -> tuple[str, str, str]:
     if dimension.choices:
         return "", "", " | ".join(map(str, dimension.choices))
     scale = ("log" if dimension.log else "linear") + (", whole" if dimension.whole else "")
     return f"{dimension.low:g}", f"{dimension.high:g}", scale
 
 
-def told_budget(budget: Budget) -> str:
+def budget_text(budget: Budget) -> str:
     """The budget in words."""
     seeds = f"seed{'s' if len(budget.seeds) > 1 else ''} {', '.join(map(str, budget.seeds))}"
     return (
@@ -153,24 +67,41 @@ def told_budget(budget: Budget) -> str:
     )
 
 
-@resumable()
 def carry_out(
+    databases: tuple[str, str], records: Sequence[tuple[Tuned, Record]], settings: Settings, place: Place
+) -> int:
+    """Open or resume the studies, run their trials, show what they found; the exit code.
+
+    ``databases`` are the URLs of the studies' and of the runs'.
+    """
+    url, uri = databases
+    if place.engine != "ray":
+        return _carry_out(url, uri, records, settings, place.workers or default_workers(), tune)
+    from fedbench.runs.engines.ray.cluster import check_device
+    from fedbench.runs.engines.ray.nodes import RayNodes
+    from fedbench.tuning.on_ray import check_reach, tune_on
+
+    for row, _ in records:
+        check_device(row.spec, place.run_gpus)
+    with RayNodes(place.ray_address, place.run_cpus, place.run_gpus, place.workers, settings.plugin_files) as nodes:
+        check_reach(nodes, url, uri)
+        return _carry_out(url, uri, records, settings, nodes.room(), partial(tune_on, nodes, place.run_cpus))
+
+
+@resumable()
+def _carry_out(
     url: str,
     uri: str,
     records: Sequence[tuple[Tuned, Record]],
     settings: Settings,
     workers: int,
-    start: Callable[[Job, int], Generator[Event, None, None]] = tune,
+    start: Callable[[Job, int], Generator[Event, None, None]],
 ) -> int:
-    """Open or go on with the studies, run their trials, show what they found; the exit code.
-
-    ``start`` has a job carried out by so many workers.
-    """
     storage = open_storage(url, create=True)
     studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in records]
     tracking = TrialTracking(uri, records[0][1].suite)
     rows, budget = tuple(row for row, _ in records), records[0][1].budget
-    say(f"{_studies(len(rows), budget)}: {told_budget(budget)}")
+    say(f"{_studies(len(rows), budget)}: {budget_text(budget)}")
     job = Job(url, rows, settings, records[0][1].suite, uri)
     failures = []
     try:
@@ -200,12 +131,12 @@ def carry_out(
 
 def _show(event: TrialBegan | TrialEnded, budget: Budget) -> None:
     if isinstance(event, TrialBegan):
-        line = Text(f"start   {event.row.spec.title}  trial {event.number}  {told_values(event.values)}", "dim")
+        line = Text(f"start   {event.row.spec.title}  trial {event.number}  {values_text(event.values)}", "dim")
     elif event.values:
         line = Text.assemble(
             ("done  ", "green"),
             f"  {event.row.spec.title}  trial {event.number}  ",
-            told_objectives(budget, event.values),
+            objectives_text(budget, event.values),
             f"  ({event.ended}/{event.budget})",
         )
     else:
@@ -217,20 +148,20 @@ def _show(event: TrialBegan | TrialEnded, budget: Budget) -> None:
     console().print(line, soft_wrap=True)
 
 
-def told_values(values: Mapping[str, Any]) -> str:
+def values_text(values: Mapping[str, Any]) -> str:
     """``lr=0.013 clip2fl.beta=2``, to three digits."""
     return " ".join(
         f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
     )
 
 
-def told_objectives(budget: Budget, values: Sequence[float]) -> str:
+def objectives_text(budget: Budget, values: Sequence[float]) -> str:
     """``63.1``, ``63.1 / 1.25 MB``: accuracies in percent, bytes in MB, seconds."""
-    told = []
+    shown = []
     for metric, value in zip(budget.objectives, values, strict=True):
         is_bytes = metric.startswith("bytes")
-        told.append(f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else ""))
-    return " / ".join(told)
+        shown.append(f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else ""))
+    return " / ".join(shown)
 
 
 def show_found(results: Sequence[Found]) -> None:
@@ -238,9 +169,9 @@ def show_found(results: Sequence[Found]) -> None:
     made = table("row", "objective", "the suite's", "best", "trials", "values", right=("the suite's", "best"))
     for result in results:
         budget = result.record.budget
-        before = "-" if result.defaults is None else told_objectives(budget, result.defaults)
+        before = "-" if result.defaults is None else objectives_text(budget, result.defaults)
         trials = ", ".join(f"{count} {state}" for state, count in result.states.items())
-        values = told_values(result.values) if result.improved is not False else "the suite's"
+        values = values_text(result.values) if result.improved is not False else "the suite's"
         made.add_row(
             *map(
                 cell,
@@ -248,7 +179,7 @@ def show_found(results: Sequence[Found]) -> None:
                     result.record.title,
                     " / ".join(budget.objectives),
                     before,
-                    told_objectives(budget, result.best),
+                    objectives_text(budget, result.best),
                     trials,
                     values,
                 ),
@@ -271,15 +202,15 @@ def _show_front(result: Found) -> None:
     objectives = result.record.budget.objectives
     made = table("trial", *objectives, "values", right=("trial", *objectives))
     for number, values, drawn in result.front:
-        told = told_objectives(result.record.budget, values).split(" / ")
-        made.add_row(*map(cell, (number, *told, told_values(drawn))))
+        shown = objectives_text(result.record.budget, values).split(" / ")
+        made.add_row(*map(cell, (number, *shown, values_text(drawn))))
     say(f"{result.record.title}: the Pareto front; --tuned takes trial {result.trial}, --set any other", style="dim")
     console().print(made)
 
 
-def show_next_steps(name: str, request: Request, storage: str | None) -> None:
+def show_next_steps(name: str, selection: Selection, store: str | None, storage: str | None) -> None:
     """What to do with a study."""
-    given = {"--store": request.store, "--storage": storage}
+    given = {"--store": store, "--storage": storage}
     where = [word for option, value in given.items() if value for word in (option, value)]
-    say(f"run it       {command_line('run', replace(request, seeds=(), tuned=name), *where, paths=True)}")
+    say(f"run it       {command_line('run', replace(selection, seeds=(), tuned=name), *where, paths=True)}")
     say(f"look inside  {shlex.join(['fedbench', 'study', name, *where])}")

@@ -1,7 +1,7 @@
 """Data sets by name: ``load_dataset("embedded", ...)``, ``load_dataset("imagefolder:PACS.tar", ...)``.
 
 A name is ``scheme[:location][?option=value&...]``. Each scheme is one module of this package with a function
-``load``; the modules are imported only when asked for, so listing the names stays cheap and needs no torch.
+``load``; the modules are imported only when used, so listing the names stays cheap and needs no torch.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def dataset_names() -> dict[str, str]:
 
 def takes_image_size(name: str) -> bool:
     """Whether ``load_dataset`` may need to know which size the images are for: its files may differ in it."""
-    asked = parse_name(name, SOURCES)
-    return "size" in SOURCES[asked.scheme].options and "size" not in asked.options
+    parsed = parse_name(name, SOURCES)
+    return "size" in SOURCES[parsed.scheme].options and "size" not in parsed.options
 
 
 def load_dataset(name: str, *, data_dir: Path, cache_dir: Path, image_size: int | None = None) -> Dataset:
@@ -68,6 +68,6 @@ def load_dataset(name: str, *, data_dir: Path, cache_dir: Path, image_size: int 
     is kept in ``cache_dir``. Images of differing sizes are brought to ``image_size`` pixels square (224 where it is
     None), unless the name says a size; images that share one keep it.
     """
-    asked = replace(parse_name(name, SOURCES), image_size=image_size)
-    dataset: Dataset = import_module(f"fedbench.datasets.{asked.module}").load(asked, data_dir, cache_dir)
+    parsed = replace(parse_name(name, SOURCES), image_size=image_size)
+    dataset: Dataset = import_module(f"fedbench.datasets.{parsed.module}").load(parsed, data_dir, cache_dir)
     return dataset

@@ -105,7 +105,7 @@ def _types(tensors: Tensors) -> str:
 
 def _fault(file: Path, content: Content) -> str:
     tensors, header = content
-    said = {name: digest for name, digest in header.items() if name not in (_ABOUT, _TYPES)}
+    recorded = {name: digest for name, digest in header.items() if name not in (_ABOUT, _TYPES)}
     if header.get(_TYPES, _types(tensors)) != _types(tensors):  # files of earlier versions don't say
         return "its types are not those that were written"
-    return "" if _digests(tensors) == said else "its checksum doesn't fit its content"
+    return "" if _digests(tensors) == recorded else "its checksum doesn't fit its content"

@@ -45,7 +45,7 @@ class EncodedImages(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """What the user is told when image ``index`` can't be read."""
+        """The text for the user when image ``index`` can't be read."""
         ...
 
     def read(self, index: int) -> bytes:
@@ -75,7 +75,7 @@ class Scan:
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Images decoded when they are asked for."""
+    """Images decoded when they are read."""
 
     encoded: EncodedImages
     size: tuple[int, int]
@@ -115,7 +115,7 @@ class LoadedImages:
     """One of each split's files, where they are decoded at the size that they are loaded for; else none."""
 
 
-def load_images(splits: Sequence[EncodedImages], asked: DatasetName, cache_dir: Path) -> LoadedImages:
+def load_images(splits: Sequence[EncodedImages], parsed: DatasetName, cache_dir: Path) -> LoadedImages:
     """The images of all splits.
 
     They are brought to the size that the name says, in both directions; without it, they are at the size that all
@@ -124,9 +124,9 @@ def load_images(splits: Sequence[EncodedImages], asked: DatasetName, cache_dir: 
     found = [scan(encoded, cache_dir) for encoded in splits]
     shared = {each.size for each in found}
     target = shared.pop() if len(shared) == 1 else None
-    digests = tuple(f"{each.digest} {DECODING_VERSION}" for each in found if target is None and not asked.size())
-    if target is None or asked.size():
-        target = (asked.size() or asked.image_size or DEFAULT_SIZE,) * 2
+    digests = tuple(f"{each.digest} {DECODING_VERSION}" for each in found if target is None and not parsed.size())
+    if target is None or parsed.size():
+        target = (parsed.size() or parsed.image_size or DEFAULT_SIZE,) * 2
     images = [
         _kept_or_lazy(ImageFiles(encoded, target, each.digest, each.checksums), cache_dir)
         for encoded, each in zip(splits, found, strict=True)

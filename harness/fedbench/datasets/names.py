@@ -13,7 +13,7 @@ LISTING = "See fedbench list datasets."
 
 @dataclass(frozen=True)
 class Source:
-    """One scheme: the module that loads it, what the user is told about it, what can be typed after its name."""
+    """One scheme: the module that loads it, its description for the user, what can be typed after its name."""
 
     module: str
     description: str

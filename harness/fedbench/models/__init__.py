@@ -28,14 +28,14 @@ def load_backbone(
     ``data_dir`` is where pretrained weights are looked up and kept; ``seed`` initialises networks trained from
     scratch; ``image_size`` is the data set's (height, width), for a clear error where a network needs more.
     """
-    asked = parse_backbone(name)
-    if asked.family == "clip":
+    parsed = parse_backbone(name)
+    if parsed.family == "clip":
         from fedbench.models.clip.loading import load_clip
 
-        return load_clip(asked, data_dir)
+        return load_clip(parsed, data_dir)
     from fedbench.models.cnn.backbone import load_cnn
 
-    return load_cnn(asked, seed, image_size)
+    return load_cnn(parsed, seed, image_size)
 
 
 def image_size_of(name: str) -> int | None:
@@ -43,14 +43,14 @@ def image_size_of(name: str) -> int | None:
 
     Nothing is loaded for it. None where the name says no size and is unknown; ``load_backbone`` says what is wrong.
     """
-    asked = parse_backbone(name)
-    if asked.family == "clip":
+    parsed = parse_backbone(name)
+    if parsed.family == "clip":
         from fedbench.models.clip.loading import clip_image_size
 
-        return clip_image_size(asked.arch)
+        return clip_image_size(parsed.arch)
     from fedbench.models.cnn.backbone import cnn_image_size
 
-    return cnn_image_size(asked)
+    return cnn_image_size(parsed)
 
 
 def backbone_names() -> dict[str, str]:

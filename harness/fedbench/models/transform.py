@@ -8,8 +8,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as images
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,10 @@ class PixelTransform:
         size = self.size
         if size is None or pixels.shape[-2:] == (size, size):
             return pixels
+        # torchvision takes longer to import than torch, and images of the right size need none of it
+        from torchvision.transforms.v2 import InterpolationMode
+        from torchvision.transforms.v2 import functional as images
+
         target = [size, size] if self.mode == "squash" else [size]
         resized: Tensor = images.resize(pixels, target, InterpolationMode(self.interpolation), antialias=True)
         if resized.shape[-2:] != (size, size):

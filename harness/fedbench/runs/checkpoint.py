@@ -22,7 +22,7 @@ from fedbench.core.records import RoundRecord
 from fedbench.rounds.state import RunState, read_saved, read_told, save_state
 
 SECONDS = 30.0
-"""Between two checkpoints where no number of rounds is asked for: what a run that is killed may lose."""
+"""Between two checkpoints where no number of rounds is given: what a run that is killed may lose."""
 KEEP = 2
 """Checkpoints of a run that are kept: the one before the last serves where the last is damaged."""
 _PATTERN = "round-*.safetensors"
@@ -58,20 +58,20 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run, for the one process that carries it out."""
 
-    def __init__(self, asked: Checkpointing | None, run_id: str, inputs: Iterable[str]) -> None:
+    def __init__(self, checkpointing: Checkpointing | None, run_id: str, inputs: Iterable[str]) -> None:
         """``inputs`` is what a run's numbers depend on besides its description: hashes of code, data and weights.
 
-        With None ``asked`` there are none, and none are written.
+        With None ``checkpointing`` there are none, and none are written.
         """
-        self._asked = asked
+        self._checkpointing = checkpointing
         self._run_id = run_id
         self._made_by = hashlib.sha256("|".join(inputs).encode()).hexdigest()
         self._written = time.monotonic()
 
     def latest(self, device: str, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest that this run can go on from; ``warn`` hears of damaged ones, halves of files are deleted."""
-        if self._asked is not None:
-            for half in (self._asked.folder / self._run_id).glob(".round-*.tmp"):
+        if self._checkpointing is not None:
+            for half in (self._checkpointing.folder / self._run_id).glob(".round-*.tmp"):
                 half.unlink(missing_ok=True)  # of a process that was killed while it wrote
         for file in reversed(self._files()):
             try:
@@ -85,7 +85,7 @@ class Checkpoints:
         return None
 
     def round(self) -> int:
-        """The round that `latest` would go on from, told by the files' headers; 0 where it begins anew."""
+        """The round that `latest` would go on from, by the files' headers; 0 where it begins anew."""
         for file in reversed(self._files()):
             with suppress(FedbenchError, KeyError, TypeError, ValueError):
                 if self._is_ours(read_told(file)):
@@ -94,17 +94,17 @@ class Checkpoints:
 
     def are_due(self, number: int, seconds: float, *, is_last: bool) -> bool:
         """Whether one is to be written after round ``number`` of a run that has taken ``seconds``."""
-        if self._asked is None or number == 0:
+        if self._checkpointing is None or number == 0:
             return False
-        if self._asked.every:
-            return number % self._asked.every == 0 or is_last
+        if self._checkpointing.every:
+            return number % self._checkpointing.every == 0 or is_last
         return time.monotonic() - self._written >= SECONDS or (is_last and seconds >= SECONDS)
 
     def save(self, checkpoint: Checkpoint, *, warn: Callable[[str], None]) -> None:
         """Write ``checkpoint``, and let go of the oldest. A full disk costs the checkpoint, not the run: ``warn`` hears
         of it.
         """
-        assert self._asked is not None
+        assert self._checkpointing is not None
         number = checkpoint.state.round
         progress = {
             "made_by": self._made_by,
@@ -114,7 +114,7 @@ class Checkpoints:
         }
         beside = {} if checkpoint.predictions is None else {"predictions": checkpoint.predictions}
         try:
-            file = self._asked.folder / self._run_id / f"round-{number:06d}.safetensors"
+            file = self._checkpointing.folder / self._run_id / f"round-{number:06d}.safetensors"
             save_state(checkpoint.state, file, self._run_id, beside=beside, progress=progress)
         except FedbenchError as error:
             warn(f"no checkpoint after round {number}: {error}")
@@ -128,10 +128,10 @@ class Checkpoints:
         self._written = time.monotonic()
 
     def _files(self) -> list[Path]:
-        return [] if self._asked is None else sorted((self._asked.folder / self._run_id).glob(_PATTERN))
+        return [] if self._checkpointing is None else sorted((self._checkpointing.folder / self._run_id).glob(_PATTERN))
 
-    def _is_ours(self, told: Mapping[str, Any]) -> bool:
-        return bool(told["run_id"] == self._run_id and told["progress"]["made_by"] == self._made_by)
+    def _is_ours(self, header: Mapping[str, Any]) -> bool:
+        return bool(header["run_id"] == self._run_id and header["progress"]["made_by"] == self._made_by)
 
     def _read(self, file: Path, device: str) -> Checkpoint | None:
         saved = read_saved(file, device)

@@ -6,10 +6,10 @@ fault of its own row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import signal
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from fedbench.core.errors import FedbenchError, MethodFault
@@ -20,8 +20,8 @@ from fedbench.rounds.private import shared
 from fedbench.rounds.run import Run
 from fedbench.runs.engines.forks import Work
 from fedbench.runs.engines.forkserver import can_fork
-from fedbench.runs.engines.processes import told
-from fedbench.runs.engines.warm import Progress, WarmProcess
+from fedbench.runs.engines.processes import exit_text
+from fedbench.runs.engines.warm import Apart
 from fedbench.runs.loaded import Loaded, Loader
 from fedbench.runs.memory import Measured, Memory, measure, memory_of
 from fedbench.runs.prepare import Settings, backbone_for, dataset_for, enlargement, prepare
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What preparing a run told."""
+    """What preparing a run shows."""
 
     info: RunInfo
     memory: Memory | None = None
@@ -54,7 +54,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Refused:
-    """What was asked for can't be run as it is."""
+    """What was requested can't be run as it is."""
 
     text: str
     is_of_loading: bool = False
@@ -65,20 +65,20 @@ Found = Prepared | Failed | Refused
 
 
 @dataclass(frozen=True)
-class Asked:
+class LookRequest:
     """A run to look at."""
 
     spec: RunSpec
     known: Mapping[str, Measured] | None = None
-    """What was measured for other runs; None: its memory is not asked for, and all its features are to be encoded."""
+    """What was measured for other runs; None: its memory is not wanted, and all its features are to be encoded."""
 
 
-def look(asked: Asked, settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> None:
+def look(request: LookRequest, settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> None:
     """Prepare the run; emits what there is to say of its images ("" for nothing), and `Found`.
 
     What is wrong with loading, FedbenchError aside, is raised, before anything is emitted.
     """
-    spec = asked.spec
+    spec = request.spec
     try:
         dataset = loaded.dataset or dataset_for(spec, settings)
         backbone = loaded.backbone or backbone_for(spec, dataset, settings)
@@ -91,15 +91,15 @@ def look(asked: Asked, settings: Settings, loaded: Loaded, emit: Callable[[Any],
         raise
     emit(line)
     try:
-        run = prepare(spec, settings, dataset=dataset, backbone=backbone, encode_all=asked.known is None)
-        emit(Prepared(run.info) if asked.known is None else _measured(run, backbone, asked.known))
+        run = prepare(spec, settings, dataset=dataset, backbone=backbone, encode_all=request.known is None)
+        emit(Prepared(run.info) if request.known is None else _measured(run, backbone, request.known))
     except MethodFault as error:
         emit(Failed(shortened(" ".join(text_of(error).split()), REASON)))
     except FedbenchError as error:
         emit(Refused(text_of(error)))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a method may raise SystemExit as well
+    except BaseException as error:  # a method may raise SystemExit or KeyboardInterrupt as well
+        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            raise  # Ctrl-C, which a process of its own ignores
         emit(Failed(f"{reason_of(error)} ({raised_at(error)})"))
 
 
@@ -113,16 +113,16 @@ def looks(
     data are loaded.
     """
     known: dict[str, Measured] = {}
-    told_of = {""}
-    with closing(_Here(settings) if in_process or not can_fork() else _Apart(settings)) as place:
+    shown = {""}
+    with closing(_Here(settings) if in_process or not can_fork() else _Elsewhere(settings)) as place:
         for spec in _by_what_they_read(specs):
-            for said in place.look(Asked(spec, known if is_dry else None)):
-                if not isinstance(said, str):
-                    known |= said.measured if isinstance(said, Prepared) else {}
-                    yield spec, said
-                elif said not in told_of:
-                    told_of.add(said)
-                    tell(said)
+            for answer in place.look(LookRequest(spec, known if is_dry else None)):
+                if not isinstance(answer, str):
+                    known |= answer.measured if isinstance(answer, Prepared) else {}
+                    yield spec, answer
+                elif answer not in shown:
+                    shown.add(answer)
+                    tell(answer)
 
 
 class _Here:
@@ -132,50 +132,38 @@ class _Here:
         self._settings = settings
         self._loader = Loader(settings)
 
-    def look(self, asked: Asked) -> list[str | Found]:
-        heard: list[str | Found] = []
-        look(asked, self._settings, self._loader.load(asked.spec), heard.append)
-        return heard
+    def look(self, request: LookRequest) -> list[str | Found]:
+        events: list[str | Found] = []
+        look(request, self._settings, self._loader.load(request.spec), events.append)
+        return events
 
     def close(self) -> None:
         """Nothing to give back."""
 
 
-class _Apart:
+class _Elsewhere:
     """A process for each run, forked from one that has loaded what it reads."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._process: WarmProcess | None = None
+        self._apart = Apart(settings)
 
-    def look(self, asked: Asked) -> Iterator[str | Found]:
+    def look(self, request: LookRequest) -> list[str | Found]:
+        events: list[str | Found] = []
         try:
-            if self._process is None or not self._process.can_begin():
-                self.close()
-                self._process = WarmProcess(self._settings)
-            self._process.begin(Work(look, asked, asked.spec))
+            code = self._apart.carry_out(Work(look, request, request.spec), events.append)
         except (OSError, EOFError) as error:
             raise FedbenchError(
-                f"no process could be started to prepare row {asked.spec.title!r}: {type(error).__name__} {error}; end "
-                "others, or use --engine in-process."
+                f"no process could be started to prepare row {request.spec.title!r}: {type(error).__name__} {error}; "
+                "end others, or use --engine in-process."
             ) from error
-        heard: list[str | Found] = []
-        progress = Progress()
-        while not progress.is_over:
-            wait(self._process.signs())
-            progress = self._process.look()
-            heard += progress.events
-            yield from progress.events
-        if not heard:
-            reason = f"while its data and backbone were loaded, {told(progress.code)}."
-            raise FedbenchError(f"row {asked.spec.title!r}: {reason} Nothing was run.")
-        if isinstance(heard[-1], str):
-            yield Failed(told(progress.code))
+        if not events:
+            reason = f"while its data and backbone were loaded, {exit_text(code)}."
+            raise FedbenchError(f"row {request.spec.title!r}: {reason} Nothing was run.")
+        return events if not isinstance(events[-1], str) else [*events, Failed(exit_text(code))]
 
     def close(self) -> None:
         """End the process, and with it the run that it prepares."""
-        if self._process is not None:
-            self._process.close()
+        self._apart.close()
 
 
 def _by_what_they_read(specs: Sequence[RunSpec]) -> list[RunSpec]:
@@ -194,7 +182,7 @@ def _measured(run: Run, backbone: Backbone, known: Mapping[str, Measured]) -> Pr
 
 
 def _memory_key(run: Run) -> str:
-    """What a local step's memory depends on: neither on how data are dealt, nor on seeds, rates and budget.
+    """What a local step's memory depends on: neither on the partition of the data, nor on seeds, rates and budget.
 
     Rows of one method are taken to be alike where their models' weights are, by name and shape: a measurement with all
     of ViT-B/16 takes ten seconds, and a paper's suite has dozens of ablations that change the server alone.

@@ -45,8 +45,7 @@ class StepBytes:
 
 @dataclass(frozen=True)
 class Measured:
-    """What has to be tried out to know what a run needs; nothing of it depends on how data are dealt, nor on seeds,
-    rates and budget."""
+    """What has to be tried out to know what a run needs; partition, seeds, rates and budget don't matter."""
 
     step: StepBytes | None
     """What autograd saves; None for a model without weights, and where it could not be measured."""
@@ -208,7 +207,7 @@ class _Held:
 
 
 def _first_task(run: Run) -> ClientTask:
-    """What the run's largest client is asked to do in round 1."""
+    """What the run's largest client has to do in round 1."""
     state = run.initial_state()
     start(run, state)
     client = int(run.federation.shards.sizes.argmax())

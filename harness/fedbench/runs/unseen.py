@@ -26,7 +26,7 @@ def renamed_model(
 ) -> Renamed | str:
     """The model that ``build_model`` gives for ``names``; or, in a few words, why it can't take the trained tensors.
 
-    ``model`` is that of ``setup``. It is other plugin objects that are asked, so that what a method keeps on itself
+    ``model`` is that of ``setup``. Other plugin objects answer, so that what a method keeps on itself
     while it builds never meets training. As many classes may have tensors of the same shape by accident: a head of
     five classes fits five others. A further model then tells whether the number matters.
     """

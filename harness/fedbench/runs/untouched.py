@@ -56,15 +56,15 @@ class Untouched:
         after = [] if self._weights is None else _marks(self._weights)
         same = [a is b and rest == others for (a, *rest), (b, *others) in zip(self._marks, after, strict=False)]
         if len(after) != len(self._marks) or not all(same):
-            raise MethodFault(self._told("the backbone"))
+            raise MethodFault(self._weights_text("the backbone"))
 
     def require_weights(self, encoder: FrozenEncoder) -> None:
         """Raise MethodFault where the ``encoder``'s weights are not those of its key; reads all of them."""
         backbone = getattr(encoder, "backbone", None)
         if isinstance(backbone, ClipBackbone) and backbone.weights_hash != digest_of_weights(backbone.module):
-            raise MethodFault(self._told(backbone.name))
+            raise MethodFault(self._weights_text(backbone.name))
 
-    def _told(self, whose: str) -> str:
+    def _weights_text(self, whose: str) -> str:
         return (
             f"{self._who} changes the weights of {whose} in place, and features are encoded that other methods read "
             "as well; change a copy (copy.deepcopy)."

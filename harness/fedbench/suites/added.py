@@ -58,7 +58,7 @@ def told_of_added(suite: Suite, overrides: Overrides) -> Iterator[str]:
 
 def is_added(suite: Suite, method: str) -> bool:
     """Whether no row of ``suite`` runs the stack ``method``."""
-    return stack_names(method) not in {stack_names(row.method) for row in suite.rows}
+    return stack_names(method) not in {row.stack for row in suite.rows}
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _Grid:
 def _references(rows: Sequence[Row], suite: Suite) -> list[Row]:
     """Of ``rows`` the baseline's; where there is none, those of the method that stands first."""
     name = suite.baseline.partition(" · ")[0]
-    found = [row for row in rows if name in (row.label, row.method, "+".join(stack_names(row.method)))]
+    found = [row for row in rows if name in (row.label, row.method, "+".join(row.stack))]
     return found or [row for row in rows if row.method == rows[0].method]
 
 
@@ -136,5 +136,5 @@ def _shared(source: Source, decided: Collection[str]) -> dict[str, Any]:
 
 def _inherited(one: Added, scale: str) -> str:
     settings = {**one.row.set, **one.row.at.get(scale, {})}
-    told = ", ".join(f"{key}={value}" for key, value in settings.items() if key != "backbone")
-    return f"{told} from the row {one.like}" if told else "the suite's settings"
+    values = ", ".join(f"{key}={value}" for key, value in settings.items() if key != "backbone")
+    return f"{values} from the row {one.like}" if values else "the suite's settings"

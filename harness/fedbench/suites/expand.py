@@ -16,7 +16,7 @@ from fedbench.suites.resolve import Cell, Find, Overrides, checked_seed, finder,
 from fedbench.suites.suite import Row, Scale, Setting, Suite
 
 
-def single(scenario: str | None, dataset: str | None, backbone: str | None) -> Suite:
+def single(scenario: str | None = None, dataset: str | None = None, backbone: str | None = None) -> Suite:
     """The suite of a run without a suite file: the methods come from the command line."""
     given: dict[str, Any] = {"dataset": dataset, "backbone": backbone, "scenario": scenario}
     return Suite(name="adhoc", rows=(Row(method="fedavg"),), **{k: v for k, v in given.items() if v is not None})
@@ -33,7 +33,7 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
         rows = []
         for method in overrides.methods:
             wanted = stack_names(method)
-            chosen = [row for row in suite.rows if stack_names(row.method) == wanted]
+            chosen = [row for row in suite.rows if row.stack == wanted]
             rows.extend(chosen or (one.row for one in added_rows(suite, "+".join(wanted), narrowed(suite, overrides))))
     find = finder(overrides)
     _refuse_stray_keys(suite, rows, overrides, find)
@@ -52,9 +52,9 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
                 spec = twin.model_copy(update={"published": twin.published + further})
             specs[run_id] = spec
     if not specs:
-        asked = ", ".join(row.method for row in rows)
+        methods = ", ".join(row.method for row in rows)
         raise FedbenchError(
-            f"nothing to run: in suite {suite.name!r} {asked} runs in none of the chosen settings; "
+            f"nothing to run: in suite {suite.name!r} {methods} runs in none of the chosen settings; "
             "see its rows' `only`, or choose another --scale or --setting."
         )
     return list(specs.values())
@@ -63,16 +63,18 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
 def narrowed(suite: Suite, overrides: Overrides) -> Overrides:
     """``overrides`` with the settings that ``--set dataset=D`` picks, and their scale.
 
-    Those of the scale asked for that are on D, else, where no scale was asked for, those of the first scale that has
-    any. Settings asked for by name are taken as they are. Where no setting is on D, nothing is picked: D then takes the
+    Those of the requested scale that are on D, else, where no scale was requested, those of the first scale that has
+    any. Settings requested by name are taken as they are. Where no setting is on D, nothing is picked: D then takes the
     place of every setting's own data.
     """
-    asked = dict(overrides.sets).get("dataset")
-    if asked is None:
+    dataset = dict(overrides.sets).get("dataset")
+    if dataset is None:
         return overrides
     for name, scale in suite.scales.items():
         if overrides.scale in ("", name):
-            on = tuple(setting.name for setting in scale.settings if same_data(asked, _data_of(suite, scale, setting)))
+            on = tuple(
+                setting.name for setting in scale.settings if same_data(dataset, _data_of(suite, scale, setting))
+            )
             if overrides.settings and set(overrides.settings) <= set(on):
                 return replace(overrides, scale=name)
             if on and not overrides.settings:
@@ -129,13 +131,13 @@ def _refuse_stray_keys(suite: Suite, rows: Iterable[Row], overrides: Overrides, 
 
 def _methods(rows: Iterable[Row]) -> list[str]:
     """The methods that ``rows`` run, each once."""
-    return list(dict.fromkeys(name for row in rows for name in stack_names(row.method)))
+    return list(dict.fromkeys(name for row in rows for name in row.stack))
 
 
 def _refuse_stray(source: Source, stacks: Sequence[str], find: Find) -> None:
     for key in source.settings:
         try:
-            _refuse_unread(key, stacks, source.said, find)
+            _refuse_unread(key, stacks, source.described, find)
         except FedbenchError as error:
             raise FedbenchError(f"{source.place(key)}{error}") from None
 

@@ -26,7 +26,7 @@ READ_BY_SOME = ("text_encoder", "teacher")
 class Source:
     """Settings, and where they stand."""
 
-    said: str
+    described: str
     """In words, for settings of no file."""
     settings: Mapping[str, Any]
     part: Suite | Scale | Setting | Row | None = None
@@ -54,13 +54,13 @@ class Draft:
         for name in training.settings:
             if name not in Training.model_fields:
                 known = Training.model_fields
-                raise _at(training.place(name), unknown_name(f"training setting in {training.said}", name, known))
+                raise _at(training.place(name), unknown_name(f"training setting in {training.described}", name, known))
         self.training = dict(training.settings)
         self.stand(training, "training")
-        whole = Source(training.said, {"scenario": scenario}, training.part)
+        whole = Source(training.described, {"scenario": scenario}, training.part)
         self.apply(whole, strict=False)
         inside = scenario if isinstance(scenario, dict) else {}
-        self.stand(Source(training.said, inside, training.part, ("scenario",)), "scenario")
+        self.stand(Source(training.described, inside, training.part, ("scenario",)), "scenario")
 
     def stand(self, source: Source, section: str) -> None:
         """Remember where the settings of a section stand."""
@@ -74,16 +74,16 @@ class Draft:
             try:
                 section, name = section_of(key, tuple(self.classes))
                 if section == "scenario" and name == "":
-                    self.scenario = _scenario(value, source.said)
+                    self.scenario = _scenario(value, source.described)
                     self.places = {key: known for key, known in self.places.items() if key[0] != "scenario"}
             except FedbenchError as error:
                 raise _at(place, error) from None
             unread = section == "run" and name in READ_BY_SOME and not reads(self.classes.values(), name)
             if strict and section == "other-method":
-                told = f"{source.said}: set names {key.partition('.')[0]}, which the row does not run."
-                raise _at(place, FedbenchError(told))
+                reason = f"{source.described}: set names {key.partition('.')[0]}, which the row does not run."
+                raise _at(place, FedbenchError(reason))
             if strict and unread:
-                raise _at(place, FedbenchError(f"{source.said}: its methods don't read {name}; leave it out."))
+                raise _at(place, FedbenchError(f"{source.described}: its methods don't read {name}; leave it out."))
             self.places[section, name] = place
             if section == "scenario" and name != "":
                 self.scenario[name] = value
@@ -113,8 +113,8 @@ class Draft:
         except ValidationError as error:
             first = error.errors()[0]
             dotted = ".".join(str(part) for part in (section, *first["loc"]) if part != "run")
-            told = f"{dotted}={_brief(first['input'])}: {problem_of(first, model)}"
-            raise _at(self._place(section, str(first["loc"][0])), FedbenchError(told)) from None
+            reason = f"{dotted}={_brief(first['input'])}: {problem_of(first, model)}"
+            raise _at(self._place(section, str(first["loc"][0])), FedbenchError(reason)) from None
         except _NotANumber as error:
             raise _at(self._place(section, error.name), error) from None
         return {name: getattr(validated, name) for name in values}
@@ -124,8 +124,8 @@ class Draft:
 
 
 class _NotANumber(FedbenchError):
-    def __init__(self, name: str, told: str) -> None:
-        super().__init__(told)
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(reason)
         self.name = name
 
 

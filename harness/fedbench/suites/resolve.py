@@ -16,7 +16,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.hooks import Method
 from fedbench.core.hyper import declared
 from fedbench.core.scenario import Scenario
-from fedbench.core.spec import MOST_SEED, RunSpec, Training, stack_names
+from fedbench.core.spec import MOST_SEED, RunSpec, Training
 from fedbench.datasets.aliases import same_data
 from fedbench.models.names import canonical_backbone
 from fedbench.plugins.assembly import find_method
@@ -27,7 +27,7 @@ from fedbench.suites.suite import Key, Row, Scale, Setting, Suite
 _LISTS = ("templates",)
 """Run settings that may have several values."""
 _SAME_CELL = ("backbone", "device")
-"""Run settings that leave a run the published cell: another backbone is told wherever the two stand side by side."""
+"""Run settings that leave a run the published cell: another backbone is named wherever the two stand side by side."""
 
 Find = Callable[[str], type[Method]]
 
@@ -80,7 +80,7 @@ class Cell:
     def of_the_method(self, where: str) -> Iterator[Source]:
         """What scale and grid say of the methods that the row runs, weakest first."""
         for named, part in self._parts():
-            for method in stack_names(self.row.method):
+            for method in self.row.stack:
                 yield Source(f"{where}, {named}, of {method}", part.of.get(method, {}), part, ("of", method))
 
     def _parts(self) -> Iterator[tuple[str, Scale | Setting]]:
@@ -100,7 +100,7 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides, find: Fin
 
     ``find`` is `finder`'s, for whoever resolves many cells.
     """
-    stack = stack_names(cell.row.method)
+    stack = cell.row.stack
     find = find or finder(overrides)
     try:
         classes = {name: find(name) for name in stack}

@@ -106,6 +106,11 @@ class Row(_Replaying):
     only: tuple[str, ...] = Field((), description="settings of the suite in which the row runs; all by default")
     published: tuple[Key, ...] = Field((), description="columns that pick the row's published numbers")
 
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The names of its methods."""
+        return stack_names(self.method)
+
 
 class Setting(_Replaying):
     """One of the settings every row meets: a cell of the paper's grid."""
@@ -220,7 +225,7 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise FedbenchError(f"{scale.place('settings')}{twice[0]!r} is the name of two settings.")
-    run = {name for row in suite.rows for name in stack_names(row.method)}
+    run = {name for row in suite.rows for name in row.stack}
     scaled: list[Scale | Setting] = list(suite.scales.values())
     scaled += [setting for scale in suite.scales.values() for setting in scale.settings]
     for part in scaled:
@@ -231,7 +236,7 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
     scales = tuple(suite.scales)
     for row in suite.rows:
         for field, given, known in (("only", row.only, suite.setting_names), ("at", tuple(row.at), scales)):
-            for wrong in (asked for asked in given if asked not in known):
+            for wrong in (one for one in given if one not in known):
                 hint = "A row names settings under `only` and scales under `at`."
                 raise FedbenchError(f"{row.place(field)}{unknown_name('setting or scale', wrong, known, hint)}")
     return suite
@@ -289,6 +294,6 @@ def _place(suite: Suite, place: Place) -> None:
 
 def _refuse_unknown_baseline(suite: Suite) -> None:
     """A baseline that was written down has to be a row: its label, its method, or all of what it is called."""
-    known = {name for row in suite.rows for name in (row.label, row.method, "+".join(stack_names(row.method))) if name}
+    known = {name for row in suite.rows for name in (row.label, row.method, "+".join(row.stack)) if name}
     if "baseline" in suite.model_fields_set and suite.baseline.partition(" · ")[0] not in known:
         raise FedbenchError(f"{suite.place('baseline')}{unknown_name('row', suite.baseline, known)}")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.wording import counted
 from fedbench.runs.engines.ray.cluster import on_any_machine
-from fedbench.runs.engines.ray.nodes import RayNodes, Task, last_line
+from fedbench.runs.engines.ray.nodes import RayNodes
 from fedbench.runs.engines.ray.shipping import Shipped
 from fedbench.tracking.databases import sqlite_file
-from fedbench.tuning.worker import Event, Job, TrialEnded, WorkerFailed, search_with
-
-_LOOK_SECONDS = 1.0
-_LOSSES = 5
-"""Workers that may be lost, for each that there can be, without any trial having ended in between."""
+from fedbench.tuning.worker import Event, Job, search_with, supervise
 
 
 def check_reach(nodes: RayNodes, url: str, store: str) -> None:
@@ -35,41 +31,9 @@ def check_reach(nodes: RayNodes, url: str, store: str) -> None:
 
 
 def tune_on(nodes: RayNodes, cpus: float, job: Job, workers: int) -> Generator[Event, None, None]:
-    """The events of up to ``workers`` workers on ``nodes`` until every study has spent its budget.
-
-    A worker that is lost is replaced, and its trial handed on once its signs of life have ceased. Closing the
-    generator ends the workers.
-    """
+    """The events of up to ``workers`` workers on ``nodes``; see `supervise`."""
     job = replace(job, settings=on_any_machine(job.settings, cpus))
-    under_way: set[Task] = set()
-    lost, is_ending = 0, False
-    try:
-        while True:
-            while not is_ending and len(under_way) < min(workers, nodes.slots()):
-                under_way.add(nodes.begin("tuning", search, nodes.shipped, job))
-            if is_ending and not under_way:
-                return
-            for heard in nodes.wait(_LOOK_SECONDS):
-                for event in heard.said:
-                    lost = 0 if isinstance(event, TrialEnded) else lost
-                    is_ending |= isinstance(event, WorkerFailed)
-                    yield event
-                if not heard.is_over:
-                    continue
-                under_way.discard(heard.task)
-                if heard.broken:
-                    is_ending = True
-                    yield WorkerFailed(f"a worker can't work: {last_line(heard.broken)}", heard.broken)
-                elif heard.lost:
-                    lost += 1
-                    if lost > _LOSSES * workers and not is_ending:
-                        is_ending = True
-                        yield WorkerFailed(f"lost {counted(lost, 'worker')}, the last one since {heard.lost}.")
-                else:
-                    is_ending = True  # it found nothing left to do
-    finally:
-        for task in under_way:
-            nodes.stop(task)
+    return supervise(nodes, partial(nodes.begin, "tuning", search, nodes.shipped, job), workers)
 
 
 def search(shipped: Shipped, job: Job, emit: Callable[[Event], None]) -> None:

@@ -124,9 +124,9 @@ class SignsOfLife:
         """The last signs of ``trials`` that have shown any, and now; both by the database's clock."""
         if not trials:
             return {}, self._came
-        asked = select(_HEARTBEATS.c.trial_id, _HEARTBEATS.c.heartbeat, func.now())
+        query = select(_HEARTBEATS.c.trial_id, _HEARTBEATS.c.heartbeat, func.now())
         with self._storage.engine.begin() as connection:
-            rows = connection.execute(asked.where(_HEARTBEATS.c.trial_id.in_(trials))).all()
+            rows = connection.execute(query.where(_HEARTBEATS.c.trial_id.in_(trials))).all()
         signs = {row[0]: row[1].replace(tzinfo=None) for row in rows}
         return signs, rows[0][2].replace(tzinfo=None) if rows else self._came
 

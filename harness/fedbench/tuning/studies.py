@@ -261,14 +261,14 @@ def _refuse_other_budget(old: Record, new: Record) -> None:
 
 def _refuse_other_conditions(old: Record, new: Record) -> None:
     hashes = ("code_hash", "data_hash", "weights_hash")
-    told = [(name, getattr(old, name)[:8], getattr(new, name)[:8]) for name in hashes]
-    told.append(("space", json.dumps(list(old.space)), json.dumps(list(new.space))))
-    told += [
+    differing = [(name, getattr(old, name)[:8], getattr(new, name)[:8]) for name in hashes]
+    differing.append(("space", json.dumps(list(old.space)), json.dumps(list(new.space))))
+    differing += [
         (name, str(v), str(getattr(new.budget, name))) for name, v in asdict(old.budget).items() if name != "trials"
     ]
-    asked = flat_settings(new.spec)
-    told += [(key, str(value), str(asked.get(key))) for key, value in flat_settings(old.spec).items()]
-    for name, before, now in told:
+    current = flat_settings(new.spec)
+    differing += [(key, str(value), str(current.get(key))) for key, value in flat_settings(old.spec).items()]
+    for name, before, now in differing:
         if before != now:
             raise FedbenchError(
                 f"the study {old.study_name!r} was made with another {name} ({before[:80]}, now {now[:80]}); trials "

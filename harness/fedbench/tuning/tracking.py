@@ -157,8 +157,8 @@ class TrialTracking:
         metric, best, parent = record.budget.objectives[0], result.best[0], self._parent(record)
         log_metrics(self._client, parent, metrics_at({f"best/{metric}": best}, result.states["complete"]))
         lines = [f"**{key}** {value}" for key, value in result.values.items()]
-        told = f"{record.study_name}: best so far trial {result.trial} with {metric} {best:.2f}"
-        set_tags(self._client, parent, {NOTE: "\n\n".join([told + ", on validation data.", *lines])})
+        text = f"{record.study_name}: best so far trial {result.trial} with {metric} {best:.2f}"
+        set_tags(self._client, parent, {NOTE: "\n\n".join([text + ", on validation data.", *lines])})
 
     def finished(self, study: optuna.Study) -> None:
         """The study's own run ends; others that were begun for it by processes that died are none."""

@@ -9,20 +9,17 @@ Nothing here imports Optuna or MLflow, which start threads: a worker forks its w
 
 from __future__ import annotations
 
-import pickle
-import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.hooks import RoundRecord, RunResult, hookimpl
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.failure_text import REASON, reason_of, shortened, text_of, traceback_of
-from fedbench.runs.engines.forks import Work, quiet_worker
-from fedbench.runs.engines.processes import told
-from fedbench.runs.engines.warm import WarmProcess
+from fedbench.runs.engines.forks import Work
+from fedbench.runs.engines.processes import exit_text
+from fedbench.runs.engines.warm import Apart, WarmProcess
 from fedbench.runs.job import run_rounds
 from fedbench.runs.loaded import Loaded
 from fedbench.runs.prepare import Settings
@@ -52,53 +49,35 @@ class TrialProcess:
     """What the trials of a worker are forked from, one after another; ``warm`` where the worker has one already."""
 
     def __init__(self, settings: Settings, warm: WarmProcess | None = None) -> None:
-        self._settings = settings
-        self._warm = warm
+        self._apart = Apart(settings, warm)
 
-    def run(self, specs: Sequence[RunSpec], hear: Callable[[RunSpec, RoundRecord], None]) -> list[Mapping[str, float]]:
-        """The summaries of ``specs``, run side by side; ``hear`` is told of each round in order.
+    def run(
+        self, specs: Sequence[RunSpec], on_round: Callable[[RunSpec, RoundRecord], None]
+    ) -> list[Mapping[str, float]]:
+        """The summaries of ``specs``, run side by side; ``on_round`` is called with each round in order.
 
-        Whatever ``hear`` raises ends the runs and passes. Raises Unworkable and FedbenchError as a run did, TrialBroke
-        for any other error of a run, TrialDied, and OSError or EOFError where no further process can be started.
+        Whatever ``on_round`` raises ends the runs and passes. Raises Unworkable and FedbenchError as a run did,
+        TrialBroke for any other error of a run, TrialDied, and OSError or EOFError where no further process can be
+        started.
         """
-        if self._warm is None or not self._warm.can_begin():
-            self.close()
-            self._warm = WarmProcess(self._settings)
-        warm, end, is_over, code = self._warm, None, False, None
-        warm.begin(Work(_measure, tuple(specs), specs[0]))
-        try:
-            while not is_over:
-                wait(warm.signs())
-                progress = warm.look()
-                is_over, code = progress.is_over, progress.code
-                for event in progress.events:
-                    if isinstance(event, _Round):
-                        hear(specs[event.position], event.record)
-                    else:
-                        end = event
-        finally:
-            if not is_over:
-                warm.stop()
-        if isinstance(end, Exception):
-            raise end
-        if end is None:
-            raise TrialDied(told(code))
-        return list(end)
+        ends: list[Exception | list[Mapping[str, float]]] = []
+
+        def on_event(event: _Round | Exception | list[Mapping[str, float]]) -> None:
+            if isinstance(event, _Round):
+                on_round(specs[event.position], event.record)
+            else:
+                ends.append(event)
+
+        code = self._apart.carry_out(Work(_measure, tuple(specs), specs[0]), on_event)
+        if not ends:
+            raise TrialDied(exit_text(code))
+        if isinstance(ends[-1], Exception):
+            raise ends[-1]
+        return ends[-1]
 
     def close(self) -> None:
         """End the warm process, and a trial under way with it."""
-        if self._warm is not None:
-            self._warm.close()
-            self._warm = None
-
-
-def begin_worker(settings: Settings, pickled: bytes, events: Connection) -> None:
-    """A worker's process, from its beginning: calls what is ``pickled`` with its `WarmProcess` and ``events``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # before the imports that unpickling brings, and before any thread: neither belongs in a process that is forked
-    warm = WarmProcess(settings, fork_without=(events,))
-    quiet_worker()
-    pickle.loads(pickled)(warm, events)
+        self._apart.close()
 
 
 def _measure(specs: Sequence[RunSpec], settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> None:

@@ -7,16 +7,12 @@ again at once. A worker that dies leaves a trial without signs of life, which an
 
 from __future__ import annotations
 
-import atexit
-import pickle
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from functools import cached_property
 from typing import Any
 
 import optuna
@@ -25,19 +21,19 @@ from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.core.errors import FedbenchError
-from fedbench.runs.engines.forkserver import context
 from fedbench.runs.engines.warm import WarmProcess
+from fedbench.runs.engines.workers import LocalWorkers, Workers, last_line
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.storage import SignsOfLife, open_storage
 from fedbench.tuning.studies import Budget, counted, record_of, try_again
 from fedbench.tuning.tracking import TrialTracking
 from fedbench.tuning.trial import Reports, Surplus, Tuned, claim, outcome_of_twin, pruner, sampler, score, trial_specs
-from fedbench.tuning.trial_process import TrialBroke, TrialDied, TrialProcess, begin_worker
+from fedbench.tuning.trial_process import TrialBroke, TrialDied, TrialProcess
 
 _POLL = 1.0
-"""Seconds between looks at trials that others run."""
-_DEATHS = 5
-"""Processes that may die, for each worker, without any trial having ended in between."""
+"""Seconds between looks at workers, and at trials that others run."""
+_LOSSES = 5
+"""Workers that may be lost, for each that there can be, without any trial having ended in between."""
 
 
 @dataclass(frozen=True)
@@ -88,63 +84,50 @@ Event = TrialBegan | TrialEnded | WorkerFailed
 
 
 def tune(job: Job, workers: int) -> Generator[Event, None, None]:
-    """The events of ``workers`` processes until every study has spent its budget. Closing it ends the processes.
+    """The events of ``workers`` processes on this machine until every study has spent its budget.
 
-    One worker still is a process of its own, so that Ctrl-C never stops a trial half-way through a record. A process
-    that dies is replaced, and its trial handed on once its signs of life have ceased.
+    One worker still is a process of its own, so that Ctrl-C never stops a trial half-way through a record. Closing the
+    generator ends the processes.
     """
-    starting = context()
-    # a pipe for each: one that is killed while it writes holds nobody else up
-    pipes: dict[Connection, BaseProcess] = {}
-    deaths, failed = 0, False
-    # as bytes, since what unpickling imports must not be imported when the worker begins
-    pickled = pickle.dumps(partial(_search, job))
+    with closing(LocalWorkers(job.settings, workers)) as local:
+        yield from supervise(local, lambda: local.begin(_search, job), workers)
 
-    def begin() -> None:
-        here, there = starting.Pipe(duplex=False)
-        # not a daemon, which may have no children
-        process = starting.Process(target=begin_worker, args=(job.settings, pickled, there))
-        process.start()
-        there.close()
-        pipes[here] = process
 
-    def end() -> None:
-        for process in pipes.values():
-            process.terminate()
-        for process in pipes.values():
-            process.join()
+def supervise(workers: Workers, begin: Callable[[], Any], most: int) -> Generator[Event, None, None]:
+    """The events of up to ``most`` tasks of ``workers``, each one started by ``begin``, until all budgets are spent.
 
-    atexit.register(end)  # multiprocessing would wait for them where nobody has closed this generator
+    A worker that is lost is replaced, and its trial handed on once its signs of life have ceased. Closing the
+    generator ends the workers.
+    """
+    under_way: set[Any] = set()
+    lost, is_ending = 0, False
     try:
-        for _ in range(workers):
-            begin()
-        while pipes:
-            ready = wait(list(pipes))
-            for pipe in [pipe for pipe in pipes if pipe in ready]:
-                try:
-                    event: Event = pipe.recv()
-                except (EOFError, OSError):
-                    process = pipes.pop(pipe)
-                    process.join()
-                    if not process.exitcode or failed:
-                        continue
-                    deaths += 1
-                    if deaths <= _DEATHS * workers:
-                        begin()
-                    else:
-                        failed = True
-                        yield WorkerFailed(
-                            f"{deaths} worker processes died without a trial having ended in between, the last one "
-                            f"with exit code {process.exitcode}; out of memory? The same command goes on where they "
-                            "stopped; try --jobs 1."
-                        )
+        while not (is_ending and not under_way):
+            while not is_ending and len(under_way) < min(most, workers.slots()):
+                under_way.add(begin())
+            for notice in workers.wait(_POLL):
+                for event in notice.events:
+                    lost = 0 if isinstance(event, TrialEnded) else lost
+                    is_ending |= isinstance(event, WorkerFailed)
+                    yield event
+                if not notice.is_over:
                     continue
-                deaths = 0 if isinstance(event, TrialEnded) else deaths
-                failed |= isinstance(event, WorkerFailed)
-                yield event
+                under_way.discard(notice.task)
+                lost += bool(notice.lost)
+                if notice.broken:
+                    is_ending = True
+                    yield WorkerFailed(f"a worker can't work: {last_line(notice.broken)}", notice.broken)
+                elif not notice.lost:
+                    is_ending = True  # there is nothing left to do
+                elif lost > _LOSSES * most and not is_ending:
+                    is_ending = True
+                    yield WorkerFailed(
+                        f"{lost} workers were lost without a trial having ended in between, the last one since "
+                        f"{notice.lost}. The same command goes on where they stopped."
+                    )
     finally:
-        atexit.unregister(end)
-        end()
+        for task in under_way:
+            workers.stop(task)
 
 
 def work(job: Job, emit: Callable[[Event], None], warm: WarmProcess | None = None) -> None:
@@ -271,8 +254,8 @@ def _ended(row: Tuned, study: optuna.Study, trial: FrozenTrial) -> TrialEnded:
     return TrialEnded(row, trial.number, values, reason, over, record_of(study).budget.trials)
 
 
-def _search(job: Job, warm: WarmProcess, events: Connection) -> None:
-    search_with(lambda: job, events.send, warm)
+def _search(job: Job, warm: WarmProcess, emit: Callable[[Event], None]) -> None:
+    search_with(lambda: job, emit, warm)
 
 
 def search_with(job: Callable[[], Job], emit: Callable[[Event], None], warm: WarmProcess | None = None) -> None:

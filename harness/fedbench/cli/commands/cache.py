@@ -87,7 +87,7 @@ def _folder(cache_dir: Path) -> Path:
 
 def _agreed(question: str) -> bool:
     if not _in_terminal():
-        raise FedbenchError("nobody can be asked in a pipe whether to remove files; add --yes.")
+        raise FedbenchError("a pipe can't confirm that files are to be removed; add --yes.")
     return typer.confirm(question)
 
 

@@ -49,10 +49,10 @@ def _outcome(one: Callable[[str], str | None], method: str) -> str:
     except KeyboardInterrupt:
         raise
     except (AssertionError, FedbenchError) as error:
-        told = f"failed: {str(error) or raised_at(error)}"
+        outcome = f"failed: {str(error) or raised_at(error)}"
     except BaseException as error:  # whatever the method does, the other checks follow
-        told = f"failed: {reason_of(error)} ({raised_at(error)})"
+        outcome = f"failed: {reason_of(error)} ({raised_at(error)})"
     else:
-        told = f"not applicable: {why}" if why else "passed"
-    line = " ".join(told.split())
+        outcome = f"not applicable: {why}" if why else "passed"
+    line = " ".join(outcome.split())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."

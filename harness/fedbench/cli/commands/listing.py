@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -40,10 +41,12 @@ def list_known(
 
 
 def _names(kind: str, files: tuple[Path, ...]) -> list[str]:
-    if kind == "methods":
+    if kind == "methods" and files:
         from fedbench.plugins.assembly import method_names
 
         return method_names(files)
+    if kind == "methods":  # names of installed ones need no torch, and assembly imports it
+        return sorted({point.name for point in entry_points(group="fedbench.methods")})
     return list(_described(kind))
 
 

@@ -44,7 +44,7 @@ def publish(
 
     Every step goes on where it was stopped, so the same command finishes what was interrupted.
     """
-    from fedbench.cli.tuning import unused_seed
+    from fedbench.cli.studies import unused_seed
     from fedbench.core.files import usable_folder
     from fedbench.suites.suite import load_suite
     from fedbench.tracking.store import store_uri

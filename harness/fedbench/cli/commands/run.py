@@ -1,8 +1,8 @@
-"""``fedbench run``: the options of a run; ``fedbench.cli.execution`` does what they ask."""
+"""``fedbench run``: the options of a run; ``fedbench.cli.execution`` carries it out."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,11 +15,16 @@ from fedbench.cli.options import (
     DataDir,
     EngineOption,
     Further,
+    Method,
+    Place,
     Plugins,
     RayAddress,
-    Request,
     RunCpus,
     RunGpus,
+    Scale,
+    Seed,
+    Selection,
+    Setting,
     Storage,
     Store,
     Workers,
@@ -27,135 +32,153 @@ from fedbench.cli.options import (
     finite,
     plugin_files,
 )
+from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import expanded
+
+if TYPE_CHECKING:
+    from fedbench.core.spec import RunSpec
+    from fedbench.rounds.executors import ExecutorName
+    from fedbench.runs.prepare import Settings
+    from fedbench.suites.suite import Suite
+
+_SuiteName = Annotated[str | None, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")]
+_Dataset = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Same as --set dataset=NAME; picks a grid's settings.")
+]
+_Scenario = Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set scenario=NAME.")]
+_Backbone = Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set backbone=NAME.")]
+_Tuned = Annotated[str, typer.Option(metavar="STUDY", help="With the best values that fedbench tune found.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Show runs, traffic and memory; train nothing.")]
+_Rerun = Annotated[bool, typer.Option("--rerun", help="Repeat runs that the store already has.")]
+_Executor = Annotated[
+    str, typer.Option(metavar="NAME", help="How cohorts are trained: auto, cohort (at once), sequential.")
+]
+_CheckpointEvery = Annotated[
+    int, typer.Option(metavar="ROUNDS", help="Between checkpoints; by default every 30 seconds.", min=0)
+]
+_RunTimeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="A run that takes longer has failed.", min=0.1, max=MOST, callback=finite),
+]
+_MemoryLimit = Annotated[
+    float | None,
+    typer.Option(metavar="GB", help="A run that takes more memory has failed.", min=0.1, max=MOST, callback=finite),
+]
+_Retries = Annotated[
+    int, typer.Option(metavar="INT", help="Further tries where a process died, or disk or memory were full.", min=0)
+]
+_Patience = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="For which a store that can't be written is tried again.",
+        min=0,
+        max=MOST,
+        callback=finite,
+    ),
+]
+_FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")]
+_Plain = Annotated[bool, typer.Option("--plain", help="Progress as plain lines, as in a pipe.")]
 
 
 def run(
     further: Further = None,
-    suite: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METHOD", help="Only these rows, or others (a+b); repeat it."),
-    ] = None,
-    seed: Annotated[list[int] | None, typer.Option(metavar="INT", help="Only these seeds; repeat it.", min=0)] = None,
+    suite: _SuiteName = None,
+    method: Method = None,
+    seed: Seed = None,
     assignment: Assignments = None,
-    dataset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Same as --set dataset=NAME; picks a grid's settings.")
-    ] = None,
-    scenario: Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set scenario=NAME.")] = None,
-    backbone: Annotated[str | None, typer.Option(metavar="NAME", help="Same as --set backbone=NAME.")] = None,
-    scale: Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")] = "",
-    setting: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only these settings of the grid; repeat it.")
-    ] = None,
-    tuned: Annotated[str, typer.Option(metavar="STUDY", help="With the best values that fedbench tune found.")] = "",
+    dataset: _Dataset = None,
+    scenario: _Scenario = None,
+    backbone: _Backbone = None,
+    scale: Scale = "",
+    setting: Setting = None,
+    tuned: _Tuned = "",
     storage: Storage = None,
     plugin: Plugins = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show runs, traffic and memory; train nothing.")] = False,
-    rerun: Annotated[bool, typer.Option("--rerun", help="Repeat runs that the store already has.")] = False,
+    dry_run: _DryRun = False,
+    rerun: _Rerun = False,
     store: Store = None,
     workers: Workers = None,
-    executor: Annotated[
-        str, typer.Option(metavar="NAME", help="How cohorts are trained: auto, cohort (at once), sequential.")
-    ] = "auto",
+    executor: _Executor = "auto",
     engine: EngineOption = "processes",
     ray_address: RayAddress = "",
     run_cpus: RunCpus = 1.0,
     run_gpus: RunGpus = 0.0,
-    checkpoint_every: Annotated[
-        int, typer.Option(metavar="ROUNDS", help="Between checkpoints; by default every 30 seconds.", min=0)
-    ] = 0,
-    run_timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="A run that takes longer has failed.", min=0.1, max=MOST, callback=finite),
-    ] = None,
-    memory_limit: Annotated[
-        float | None,
-        typer.Option(metavar="GB", help="A run that takes more memory has failed.", min=0.1, max=MOST, callback=finite),
-    ] = None,
-    retries: Annotated[
-        int, typer.Option(metavar="INT", help="Further tries where a process died, or disk or memory were full.", min=0)
-    ] = 2,
-    patience: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="For which a store that can't be written is tried again.",
-            min=0,
-            max=MOST,
-            callback=finite,
-        ),
-    ] = 120.0,
-    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")] = False,
+    checkpoint_every: _CheckpointEvery = 0,
+    run_timeout: _RunTimeout = None,
+    memory_limit: _MemoryLimit = None,
+    retries: _Retries = 2,
+    patience: _Patience = 120.0,
+    fail_fast: _FailFast = False,
     data_dir: DataDir = DATA_DIR,
     cache_dir: CacheDir = CACHE_DIR,
-    plain: Annotated[bool, typer.Option("--plain", help="Progress as plain lines, as in a pipe.")] = False,
+    plain: _Plain = False,
 ) -> None:
     """Run a suite, or single methods, and show the leaderboard.
 
     Runs already in the store, made by the same code, are skipped, and unfinished ones go on from their last checkpoint:
     the same command resumes what was stopped, however that was.
     """
-    from fedbench.runs.engines import forkserver as pool
-
-    if engine != "in-process":
-        pool.warm_up()  # the processes of rows and runs import beside this one
+    _warm_up(engine)
     from fedbench.cli import plan
-    from fedbench.core.errors import FedbenchError, unknown_name
-    from fedbench.rounds.executors import EXECUTORS
-    from fedbench.runs.engines import ENGINES
     from fedbench.runs.prepare import Settings
 
-    request = Request(
-        suite=suite,
-        methods=tuple(method or ()),
-        seeds=tuple(seed or ()),
-        assignments=all_assignments(assignment, further),
-        dataset=dataset,
-        scenario=scenario,
-        backbone=backbone,
-        plugin_files=plugin_files(plugin),
-        scale=scale,
-        settings=tuple(setting or ()),
-        store=store,
-        data_dir=expanded(data_dir, "--data-dir"),
-        cache_dir=expanded(cache_dir, "--cache-dir"),
-        workers=workers,
-        rerun=rerun,
-        plain=plain,
-        tuned=tuned,
-        storage=storage,
-        engine=engine,
-        ray_address=ray_address,
-        run_cpus=run_cpus,
-        run_gpus=run_gpus,
-        run_timeout=run_timeout,
-        memory_limit=memory_limit,
-        retries=retries,
-        patience=patience,
-        fail_fast=fail_fast,
-        checkpoint_every=checkpoint_every,
-    )
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ENGINES)
-    if engine != "processes" and memory_limit is not None:
-        raise FedbenchError(f"--memory-limit has no effect with --engine {engine}; leave one out.")
-    if engine == "in-process" and run_timeout is not None:
-        raise FedbenchError("a run in this process can't be ended; leave --run-timeout or --engine in-process out.")
-    if engine != "ray" and (ray_address or run_cpus != 1 or run_gpus):
-        raise FedbenchError("--ray-address, --run-cpus and --run-gpus are for --engine ray.")
-    chosen, specs = plan.requested(request)
-    if executor not in EXECUTORS:
-        raise unknown_name("executor", executor, EXECUTORS)
-    settings = Settings(request.data_dir, request.cache_dir, request.plugin_files, executor=executor)
+    place = Place(engine, workers, ray_address, run_cpus, run_gpus, memory_limit)
+    _check(place, run_timeout)
+    folders = expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir")
+    sets = all_assignments(assignment, further, dataset=dataset, scenario=scenario, backbone=backbone)
+    methods, seeds, grid, files = tuple(method or ()), tuple(seed or ()), tuple(setting or ()), plugin_files(plugin)
+    selection = Selection(suite, methods, seeds, sets, files, scale, grid, tuned)
+    chosen, specs = plan.requested(selection, store, storage)
+    settings = Settings(*folders, files, executor=_executor(executor))
     if dry_run:
-        planned, failed = plan.plan(chosen, specs, settings, dry=True, in_process=engine == "in-process")
-        # imports MLflow, which no wrong input should wait for
-        from fedbench.cli.stored import show_stored
+        raise typer.Exit(_dry_run(chosen, specs, settings, store, place, is_rerun=rerun))
+    from fedbench.cli.execution import Storing, carry_out
+    from fedbench.runs.engines.scheduler import Policy
 
-        plan.show(chosen, planned, failed)
-        show_stored(request, chosen, planned)
-        raise typer.Exit(1 if failed else 0)
-    from fedbench.cli.execution import carry_out
+    policy = Policy(run_timeout, retries, fail_fast=fail_fast)
+    storing = Storing(store, rerun, patience, checkpoint_every)
+    raise typer.Exit(carry_out(selection, chosen, specs, settings, place, policy, storing, plain=plain))
 
-    raise typer.Exit(carry_out(request, chosen, specs, settings))
+
+def _warm_up(engine: str) -> None:
+    """Let the processes of rows and runs import beside this one."""
+    from fedbench.runs.engines.forkserver import warm_up
+
+    if engine != "in-process":
+        warm_up()
+
+
+def _check(place: Place, run_timeout: float | None) -> None:
+    """Raise FedbenchError for an engine that there is not, and for options that have no effect on it."""
+    from fedbench.runs.engines import ENGINES
+
+    place.check(ENGINES)
+    if place.engine != "processes" and place.memory_limit is not None:
+        raise FedbenchError(f"--memory-limit has no effect with --engine {place.engine}; leave one out.")
+    if place.engine == "in-process" and run_timeout is not None:
+        raise FedbenchError("a run in this process can't be ended; leave --run-timeout or --engine in-process out.")
+
+
+def _executor(name: str) -> ExecutorName:
+    from fedbench.rounds.executors import EXECUTORS
+
+    for known in EXECUTORS:
+        if name == known:
+            return known
+    raise unknown_name("executor", name, EXECUTORS)
+
+
+def _dry_run(
+    suite: Suite, specs: list[RunSpec], settings: Settings, store: str | None, place: Place, *, is_rerun: bool
+) -> int:
+    """Show what the runs cost and which are stored; the exit code."""
+    from fedbench.cli import plan
+
+    planned, failed = plan.plan(suite, specs, settings, dry=True, in_process=place.engine == "in-process")
+    # imports MLflow, which no wrong input should wait for
+    from fedbench.cli.stored import show_stored
+
+    plan.show(suite, planned, failed)
+    show_stored(store, suite, planned, settings.plugin_files, is_rerun=is_rerun)
+    return 1 if failed else 0

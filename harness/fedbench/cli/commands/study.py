@@ -20,7 +20,7 @@ def study(
     store: Store = None,
 ) -> None:
     """Show what studies found, which hyper-parameters mattered, and where to browse them."""
-    from fedbench.cli.tuning import show_found, told_budget
+    from fedbench.cli.tuning import budget_text, show_found
     from fedbench.core.files import usable_folder
     from fedbench.core.wording import counted
     from fedbench.tracking.databases import shown
@@ -55,8 +55,8 @@ def study(
         for title in too_few:
             say(f"{title}: fewer than {FEWEST} complete trials that differ, too few for an importance", style="dim")
         budgets = [record_of(study).budget for study in studies]
-        for told in dict.fromkeys(f"{counted(budget.trials, 'trial')}: {told_budget(budget)}" for budget in budgets):
-            say(f"budget       {told}")
+        for line in dict.fromkeys(f"{counted(budget.trials, 'trial')}: {budget_text(budget)}" for budget in budgets):
+            say(f"budget       {line}")
     if output is not None:
         for study in studies:
             write(study, output)

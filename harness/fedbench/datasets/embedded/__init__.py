@@ -47,7 +47,7 @@ UNBALANCED = Sampling()
 """Classes and domains at random, all equally likely."""
 
 # The random stream starts anew every CHUNK images, so the chunk is part of the data set's identity: image k
-# depends on the seed and on k div CHUNK, never on how many images were asked for.
+# depends on the seed and on k div CHUNK, never on how many images are requested.
 CHUNK = 50
 
 

@@ -19,40 +19,40 @@ class Columns:
     domain: str | None
 
 
-def choose_columns(asked: DatasetName, features: Mapping[str, Any]) -> Columns:
+def choose_columns(parsed: DatasetName, features: Mapping[str, Any]) -> Columns:
     """The columns the options name; the image and the label column are otherwise the only ones of their type."""
     for option in ("image", "label", "domain"):
-        column = asked.options.get(option)
+        column = parsed.options.get(option)
         if column is not None and column not in features:
-            raise unknown_name(f"column of {asked.location!r}", column, features)
-    domain = asked.options.get("domain")
-    image = asked.options.get("image") or _only(
-        asked, "image", [name for name, feature in features.items() if _is_image(feature)], features
+            raise unknown_name(f"column of {parsed.location!r}", column, features)
+    domain = parsed.options.get("domain")
+    image = parsed.options.get("image") or _only(
+        parsed, "image", [name for name, feature in features.items() if _is_image(feature)], features
     )
     if not _is_image(features[image]):
-        raise FedbenchError(f"{asked.location!r}: column {image!r} holds no images; type ?image=COLUMN with another.")
+        raise FedbenchError(f"{parsed.location!r}: column {image!r} holds no images; type ?image=COLUMN with another.")
     labels = [name for name, feature in features.items() if _is_class_label(feature) and name != domain]
     # Parquet written by other tools carries plain integers.
     labels = labels or [name for name, feature in features.items() if _is_integer(feature) and name != domain]
-    label = asked.options.get("label") or _only(asked, "label", labels, features)
+    label = parsed.options.get("label") or _only(parsed, "label", labels, features)
     for option, column, fits in (
         ("label", label, _is_category(features[label]) or _is_integer(features[label])),
         ("domain", domain, domain is None or _is_category(features[domain])),
     ):
         if not fits:
             raise FedbenchError(
-                f"{asked.location!r}: column {column!r} holds no class labels and no strings; "
+                f"{parsed.location!r}: column {column!r} holds no class labels and no strings; "
                 f"type ?{option}=COLUMN with another."
             )
     return Columns(image, label, domain)
 
 
-def _only(asked: DatasetName, kind: str, found: Sequence[str], features: Mapping[str, Any]) -> str:
+def _only(parsed: DatasetName, kind: str, found: Sequence[str], features: Mapping[str, Any]) -> str:
     if len(found) == 1:
         return found[0]
     several = f"several {kind} columns ({', '.join(found)})" if found else f"no {kind} column by its type"
     raise FedbenchError(
-        f"{asked.location!r} has {several}; choose with ?{kind}=COLUMN, one of {', '.join(found or features)}."
+        f"{parsed.location!r} has {several}; choose with ?{kind}=COLUMN, one of {', '.join(found or features)}."
     )
 
 

@@ -40,19 +40,19 @@ PROCESSES = 2
 TRAIN, TEST = 0, 1
 
 
-def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     """The procedural data set of the options' size; rendered where ``cache_dir`` doesn't hold it yet."""
-    classes = TWENTY_CLASSES if asked.choice("classes", ("10", "20")) == "20" else TEN_CLASSES
-    train = asked.integer("train", 1, 10_000_000) or 10_000
-    test = asked.integer("test", 1, 10_000_000) or 2_000
-    seed = asked.integer("seed", 0, 2**31) or 0
+    classes = TWENTY_CLASSES if parsed.choice("classes", ("10", "20")) == "20" else TEN_CLASSES
+    train = parsed.integer("train", 1, 10_000_000) or 10_000
+    test = parsed.integer("test", 1, 10_000_000) or 2_000
+    seed = parsed.integer("seed", 0, 2**31) or 0
     file = f"embedded-v{GENERATOR_VERSION}-classes{len(classes)}-train{train}-test{test}-seed{seed}.safetensors"
-    kept = stored(cache_dir / "datasets" / file, partial(_render, classes, seed, train, test), asked.text)
+    kept = stored(cache_dir / "datasets" / file, partial(_render, classes, seed, train, test), parsed.text)
     splits = [
         Split(kept.images(f"{name}.images"), kept.tensors[f"{name}.labels"], kept.tensors[f"{name}.domains"])
         for name in ("train", "test")
     ]
-    return dataset(asked.text, tuple(CLASSNAMES[index] for index in classes), splits[0], splits[1], tuple(DOMAINS))
+    return dataset(parsed.text, tuple(CLASSNAMES[index] for index in classes), splits[0], splits[1], tuple(DOMAINS))
 
 
 def _render(classes: tuple[int, ...], seed: int, train: int, test: int) -> Tensors:

@@ -16,11 +16,11 @@ PROBE_SECONDS = 10
 """How long the Hub may take to say whether it knows a data set."""
 
 
-def load_splits(asked: DatasetName, folder: Path | None, cache: Path) -> Mapping[str, Any]:
-    """``datasets.load_dataset``, with its many errors told in one sentence."""
+def load_splits(parsed: DatasetName, folder: Path | None, cache: Path) -> Mapping[str, Any]:
+    """``datasets.load_dataset``, with its many errors in one sentence."""
     import datasets
 
-    config = asked.options.get("config")
+    config = parsed.options.get("config")
     # In memory there would be no Arrow files to tell by whether the data have changed.
     arguments = {"name": config, "cache_dir": str(cache), "keep_in_memory": False}
     # On damaged files the library raises nearly anything: its own errors, pyarrow's, and those of its own mistakes.
@@ -33,18 +33,18 @@ def load_splits(asked: DatasetName, folder: Path | None, cache: Path) -> Mapping
                 return dict(datasets.load_dataset(str(folder), **arguments))
             except problems as error:
                 raise _unreadable_folder(folder, cache, error) from error
-        reached = _reach_hub(asked.location)
+        reached = _reach_hub(parsed.location)
         try:
             with _offline(datasets) if reached is not None else _quiet(datasets):
-                return dict(datasets.load_dataset(asked.location, **arguments))
+                return dict(datasets.load_dataset(parsed.location, **arguments))
         except problems as error:
             if reached is not None:
                 raise FedbenchError(
-                    f"the Hugging Face Hub can't be reached ({reached}), no earlier download of {asked.location!r} is "
+                    f"the Hugging Face Hub can't be reached ({reached}), no earlier download of {parsed.location!r} is "
                     f"in {str(cache)!r}, and no folder of that name exists; check the network or the path."
                 ) from error
             raise FedbenchError(
-                f"the Hub's data set {asked.location!r} can't be loaded ({_first_line(error)}); check its name"
+                f"the Hub's data set {parsed.location!r} can't be loaded ({_first_line(error)}); check its name"
                 f"{'' if config else ', add ?config=NAME if it has several configurations,'} and the network."
             ) from error
 

@@ -92,35 +92,35 @@ class ImageColumn:
         return _remedy(self.files)
 
 
-def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     """The data set's train and test splits."""
-    folder = _local(asked.location, data_dir)
-    splits = load_splits(asked, folder, cache_dir / "huggingface")
-    train = _choose_split(asked, splits, "train", ("train",))
-    test = _choose_split(asked, splits, "test", [name for name in TESTS if name != train])
+    folder = _local(parsed.location, data_dir)
+    splits = load_splits(parsed, folder, cache_dir / "huggingface")
+    train = _choose_split(parsed, splits, "train", ("train",))
+    test = _choose_split(parsed, splits, "test", [name for name in TESTS if name != train])
     chosen = [name for name in (train, test) if name is not None]
-    columns = choose_columns(asked, splits[chosen[0]].features)
+    columns = choose_columns(parsed, splits[chosen[0]].features)
     for name in chosen:
         _check_columns(splits[name], columns)
-    raw, labels = _categories(asked, splits, chosen, columns.label)
-    domain_names, domains = _categories(asked, splits, chosen, columns.domain) if columns.domain else ([], {})
+    raw, labels = _categories(parsed, splits, chosen, columns.label)
+    domain_names, domains = _categories(parsed, splits, chosen, columns.domain) if columns.domain else ([], {})
     files = [file["filename"] for name in chosen for file in splits[name].cache_files]
-    said = hashlib.sha256(json.dumps([raw, domain_names, len(labels), len(domains)]).encode())
+    content = hashlib.sha256(json.dumps([raw, domain_names, len(labels), len(domains)]).encode())
     for index in (*labels.values(), *domains.values()):
-        said.update(index.numpy().tobytes())
-    _check_copy(cache_dir, files, columns, said.hexdigest())
-    classnames = _classnames(asked, data_dir, folder, raw, labels)
+        content.update(index.numpy().tobytes())
+    _check_copy(cache_dir, files, columns, content.hexdigest())
+    classnames = _classnames(parsed, data_dir, folder, raw, labels)
     from huggingface_hub.constants import HF_HUB_CACHE
 
     roots = [Path(os.path.realpath(root)) for root in (folder, cache_dir / "huggingface", HF_HUB_CACHE) if root]
-    encoded = [_images(splits[name], f"{asked.location}: {name}", columns, roots) for name in chosen]
-    images = load_images(encoded, asked, cache_dir)
+    encoded = [_images(splits[name], f"{parsed.location}: {name}", columns, roots) for name in chosen]
+    images = load_images(encoded, parsed, cache_dir)
     parts = [
         Split(images_of, labels[name], domains.get(name)) for images_of, name in zip(images.splits, chosen, strict=True)
     ]
     official = parts[1] if len(parts) == 2 else None
     return dataset(
-        asked.text,
+        parsed.text,
         classnames,
         parts[0],
         official,
@@ -141,17 +141,17 @@ def _local(location: str, data_dir: Path) -> Path | None:
     return folder
 
 
-def _choose_split(asked: DatasetName, splits: Mapping[str, Any], role: str, names: Sequence[str]) -> str | None:
+def _choose_split(parsed: DatasetName, splits: Mapping[str, Any], role: str, names: Sequence[str]) -> str | None:
     known = ", ".join(splits)
-    wanted = asked.options.get(role)
+    wanted = parsed.options.get(role)
     if wanted is not None:
         if wanted not in splits:
-            raise FedbenchError(f"{asked.location!r} has no split {wanted!r}; type ?{role}=NAME with one of {known}.")
+            raise FedbenchError(f"{parsed.location!r} has no split {wanted!r}; type ?{role}=NAME with one of {known}.")
         return wanted
     found = [name for name in names if name in splits][:1]
     if role == "train" and not found:
         if len(splits) > 1:
-            raise FedbenchError(f"{asked.location!r} has no split 'train'; type ?train=NAME with one of {known}.")
+            raise FedbenchError(f"{parsed.location!r} has no split 'train'; type ?train=NAME with one of {known}.")
         found = list(splits)
     return found[0] if found else None
 
@@ -200,17 +200,17 @@ def _images(split: Any, where: str, columns: Columns, roots: Sequence[Path]) -> 
 
 
 def _categories(
-    asked: DatasetName, splits: Mapping[str, Any], chosen: Sequence[str], column: str
+    parsed: DatasetName, splits: Mapping[str, Any], chosen: Sequence[str], column: str
 ) -> tuple[list[str], dict[str, Tensor]]:
     """The names of a column's values, and its values as indices into them (n,) for every chosen split."""
     values = {}
     for name in chosen:
         if column not in splits[name].features:
-            raise FedbenchError(f"{asked.location!r}: split {name!r} has no column {column!r}; choose another split.")
+            raise FedbenchError(f"{parsed.location!r}: split {name!r} has no column {column!r}; choose another split.")
         values[name] = splits[name].data.column(column).to_pylist()
         if not values[name] or None in values[name]:
             raise FedbenchError(
-                f"{asked.location!r}: column {column!r} of split {name!r} has empty cells; choose another one."
+                f"{parsed.location!r}: column {column!r} of split {name!r} has empty cells; choose another one."
             )
     feature = splits[chosen[0]].features[column]
     everything = [value for name in chosen for value in values[name]]
@@ -224,21 +224,21 @@ def _categories(
     else:
         if max(everything) >= MOST_CLASSES:
             raise FedbenchError(
-                f"{asked.location!r}: column {column!r} has the label {max(everything)}, which is no class; choose "
+                f"{parsed.location!r}: column {column!r} has the label {max(everything)}, which is no class; choose "
                 "another column with ?label=COLUMN, or get the data again."
             )
         names = [str(number) for number in range(max(everything) + 1)]
     if min(everything) < 0:
-        raise FedbenchError(f"{asked.location!r}: column {column!r} has labels below 0, so none; choose another split.")
+        raise FedbenchError(f"{parsed.location!r}: column {column!r} has labels below 0; choose another split.")
     return names, {name: torch.tensor(values[name], dtype=torch.int64) for name in chosen}
 
 
 def _classnames(
-    asked: DatasetName, data_dir: Path, folder: Path | None, raw: list[str], labels: Mapping[str, Tensor]
+    parsed: DatasetName, data_dir: Path, folder: Path | None, raw: list[str], labels: Mapping[str, Tensor]
 ) -> tuple[str, ...]:
-    where = repr(asked.location)
+    where = repr(parsed.location)
     are_numbers = raw == [str(number) for number in range(len(raw))]
-    known = asked.choice("names", tuple(LABEL_ORDERS))
+    known = parsed.choice("names", tuple(LABEL_ORDERS))
     if known is not None:
         order = LABEL_ORDERS[known]
         if not are_numbers or len(raw) > len(order):
@@ -246,7 +246,7 @@ def _classnames(
             raise FedbenchError(f"{where} has {found}, so option names={known!r} doesn't fit; leave it out.")
         # A copy may lack the last classes; the class list is that of the data set all the same.
         return words_for(order, where)
-    given = asked.options.get("classnames")
+    given = parsed.options.get("classnames")
     own = None
     if given is not None and "," in given:
         own = listed_words(given.split(","), raw, f"{where}: option classnames={given!r}")
@@ -255,7 +255,7 @@ def _classnames(
     elif folder is not None:
         own = words_beside(folder, raw)
     if own is None and are_numbers:
-        called = (folder or Path(asked.location)).resolve().name.lower().replace("_", "-")
+        called = (folder or Path(parsed.location)).resolve().name.lower().replace("_", "-")
         order = LABEL_ORDERS.get(called, ())
         if len(order) == len(raw):
             log.info("%s: labels are numbers; taking the published class names of %s", where, called)

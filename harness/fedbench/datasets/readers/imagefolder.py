@@ -50,10 +50,10 @@ class Entry:
     name: str
 
 
-def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     """The images of the folder or archive, each split sorted by domain, class, and file name."""
-    tree = open_tree(find(asked.location, data_dir, "image folder"))
-    top, entries = _entries(tree, asked.choice("layout", ("domain", "split")))
+    tree = open_tree(find(parsed.location, data_dir, "image folder"))
+    top, entries = _entries(tree, parsed.choice("layout", ("domain", "split")))
     if not entries[0].domain:
         entries = _annotated(tree, top, entries)
     chosen = _train_and_test(tree.root, entries)
@@ -61,10 +61,10 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     raw = sorted({entry.label for entry in read})
     domains = sorted({entry.domain for entry in read if entry.domain})
     _tell_missing(tree.root, read, raw)
-    classnames = words_for(raw, repr(asked.location), _own_words(asked, data_dir, tree, top, raw))
+    classnames = words_for(raw, repr(parsed.location), _own_words(parsed, data_dir, tree, top, raw))
 
     encoded = [TreeImages(tree, tuple(entry.name for entry in part)) for part in chosen]
-    images = load_images(encoded, asked, cache_dir)
+    images = load_images(encoded, parsed, cache_dir)
     label_of, domain_of = ({name: index for index, name in enumerate(names)} for names in (raw, domains))
     splits = [
         Split(
@@ -76,7 +76,7 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     ]
     test = splits[1] if len(splits) == 2 else None
     return dataset(
-        asked.text,
+        parsed.text,
         classnames,
         splits[0],
         test,
@@ -236,11 +236,11 @@ def _tell_missing(root: Path, entries: Sequence[Entry], raw: Sequence[str]) -> N
 
 
 def _own_words(
-    asked: DatasetName, data_dir: Path, tree: FileTree, top: str, raw: Sequence[str]
+    parsed: DatasetName, data_dir: Path, tree: FileTree, top: str, raw: Sequence[str]
 ) -> dict[str, str] | None:
     """Words that come with the data or were named by the user."""
-    if "classnames" in asked.options:
-        return words_in(find(asked.options["classnames"], data_dir, "class names file"), raw)
+    if "classnames" in parsed.options:
+        return words_in(find(parsed.options["classnames"], data_dir, "class names file"), raw)
     known = set(tree.names)
     for name in (f"{top}classnames.json", f"{top}classnames.txt", "classnames.json", "classnames.txt"):
         if name in known:

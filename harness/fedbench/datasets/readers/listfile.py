@@ -31,27 +31,27 @@ Rows = tuple[tuple[str, ...], tuple[int, ...]]
 """Paths and labels of one list."""
 
 
-def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     """The images of the lists, in the lists' order."""
-    path = find(asked.location, data_dir, "list file")
+    path = find(parsed.location, data_dir, "list file")
     folder = path if path.is_dir() else path.parent
     train = _list_in(path, "train") if path.is_dir() else path
     if train is None:
         raise FedbenchError(f"{str(path)!r} holds no train.txt and no *_train.txt; put the list there or name it.")
     test = _list_in(path, "test") if path.is_dir() else None
-    if "test" in asked.options:
-        test = find(asked.options["test"], data_dir, "list file")
-    root = find(asked.options["root"], data_dir, "image folder") if "root" in asked.options else folder
+    if "test" in parsed.options:
+        test = find(parsed.options["test"], data_dir, "list file")
+    root = find(parsed.options["root"], data_dir, "image folder") if "root" in parsed.options else folder
     rows = [_read_list(file, root) for file in (train, test) if file is not None]
     classes = 1 + max(label for _, labels in rows for label in labels)
 
-    classnames = _classnames(asked, data_dir, folder, classes)
+    classnames = _classnames(parsed, data_dir, folder, classes)
     groups = _groups(folder / "groups.json", classes)
-    images = load_images([TreeImages(Folder(root, names), names) for names, _ in rows], asked, cache_dir)
+    images = load_images([TreeImages(Folder(root, names), names) for names, _ in rows], parsed, cache_dir)
     splits = [Split(images.splits[index], torch.tensor(labels)) for index, (_, labels) in enumerate(rows)]
     official = splits[1] if len(splits) == 2 else None
     return dataset(
-        asked.text,
+        parsed.text,
         classnames,
         splits[0],
         official,
@@ -136,16 +136,16 @@ class _Inside:
         return Path(os.path.realpath(path)).is_relative_to(self._real)
 
 
-def _classnames(asked: DatasetName, data_dir: Path, folder: Path, classes: int) -> tuple[str, ...]:
+def _classnames(parsed: DatasetName, data_dir: Path, folder: Path, classes: int) -> tuple[str, ...]:
     numbers = [str(label) for label in range(classes)]
-    if "classnames" in asked.options:
-        own = words_in(find(asked.options["classnames"], data_dir, "class names file"), numbers)
+    if "classnames" in parsed.options:
+        own = words_in(find(parsed.options["classnames"], data_dir, "class names file"), numbers)
     else:
         own = words_beside(folder, numbers) or {}
     missing = [number for number in numbers if number not in own]
     if missing:
         raise FedbenchError(
-            f"{asked.location!r}: label {missing[0]} has no name; put classnames.txt with {classes} names, one a line "
+            f"{parsed.location!r}: label {missing[0]} has no name; put classnames.txt with {classes} names, one a line "
             f"in label order, into {str(folder)!r}, or type ?classnames=FILE."
         )
     return tuple(own[number] for number in numbers)

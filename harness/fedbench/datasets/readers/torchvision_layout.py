@@ -22,7 +22,7 @@ from fedbench.datasets.content import dataset
 from fedbench.datasets.names import DatasetName
 
 
-def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     """The data set called by its scheme, both splits in memory."""
     from torchvision import datasets as torchvision_datasets
 
@@ -31,20 +31,20 @@ def load(asked: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
         "cifar100": torchvision_datasets.CIFAR100,
         "fashion-mnist": torchvision_datasets.FashionMNIST,
     }
-    kind = of_scheme[asked.scheme]
-    download = asked.choice("download", ("true", "false")) == "true"
-    folder = data_dir / (kind.__name__ if asked.scheme == "fashion-mnist" else kind.base_folder)
+    kind = of_scheme[parsed.scheme]
+    download = parsed.choice("download", ("true", "false")) == "true"
+    folder = data_dir / (kind.__name__ if parsed.scheme == "fashion-mnist" else kind.base_folder)
     if not download:
-        _check_files(asked.scheme, kind, folder)
+        _check_files(parsed.scheme, kind, folder)
     try:
         train, test = (kind(str(data_dir), train=is_train, download=download) for is_train in (True, False))
     # torchvision raises RuntimeError for files that are missing or fail their checksum and OSError (URLError) for
     # downloads, but its reader of Fashion-MNIST's files nearly anything where they are damaged.
     except Exception as error:
         reason = str(error) or "a file is cut short"
-        todo = "check the network, or copy the files there" if download else f"delete it and {_todo(asked.scheme)}"
-        raise FedbenchError(f"{asked.scheme} can't be read from {str(folder)!r} ({reason}); {todo}.") from error
-    return dataset(asked.text, words_for(train.classes, str(folder)), _split(train), _split(test))
+        todo = "check the network, or copy the files there" if download else f"delete it and {_todo(parsed.scheme)}"
+        raise FedbenchError(f"{parsed.scheme} can't be read from {str(folder)!r} ({reason}); {todo}.") from error
+    return dataset(parsed.text, words_for(train.classes, str(folder)), _split(train), _split(test))
 
 
 def _check_files(scheme: str, kind: Any, folder: Path) -> None:

@@ -6,10 +6,9 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
-from open_clip.model import CLIP
-from open_clip.transformer import text_global_pool
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import normalize
@@ -18,6 +17,9 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Outputs, Tensors
 from fedbench.models.per_thread import per_thread
 from fedbench.models.transform import PixelTransform
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP
 
 Forward = Callable[[Mapping[str, Tensor], Tensor, bool], Outputs]
 
@@ -192,6 +194,8 @@ def encode_embedded(clip: CLIP, embedded: Tensor, tokens: Tensor) -> Tensor:
 
     Positions are added here, once. The table ``tokens`` (n, l) only says where a text ends.
     """
+    from open_clip.transformer import text_global_pool
+
     length = tokens.shape[1]
     mask = None if clip.attn_mask is None else clip.attn_mask[:length, :length].to(tokens.device)
     x = embedded + clip.positional_embedding[:length]

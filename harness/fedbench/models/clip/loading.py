@@ -113,7 +113,7 @@ def _load_embedded(name: BackboneName) -> ClipBackbone:
     if card.is_file():
         _check_digest(weights, json.loads(card.read_text())["sha256"], "reinstall fedbench")
     stored = json.loads(config.read_text())
-    # `fedbench pretrain` rewrites the config, and tests point elsewhere: register what differs from the last load.
+    # pretraining rewrites the config, and tests point elsewhere: register what differs from the last load
     if open_clip.get_model_config("embedded") != stored:
         open_clip.add_model_config(config)
     return _build(name, weights, {}, quick_gelu=None, tokenizer=FoldedTokenizer.from_file(tokens))

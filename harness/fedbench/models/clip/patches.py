@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
-from open_clip.modified_resnet import AttentionPool2d, ModifiedResNet
-from open_clip.transformer import VisionTransformer
 from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone, activation_of
 from fedbench.models.prompts.image_tokens import has_class_token
+
+if TYPE_CHECKING:
+    from open_clip.modified_resnet import AttentionPool2d, ModifiedResNet
+    from open_clip.transformer import VisionTransformer
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,8 @@ class ClipPatchEncoder:
     backbone: ClipBackbone
 
     def __post_init__(self) -> None:
+        from open_clip.modified_resnet import ModifiedResNet
+
         visual = self.backbone.module.visual
         if not has_class_token(visual) and not isinstance(visual, ModifiedResNet):
             raise FedbenchError(
@@ -61,6 +66,8 @@ def all_tokens(visual: VisionTransformer | ModifiedResNet, images: Tensor) -> Te
 
     The first is what ``visual(images)`` gives. Of a transformer that pools at its class token, or CLIP's ResNet.
     """
+    from open_clip.modified_resnet import ModifiedResNet
+
     if isinstance(visual, ModifiedResNet):
         x = visual.stem(images)
         for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):

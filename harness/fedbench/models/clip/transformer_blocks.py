@@ -8,12 +8,14 @@ keys, scaled heads, cosine attention) are not plain, and are left to open_clip i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from open_clip.transformer import ResidualAttentionBlock, Transformer
 from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from open_clip.transformer import ResidualAttentionBlock
 
 Added = Callable[[str, Tensor], Tensor | None]
 """What a projection of states gets besides: its name ("q", "k", "v" or "o") and the states (..., T, w) to (..., T, w),
@@ -25,6 +27,8 @@ _MUST_BE_ABSENT = ("logit_scale", "head_scale", "bias_k", "bias_v")
 
 def is_plain(tower: nn.Module) -> bool:
     """Whether all blocks of a transformer can be written out; checkpointed activations are left to open_clip."""
+    from open_clip.transformer import ResidualAttentionBlock, Transformer
+
     if type(tower) is not Transformer or tower.grad_checkpointing:
         return False
     layers: Any = tower.resblocks

@@ -10,7 +10,6 @@ import math
 from collections import OrderedDict
 from itertools import pairwise
 
-import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -157,7 +156,9 @@ def vgg11() -> nn.Module:
 
 def torchvision_resnet(depth: int, stem: str) -> nn.Module:
     """torchvision's ResNet without its classifier; ``stem="cifar"`` keeps small images at full resolution."""
-    net: nn.Module = getattr(torchvision.models, f"resnet{depth}")(weights=None)
+    from torchvision import models
+
+    net: nn.Module = getattr(models, f"resnet{depth}")(weights=None)
     net.fc = nn.Identity()
     if stem == "cifar":
         net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)

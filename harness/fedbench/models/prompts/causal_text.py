@@ -15,15 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from open_clip.model import CLIP
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fedbench.models.clip.backbone import project_text, text_ends
 from fedbench.models.clip.transformer_blocks import Added, apply_block, is_plain
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP
 
 SCORE_COST = 200
 """What an attention score costs beside its dot products (mask, softmax), in multiply-adds of a matrix product."""

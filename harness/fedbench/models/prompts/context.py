@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from open_clip.model import CLIP
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -24,6 +23,9 @@ from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.randomness import torch_generator
 from fedbench.models.clip.backbone import ClipBackbone, encode_embedded, text_ends, truncated
 from fedbench.models.prompts.causal_text import ContextBlock, PackedTexts, can_pack, pack_texts
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP
 
 Position = Literal["end", "middle", "front"]
 POSITIONS: tuple[Position, ...] = ("end", "middle", "front")

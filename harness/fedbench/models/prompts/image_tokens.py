@@ -8,18 +8,23 @@ blocks take 1.34 times as long.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from open_clip.transformer import VisionTransformer
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.transformer_blocks import Added, apply_block, is_plain
 
+if TYPE_CHECKING:
+    from open_clip.transformer import VisionTransformer
+
 
 def has_class_token(visual: object) -> bool:
     """Whether an image tower is a vision transformer whose feature is its class token's."""
+    from open_clip.transformer import VisionTransformer
+
     return isinstance(visual, VisionTransformer) and visual.attn_pool is None and visual.pool_type == "tok"
 
 
@@ -29,7 +34,7 @@ def require_vision_transformer(backbone: ClipBackbone, what: str, instead: str =
     ``what`` a method does there, and what to choose ``instead`` of another backbone.
     """
     visual = backbone.module.visual
-    if not (isinstance(visual, VisionTransformer) and has_class_token(visual) and is_plain(visual.transformer)):
+    if not (has_class_token(visual) and is_plain(visual.transformer)):
         raise FedbenchError(
             f"{what}, and the image tower of backbone {backbone.name!r} is no vision transformer of open_clip's plain "
             f"blocks with a class token; use one, such as clip:embedded{instead and f', or {instead}'}."

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from open_clip.transformer import VisionTransformer
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
@@ -18,6 +18,9 @@ from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.heads import linear_layer, scaled_logits
 from fedbench.models.prompts.context import PromptTower, prompt_tower
 from fedbench.models.prompts.image_tokens import encode_with_tokens
+
+if TYPE_CHECKING:
+    from open_clip.transformer import VisionTransformer
 
 
 def coupling(text_width: int, image_width: int, seed: int) -> Tensors:

@@ -184,7 +184,7 @@ def _load_transformers(source: str) -> tuple[Any, Any]:
 
     def load(offline: bool) -> tuple[Any, Any]:
         with torch.random.fork_rng(devices=[]):  # heads that the files lack are initialised at random
-            # a model may bring code of its own: it is neither run nor asked about
+            # a model may bring code of its own: it is neither run nor offered
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
             model = AutoModel.from_pretrained(
                 source, local_files_only=offline, trust_remote_code=False, weights_only=True

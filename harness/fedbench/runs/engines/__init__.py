@@ -1,15 +1,16 @@
 """Where runs are carried out: in this process, in a pool of processes, on a Ray cluster. Numbers do not depend on it.
 
-An engine only begins runs, says what happens to them and ends those it is told to end. Which run begins when, what is
+An engine only begins runs, says what happens to them and ends those that it has to stop. Which run begins when, what is
 tried again and what has taken too long is `fedbench.runs.engines.scheduler`'s to decide, alike for all engines.
 """
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from fedbench.core.spec import RunSpec
-from fedbench.runs.engines.events import Event, Lost
+if TYPE_CHECKING:  # a command that starts the server of forks imports this package before torch
+    from fedbench.core.spec import RunSpec
+    from fedbench.runs.engines.events import Event, Lost
 
 EngineName = Literal["in-process", "processes", "ray"]
 ENGINES: tuple[EngineName, ...] = ("in-process", "processes", "ray")
@@ -41,7 +42,7 @@ class Engine(Protocol):
         ...
 
     def stop(self, spec: RunSpec) -> None:
-        """End a run that is under way, at once; nothing more is heard of it, and its slot is free again."""
+        """End a run that is under way, at once; there are no further events of it, and its slot is free again."""
         ...
 
     def close(self) -> None:

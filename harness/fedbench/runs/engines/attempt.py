@@ -48,7 +48,7 @@ def may_pass(error: BaseException) -> bool:
 def is_memory(error: BaseException) -> bool:
     """Whether there was too little memory, of the machine or of an accelerator."""
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(said in text_of(error) for said in _NO_MEMORY)
+        isinstance(error, RuntimeError) and any(text in text_of(error) for text in _NO_MEMORY)
     )
 
 

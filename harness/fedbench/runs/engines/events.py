@@ -1,4 +1,4 @@
-"""What is said of runs while they are carried out, in whichever process that is."""
+"""The events of runs while they are carried out, in whichever process that is."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RunSkipped:
 
 @dataclass(frozen=True)
 class Lost:
-    """The process of a run ended before the run did; heard by the scheduler alone."""
+    """The process of a run ended before the run did; an event for the scheduler alone."""
 
     spec: RunSpec
     reason: str

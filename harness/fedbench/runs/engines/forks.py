@@ -160,7 +160,9 @@ def _carry_out(work: Work, settings: Settings, loaded: Loaded, events: Connectio
             sys.stderr.flush()
         if sys.platform != "linux" and os.getpid() == ours:  # there, the warm process adopts and ends them
             kill_below(ours)
-        os._exit(code)  # without what a run has asked for at the end of its process
+        os._exit(
+            code
+        )  # without what a run has registered for the end of its process: the parent's own is registered there as well
 
 
 def _watch(child: int, control: Connection, parent: int, ended: int) -> int:

@@ -35,7 +35,7 @@ def context() -> ForkServerContext | SpawnContext:
     if not can_fork():
         return multiprocessing.get_context("spawn")
     chosen = multiprocessing.get_context("forkserver")
-    chosen.set_forkserver_preload(["fedbench.cli.preload"])
+    chosen.set_forkserver_preload(["fedbench.runs.engines.preload"])
     _start_server()
     return chosen
 
@@ -62,9 +62,9 @@ def _start_server() -> None:
 @contextmanager
 def _same_imports() -> Iterator[None]:
     # Python before 3.12 drops the parent's path on the way to the server, and puts the current folder first
-    told = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    variables = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": "1"}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

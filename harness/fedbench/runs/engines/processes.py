@@ -64,29 +64,29 @@ class Processes:
 
     def wait(self, seconds: float) -> list[Event | Lost]:
         """Events of all processes; `Lost` for each that ended before its run."""
-        heard: list[Event | Lost] = [*self._unbegun]
+        events: list[Event | Lost] = [*self._unbegun]
         self._unbegun.clear()
         signs = {sign: worker for worker in self._workers if worker.spec for sign in worker.process.signs()}
-        if not signs and not heard:
+        if not signs and not events:
             time.sleep(seconds)
-        ready = wait(list(signs), 0 if heard else seconds) if signs else []
+        ready = wait(list(signs), 0 if events else seconds) if signs else []
         for worker in dict.fromkeys(signs[sign] for sign in ready):
-            heard += self._heard(worker)
-        return heard
+            events += self._events_of(worker)
+        return events
 
-    def _heard(self, worker: _Worker) -> list[Event | Lost]:
+    def _events_of(self, worker: _Worker) -> list[Event | Lost]:
         """What a process has emitted, or that it is gone."""
         progress = worker.process.look()
         events: list[Event | Lost] = []
-        for heard in progress.events:
-            # a method may have written to its own spec, by which events are told apart
-            event = heard if worker.spec is None else replace(heard, spec=worker.spec)
+        for emitted in progress.events:
+            # a method may have written to its own spec, by which events are matched to runs
+            event = emitted if worker.spec is None else replace(emitted, spec=worker.spec)
             if isinstance(event, RunFinished | RunFailed):
                 worker.end = event
             else:
                 events.append(event)
         if progress.is_over and worker.spec is not None:
-            events.append(worker.end or Lost(worker.spec, told(progress.code)))
+            events.append(worker.end or Lost(worker.spec, exit_text(progress.code)))
             self._freed(worker)
         return events
 
@@ -118,7 +118,7 @@ class Processes:
             self._workers.remove(worker)
 
 
-def told(code: int | None) -> str:
+def exit_text(code: int | None) -> str:
     """How a process ended, in words."""
     if code is not None and code < 0:
         known = {int(one): one.name for one in signal.Signals}

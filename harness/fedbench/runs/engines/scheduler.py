@@ -5,7 +5,6 @@ The same spec gives the same numbers on every engine, whatever happened on the w
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections import deque
@@ -95,7 +94,6 @@ def execute(
     others go on. ``claims`` are held from before a run begins until its last event was taken. Closing the generator
     ends the engine.
     """
-    gc.enable()
     if engine is None:
         engine = engine_for(len(specs), settings, workers)
     schedule = _Schedule(specs, engine, policy or Policy(), claims)
@@ -141,10 +139,10 @@ class _Schedule:
         while self._waiting or self._again or self._elsewhere or self._running:
             yield from self._begin()
             self._forgive(time.monotonic() - looked)
-            heard = self._engine.wait(_LOOK_SECONDS)
+            reported = self._engine.wait(_LOOK_SECONDS)
             looked = time.monotonic()
-            for said in [*heard, *self._overdue()]:
-                event = self._judged(said)
+            for message in [*reported, *self._overdue()]:
+                event = self._handed_on(message)
                 if event is None:
                     continue
                 yield event
@@ -182,17 +180,17 @@ class _Schedule:
         is_free = not (self._running and self._engine.is_one_machine)
         return is_free and time.monotonic() >= attempt.not_before
 
-    def _judged(self, said: Event | Lost) -> Event | None:
-        """What to report of what an engine says; None for what is said of a run that has ended already."""
-        attempt = self._running.get(said.spec.run_id)
+    def _handed_on(self, message: Event | Lost) -> Event | None:
+        """The event to hand on for one of an engine; None for an event of a run that has ended already."""
+        attempt = self._running.get(message.spec.run_id)
         if attempt is None:
             return None
-        if isinstance(said, RunFinished):
-            del self._running[said.spec.run_id]
-        if not isinstance(said, Lost | RunFailed):
-            return said
-        del self._running[said.spec.run_id]
-        failed = said if isinstance(said, RunFailed) else RunFailed(said.spec, said.reason, may_pass=True)
+        if isinstance(message, RunFinished):
+            del self._running[message.spec.run_id]
+        if not isinstance(message, Lost | RunFailed):
+            return message
+        del self._running[message.spec.run_id]
+        failed = message if isinstance(message, RunFailed) else RunFailed(message.spec, message.reason, may_pass=True)
         if failed.may_pass and attempt.number <= self._policy.retries:
             # after all others and, on one machine, alone: with what was short, it may have enough then
             pause = self._policy.pause * 3 ** (attempt.number - 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -93,7 +93,7 @@ class WarmProcess:
         return Progress(tuple(events), is_over, code)
 
     def stop(self) -> None:
-        """End the work under way with all that it has started; nothing more is heard of it."""
+        """End the work under way with all that it has started; there are no further events of it."""
         if self._control is not None:
             with suppress(OSError, EOFError):
                 self._control.send_bytes(STOP)
@@ -149,3 +149,42 @@ class WarmProcess:
             self._process.kill()
             self._process.join()
         return self._process.exitcode
+
+
+class Apart:
+    """One piece of work after another, each in a process of its own.
+
+    They are forked from ``warm``, where it is given, and from a new `WarmProcess` where there is none or it has died.
+    """
+
+    def __init__(self, settings: Settings, warm: WarmProcess | None = None) -> None:
+        self._settings = settings
+        self._warm = warm
+
+    def carry_out(self, work: Work, on_event: Callable[[Any], None]) -> int | None:
+        """Call ``on_event`` with what the work emits, in order; the exit code of its process, negative for a signal.
+
+        Whatever ``on_event`` raises ends the work and passes. Raises OSError or EOFError where no further process can
+        be started.
+        """
+        if self._warm is None or not self._warm.can_begin():
+            self.close()
+            self._warm = WarmProcess(self._settings)
+        self._warm.begin(work)
+        progress = Progress()
+        try:
+            while not progress.is_over:
+                wait(self._warm.signs())
+                progress = self._warm.look()
+                for event in progress.events:
+                    on_event(event)
+        finally:
+            if not progress.is_over:
+                self._warm.stop()
+        return progress.code
+
+    def close(self) -> None:
+        """End the warm process, and the work under way with it."""
+        if self._warm is not None:
+            self._warm.close()
+            self._warm = None

@@ -11,8 +11,9 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.checkpoint import Checkpointing
 from fedbench.runs.engines.events import Event, Lost, RunFailed, RunFinished
-from fedbench.runs.engines.ray.nodes import Heard, RayNodes, Task, last_line
+from fedbench.runs.engines.ray.nodes import RayNodes, Task
 from fedbench.runs.engines.ray.worker import run, tidy
+from fedbench.runs.engines.workers import Notice, last_line
 from fedbench.runs.prepare import Settings
 
 _TIDYING = 20.0
@@ -57,7 +58,7 @@ class RayCluster:
 
     def wait(self, seconds: float) -> list[Event | Lost]:
         """Events of all runs; `Lost` for each whose process, or node, ended before it did."""
-        return [event for heard in self._nodes.wait(seconds) for event in self._told(heard)]
+        return [event for notice in self._nodes.wait(seconds) for event in self._events(notice)]
 
     def has_begun(self, spec: RunSpec) -> bool:
         """Whether a worker has taken the run; on a cluster that others use it may have to wait for one."""
@@ -78,23 +79,25 @@ class RayCluster:
                 self._marker.unlink(missing_ok=True)
             self._nodes.close()
 
-    def _told(self, heard: Heard) -> list[Event | Lost]:
-        spec = self._runs.get(heard.task)
+    def _events(self, notice: Notice) -> list[Event | Lost]:
+        spec = self._runs.get(notice.task)
         if spec is None:
             return []
-        told: list[Event | Lost] = list(heard.said)
-        if any(isinstance(event, Lost) for event in heard.said):
-            self._gone(heard.task)
-        elif any(isinstance(event, RunFinished | RunFailed) for event in heard.said):
-            self._finished |= {event.spec.run_id for event in heard.said if isinstance(event, RunFinished)}
-            del self._runs[heard.task]
-        elif heard.is_over:
-            self._gone(heard.task)
-            if heard.broken:
-                told.append(RunFailed(spec, f"it can't be run on its worker: {last_line(heard.broken)}", heard.broken))
+        events: list[Event | Lost] = list(notice.events)
+        if any(isinstance(event, Lost) for event in notice.events):
+            self._gone(notice.task)
+        elif any(isinstance(event, RunFinished | RunFailed) for event in notice.events):
+            self._finished |= {event.spec.run_id for event in notice.events if isinstance(event, RunFinished)}
+            del self._runs[notice.task]
+        elif notice.is_over:
+            self._gone(notice.task)
+            if notice.broken:
+                events.append(
+                    RunFailed(spec, f"it can't be run on its worker: {last_line(notice.broken)}", notice.broken)
+                )
             else:
-                told.append(Lost(spec, heard.lost or "its worker ended without a word"))
-        return told
+                events.append(Lost(spec, notice.lost or "its worker ended without a word"))
+        return events
 
     def _gone(self, task: Task) -> None:
         spec = self._runs.pop(task)
@@ -116,7 +119,7 @@ class RayCluster:
         }
         until = time.monotonic() + _TIDYING
         while tidying and time.monotonic() < until:
-            tidying -= {heard.task for heard in self._nodes.wait(0.5) if heard.is_over}
+            tidying -= {notice.task for notice in self._nodes.wait(0.5) if notice.is_over}
 
 
 def check_device(spec: RunSpec, gpus: float) -> None:

@@ -19,6 +19,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.runs.engines.ray.shipping import Shipped, environment, ship
 from fedbench.runs.engines.ray.worker import Message, Place, stream
 from fedbench.runs.engines.scheduler import default_workers
+from fedbench.runs.engines.workers import Notice
 
 _INSTALL = 'pip install "fedbench-harness[ray]"'
 _REACHABLE = 10.0
@@ -34,19 +35,6 @@ class Task:
     stream: Any
     place: Place | None = None
     """Known once it has begun."""
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What became of a task since the last look."""
-
-    task: Task
-    said: tuple[Any, ...] = ()
-    is_over: bool = False
-    lost: str = ""
-    """Why its process ended before the work did."""
-    broken: str = ""
-    """The traceback of an error that the work itself did not answer for."""
 
 
 class RayNodes:
@@ -93,7 +81,7 @@ class RayNodes:
         self.close()
 
     def room(self) -> int:
-        """How many pieces of work fit on the nodes as they are now, others' work apart; no more than asked for."""
+        """How many pieces of work fit on the nodes as they are now, others' work apart; no more than requested."""
         fitting = sum(self._fitting(node) for node in self.alive())
         return fitting if self._most is None else min(fitting, self._most)
 
@@ -130,8 +118,8 @@ class RayNodes:
         self._under_way.append(Task(self._stream.options(num_gpus=0, **options).remote(body, *arguments)))
         return self._under_way[-1]
 
-    def wait(self, seconds: float) -> list[Heard]:
-        """What is heard of the tasks under way, in order for each; waits up to ``seconds`` for something."""
+    def wait(self, seconds: float) -> list[Notice]:
+        """What has happened to the tasks under way, in order for each; waits up to ``seconds`` for something."""
         by_stream = {task.stream: task for task in self._under_way}
         if not by_stream:
             time.sleep(seconds)
@@ -142,7 +130,7 @@ class RayNodes:
         return [self._next(by_stream[stream]) for stream in ready]
 
     def stop(self, task: Task) -> None:
-        """End a task's process; nothing more is heard of the task."""
+        """End a task's process; there is no further notice of it."""
         if task in self._under_way:
             self._under_way.remove(task)
             self._ray.cancel(task.stream, force=True)
@@ -154,10 +142,10 @@ class RayNodes:
         self._ray.shutdown()
 
     def _connect(self, address: str, folder: str) -> None:
-        asked: dict[str, Any] = {"address": address}
+        options: dict[str, Any] = {"address": address}
         if not address:
             cores = default_workers()
-            asked = {
+            options = {
                 "address": "local",
                 "num_cpus": cores if self._most is None else max(cores, math.ceil(self._most * self._cpus)),
                 "include_dashboard": False,
@@ -166,7 +154,7 @@ class RayNodes:
             if address not in ("", "auto"):
                 _reach(address)  # Ray itself tries for many minutes
             self._ray.init(
-                **asked,
+                **options,
                 logging_level="error",
                 log_to_driver=True,
                 # where a folder is sent, Ray does not add the current one to the workers' import path
@@ -174,11 +162,11 @@ class RayNodes:
             )
         except (self._ray.exceptions.RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
             self._ray.shutdown()
-            said = " ".join(str(error).split())[:300]
+            message = " ".join(str(error).split())[:300]
             if not address:
-                raise FedbenchError(f"Ray can't be started on this machine: {said}") from error
+                raise FedbenchError(f"Ray can't be started on this machine: {message}") from error
             raise FedbenchError(
-                f"--ray-address {address}: no Ray cluster can be joined there ({said}); this machine must be one of "
+                f"--ray-address {address}: no Ray cluster can be joined there ({message}); this machine must be one of "
                 "its nodes: `ray start --head` on the first, `ray start --address HOST:PORT` on the others."
             ) from error
         self.here: str = self._ray.util.get_node_ip_address()
@@ -214,21 +202,21 @@ class RayNodes:
             f"cluster has {'; '.join(nodes) or 'no node'}."
         )
 
-    def _next(self, task: Task) -> Heard:
+    def _next(self, task: Task) -> Notice:
         exceptions = self._ray.exceptions
         try:
             message: Message = pickle.loads(self._ray.get(next(task.stream)))
         except StopIteration:
             self._under_way.remove(task)
-            return Heard(task, is_over=True)
+            return Notice(task, is_over=True)
         except exceptions.RayTaskError as error:
             self._under_way.remove(task)
-            return Heard(task, is_over=True, broken=str(error))
+            return Notice(task, is_over=True, broken=str(error))
         except exceptions.RayError as error:
             self._under_way.remove(task)
-            return Heard(task, is_over=True, lost=_told(error, task.place, exceptions))
+            return Notice(task, is_over=True, lost=_loss_text(error, task.place, exceptions))
         task.place = message.place or task.place
-        return Heard(task, message.said)
+        return Notice(task, message.events)
 
 
 def _ray(*, is_started_here: bool) -> Any:
@@ -255,7 +243,7 @@ def _reach(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=_REACHABLE).close()
 
 
-def _told(error: Exception, place: Place | None, exceptions: Any) -> str:
+def _loss_text(error: Exception, place: Place | None, exceptions: Any) -> str:
     """Why a task was lost, in words."""
     where = "before it began" if place is None else f"on {place.address} (process {place.process})"
     if isinstance(error, exceptions.WorkerCrashedError):
@@ -264,10 +252,5 @@ def _told(error: Exception, place: Place | None, exceptions: Any) -> str:
         return f"its process {where} was ended by Ray, which found too little memory left on the machine"
     if isinstance(error, exceptions.NodeDiedError | exceptions.LocalRayletDiedError):
         return f"its node was lost, with its process {where}"
-    said = " ".join(str(error).split())[:300]
-    return f"Ray lost its process {where}: {type(error).__name__}: {said}"
-
-
-def last_line(trace: str) -> str:
-    """What an error said, of its traceback."""
-    return next((line.strip() for line in reversed(trace.splitlines()) if line.strip()), "an error without words")
+    message = " ".join(str(error).split())[:300]
+    return f"Ray lost its process {where}: {type(error).__name__}: {message}"

@@ -109,19 +109,19 @@ def _write_metadata(folder: Path) -> None:
 
 @lru_cache
 def _difference(shipped: Shipped, plugin_files: tuple[Path, ...]) -> str:
-    """What is different here, told by both sides; "" where nothing is."""
+    """What is different here, named by both sides; "" where nothing is."""
     here = code_hash(plugin_files)
     if here == shipped.code:
         return ""
     ours, theirs = versions(), dict(shipped.versions)
-    told = [
+    differences = [
         f"{name} {ours.get(name, 'missing')} here and {theirs.get(name, 'missing')} there"
         for name in sorted({*ours, *theirs})
         if ours.get(name) != theirs.get(name)
     ]
-    told += _packages("here", set(roots()) - set(shipped.packages))
-    told += _packages("there", set(shipped.packages) - set(roots()))
-    return ", ".join(told) or f"its sources have the hash {here[:16]} here and {shipped.code[:16]} there"
+    differences += _packages("here", set(roots()) - set(shipped.packages))
+    differences += _packages("there", set(shipped.packages) - set(roots()))
+    return ", ".join(differences) or f"its sources have the hash {here[:16]} here and {shipped.code[:16]} there"
 
 
 def _packages(where: str, names: Iterable[str]) -> list[str]:

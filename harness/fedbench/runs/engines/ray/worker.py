@@ -5,7 +5,7 @@ since Ray has threads in it, and a new worker for each run would import everythi
 worker has one process of its own that runs are forked from, and that ends with it.
 
 The function is a stream: Ray hands on what it yields while it goes on, and afterwards how it ended. So the end of a
-process is never heard before what the process had said.
+process is never reported before what the process has emitted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedbench.runs.engines.ray.shipping import Shipped
 from fedbench.runs.prepare import Settings
 
 _LOOK_SECONDS = 60.0
-"""Between two looks at a run of which nothing is heard."""
+"""Between two looks at a run that emits nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Message:
 
     place: Place | None = None
     """Said first."""
-    said: tuple[Any, ...] = ()
+    events: tuple[Any, ...] = ()
 
 
 def stream(body: Callable[..., None], *arguments: Any) -> Iterator[bytes]:
@@ -63,7 +63,7 @@ def stream(body: Callable[..., None], *arguments: Any) -> Iterator[bytes]:
     def carry_out() -> None:
         try:
             body(*arguments, emitted.put)
-        except BaseException as error:  # heard by whoever reads the stream
+        except BaseException as error:  # raised again for whoever reads the stream
             raised.append(error)
         emitted.put(end)
 
@@ -74,9 +74,9 @@ def stream(body: Callable[..., None], *arguments: Any) -> Iterator[bytes]:
         while not emitted.empty():
             batch.append(emitted.get())
         is_over = batch[-1] is end
-        said = tuple(batch[:-1] if is_over else batch)
-        if said:
-            yield pickle.dumps(Message(said=said))
+        events = tuple(batch[:-1] if is_over else batch)
+        if events:
+            yield pickle.dumps(Message(events=events))
     if raised:
         raise raised[0]
 

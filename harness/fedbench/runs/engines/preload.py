@@ -1,0 +1,15 @@
+"""Imported by the server that workers are forked from, and nowhere else: what a run needs, whatever its method.
+
+None of it starts threads or uses an accelerator.
+"""
+
+import gc
+
+import torchvision.transforms.v2.functional  # noqa: F401
+
+import fedbench.models.clip.loading
+import fedbench.models.clip.tokens
+import fedbench.runs.looking
+
+fedbench.models.clip.tokens.byte_pairs()  # a fifth of a second for whoever is first to encode a text
+gc.freeze()  # a collection in a worker would else write to every imported object, and so copy the memory it shares
