@@ -14,6 +14,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.scenarios.participation import cohort
 from fedbench.scenarios.picture import ClientPicture, PartitionPicture, binned, class_bin
+from fedbench.scenarios.summary import scenario_summary
 
 MOST_CLIENTS = 40
 """With more clients a selection is shown: the first, the most and the least skewed."""
@@ -28,8 +29,6 @@ _GAP = 2
 
 def in_words(picture: PartitionPicture, spec: RunSpec) -> str:
     """The scenario and what it makes of the data, as a paragraph."""
-    from fedbench.leaderboard.results import scenario_summary  # imports pandas and MLflow's store
-
     settings = {name: "none" if value is None else str(value) for name, value in spec.scenario.model_dump().items()}
     clients = len(picture.clients)
     effective = statistics.fmean(client.effective_classes for client in picture.clients)

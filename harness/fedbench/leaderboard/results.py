@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.scenario import Scenario
 from fedbench.core.spec import OPTIMISER_KEYS, Training
-from fedbench.leaderboard.untrained import is_untrained
+from fedbench.leaderboard.rows.untrained import is_untrained
+from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import suite_names
 from fedbench.tracking.databases import shown
 from fedbench.tracking.store import EXPERIMENT, FAILURE, FINAL, HARNESS, local_artifacts, open_store, runs_of
@@ -225,44 +225,6 @@ def _remedy(suite: str | None) -> str:
     return f" Run `fedbench run --suite {wanted}` to fill it." if wanted in suite_names() else ""
 
 
-def scenario_summary(scenario: Mapping[str, str]) -> str:
-    """A scenario's parameters in a few words, as a caption says them; the number of clients is not among them."""
-    fields = Scenario.model_fields
-    value = {name: field.get_default() for name, field in fields.items()} | dict(scenario)
-    partition = str(value["partition"])
-    shown = {
-        *("imbalance", "partition", "within_domain", "participation", "dropout", "holdout_domain", "labels", "clients")
-    }
-    # a partition's own number; the fields of the others are without effect
-    own = {
-        "dirichlet": "dirichlet_alpha",
-        "creff_equal": "dirichlet_alpha",
-        "shards": "shards_per_client",
-        "classes_per_client": "classes_per_client",
-        "domain": "clients_per_domain",
-    }
-    words = []
-    if value["imbalance"] == "exponential":
-        words.append(f"imbalance {value['imbalance_factor']}")
-    elif value["imbalance"] != "none":
-        words.append(f"imbalance {value['imbalance']}")
-    words.append(f"{partition}({value[own[partition]]})" if partition in own else partition)
-    if partition == "domain" and value["within_domain"] == "dirichlet":
-        words.append(f"dirichlet({value['dirichlet_alpha']}) in each domain")
-    if value["holdout_domain"] not in (None, "none"):
-        words.append(f"without {value['holdout_domain']}")
-    words.append(f"{100 * float(value['participation']):g} % participating")
-    if value["labels"] != "visible":
-        words.append("labels hidden")
-    if float(value["dropout"]):
-        words.append(f"{100 * float(value['dropout']):g} % dropping out")
-    without_effect = shown | set(own.values()) | {"imbalance_factor"}
-    for name, field in fields.items():
-        if name not in without_effect and not _same(value[name], field.get_default()):
-            words.append(f"{name}={value[name]}")
-    return ", ".join(words)
-
-
 def _line(suite: str, run: Run) -> dict[str, Any]:
     tags, params = run.data.tags, DEFAULTS | run.data.params
     scenario = {key.removeprefix("scenario."): v for key, v in params.items() if key.startswith("scenario.")}
@@ -311,10 +273,6 @@ def _read(text: str, kind: type[_Read]) -> _Read:
     except ValueError:
         return kind()
     return found if isinstance(found, kind) else kind()
-
-
-def _same(given: object, default: object) -> bool:
-    return str(given).lower() == str("none" if default is None else default).lower()
 
 
 def reason_of(recorded: str) -> str:

@@ -19,6 +19,7 @@ from fedbench.cli.options import Store, finite
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedbench.leaderboard.model import Board
     from fedbench.leaderboard.published import Published
     from fedbench.leaderboard.results import Stored
     from fedbench.suites.suite import Suite
@@ -87,8 +88,12 @@ def leaderboard(
 
     Every row is compared with the baseline over common seeds, and stands beside the numbers that its paper prints.
     """
-    from fedbench.core.files import csv_text, usable_folder
-    from fedbench.leaderboard.board import of_suite, render_terminal, to_latex, to_markdown, write
+    from fedbench.core.files import usable_folder
+    from fedbench.leaderboard.board import of_suite
+    from fedbench.leaderboard.formats.files import to_csv, write
+    from fedbench.leaderboard.formats.latex import to_latex
+    from fedbench.leaderboard.formats.markdown import to_markdown
+    from fedbench.leaderboard.formats.terminal import render_terminal
     from fedbench.leaderboard.results import load_curves, load_runs
     from fedbench.leaderboard.rows.significance import Test
     from fedbench.tracking.store import store_uri
@@ -120,7 +125,7 @@ def leaderboard(
             _write_page(page, read, uri, results, board, curves, _made_by(stored, asked))
             sys.stdout.write(page.read_text(encoding="utf-8"))
     else:
-        text = {Format.csv: csv_text, Format.md: to_markdown, Format.latex: to_latex}
+        text = {Format.csv: to_csv, Format.md: to_markdown, Format.latex: to_latex}
         sys.stdout.write(text[shape](board))
 
 
@@ -142,11 +147,11 @@ def _overruled(read: Suite, asked: Asked, stored: Stored) -> Suite:
     return read.model_copy(update=changes)
 
 
-def _say_ranked_otherwise(board: pd.DataFrame, asked: str, headline: str) -> None:
-    otherwise = board.loc[board["headline"] != headline, "block"].nunique()
+def _say_ranked_otherwise(board: Board, asked: str, headline: str) -> None:
+    otherwise = sum(table.headline != headline for table in board.tables)
     if otherwise:
         complain(
-            f"{otherwise} of {board['block'].nunique()} tables have no row with a mean of {asked!r} and are ranked by "
+            f"{otherwise} of {len(board.tables)} tables have no row with a mean of {asked!r} and are ranked by "
             "the overall accuracy.",
             label="note",
         )
@@ -171,7 +176,7 @@ def _published(read: Suite, results: pd.DataFrame, folder: Path | None) -> Publi
 
 
 def _write_page(
-    path: Path, read: Suite, uri: str, results: pd.DataFrame, board: pd.DataFrame, curves: pd.DataFrame, command: str
+    path: Path, read: Suite, uri: str, results: pd.DataFrame, board: Board, curves: pd.DataFrame, command: str
 ) -> None:
     from fedbench.leaderboard.page import write_page
     from fedbench.leaderboard.results import load_federations
