@@ -221,10 +221,11 @@ def _command(asked: Asked, shape: Format) -> str:
 
 def _reading(suite: str | None) -> tuple[str | None, Suite]:
     """What results are filed under, and how they are read: a name without a suite file (``adhoc``) is read as usual."""
-    from fedbench.suites.expand import single
     from fedbench.suites.suite import load_suite, suite_names
 
     if suite is None or not (suite in suite_names() or suite.endswith((".yaml", ".yml"))):
+        from fedbench.suites.expand import single  # imports every method and torch
+
         return suite, single(None, None, None)
     read = load_suite(suite)
     return read.name, read
