@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedbench.cli.app import app
-from fedbench.cli.commands.leaderboard import Asked, Format, _command
+from fedbench.cli.commands.leaderboard import Format, ReadingOptions, _command
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import csv_text
 from fedbench.core.hooks import RoundRecord, RunInfo, RunResult
@@ -517,22 +517,24 @@ def test_nothing_to_show_says_what_to_run_for_shipped_suites_only(uri: str, tmp_
 @pytest.mark.parametrize(
     ("asked", "shape", "command"),
     [
-        (Asked(suite="longtail"), Format.table, "fedbench leaderboard --suite longtail"),
+        (ReadingOptions(suite="longtail"), Format.table, "fedbench leaderboard --suite longtail"),
         (
-            Asked(suite="/home/me/my suite.yaml"),
+            ReadingOptions(suite="/home/me/my suite.yaml"),
             Format.csv,
             "fedbench leaderboard --suite 'my suite.yaml' --format csv",
         ),
-        (Asked(), Format.table, "fedbench leaderboard"),
+        (ReadingOptions(), Format.table, "fedbench leaderboard"),
         (
-            Asked(metric="tail", columns=("head", "mid"), baseline="fedavg · convnet", target=60, test="wilcoxon"),
+            ReadingOptions(
+                metric="tail", columns=("head", "mid"), baseline="fedavg · convnet", target=60, test="wilcoxon"
+            ),
             Format.table,
             "fedbench leaderboard --metric tail --column head --column mid --baseline 'fedavg · convnet' --target 60 "
             "--test wilcoxon",
         ),
     ],
 )
-def test_the_stored_command_has_no_paths(asked: Asked, shape: Format, command: str) -> None:
+def test_the_stored_command_has_no_paths(asked: ReadingOptions, shape: Format, command: str) -> None:
     assert _command(asked, shape) == command
 
 

@@ -34,7 +34,7 @@ def in_words(picture: PartitionPicture, spec: RunSpec) -> str:
     effective = statistics.fmean(client.effective_classes for client in picture.clients)
     classes = counted(len(picture.classnames), "class", "classes")
     return (
-        f"{counted(picture.samples, 'training sample')} of {classes}, dealt to {counted(clients, 'client')}: "
+        f"{counted(picture.samples, 'training sample')} of {classes}, partitioned among {counted(clients, 'client')}: "
         f"{scenario_summary(settings)}. A client holds {effective:.1f} effective classes on average, and its classes "
         f"diverge by {picture.mean_divergence:.3f} from those of all together."
     )
@@ -176,9 +176,9 @@ def _split(samples: int, own: Sequence[int | None]) -> str:
 
 
 def _participation(picture: PartitionPicture, spec: RunSpec) -> str:
-    clients, asked = len(picture.clients), spec.scenario
-    sampled = len(cohort(1, clients, asked.participation, 0.0, spec.seed))
-    failing = f"; each fails to answer with probability {asked.dropout:g}" if asked.dropout else ""
+    clients, scenario = len(picture.clients), spec.scenario
+    sampled = len(cohort(1, clients, scenario.participation, 0.0, spec.seed))
+    failing = f"; each fails to answer with probability {scenario.dropout:g}" if scenario.dropout else ""
     return f"{sampled:,} of {counted(clients, 'client')} in a round{failing}"
 
 

@@ -32,7 +32,7 @@ def attempts(results: pd.DataFrame, failed: pd.DataFrame | None) -> pd.DataFrame
 
     A run that failed before its data and weights were read has no hashes of them. It gets those of the files and of the
     weights from the newest run that agrees with it in all else: it is of that run's table. Versions of a row's code are
-    told apart (`by_version`).
+    kept apart (`by_version`).
     """
     return by_version(_tried(results, failed))
 

@@ -1,4 +1,4 @@
-"""What the tracking store holds: a line a finished or failed run, its curve by round, how its data were dealt."""
+"""What the tracking store holds: a line per finished or failed run, its curve by round, its federation."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _read_store(uri: str, suite: str | None) -> tuple[Stored | None, int]:
 
 
 def _find_files(lines: Sequence[dict[str, Any]]) -> None:
-    """Give runs of earlier versions, which told no hash of files of differing sizes, that of later runs on their data.
+    """Give runs of earlier versions, which recorded no hash of their files, that of later runs on their data.
 
     They would else stand in another table.
     """
@@ -172,12 +172,12 @@ def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd
     wanted = list(dict.fromkeys([_OVERALL, headline, *GROUPS]))
     wanted = [name for name in wanted if FINAL + name in results]
     run_ids = dict(zip(results["mlflow_id"], results["run_id"], strict=True))
-    asked = [(run, name) for run in run_ids for name in (*wanted, *_TRAFFIC)]
+    pairs = [(run, name) for run in run_ids for name in (*wanted, *_TRAFFIC)]
     points: list[tuple[str, int, str, float]] = []
     if client is not None:
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            histories = pool.map(lambda one: client.get_metric_history(*one), asked)
-            points = [(run, p.step, name, p.value) for (run, name), h in zip(asked, histories, strict=True) for p in h]
+            histories = pool.map(lambda one: client.get_metric_history(*one), pairs)
+            points = [(run, p.step, name, p.value) for (run, name), h in zip(pairs, histories, strict=True) for p in h]
     frame = pd.DataFrame(points, columns=["mlflow_id", "round", "metric", "value"])
     curves = frame.pivot_table(index=["mlflow_id", "round"], columns="metric", values="value", aggfunc="last")
     tracked = [name for name in wanted if name in curves]
@@ -189,7 +189,7 @@ def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd
 
 
 def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """How the data of the runs in ``results`` were dealt, by MLflow id: their artifact ``federation.json``.
+    """How the data of the runs in ``results`` were partitioned, by MLflow id: their artifact ``federation.json``.
 
     ``classnames``, ``class_counts`` (clients x classes), ``groups`` (name -> class indices) and, where the counts are
     those of the first clients only, the number of all ``clients``. Runs that lack the file (of an older version, or
