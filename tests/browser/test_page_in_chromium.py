@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from fedbench.leaderboard.page import write_page
+from tests.leaderboard import frames
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -75,11 +76,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     points = [(one, n, 20.0 + 10 * n + int(seed), 1e6 * n) for one, seed in ids for n in range(4)]
     curves = pd.DataFrame(points, columns=["mlflow_id", "round", "global_accuracy", "bytes_total"])
     results = pd.DataFrame({"row": board["row"], "seed": 0, "run_id": "r", "commit": "c" * 40, "data_hash": "d" * 64})
+    absent = dict.fromkeys(("setting", "mlflow_id", "code_hash", "harness_hash", "weights_hash"), "")
+    results = results.assign(started=pd.Timestamp("2025-01-02", tz="UTC"), **absent)
     federation = {"classnames": [f"class {n}" for n in range(80)], "class_counts": np.eye(80, dtype=int).tolist()}
     board.to_csv(made / "leaderboard.csv", index=False)
     command = "fedbench leaderboard --suite toy --output " + "a-long-folder-name/" * 6
     federations = {"0-0-0": {**federation, "groups": {}}}
-    write_page(made / "index.html", "toy", "A toy suite", results, board, curves, federations, command)
+    write_page(made / "index.html", "toy", "A toy suite", results, frames.board_of(board), curves, federations, command)
     return made
 
 

@@ -31,7 +31,7 @@ from fedbench.cli.options import Selection, command_line
 from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
 from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
 from fedbench.core.spec import RunSpec, Training
-from fedbench.leaderboard.untrained import NOTE
+from fedbench.leaderboard.rows.untrained import NOTE
 from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset

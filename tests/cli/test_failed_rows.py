@@ -17,17 +17,20 @@ from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
 from fedbench.core.hooks import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
-from fedbench.leaderboard.board import baseline_named, leaderboard, metric_named, render_terminal, to_latex, to_markdown
+from fedbench.leaderboard.board import baseline_named, metric_named
 from fedbench.leaderboard.failures import of_tables, shortened
+from fedbench.leaderboard.formats.latex import to_latex
+from fedbench.leaderboard.formats.markdown import to_markdown
+from fedbench.leaderboard.formats.terminal import render_terminal
 from fedbench.leaderboard.page import write_page
 from fedbench.leaderboard.results import load_results, load_runs, reason_of
 from fedbench.tracking import store
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.recording import end_run
+from tests.leaderboard.frames import board_of, leaderboard
 
 DIVERGED = "training diverged in round 3: the loss of client 7 is NaN; lower training.lr or clip the gradients of it"
 HOSTILE = "<script>alert(1)</script> | [x](javascript:alert(1)) `a` *b* & 50 % #1 {c}_d $e$ ~^\\ \x1b[31m\nend"
-PUBLISHED = Path(__file__).parents[2] / "leaderboards"
 
 
 def spec(method: str, seed: int, lr: float = 0.01, **given: Any) -> RunSpec:
@@ -109,7 +112,7 @@ def board(mixed: Suite) -> pd.DataFrame:
 def terminal(board: pd.DataFrame, width: int = 120) -> str:
     console = Console(width=width, no_color=True, force_terminal=False)
     with console.capture() as capture:
-        console.print(render_terminal(board))
+        console.print(render_terminal(board_of(board)))
     return capture.get()
 
 
@@ -117,7 +120,7 @@ def page(board: pd.DataFrame, mixed: Suite, folder: Path) -> str:
     file = folder / "index.html"
     results = load_runs(mixed.uri, "toy").finished
     curves = pd.DataFrame({"mlflow_id": results["mlflow_id"], "round": 1, "global_accuracy": 50.0})
-    write_page(file, "toy", "", results, board, pd.concat([curves, curves.assign(round=2)]), {}, "fedbench")
+    write_page(file, "toy", "", results, board_of(board), pd.concat([curves, curves.assign(round=2)]), {}, "fedbench")
     return file.read_text("utf-8")
 
 
@@ -191,11 +194,11 @@ def test_a_reason_fills_no_screen(suite: Suite) -> None:
     suite.fail(spec("moon", 0), "word " * 600)
     text = terminal(suite.board(), 120)
     assert len(text) < 2500 and text.count("…") == 2
-    assert "x" * 3000 in to_markdown(suite.board()) and "x" * 3000 in to_latex(suite.board())
+    assert "x" * 3000 in to_markdown(board_of(suite.board())) and "x" * 3000 in to_latex(board_of(suite.board()))
 
 
 def test_the_best_of_two_seeds_is_not_set_bold_among_rows_of_three(board: pd.DataFrame) -> None:
-    lines = to_markdown(board).splitlines()
+    lines = to_markdown(board_of(board)).splitlines()
     assert [line.split(" | ")[1:3] for line in lines if re.match(r"\| \S+ \| (fed|moon)", line)] == [
         ["fedprox", "**63.0 ± 1.7**"],
         ["fedavg", "61.0 ± 1.0"],
@@ -205,7 +208,7 @@ def test_the_best_of_two_seeds_is_not_set_bold_among_rows_of_three(board: pd.Dat
 
 
 def test_markdown_has_every_reason_in_full_in_its_cell(board: pd.DataFrame) -> None:
-    text = to_markdown(board)
+    text = to_markdown(board_of(board))
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
     assert next(row for row in rows if "moon" in row).endswith(f"| failed: {DIVERGED}; out of memory |")
@@ -216,7 +219,7 @@ def test_markdown_has_every_reason_in_full_in_its_cell(board: pd.DataFrame) -> N
 
 
 def test_latex_has_reasons_below_the_table_and_escapes_them(board: pd.DataFrame) -> None:
-    text = to_latex(board)
+    text = to_latex(board_of(board))
     assert re.search(r"^-- & moon & -- .* & failed \\\\$", text, re.M)
     assert r"92.0 $\pm$ 2.8" in text and r"fedclip\dag{} &" in text
     assert rf"\dag{{}} fedclip: 2 of 3 seeds; seed 1 failed: {DIVERGED}" in text
@@ -275,7 +278,7 @@ def test_a_row_whose_seed_finished_later_has_not_failed(suite: Suite) -> None:
     suite.finish(spec("fedprox", 0, eval_every=5), 61.0)
     board = suite.board()
     assert statuses(board) == {"fedprox": "finished", "fedavg": "finished"} and set(board["failure"]) == {""}
-    assert "†" not in terminal(board) and "status" not in to_markdown(board)
+    assert "†" not in terminal(board) and "status" not in to_markdown(board_of(board))
 
 
 def test_a_failure_after_the_seed_finished_is_told_beside_its_number(suite: Suite) -> None:
@@ -378,15 +381,6 @@ def test_a_reason_is_one_printable_line() -> None:
     assert reason_of(" \n") == "no reason was recorded"
     assert shortened("one two three", 9) == "one two …" and shortened("x" * 20, 10) == "x" * 9 + "…"
     assert shortened("short", 5) == "short"
-
-
-@pytest.mark.parametrize("name", ["longtail", "feature-skew-tuned"])
-def test_published_boards_of_before_are_still_shown(name: str, tmp_path: Path) -> None:
-    board = pd.read_csv(PUBLISHED / name / "leaderboard.csv")
-    results = pd.read_csv(PUBLISHED / name / "results.csv")
-    old = board.drop(columns=["status", "failure", "failures"], errors="ignore")
-    write_page(tmp_path / "page.html", name, "", results, old, pd.DataFrame({"mlflow_id": []}), {}, "")
-    assert "failed" not in (tmp_path / "page.html").read_text("utf-8").split("<main")[1].split('id="reproduce"')[0]
 
 
 def test_a_run_that_failed_before_its_data_were_read_is_of_the_table_of_its_files(suite: Suite) -> None:

@@ -308,7 +308,7 @@ def test_a_pipe_gets_plain_text_with_a_line_a_client_and_totals(show: Command) -
     title, words = shown.out.splitlines()[:2]
     changed = "partition=classes_per_client, classes_per_client=1, clients=4, participation=0.5"
     assert title == f"scenario iid with {changed}; data set embedded, seed 0"
-    assert words.startswith("40 training samples of 4 classes, dealt to 4 clients: classes_per_client(1), 50 % partic")
+    assert words.startswith("40 training samples of 4 classes, partitioned among 4 clients: classes_per_client(1), ")
     # p has one class of four: m = (5/8, 1/8, 1/8, 1/8), JS = (log2(8/5) + log2(2/5)/4 + 3/4) / 2 = 0.5488
     for client in range(4):
         cells = cells_of(shown, client)

@@ -7,7 +7,7 @@ import pytest
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
 from fedbench.leaderboard.comparable import differences, not_printed
-from fedbench.leaderboard.published import load_published, matching, published_folder
+from fedbench.leaderboard.published import load_paper, load_published, matching, published_folder
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite
@@ -31,9 +31,11 @@ def recorded(scenario):
     return {"scenario_settings": json.dumps(own), "row_settings": json.dumps({"labels": labels})}
 
 
-def told(fact=None, scenario=None, metric="global_accuracy", paper="", **run):
+def told(fact=None, scenario=None, metric="global_accuracy", paper="mine", **run):
     line = {**RUN, **run, **recorded(OURS.model_copy(update=scenario or {}))}
-    return [str(difference) for difference in differences({**FACT, **(fact or {})}, line, metric, paper)]
+    return [
+        str(difference) for difference in differences({**FACT, **(fact or {})}, line, load_paper(paper, FOLDER), metric)
+    ]
 
 
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar10?download=true", "hf:uoft-cs/cifar10"])
@@ -89,7 +91,7 @@ FIELDS = {
     "shard_scheme": ({"shard_scheme": "sorted"}, None),
     "classes_per_client": ({"classes_per_client": 5}, None),
     "class_scheme": ({"class_scheme": "round_robin"}, None),
-    "equal_sizes": ({"equal_sizes": True}, "client sizes (as dealt, here cut to equal ones)"),
+    "equal_sizes": ({"equal_sizes": True}, "client sizes (as partitioned, here cut to equal ones)"),
     "clients_per_domain": ({"clients_per_domain": 3}, None),
     "within_domain": ({"within_domain": "dirichlet"}, None),  # of the partition by domain, see below
     "holdout_domain": ({"holdout_domain": "sketch"}, "held-out domain (none, here sketch)"),
@@ -135,14 +137,14 @@ def test_label_skew_within_domains_makes_a_difference():
     fact = {"partition": "domain", "partition_value": ""}
     assert told(fact, {"partition": "domain"}) == []
     said = told(fact, {"partition": "domain", "within_domain": "dirichlet"})
-    assert said == ["samples of a domain (dealt iid, here dirichlet)"]
+    assert said == ["samples of a domain (partitioned iid, here dirichlet)"]
 
 
 def test_groups_of_classes_are_compared_by_the_papers_rule():
-    assert told(scenario={"groups": "cumulative_exclusive"}, metric="tail_accuracy", paper="CAPT") == []
-    assert told(scenario={"groups": "shots"}, metric="few_accuracy", paper="CLIP2FL") == []
+    assert told(scenario={"groups": "cumulative_exclusive"}, metric="tail_accuracy", paper="capt") == []
+    assert told(scenario={"groups": "shots"}, metric="few_accuracy", paper="clip2fl") == []
     said = ["groups of classes (cumulative_exclusive, here thirds)"]
-    assert told(scenario={"groups": "thirds"}, metric="tail_accuracy", paper="CAPT") == said
+    assert told(scenario={"groups": "thirds"}, metric="tail_accuracy", paper="capt") == said
     assert told(metric="tail_accuracy", paper="mine") == ["groups of classes (unknown, here cumulative_exclusive)"]
 
 
@@ -160,7 +162,7 @@ def test_groups_of_classes_are_compared_by_the_papers_rule():
     ],
 )  # fmt: skip
 def test_the_domain_that_is_only_tested_is_the_papers(fact, holdout, said):
-    assert told(fact, {"holdout_domain": holdout}, metric="selected_unseen_domain_accuracy") == said
+    assert told(fact, {"holdout_domain": holdout}, "selected_unseen_domain_accuracy", "fedclip") == said
 
 
 def test_other_rounds_than_the_last_are_compared_with_their_like():
@@ -232,7 +234,7 @@ def test_folders_go_by_their_own_name_and_image_size(dataset, printed, same):
 @pytest.mark.parametrize("name", ["clip2fl", "capt", "fst-cbdg"])
 def test_a_replay_at_paper_scale_is_comparable_and_an_embedded_one_never_is(name, scale, comparable):
     suite = load_suite(name)
-    facts = load_published(suite.published, FOLDER)
+    facts, paper = load_published(suite.published, FOLDER), load_paper(suite.published, FOLDER)
     checked = 0
     for spec in expand(suite, Overrides(scale=scale, seeds=(0,))):
         run = {
@@ -245,7 +247,7 @@ def test_a_replay_at_paper_scale_is_comparable_and_an_embedded_one_never_is(name
         }
         for key in spec.published:
             for fact in matching(facts, key).to_dict("records"):
-                found = differences(fact, run, "global_accuracy")
+                found = differences(fact, run, paper, "global_accuracy")
                 assert (not found) is comparable, f"{spec.title}, {key}: {', '.join(map(str, found))}"
                 checked += 1
     assert checked >= 15

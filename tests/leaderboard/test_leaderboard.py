@@ -20,36 +20,31 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedbench.cli.app import app
-from fedbench.cli.commands.leaderboard import Asked, Format, _command
+from fedbench.cli.commands.leaderboard import Format, ReadingOptions, _command
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import csv_text
 from fedbench.core.hooks import RoundRecord, RunInfo, RunResult
 from fedbench.core.scenario import Partition, Scenario
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.wording import OWN_MODELS
-from fedbench.leaderboard.board import (
-    baseline_named,
-    leaderboard,
-    load_results,
-    metric_named,
-    render_terminal,
-    to_csv,
-    to_latex,
-    to_markdown,
-    write,
-)
-from fedbench.leaderboard.formats.latex import escape
+from fedbench.leaderboard.board import baseline_named, metric_named
+from fedbench.leaderboard.formats.files import to_csv, write
+from fedbench.leaderboard.formats.latex import escape, to_latex
+from fedbench.leaderboard.formats.markdown import to_markdown
+from fedbench.leaderboard.formats.terminal import render_terminal
 from fedbench.leaderboard.page import write_page
-from fedbench.leaderboard.results import _line, load_curves, load_federations, scenario_summary
+from fedbench.leaderboard.results import _line, load_curves, load_federations, load_results
 from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target
 from fedbench.leaderboard.rows.seeds import DIFFER, ranges
 from fedbench.leaderboard.rows.significance import Test
-from fedbench.leaderboard.tables import tables
-from fedbench.leaderboard.untrained import NOTE, is_untrained
+from fedbench.leaderboard.rows.untrained import NOTE, is_untrained
+from fedbench.leaderboard.tables import text_tables
+from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import load_suite
 from fedbench.tracking import listener as tracking
 from fedbench.tracking import store
 from fedbench.tracking.seal import SEAL
+from tests.leaderboard.frames import board_of, leaderboard
 
 LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)
 # seed -> head, tail; accuracy is between them
@@ -114,7 +109,7 @@ def made(specs: Sequence[tuple[RunSpec, float]], weights: str = "") -> pd.DataFr
 def shown(board: pd.DataFrame, width: int = 110) -> str:
     console = Console(width=width, no_color=True, force_terminal=False)
     with console.capture() as capture:
-        console.print(render_terminal(board))
+        console.print(render_terminal(board_of(board)))
     return capture.get()
 
 
@@ -200,14 +195,14 @@ def test_rows_of_other_seeds_share_a_table_that_says_so_and_pairs_over_common_on
     assert (board.loc["fedprox", "delta_mean"], board.loc["fedprox", "delta_seeds"]) == (5.0, 1)
     assert np.isnan(board.loc["fedprox", "delta_std"])
     assert board.loc["moon", ["delta_seeds", "significance"]].tolist() == [0, "no seed in common with the baseline"]
-    (table,) = tables(board.reset_index())
+    (table,) = text_tables(board_of(board.reset_index()))
     (seeds,) = [column.cells for column in table.scores if column.heading == "seeds"]
     assert seeds == ["1, 7", "0-2", "7"]
     assert DIFFER in table.notes and "1 to 3 seeds, mean" in table.caption
     # a Δ is of a row that stands in the table
     (delta,) = [column.cells for column in table.scores if column.heading == "Δ fedavg"]
     assert delta == ["+5.0", "–", "–"] and "fedavg" in table.names[0].cells
-    (alike,) = tables(leaderboard(made(runs[:3])))
+    (alike,) = text_tables(board_of(leaderboard(made(runs[:3]))))
     assert DIFFER not in alike.notes and "seeds" not in {column.heading for column in alike.scores}
 
 
@@ -255,7 +250,7 @@ def test_the_terminal_table_fits_and_marks_the_best(results: pd.DataFrame) -> No
     assert "…" not in text
     console = Console(width=110, force_terminal=True, color_system="standard")
     with console.capture() as capture:
-        console.print(render_terminal(leaderboard(results)))
+        console.print(render_terminal(board_of(leaderboard(results))))
     assert "\x1b[1m65.0 ± 4.0\x1b[0m" in capture.get()
     assert "\x1b[1m63.0 ± 3.6\x1b[0m" not in capture.get()
 
@@ -276,7 +271,7 @@ def test_one_seed_has_no_spread(results: pd.DataFrame) -> None:
 
 
 def test_markdown_says_under_which_conditions(results: pd.DataFrame) -> None:
-    caption, _, *table = to_markdown(leaderboard(results)).partition("\n\nAll rows:")[0].splitlines()
+    caption, _, *table = to_markdown(board_of(leaderboard(results))).partition("\n\nAll rows:")[0].splitlines()
     for fact in (
         "embedded (data dddddddd)",
         "40 % participating",
@@ -297,7 +292,7 @@ def test_markdown_says_under_which_conditions(results: pd.DataFrame) -> None:
 
 
 def test_csv_has_unrounded_means_and_stds(results: pd.DataFrame, tmp_path: Path) -> None:
-    to_csv(leaderboard(results), tmp_path / "board.csv")
+    (tmp_path / "board.csv").write_text(to_csv(board_of(leaderboard(results))), encoding="utf-8")
     with (tmp_path / "board.csv").open(encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
     assert float(lines[1]["global_accuracy_std"]) == pytest.approx(13**0.5, rel=1e-12)
@@ -369,8 +364,8 @@ def test_seeds_by_two_versions_of_a_method_are_two_rows_and_never_one_mean(tmp_p
     assert new["significance"] == "needs 3 seeds, has 2" and np.isnan(new["p_value"])
     split = "seeds by another version of fedprox are a row of their own"
     assert all(split in caption for caption in board["caption"])
-    write(results, board, tmp_path, "")
-    write_page(tmp_path / "page.html", "s", "", results, board, pd.DataFrame({"mlflow_id": []}), {}, "")
+    write(results, board_of(board), tmp_path, "")
+    write_page(tmp_path / "page.html", "s", "", results, board_of(board), pd.DataFrame({"mlflow_id": []}), {}, "")
     texts = [(tmp_path / f"leaderboard.{kind}").read_text("utf-8") for kind in ("csv", "md", "tex")]
     for text in (*texts, (tmp_path / "page.html").read_text("utf-8"), shown(board)):
         assert all(f"code={8 * letter}" in text for letter in "ab") and "65.0" not in text
@@ -450,7 +445,7 @@ def test_each_table_is_followed_by_the_settings_of_its_rows(results: pd.DataFram
     changed = other["row_settings"].str.replace('"training.lr": "0.01"', '"training.lr": "0.5"')
     other["row_settings"] = other["row_settings"].where(other["method"] == "fedavg", changed)
     both = pd.concat([results, other], ignore_index=True)
-    write(both, leaderboard(both), tmp_path, "")
+    write(both, board_of(leaderboard(both)), tmp_path, "")
     text = (tmp_path / "leaderboard.md").read_text("utf-8")
     tables = [part for part in text.split("\n\n") if part.startswith(("| ", "All rows", "- "))]
     assert [part[:5] for part in tables] == ["| # |", "All r", "- fed"] * 2
@@ -469,7 +464,7 @@ def test_each_table_is_followed_by_the_settings_of_its_rows(results: pd.DataFram
 
 
 def test_write_gives_four_files_and_the_command(results: pd.DataFrame, tmp_path: Path) -> None:
-    write(results, leaderboard(results), tmp_path / "new" / "folder", "fedbench leaderboard --suite longtail")
+    write(results, board_of(leaderboard(results)), tmp_path / "new" / "folder", "fedbench leaderboard --suite longtail")
     folder = tmp_path / "new" / "folder"
     written = ["leaderboard.csv", "leaderboard.md", "leaderboard.tex", "results.csv"]
     assert sorted(path.name for path in folder.iterdir()) == written
@@ -480,14 +475,14 @@ def test_write_gives_four_files_and_the_command(results: pd.DataFrame, tmp_path:
 def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path) -> None:
     label = '=HYPERLINK("http://evil","x")'
     results = made([(spec("fedavg", seed, label=label), 60.0 + seed) for seed in (0, 1)])
-    board = leaderboard(results).assign(caption=["@SUM(A1)"], delta_mean=[-2.5], note=["-1.5"])
-    write(results, board, tmp_path, "")
-    to_csv(board, tmp_path / "board.csv")
+    board = leaderboard(results).assign(caption=["@SUM(A1)"], delta_mean=[-2.5], test=["-1.5"])
+    write(results, board_of(board), tmp_path, "")
+    (tmp_path / "board.csv").write_text(to_csv(board_of(board)), encoding="utf-8")
     for file in ("results.csv", "leaderboard.csv", "board.csv"):
         with (tmp_path / file).open(encoding="utf-8", newline="") as opened:
             line = next(csv.DictReader(opened))
         assert line["label" if "label" in line else "row"].startswith(f"'{label}"), file
-    assert (line["caption"], line["delta_mean"], line["note"]) == ("'@SUM(A1)", "-2.5", "-1.5")
+    assert (line["caption"], line["delta_mean"], line["test"]) == ("'@SUM(A1)", "-2.5", "-1.5")
     assert pd.read_csv(tmp_path / "leaderboard.csv")["delta_mean"].tolist() == [-2.5]
 
 
@@ -522,22 +517,24 @@ def test_nothing_to_show_says_what_to_run_for_shipped_suites_only(uri: str, tmp_
 @pytest.mark.parametrize(
     ("asked", "shape", "command"),
     [
-        (Asked(suite="longtail"), Format.table, "fedbench leaderboard --suite longtail"),
+        (ReadingOptions(suite="longtail"), Format.table, "fedbench leaderboard --suite longtail"),
         (
-            Asked(suite="/home/me/my suite.yaml"),
+            ReadingOptions(suite="/home/me/my suite.yaml"),
             Format.csv,
             "fedbench leaderboard --suite 'my suite.yaml' --format csv",
         ),
-        (Asked(), Format.table, "fedbench leaderboard"),
+        (ReadingOptions(), Format.table, "fedbench leaderboard"),
         (
-            Asked(metric="tail", columns=("head", "mid"), baseline="fedavg · convnet", target=60, test="wilcoxon"),
+            ReadingOptions(
+                metric="tail", columns=("head", "mid"), baseline="fedavg · convnet", target=60, test="wilcoxon"
+            ),
             Format.table,
             "fedbench leaderboard --metric tail --column head --column mid --baseline 'fedavg · convnet' --target 60 "
             "--test wilcoxon",
         ),
     ],
 )
-def test_the_stored_command_has_no_paths(asked: Asked, shape: Format, command: str) -> None:
+def test_the_stored_command_has_no_paths(asked: ReadingOptions, shape: Format, command: str) -> None:
     assert _command(asked, shape) == command
 
 
@@ -645,7 +642,7 @@ def test_the_lines_below_a_table_explain_its_statistics(results: pd.DataFrame) -
     assert "* p < 0.05, paired t-test over 3 seeds, one row, not corrected" in text
     assert "significance not tested (fedclip): differences are all equal" in text
     assert "significance not tested: needs 3 seeds, has 2" in shown(leaderboard(results[results["seed"] < 2]))
-    assert "+10.0 ± 0.1 \\* |" in to_markdown(leaderboard(found))
+    assert "+10.0 ± 0.1 \\* |" in to_markdown(board_of(leaderboard(found)))
 
 
 def test_equal_means_share_the_smaller_rank() -> None:
@@ -679,7 +676,7 @@ def test_tuned_rows_stand_beside_untuned_ones_and_meet_the_tuned_baseline() -> N
         assert (board.loc["fedprox (tuned)", "delta_mean"], board.loc["fedprox", "delta_mean"]) == (4.0, 1.0)
         assert "unequal" not in board["caption"].iloc[0]
     assert "tuned with trials 20, seeds 0 1, pruner median, objective validation_accuracy" in shown(board.reset_index())
-    assert "; tuned: study s, trials 20," in to_markdown(board.reset_index())
+    assert "; tuned: study s, trials 20," in to_markdown(board_of(board.reset_index()))
     lines.loc[lines["tuned"] == "study of fedprox", "tuning"] = json.dumps({**spent, "trials": "40"})
     assert leaderboard(lines)["caption"].iloc[0].endswith("tuned with unequal budgets")
     alone = leaderboard(lines, baseline="fedavg · clip:embedded (tuned)").set_index("label")
@@ -707,7 +704,7 @@ def test_a_method_as_the_baseline_is_met_on_the_rows_own_backbone_only() -> None
     assert np.isnan(board.loc["fedprox · convnet", "delta_mean"])
     text = shown(board.reset_index())
     assert "no baseline for fedprox: no fedavg on convnet" in text
-    assert "no baseline for fedprox: no fedavg on convnet" in to_markdown(board.reset_index())
+    assert "no baseline for fedprox: no fedavg on convnet" in to_markdown(board_of(board.reset_index()))
 
 
 def test_a_baseline_without_anything_to_tune_serves_tuned_rows_too() -> None:
@@ -809,7 +806,7 @@ def test_a_headline_that_only_some_rows_have_ranks_them_and_leaves_the_others_a_
     board = leaderboard(runs, headline=own)
     assert board["label"].tolist() == ["moon", "fedprox", "fedavg"] and board["rank"].tolist() == [1, 2, pd.NA]
     assert set(board["headline"]) == {own} and "ranked by" not in board["caption"].iloc[0]
-    (table,) = tables(board)
+    (table,) = text_tables(board_of(board))
     assert table.scores[0].heading == "own models" and table.scores[0].cells[2] == table.rank.cells[2] == "–"
     for name in ("personal_mean_client", own, "own models", "own_models"):
         assert metric_named(runs, name) == own
@@ -843,7 +840,7 @@ def test_own_models_are_shown_whatever_columns_a_suite_has(columns: tuple[str, .
     runs["final/personal_mean_client_accuracy"] = [np.nan, np.nan, 80.0, 82.0]
     runs["final/personal_worst_client_accuracy"] = [np.nan, np.nan, 70.0, 70.0]
     elsewhere = made(table_of({"fedavg": [10.0]}, rounds=5))
-    both, alone = tables(leaderboard(pd.concat([runs, elsewhere]), columns))
+    both, alone = text_tables(board_of(leaderboard(pd.concat([runs, elsewhere]), columns)))
     found = {column.heading: column.cells for column in both.scores}
     assert found["own models"] == ["–", "81.0 ± 1.4"] and OWN_MODELS in both.notes
     # beside the worst client of the global model
@@ -886,11 +883,11 @@ def test_an_untrained_global_model_has_a_mark_and_no_rank_in_every_format(tmp_pa
     board = leaderboard(runs)
     assert board["label"].tolist() == ["clip-zs", "fedavg", "fedprox"] and board["rank"].tolist() == [1, 2, pd.NA]
     assert f"‡ {NOTE}" in shown(board) and re.search(r"^–  fedprox ‡", shown(board), re.M)
-    markdown = to_markdown(board)
+    markdown = to_markdown(board_of(board))
     # the best own models are its
     assert re.search(r"^\| – \| fedprox ‡ \| 71\.0 ± 1\.4 \| \*\*91\.0 ± 1\.4\*\* \|", markdown, re.M)
-    assert f"‡ {NOTE}" in markdown and r"-- & fedprox\ddag{} &" in to_latex(board)
-    to_csv(board, tmp_path / "board.csv")
+    assert f"‡ {NOTE}" in markdown and r"-- & fedprox\ddag{} &" in to_latex(board_of(board))
+    (tmp_path / "board.csv").write_text(to_csv(board_of(board)), encoding="utf-8")
     assert pd.read_csv(tmp_path / "board.csv").set_index("label")["untrained"].to_dict() == {
         "clip-zs": False,
         "fedavg": False,
@@ -906,14 +903,14 @@ def test_means_that_differ_by_noise_only_share_a_rank() -> None:
 
 
 def test_all_that_look_best_are_bold_and_what_looks_worse_is_not() -> None:
-    table = to_markdown(leaderboard(made(table_of({"fedavg": [65.04], "fedprox": [64.96], "moon": [64.94]}))))
+    table = to_markdown(board_of(leaderboard(made(table_of({"fedavg": [65.04], "fedprox": [64.96], "moon": [64.94]})))))
     assert re.findall(r"\| \*\*65\.0\*\* \|", table) == ["| **65.0** |"] * 2 and "| 64.9 |" in table
 
 
 def test_markdown_keeps_a_name_in_its_cell() -> None:
     odd = "a|b\nc  <i> `d` *e*"
     runs = made([(spec("fedavg", 0, label=odd, text_encoder="x`y"), 60.0)])
-    text = to_markdown(leaderboard(runs))
+    text = to_markdown(board_of(leaderboard(runs)))
     name = "a\\|b c &lt;i> \\`d\\` \\*e\\*"
     assert f"| 1 | {name} | 60.0 |" in text and f"- {name}, seed 0;" in text
     assert "`` text_encoder=x`y ``" in text
@@ -1061,7 +1058,7 @@ def test_a_table_too_wide_names_backbones_by_letters_and_then_takes_a_second_one
 
 def test_latex_has_an_environment_a_table_and_no_bare_special_characters(results: pd.DataFrame) -> None:
     odd = results.assign(row=[f"a_b & {{c}} 50 % #1 ^~\\ · {name}" for name in results["method"]], rounds="5")
-    text = to_latex(leaderboard(pd.concat([results, odd], ignore_index=True)))
+    text = to_latex(board_of(leaderboard(pd.concat([results, odd], ignore_index=True))))
     assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 2
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == text.count(r"\toprule") == 2
     assert r"a\_b \& \{c\} 50 \% \#1 \textasciicircum{}\textasciitilde{}\textbackslash{}" in text
@@ -1077,7 +1074,7 @@ def test_latex_has_an_environment_a_table_and_no_bare_special_characters(results
 
 
 def test_latex_sets_a_minus_and_no_hyphen_before_a_number(results: pd.DataFrame) -> None:
-    text = to_latex(leaderboard(results, baseline="fedprox"))
+    text = to_latex(board_of(leaderboard(results, baseline="fedprox")))
     assert r"$-$2.0 $\pm$ 1.0" in text and "-2.0" not in text
 
 
@@ -1278,7 +1275,7 @@ def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeyp
         "leaderboard.tex",
         "results.csv",
     ]
-    assert (given["suite_name"], len(given["results"]), len(given["board"])) == ("longtail", 6, 3)
+    assert (given["suite_name"], len(given["results"]), len(given["board"].lines)) == ("longtail", 6, 3)
     assert given["command"] == "fedbench leaderboard --suite longtail --metric head"
     # a run of before is superseded, the six that count have round 0
     assert (len(given["curves"]), len(given["federations"])) == (6, 6)
@@ -1290,10 +1287,10 @@ def test_own_models_and_data_at_the_server_are_named_under_the_table(uri: str) -
     is_prox = results["method"] == "fedprox"
     results["server_data"] = ["unlabelled" if prox else "" for prox in is_prox]
     results["final/personal_mean_client_accuracy"] = [80.0 if prox else float("nan") for prox in is_prox]
-    (shown,) = tables(leaderboard(results))
+    (shown,) = text_tables(board_of(leaderboard(results)))
     assert "unlabelled samples at the server are used by fedprox" in shown.notes
     assert OWN_MODELS in shown.notes
     (column,) = [column for column in shown.scores if column.heading == "own models"]
     assert sorted(column.cells) == ["80.0 ± 0.0", "–"]
-    (plain,) = tables(leaderboard(load_results(uri, "longtail")))
+    (plain,) = text_tables(board_of(leaderboard(load_results(uri, "longtail"))))
     assert OWN_MODELS not in plain.notes and not any("at the server" in note for note in plain.notes)

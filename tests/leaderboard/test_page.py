@@ -17,6 +17,7 @@ from fedbench.leaderboard.page.charts import pareto
 from fedbench.leaderboard.page.data import page_of
 from fedbench.leaderboard.page.heatmap import heat_map
 from fedbench.leaderboard.page.svg import linear, logarithmic
+from tests.leaderboard.frames import board_of
 
 NASTY = """<script>alert("x")</script> & 'co'"""
 VOID = {"meta", "link", "br", "input", "img", "hr"}
@@ -58,7 +59,7 @@ class Reader(HTMLParser):
 
 
 def line(name: str, block: int = 0, mean: float = 60.25, **more: Any) -> dict[str, Any]:
-    """A board's line as an older version wrote it, with the seeds 0 and 1."""
+    """A board's line with the seeds 0 and 1, without tests, target, published numbers and groups."""
     return {
         "block": block,
         "caption": "toy data · 4 clients",
@@ -70,6 +71,7 @@ def line(name: str, block: int = 0, mean: float = 60.25, **more: Any) -> dict[st
         "global_accuracy_std": 1 / 3,
         "bytes_up_mean": 1.5e6,
         "bytes_down_mean": 0.5e6,
+        "runs": json.dumps({"0": f"run-{name}-0", "1": f"run-{name}-1"}),
         "settings": json.dumps({"backbone": "clip:embedded", "lr": "0.01", f"{name}.mu": "0.1"}),
         **more,
     }
@@ -136,6 +138,7 @@ RESULTS = pd.DataFrame(
         "mlflow_id": ["fedavg00", "fedavg01"],
         "commit": "c" * 40,
         "code_hash": "d" * 64,
+        "harness_hash": "d" * 64,
         "data_hash": "e" * 64,
         "weights_hash": "",
         "started": pd.to_datetime(["2025-01-02", "2025-01-03"], utc=True),
@@ -149,7 +152,7 @@ def written(folder: Path, board: pd.DataFrame, curves: pd.DataFrame | None = Non
     file = folder / "page.html"
     arguments: dict[str, Any] = {"suite_name": "toy", "description": "Toys", "federations": {}, "command": "fedbench x"}
     curves = pd.DataFrame(columns=["mlflow_id", "run_id", "round"]) if curves is None else curves
-    write_page(file, results=RESULTS, board=board, curves=curves, **{**arguments, **given})
+    write_page(file, results=RESULTS, board=board_of(board), curves=curves, **{**arguments, **given})
     html = file.read_text(encoding="utf-8")
     reader = Reader()
     reader.feed(html)
@@ -224,10 +227,10 @@ def test_the_page_needs_no_network(tmp_path: Path, board: pd.DataFrame) -> None:
     assert {a[1:] for a in reader.addresses if a.startswith("#")} <= set(reader.ids)
 
 
-def test_a_page_of_an_older_board_leaves_out_what_the_board_lacks(tmp_path: Path) -> None:
+def test_a_page_leaves_out_what_no_row_has(tmp_path: Path) -> None:
     html, reader = written(tmp_path, pd.DataFrame([line("fedavg"), line("fedprox")]))
     keys = re.findall(r'data-key="([^"]+)"', html)
-    assert keys == ["row", "global_accuracy", "bytes"]
+    assert keys == ["row", "rank", "global_accuracy", "bytes"]
     assert "By round" not in html and "Clients and classes" not in html and "Published" not in html
     assert "60.2 ± 0.3" in shown(reader)
 
@@ -288,7 +291,7 @@ def test_an_untrained_global_model_is_marked_and_never_the_best(tmp_path: Path) 
 
 
 def test_rows_of_other_seeds_say_theirs(tmp_path: Path) -> None:
-    board = pd.DataFrame([full("fedavg"), full("fedprox", seeds=1, seed_list="7")])
+    board = pd.DataFrame([full("fedavg"), full("fedprox", seed_list="7", runs=json.dumps({"7": "r"}))])
     html, reader = written(tmp_path, board)
     assert "over 1 to 2 seeds" in shown(reader) and "Rows differ in their seeds" in shown(reader)
     assert re.search(r'data-value="2.0">0, 1<', html) and re.search(r'data-value="1.0">7<', html)
@@ -388,7 +391,7 @@ def test_a_page_that_cannot_be_written_is_one_message(tmp_path: Path, board: pd.
 
 
 def test_the_header_counts_what_was_compared(board: pd.DataFrame) -> None:
-    page = page_of("toy", "", RESULTS, board, pd.DataFrame(), {}, "")
+    page = page_of("toy", "", RESULTS, board_of(board), pd.DataFrame(), {}, "")
     facts = dict(page.facts)
     assert facts["methods"] == "2" and facts["runs"] == "2" and facts["seeds"] == "0, 1"
     assert facts["run on"] == "2025-01-02 to 2025-01-03" and facts["commit"] == "ccccccc"

@@ -13,10 +13,13 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.hooks import RunInfo, RunResult
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, stack_names
-from fedbench.leaderboard.board import leaderboard, render_terminal, to_markdown
+from fedbench.leaderboard.comparable import Difference
+from fedbench.leaderboard.formats.markdown import to_markdown
+from fedbench.leaderboard.formats.terminal import render_terminal
 from fedbench.leaderboard.published import (
     Published,
     beside,
+    load_paper,
     load_published,
     matching,
     published_folder,
@@ -31,6 +34,7 @@ from fedbench.suites.suite import load_suite, suite_names
 from fedbench.tracking import listener as tracking
 from fedbench.tracking import store
 from fedbench.tracking.tags import flat_params
+from tests.leaderboard.frames import board_of, leaderboard
 
 FOLDER = published_folder(None)
 REPLAYS = [name for name in suite_names() if load_suite(name).published]
@@ -132,7 +136,9 @@ SCENARIO = {
 }
 LABELS = json.dumps({"labels": SCENARIO.pop("labels")})
 CLIP2FL = Published(
-    "CLIP2FL", load_published("clip2fl", FOLDER), {"global_accuracy": "accuracy", "tail_accuracy": "accuracy_tail"}
+    load_paper("clip2fl", FOLDER),
+    load_published("clip2fl", FOLDER),
+    {"global_accuracy": "accuracy", "tail_accuracy": "accuracy_tail"},
 )
 KEY = {"dataset": "CIFAR-10-LT", "imbalance_factor": "100", "method": "clip2fl", "variant": ""}
 
@@ -145,71 +151,70 @@ def runs_of(*keys, **given):
 
 
 def test_a_printed_number_stands_beside_ours_with_its_source_and_the_difference():
-    told = beside(CLIP2FL, runs_of(KEY), "global_accuracy", 74.0)
+    printed = beside(CLIP2FL, runs_of(KEY), "global_accuracy", 74.0)
     # table 1: 73.37, so ours is 0.63 above
-    assert (told["published"], told["published_source"], told["comparable"]) == (73.37, "CLIP2FL table 1", "yes")
-    assert told["published_delta"] == pytest.approx(0.63)
-    assert json.loads(told["published_keys"]) == [KEY]
-    assert (told["differs"], told["published_several"]) == ("", "[]")
-    assert told["published_global_accuracy"] == 73.37 and pd.isna(told["published_tail_accuracy"])
+    assert (printed.value, printed.source, printed.comparable) == (73.37, "CLIP2FL table 1", "yes")
+    assert printed.delta == pytest.approx(0.63)
+    assert printed.keys == (KEY,)
+    assert (printed.differs, printed.several) == ("", ())
+    assert printed.metrics["global_accuracy"] == 73.37 and pd.isna(printed.metrics["tail_accuracy"])
 
 
 def test_what_the_paper_does_not_print_is_told_and_never_a_silent_yes():
     facts = CLIP2FL.facts.assign(rounds="", participation="")
-    told = beside(Published("CLIP2FL", facts, CLIP2FL.metrics), runs_of(KEY), "global_accuracy", 74.0)
-    assert told["comparable"] == "yes, as far as printed"
-    assert told["differs"] == "participation not printed, rounds not printed"
-    assert (told["differences"], told["not_printed"]) == ("[]", '["participation", "rounds"]')
-    other = beside(Published("CLIP2FL", facts, CLIP2FL.metrics), runs_of(KEY, dataset="embedded"), "global_accuracy", 1)
-    assert (other["comparable"], other["differs"]) == ("no", "data (CIFAR-10-LT, here embedded)")
+    printed = beside(Published(CLIP2FL.paper, facts, CLIP2FL.metrics), runs_of(KEY), "global_accuracy", 74.0)
+    assert printed.comparable == "yes, as far as printed"
+    assert printed.differs == "participation not printed, rounds not printed"
+    assert (printed.differences, printed.not_printed) == ((), ("participation", "rounds"))
+    other = beside(
+        Published(CLIP2FL.paper, facts, CLIP2FL.metrics), runs_of(KEY, dataset="embedded"), "global_accuracy", 1
+    )
+    assert (other.comparable, other.differs) == ("no", "data (CIFAR-10-LT, here embedded)")
 
 
 def test_what_differs_is_named_and_is_not_comparable():
     other = runs_of(KEY, dataset="embedded", backbone="convnet", rounds="20")
-    told = beside(CLIP2FL, other, "global_accuracy", 20.0)
-    assert told["comparable"] == "no"
-    assert told["differs"] == (
+    printed = beside(CLIP2FL, other, "global_accuracy", 20.0)
+    assert printed.comparable == "no"
+    assert printed.differs == (
         "data (CIFAR-10-LT, here embedded), backbone (ResNet-8, here convnet), rounds (200, here 20)"
     )
-    assert json.loads(told["differences"])[2] == ["rounds", "200", "20"]
-    assert told["published_delta"] == pytest.approx(20 - 73.37)
+    assert printed.differences[2] == Difference("rounds", "200", "20")
+    assert printed.delta == pytest.approx(20 - 73.37)
 
 
 def test_several_printed_numbers_are_all_listed_and_none_is_compared_with():
     keys = [{**KEY, "imbalance_factor": factor} for factor in ("100", "50")]
-    told = beside(CLIP2FL, runs_of(*keys, rounds="20"), "global_accuracy", 74.0)
-    assert pd.isna(told["published"]) and pd.isna(told["published_delta"])
-    assert json.loads(told["published_several"]) == [
-        {"source": "CLIP2FL table 1", "value": 73.37},
-        {"source": "CLIP2FL table 1", "value": 75.35},
-    ]
-    assert told["comparable"] == "no"
-    assert told["differs"].endswith("printed number (73.37 in table 1, 75.35 in table 1, here one)")
+    printed = beside(CLIP2FL, runs_of(*keys, rounds="20"), "global_accuracy", 74.0)
+    assert pd.isna(printed.value) and pd.isna(printed.delta)
+    assert printed.several == (("CLIP2FL table 1", 73.37), ("CLIP2FL table 1", 75.35))
+    assert printed.comparable == "no"
+    assert printed.differs.endswith("printed number (73.37 in table 1, 75.35 in table 1, here one)")
 
 
 def test_of_several_printed_numbers_the_one_of_the_runs_own_conditions_counts():
     keys = [{**KEY, "imbalance_factor": factor} for factor in ("100", "50")]
-    told = beside(CLIP2FL, runs_of(*keys), "global_accuracy", 74.0)
-    assert (told["published"], told["comparable"], told["published_several"]) == (73.37, "yes", "[]")
+    printed = beside(CLIP2FL, runs_of(*keys), "global_accuracy", 74.0)
+    assert (printed.value, printed.comparable, printed.several) == (73.37, "yes", ())
 
 
 def test_one_number_printed_in_several_tables_is_one_number():
     ablation = {**KEY, "table": "3", "variant": "full (KL + L_pcl)"}
-    told = beside(CLIP2FL, runs_of(ablation, KEY), "global_accuracy", 74.0)
-    assert (told["published"], told["published_source"]) == (73.37, "CLIP2FL tables 1, 3")
+    printed = beside(CLIP2FL, runs_of(ablation, KEY), "global_accuracy", 74.0)
+    assert (printed.value, printed.source) == (73.37, "CLIP2FL tables 1, 3")
 
 
 @pytest.mark.parametrize("keys", [[], [{**KEY, "method": "moon"}]])
 def test_where_nothing_is_printed_nothing_is_said(keys):
-    told = beside(CLIP2FL, runs_of(*keys), "global_accuracy", 74.0)
-    assert pd.isna(told["published"])
-    assert (told["comparable"], told["differs"], told["published_source"]) == ("", "", "")
-    assert beside(CLIP2FL, runs_of(KEY), "worst_client_accuracy", 1.0)["comparable"] == ""
+    printed = beside(CLIP2FL, runs_of(*keys), "global_accuracy", 74.0)
+    assert pd.isna(printed.value)
+    assert (printed.comparable, printed.differs, printed.source) == ("", "", "")
+    assert beside(CLIP2FL, runs_of(KEY), "worst_client_accuracy", 1.0).comparable == ""
 
 
 def test_a_key_with_a_column_that_the_file_lacks_picks_nothing_and_is_reported():
     runs = runs_of({**KEY, "imbalance": "100"})
-    assert beside(CLIP2FL, runs, "global_accuracy", 74.0)["comparable"] == ""
+    assert beside(CLIP2FL, runs, "global_accuracy", 74.0).comparable == ""
     assert unreadable_columns(CLIP2FL, runs) == ["imbalance"]
     assert unreadable_columns(CLIP2FL, runs_of(KEY)) == []
 
@@ -221,7 +226,7 @@ def test_the_numbers_that_ship_with_fedbench_are_found_and_a_missing_file_is_non
         published_folder(tmp_path / "none")
     suite = load_suite("clip2fl")
     found = published_of(suite, FOLDER)
-    assert found is not None and (found.paper, len(found.facts)) == ("CLIP2FL", len(CLIP2FL.facts))
+    assert found is not None and (found.paper, len(found.facts)) == (CLIP2FL.paper, len(CLIP2FL.facts))
     assert published_of(suite, tmp_path) is None
     assert published_of(load_suite("longtail"), FOLDER) is None
 
@@ -251,13 +256,13 @@ def test_tables_show_published_numbers_their_sign_and_the_reason_once(uri):
         "fedavg": "no",
         "clip-zs": "",
     }
-    text = to_markdown(board)
+    text = to_markdown(board_of(board))
     # table 1 prints 56.17 for FedAvg: 21 - 56.17
     assert "| ≠ 56.2 | -35.2 |" in text and "| – | – |" in text
     why = "data (CIFAR-10-LT, here embedded), backbone (ResNet-8, here convnet?projector=128), rounds (200, here 30)"
     assert text.count(f"paper: CLIP2FL tables 1, 3; ≠ not comparable, differs in {why}") == 1
-    assert " paper " not in to_markdown(leaderboard(results))
-    assert render_terminal(board) is not None
+    assert " paper " not in to_markdown(board_of(leaderboard(results)))
+    assert render_terminal(board_of(board)) is not None
 
 
 def test_a_missing_file_of_published_numbers_is_one_line_on_stderr(uri, tmp_path):

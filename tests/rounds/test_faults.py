@@ -23,7 +23,8 @@ from fedbench.scenarios.participation import Schedule, schedule
 from fedbench.testing import digest, final_state, tiny_dataset, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import gradient_weight, local_steps
-from fedbench.tracking.listener import Tracking, _Open
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.recording import OpenRun
 
 EVERYTHING = {
     "participation": 1.0,
@@ -205,7 +206,7 @@ def test_the_tracking_store_gets_the_counts_of_every_round(scheduled):
     run = run_with(Adds(), rounds=1)
     _, record = train_round(run, run.initial_state())
     tracking = object.__new__(Tracking)
-    opened = _Open("a run", time.monotonic())
+    opened = OpenRun("a run", time.monotonic())
     tracking._open = {run.spec.run_id: opened}
     tracking.round_finished(run.spec, record)
     written = {metric.key: metric.value for metric in opened.waiting if metric.step == 1}

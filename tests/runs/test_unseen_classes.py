@@ -16,7 +16,8 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Split, TensorImages, Unseen
 from fedbench.core.spec import RunSpec
 from fedbench.core.tasks import ModelSetup
-from fedbench.leaderboard.board import leaderboard, to_csv, to_markdown
+from fedbench.leaderboard.formats.files import to_csv
+from fedbench.leaderboard.formats.markdown import to_markdown
 from fedbench.leaderboard.page.data import page_of
 from fedbench.leaderboard.results import load_curves, load_results
 from fedbench.plugins.assembly import assemble, find_method
@@ -31,6 +32,7 @@ from fedbench.tracking.listener import Tracking
 from fedbench.tracking.recorded.reevaluation import evaluate_again
 from fedbench.tracking.store import store_uri
 from fedbench.tuning.objectives import Objective, UnknownObjective
+from tests.leaderboard.frames import board_of, leaderboard
 
 BASE, NEW = ("bird", "boat", "car", "tree"), ("fish", "house")
 DATA = tiny_dataset(6)
@@ -303,18 +305,17 @@ def test_a_recorded_model_gives_its_numbers_back(stored: Stored) -> None:
     assert again.loc["new_accuracy", "now"] == results.loc["promptfl", "final/new_accuracy"]
 
 
-def test_tables_have_the_columns_and_say_who_lacks_them_and_why(stored: Stored, tmp_path: Path) -> None:
+def test_tables_have_the_columns_and_say_who_lacks_them_and_why(stored: Stored) -> None:
     results = load_results(stored[0], "tests")
     board = leaderboard(results, ["new", "harmonic"])
     assert "unseen_classes=0.5" in board["caption"].iloc[0]
     # shown without being asked for, too
     assert all("new_accuracy" in shown and "harmonic_accuracy" in shown for shown in leaderboard(results)["shown"])
-    text = to_markdown(board)
+    text = to_markdown(board_of(board))
     assert re.search(r"\| accuracy +\| new +\| harmonic +\|", text)
     said = "not scored on unseen classes: fedavg, since head.weight depends on the number of classes"
     assert said in text
-    to_csv(board, tmp_path / "board.csv")
-    head = (tmp_path / "board.csv").read_text().splitlines()[0].split(",")
+    head = to_csv(board_of(board)).splitlines()[0].split(",")
     assert {"new_accuracy_mean", "harmonic_accuracy_std", "not_on_unseen"} <= set(head)
-    page = page_of("tests", "", results, board, load_curves(stored[0], results), {}, "")
+    page = page_of("tests", "", results, board_of(board), load_curves(stored[0], results), {}, "")
     assert f"N{said[1:]}." in page.sections[0].notes

@@ -21,8 +21,8 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:
     """Print the tables of the requested runs, with all that is comparable to them; whether the store has others."""
     # imports scipy's statistics, for which no run should wait
     from fedbench.leaderboard.board import of_suite as leaderboard
-    from fedbench.leaderboard.board import render_terminal
     from fedbench.leaderboard.failures import of_tables
+    from fedbench.leaderboard.formats.terminal import render_terminal
     from fedbench.leaderboard.published import published_folder, published_of
     from fedbench.leaderboard.results import load_curves, load_runs
 

@@ -14,6 +14,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.scenarios.participation import cohort
 from fedbench.scenarios.picture import ClientPicture, PartitionPicture, binned, class_bin
+from fedbench.scenarios.summary import scenario_summary
 
 MOST_CLIENTS = 40
 """With more clients a selection is shown: the first, the most and the least skewed."""
@@ -28,14 +29,12 @@ _GAP = 2
 
 def in_words(picture: PartitionPicture, spec: RunSpec) -> str:
     """The scenario and what it makes of the data, as a paragraph."""
-    from fedbench.leaderboard.results import scenario_summary  # imports pandas and MLflow's store
-
     settings = {name: "none" if value is None else str(value) for name, value in spec.scenario.model_dump().items()}
     clients = len(picture.clients)
     effective = statistics.fmean(client.effective_classes for client in picture.clients)
     classes = counted(len(picture.classnames), "class", "classes")
     return (
-        f"{counted(picture.samples, 'training sample')} of {classes}, dealt to {counted(clients, 'client')}: "
+        f"{counted(picture.samples, 'training sample')} of {classes}, partitioned among {counted(clients, 'client')}: "
         f"{scenario_summary(settings)}. A client holds {effective:.1f} effective classes on average, and its classes "
         f"diverge by {picture.mean_divergence:.3f} from those of all together."
     )
@@ -177,9 +176,9 @@ def _split(samples: int, own: Sequence[int | None]) -> str:
 
 
 def _participation(picture: PartitionPicture, spec: RunSpec) -> str:
-    clients, asked = len(picture.clients), spec.scenario
-    sampled = len(cohort(1, clients, asked.participation, 0.0, spec.seed))
-    failing = f"; each fails to answer with probability {asked.dropout:g}" if asked.dropout else ""
+    clients, scenario = len(picture.clients), spec.scenario
+    sampled = len(cohort(1, clients, scenario.participation, 0.0, spec.seed))
+    failing = f"; each fails to answer with probability {scenario.dropout:g}" if scenario.dropout else ""
     return f"{sampled:,} of {counted(clients, 'client')} in a round{failing}"
 
 

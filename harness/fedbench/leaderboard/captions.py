@@ -49,7 +49,7 @@ def _unequal(runs: pd.DataFrame) -> bool:
 
 
 def _suite(runs: pd.DataFrame) -> Iterator[str]:
-    """The hash of the suite's text, under which its file can be told from others of its name."""
+    """The hash of the suite's text, under which its file can be known from others of its name."""
     hashes = sorted({text[:8] for text in runs["suite_hash"] if text})
     if hashes:
         yield f"suite {', '.join(hashes)}"
@@ -58,5 +58,5 @@ def _suite(runs: pd.DataFrame) -> Iterator[str]:
 def _code(runs: pd.DataFrame) -> Iterator[str]:
     for commit, code in zip(runs["commit"], runs["harness_hash"], strict=True):
         revision, dirty, _ = str(commit).partition("+dirty")
-        # two states of a work tree with changes are told apart by their code
+        # two states of a work tree with changes are distinguished by their code
         yield revision[:7] if revision and not dirty else f"{revision[:7] or 'none'}{dirty} (code {str(code)[:8]})"

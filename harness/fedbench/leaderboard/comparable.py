@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from fedbench.datasets.aliases import CIFAR10, CIFAR100, FASHION, OFFICE_HOME, images_of, name_and_options
 from fedbench.models.names import split_checkpoint
 
@@ -29,6 +31,21 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.aspect} ({self.printed}, here {self.here})"
+
+
+class Paper(BaseModel):
+    """What holds for all of a paper's numbers; it stands beside their file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    paper: str
+    """What the paper calls its method."""
+    groups: str = "unknown"
+    """The scenario's rule for the groups of classes that the paper prints."""
+    held_out: frozenset[str] = frozenset()
+    """Printed metrics of federations in which one domain only is tested."""
+    letters: dict[str, str] = {}
+    """Our domain -> the paper's letter for it, where that is not the domain's first."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +69,7 @@ class _Backbone:
     """Values that change the network: it is the paper's with these only."""
 
 
-# ProstateMRI has no loader; FedGLCL's DomainNet is ten classes of it, which the folder's name does not tell
+# ProstateMRI has no loader; FedGLCL's DomainNet is ten classes of it, which the folder's name does not show
 _DATA = {
     "CIFAR-10": _Data(CIFAR10),
     "CIFAR-10-LT": _Data(CIFAR10, tail="exponential"),
@@ -92,13 +109,6 @@ _PARTITIONS = {
 """The paper's partition -> ours, and our field of its value."""
 
 _GROUPED = frozenset(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
-_GROUP_RULES = {"CAPT": "cumulative_exclusive", "CLIP2FL": "shots"}
-"""Paper -> the scenario's rule for the groups of classes that it prints."""
-
-_HELD_OUT = frozenset({"accuracy_generalization", "accuracy_personalization", "accuracy_comprehensive"})
-"""Printed metrics (FedCLIP's) of federations in which one domain only is tested."""
-_LETTERS = {"painting": "A"}
-"""Our domains that a paper's letter stands for, where it is not their first."""
 
 _FAULTS = {
     "dropout": "dropping out",
@@ -114,7 +124,7 @@ _OTHER_ROUNDS = {"last10": "mean of the last ten rounds", "oracle": "best round 
 _MAY_LACK = ("backbone", "partition", "clients", "participation", "rounds")
 
 
-def differences(fact: Mapping[str, str], run: Mapping[str, Any], metric: str = "", paper: str = "") -> list[Difference]:
+def differences(fact: Mapping[str, str], run: Mapping[str, Any], paper: Paper, metric: str = "") -> list[Difference]:
     """In what ``run``, a line of results, differs from the printed ``fact``; none: they may be compared.
 
     ``metric`` is ours: of data with domains, papers print the mean over the domains, which the accuracy over all
@@ -130,9 +140,9 @@ def differences(fact: Mapping[str, str], run: Mapping[str, Any], metric: str = "
     found += _number("rounds", fact["rounds"], str(run["rounds"]))
     found += _metric(fact, metric)
     found += _clients(fact, scenario, labels)
-    found += _held_out(fact, scenario["holdout_domain"])
-    if metric in _GROUPED and scenario["groups"] != _GROUP_RULES.get(paper):
-        found.append(Difference("groups of classes", _GROUP_RULES.get(paper, "unknown"), scenario["groups"]))
+    found += _held_out(fact, scenario["holdout_domain"], paper)
+    if metric in _GROUPED and scenario["groups"] != paper.groups:
+        found.append(Difference("groups of classes", paper.groups, scenario["groups"]))
     if run["tuned"]:
         found.append(Difference("hyper-parameters", "the paper's", "tuned"))
     return found
@@ -154,9 +164,9 @@ def _metric(fact: Mapping[str, str], metric: str) -> Iterator[Difference]:
 def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) -> Iterator[Difference]:
     """What the clients are given and do, and what is scored."""
     if scenario["partition"] == "domain" and scenario["within_domain"] != "iid":
-        yield Difference("samples of a domain", "dealt iid", scenario["within_domain"])
+        yield Difference("samples of a domain", "partitioned iid", scenario["within_domain"])
     if scenario["equal_sizes"] == "true":
-        yield Difference("client sizes", "as dealt", "cut to equal ones")
+        yield Difference("client sizes", "as partitioned", "cut to equal ones")
     for name, aspect in _FAULTS.items():
         if float(scenario[name]):
             yield Difference(aspect, "none", scenario[name])
@@ -170,14 +180,14 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
         yield Difference("scored on", "test", f"{100 * float(scenario['validation']):g} % of the training data")
 
 
-def _held_out(fact: Mapping[str, str], ours: str) -> Iterator[Difference]:
-    """FedCLIP names the domain that is tested only by its letter, as the target or as the group."""
-    if fact["metric"] not in _HELD_OUT:
+def _held_out(fact: Mapping[str, str], ours: str, paper: Paper) -> Iterator[Difference]:
+    """The domain that is only tested stands in the file by its letter, as the target or as the group."""
+    if fact["metric"] not in paper.held_out:
         if ours != "none":
             yield Difference("held-out domain", "none", ours)
         return
     target = fact["variant"].removeprefix("target=") if fact["variant"].startswith("target=") else fact["group"]
-    if ours == "none" or (target != "avg" and _LETTERS.get(ours, ours[:1].upper()) != target):
+    if ours == "none" or (target != "avg" and paper.letters.get(ours, ours[:1].upper()) != target):
         yield Difference("held-out domain", "one of them" if target == "avg" else target, ours)
 
 

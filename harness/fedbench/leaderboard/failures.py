@@ -2,7 +2,7 @@
 
 A run failed where the store has it as FAILED; one that was interrupted did not, since the same command resumes it. A
 seed failed where no run of its row and seed has finished, whatever code made them: numbers count so as well. Of several
-failures of one seed the newest counts. A failure that is younger than the seed's finished run is told beside the
+failures of one seed the newest counts. A failure that is younger than the seed's finished run stands beside the
 number, which stays.
 """
 
@@ -15,15 +15,14 @@ from typing import Any
 
 import pandas as pd
 
+from fedbench.leaderboard.model import FAILED, FINISHED, PARTLY, Failure, RowStatus
 from fedbench.leaderboard.rows.identity import PROTOCOL, ROW, grouped, label_of, names, row_of
 from fedbench.leaderboard.rows.versions import by_version
 
-FINISHED, PARTLY, FAILED = "finished", "partly failed", "failed"
-"""Of a row: all its seeds finished, some did, none did."""
 MARK = "†"
 """Stands after the name of a row of which some run failed."""
 _CODE = 8
-"""Digits of a code hash that are told."""
+"""Digits of a code hash that are shown."""
 _KINDS = ("backbone", "tune")
 _WEIGHTS = "weights"
 
@@ -33,7 +32,7 @@ def attempts(results: pd.DataFrame, failed: pd.DataFrame | None) -> pd.DataFrame
 
     A run that failed before its data and weights were read has no hashes of them. It gets those of the files and of the
     weights from the newest run that agrees with it in all else: it is of that run's table. Versions of a row's code are
-    told apart (`by_version`).
+    kept apart (`by_version`).
     """
     return by_version(_tried(results, failed))
 
@@ -80,29 +79,30 @@ def without_a_run(rows: Mapping[str, pd.DataFrame], lost: pd.DataFrame) -> dict[
     return dict(zip(names([*rows.values(), *alone])[len(rows) :], alone, strict=True))
 
 
-def told(lost: pd.DataFrame, finished: Sequence[int], codes: Iterable[str]) -> dict[str, Any]:
-    """What a line says of its row's failed runs ``lost``.
+def status_of(lost: pd.DataFrame, finished: Sequence[int], codes: Iterable[str]) -> RowStatus:
+    """What became of a row with the failed runs ``lost`` and a number of the seeds ``finished``.
 
-    ``status``; ``failure``, in words; ``failures``, JSON of seed, reason, run_id, mlflow_id and, where other code than
-    that with the hashes ``codes`` made it, code: those of the row's finished runs or, without any, of the harness of
-    its table's. ``finished`` are the row's seeds with a number.
+    ``codes`` are the hashes of the row's finished runs or, without any, of its table's harness. A failed run of other
+    code is marked with its own.
     """
     others = set(codes)
-    failures = [
-        {
-            **{"seed": int(line["seed"]), "reason": line["failure"]},
-            **{name: line[name] for name in ("run_id", "mlflow_id")},
-            "code": str(line["code_hash"])[:_CODE] if _is_other(line, others) else "",
-        }
+    failures = tuple(
+        Failure(
+            seed=int(line["seed"]),
+            reason=line["failure"],
+            run_id=line["run_id"],
+            mlflow_id=line["mlflow_id"],
+            code=str(line["code_hash"])[:_CODE] if _is_other(line, others) else "",
+        )
         for line in lost.to_dict("records")
-    ]
-    again = [one for one in failures if one["seed"] in finished]
-    never = [one for one in failures if one["seed"] not in finished]
+    )
+    again = [one for one in failures if one.seed in finished]
+    never = [one for one in failures if one.seed not in finished]
     parts = [f"{len(finished)} of {len(finished) + len(never)} seeds"] if finished and never else []
     parts += [f"{_seeds(seeds)} failed: {reason}" for reason, seeds in _by_reason(never)]
     parts += [f"{_seeds(seeds)} finished and failed when run again: {reason}" for reason, seeds in _by_reason(again)]
     status = FINISHED if not never else PARTLY if finished else FAILED
-    return {"status": status, "failure": "; ".join(parts), "failures": json.dumps(failures, ensure_ascii=False)}
+    return RowStatus(status, "; ".join(parts), failures)
 
 
 def _is_other(line: Mapping[Any, Any], codes: Set[str]) -> bool:
@@ -120,9 +120,9 @@ def is_of_failed(baseline: str, runs: pd.DataFrame, failed: Mapping[str, pd.Data
     return False
 
 
-def reasons(failures: str) -> str:
-    """``failed: reason`` of a row without a number, from its JSON; several reasons are told one after the other."""
-    return "failed: " + "; ".join(dict.fromkeys(_reason(one) for one in json.loads(failures)))
+def reasons(failures: Iterable[Failure]) -> str:
+    """``failed: reason`` of a row without a number; of several reasons one after the other."""
+    return "failed: " + "; ".join(dict.fromkeys(_reason(one) for one in failures))
 
 
 def shortened(text: str, most: int) -> str:
@@ -165,15 +165,15 @@ def _key(runs: pd.DataFrame) -> tuple[str, ...]:
     return tuple(str(runs[name].iloc[0]) for name in ROW)
 
 
-def _by_reason(failures: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[int]]]:
+def _by_reason(failures: Iterable[Failure]) -> list[tuple[str, list[int]]]:
     found: dict[str, list[int]] = {}
     for one in failures:
-        found.setdefault(_reason(one), []).append(one["seed"])
+        found.setdefault(_reason(one), []).append(one.seed)
     return list(found.items())
 
 
-def _reason(failure: Mapping[str, Any]) -> str:
-    return f"{failure['reason']} (other code, {failure['code']})" if failure["code"] else str(failure["reason"])
+def _reason(failure: Failure) -> str:
+    return f"{failure.reason} (other code, {failure.code})" if failure.code else failure.reason
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ The files stand beside the suites that replay them, so that every installation o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import ValidationError
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.leaderboard.comparable import Difference, differences, not_printed
+from fedbench.leaderboard.comparable import Difference, Paper, differences, not_printed
+from fedbench.leaderboard.model import Line, Printed
+from fedbench.suites.safe_yaml import read_yaml
 from fedbench.suites.suite import Key, Row, Setting, Suite
 
-_PAPERS = {"capt": "CAPT", "clip2fl": "CLIP2FL", "fedclip": "FedCLIP", "fedglcl": "FedGLCL", "fst_cbdg": "FST-CBDG"}
-"""What a file's paper calls its method; a file of yours goes by its name."""
 SEVERAL = "printed number"
 COMPARABLE, AS_PRINTED, NOT_COMPARABLE = "yes", "yes, as far as printed", "no"
 """The column ``comparable``; it is empty where nothing is printed."""
@@ -30,7 +31,7 @@ COMPARABLE, AS_PRINTED, NOT_COMPARABLE = "yes", "yes, as far as printed", "no"
 class Published:
     """A paper's facts, and how our metrics are called in them."""
 
-    paper: str
+    paper: Paper
     facts: pd.DataFrame
     metrics: Mapping[str, str]
 
@@ -45,6 +46,20 @@ def load_published(name: str, folder: Traversable) -> pd.DataFrame:
             return pd.read_csv(content, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:  # also what pandas raises for text that is no table
         raise FedbenchError(f"the published numbers {str(file)!r} cannot be read: {error}.") from error
+
+
+def load_paper(name: str, folder: Traversable) -> Paper:
+    """What ``NAME.yaml`` beside the numbers says of the paper; without that file the paper goes by the file's name."""
+    file = folder / f"{name}.yaml"
+    if not file.is_file():
+        return Paper(paper=name)
+    _, content = read_yaml(file.read_bytes(), str(file))
+    try:
+        return Paper.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise FedbenchError(f"{str(file)!r}: {where}: {first['msg']}.") from error
 
 
 def _names(folder: Traversable) -> list[str]:
@@ -66,8 +81,8 @@ def published_of(suite: Suite, folder: Traversable) -> Published | None:
     place = _place(suite, folder)
     if place is None:
         return None
-    paper = _PAPERS.get(suite.published, suite.published)
-    return Published(paper, load_published(suite.published, place), suite.published_metrics)
+    name = suite.published
+    return Published(load_paper(name, place), load_published(name, place), suite.published_metrics)
 
 
 def _place(suite: Suite, folder: Traversable) -> Traversable | None:
@@ -108,42 +123,32 @@ def matching(facts: pd.DataFrame, key: Key) -> pd.DataFrame:
     return lines
 
 
-def beside(published: Published, runs: pd.DataFrame, headline: str, mean: float) -> dict[str, Any]:
-    """The columns that set a row's ``runs`` beside what the paper prints for them; ``mean`` is their headline's.
-
-    ``published``, ``published_delta`` (ours minus printed), ``published_source``, ``published_keys`` (JSON),
-    ``published_several`` (JSON of source and value, where the keys stand for different numbers; there is none to
-    compare with then), ``comparable`` (yes, no, "yes, as far as printed" where the paper says only part of what it
-    ran, or empty where nothing is printed), ``differs`` (what differs, or what is not printed), ``differences`` (JSON
-    of aspect, printed, here), ``not_printed`` (JSON), and ``published_<metric>`` for every metric the paper has a
-    number of.
-    """
+def beside(published: Published, runs: pd.DataFrame, headline: str, mean: float) -> Printed:
+    """What the paper prints for a row's ``runs``; ``mean`` is their headline's."""
     keys = list(dict.fromkeys(text for run in runs["published"] for text in _keys(run)))
     run = {str(name): entry for name, entry in runs.iloc[0].items()}
-    told = {f"published_{metric}": _one(_picked(published, keys, metric, run))[0] for metric in published.metrics}
     lines = _picked(published, keys, headline, run)
     value, several = _one(lines)
-    found = list(dict.fromkeys(d for fact in lines for d in differences(fact, run, headline, published.paper)))
-    unsaid = list(dict.fromkeys(name for fact in lines for name in not_printed(fact)))
+    found = list(dict.fromkeys(d for fact in lines for d in differences(fact, run, published.paper, headline)))
+    lacking = tuple(dict.fromkeys(name for fact in lines for name in not_printed(fact)))
+    name = published.paper.paper
     if several:
         values = ", ".join(dict.fromkeys(f"{fact['value']} in table {fact['table']}" for fact in several))
         found.append(Difference(SEVERAL, values, "one"))
-    agreed = AS_PRINTED if unsaid else COMPARABLE
-    said = [str(difference) for difference in found] or [f"{name} not printed" for name in unsaid]
-    return {
-        "published": value,
-        "published_delta": mean - value,
-        "published_source": _source(published.paper, lines),
-        "published_keys": json.dumps([json.loads(text) for text in keys], ensure_ascii=False),
-        "published_several": json.dumps(
-            [{"source": _source(published.paper, [fact]), "value": float(fact["value"])} for fact in several]
-        ),
-        "comparable": (NOT_COMPARABLE if found else agreed) if lines else "",
-        "differs": ", ".join(said),
-        "differences": json.dumps([[d.aspect, d.printed, d.here] for d in found], ensure_ascii=False),
-        "not_printed": json.dumps(unsaid),
-        **told,
-    }
+    agreed = AS_PRINTED if lacking else COMPARABLE
+    words = [str(difference) for difference in found] or [f"{name} not printed" for name in lacking]
+    return Printed(
+        value=value,
+        delta=mean - value,
+        source=_source(name, lines),
+        keys=tuple(json.loads(text) for text in keys),
+        several=tuple((_source(name, [fact]), float(fact["value"])) for fact in several),
+        comparable=(NOT_COMPARABLE if found else agreed) if lines else "",
+        differs=", ".join(words),
+        differences=tuple(found),
+        not_printed=lacking,
+        metrics={metric: _one(_picked(published, keys, metric, run))[0] for metric in published.metrics},
+    )
 
 
 def unreadable_columns(published: Published, results: pd.DataFrame) -> list[str]:
@@ -152,13 +157,14 @@ def unreadable_columns(published: Published, results: pd.DataFrame) -> list[str]
     return sorted({column for key in keys for column in key if column not in published.facts})
 
 
-def published_notes(block: pd.DataFrame) -> Iterator[str]:
+def published_notes(rows: Sequence[Line]) -> Iterator[str]:
     """Where a table's printed numbers stand, and once for the table in what its runs differ from theirs."""
-    if "published" not in block or not (block["comparable"] != "").any():
+    printed = [row.printed for row in rows if row.printed is not None]
+    if not any(one.comparable for one in printed):
         return
     papers: dict[str, set[str]] = {}
-    for source in block["published_source"]:
-        paper, _, listed = source.partition(" table")
+    for one in printed:
+        paper, _, listed = one.source.partition(" table")
         papers.setdefault(paper, set()).update(listed.removeprefix("s").strip().split(", "))
     sources = [
         f"{paper} table{'s' if len(listed) > 1 else ''} {', '.join(in_order(listed))}"
@@ -166,18 +172,15 @@ def published_notes(block: pd.DataFrame) -> Iterator[str]:
         if paper
     ]
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for printed, here, aspect in (
-        (printed, here, aspect) for text in block["differences"] for aspect, printed, here in json.loads(text)
-    ):
-        sides = found.setdefault(aspect, ({}, {}))
-        sides[0][printed] = sides[1][here] = None
-    told = ", ".join(
+    for difference in (difference for one in printed for difference in one.differences):
+        theirs, ours = found.setdefault(difference.aspect, ({}, {}))
+        theirs[difference.printed] = ours[difference.here] = None
+    aspects = ", ".join(
         f"{name} ({' / '.join(theirs)}, here {' / '.join(ours)})" for name, (theirs, ours) in found.items()
     )
-    partly = block.loc[block["comparable"] == AS_PRINTED, "not_printed"]
-    unsaid = list(dict.fromkeys(name for text in partly for name in json.loads(text)))
-    known = f"; ≈ comparable as far as printed, which {', '.join(unsaid)} are not" if unsaid else ""
-    yield f"paper: {', '.join(sources)}" + (f"; ≠ not comparable, differs in {told}" if told else "") + known
+    lacking = list(dict.fromkeys(name for one in printed if one.comparable == AS_PRINTED for name in one.not_printed))
+    known = f"; ≈ comparable as far as printed, which {', '.join(lacking)} are not" if lacking else ""
+    yield f"paper: {', '.join(sources)}" + (f"; ≠ not comparable, differs in {aspects}" if aspects else "") + known
 
 
 def in_order(tables: Iterable[str]) -> list[str]:
@@ -199,7 +202,7 @@ def _picked(published: Published, keys: Iterable[str], metric: str, run: Mapping
         if columns >= set(key):
             lines = matching(published.facts, {**key, "metric": published.metrics[metric]})
             picked |= dict(zip(lines.index, lines.to_dict("records"), strict=True))
-    same = [fact for fact in picked.values() if not differences(fact, run, metric, published.paper)]
+    same = [fact for fact in picked.values() if not differences(fact, run, published.paper, metric)]
     return same or list(picked.values())
 
 

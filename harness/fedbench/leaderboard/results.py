@@ -1,4 +1,4 @@
-"""What the tracking store holds: a line a finished or failed run, its curve by round, how its data were dealt."""
+"""What the tracking store holds: a line per finished or failed run, its curve by round, its federation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.scenario import Scenario
 from fedbench.core.spec import OPTIMISER_KEYS, Training
-from fedbench.leaderboard.untrained import is_untrained
+from fedbench.leaderboard.rows.untrained import is_untrained
+from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import suite_names
 from fedbench.tracking.databases import shown
 from fedbench.tracking.store import EXPERIMENT, FAILURE, FINAL, HARNESS, local_artifacts, open_store, runs_of
@@ -104,7 +104,7 @@ def _read_store(uri: str, suite: str | None) -> tuple[Stored | None, int]:
 
 
 def _find_files(lines: Sequence[dict[str, Any]]) -> None:
-    """Give runs of earlier versions, which told no hash of files of differing sizes, that of later runs on their data.
+    """Give runs of earlier versions, which recorded no hash of their files, that of later runs on their data.
 
     They would else stand in another table.
     """
@@ -172,12 +172,12 @@ def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd
     wanted = list(dict.fromkeys([_OVERALL, headline, *GROUPS]))
     wanted = [name for name in wanted if FINAL + name in results]
     run_ids = dict(zip(results["mlflow_id"], results["run_id"], strict=True))
-    asked = [(run, name) for run in run_ids for name in (*wanted, *_TRAFFIC)]
+    pairs = [(run, name) for run in run_ids for name in (*wanted, *_TRAFFIC)]
     points: list[tuple[str, int, str, float]] = []
     if client is not None:
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            histories = pool.map(lambda one: client.get_metric_history(*one), asked)
-            points = [(run, p.step, name, p.value) for (run, name), h in zip(asked, histories, strict=True) for p in h]
+            histories = pool.map(lambda one: client.get_metric_history(*one), pairs)
+            points = [(run, p.step, name, p.value) for (run, name), h in zip(pairs, histories, strict=True) for p in h]
     frame = pd.DataFrame(points, columns=["mlflow_id", "round", "metric", "value"])
     curves = frame.pivot_table(index=["mlflow_id", "round"], columns="metric", values="value", aggfunc="last")
     tracked = [name for name in wanted if name in curves]
@@ -189,7 +189,7 @@ def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd
 
 
 def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """How the data of the runs in ``results`` were dealt, by MLflow id: their artifact ``federation.json``.
+    """How the data of the runs in ``results`` were partitioned, by MLflow id: their artifact ``federation.json``.
 
     ``classnames``, ``class_counts`` (clients x classes), ``groups`` (name -> class indices) and, where the counts are
     those of the first clients only, the number of all ``clients``. Runs that lack the file (of an older version, or
@@ -223,44 +223,6 @@ def _remedy(suite: str | None) -> str:
     """What to run to fill the store; "" for a name that no shipped suite has."""
     wanted = suite or "longtail"
     return f" Run `fedbench run --suite {wanted}` to fill it." if wanted in suite_names() else ""
-
-
-def scenario_summary(scenario: Mapping[str, str]) -> str:
-    """A scenario's parameters in a few words, as a caption says them; the number of clients is not among them."""
-    fields = Scenario.model_fields
-    value = {name: field.get_default() for name, field in fields.items()} | dict(scenario)
-    partition = str(value["partition"])
-    shown = {
-        *("imbalance", "partition", "within_domain", "participation", "dropout", "holdout_domain", "labels", "clients")
-    }
-    # a partition's own number; the fields of the others are without effect
-    own = {
-        "dirichlet": "dirichlet_alpha",
-        "creff_equal": "dirichlet_alpha",
-        "shards": "shards_per_client",
-        "classes_per_client": "classes_per_client",
-        "domain": "clients_per_domain",
-    }
-    words = []
-    if value["imbalance"] == "exponential":
-        words.append(f"imbalance {value['imbalance_factor']}")
-    elif value["imbalance"] != "none":
-        words.append(f"imbalance {value['imbalance']}")
-    words.append(f"{partition}({value[own[partition]]})" if partition in own else partition)
-    if partition == "domain" and value["within_domain"] == "dirichlet":
-        words.append(f"dirichlet({value['dirichlet_alpha']}) in each domain")
-    if value["holdout_domain"] not in (None, "none"):
-        words.append(f"without {value['holdout_domain']}")
-    words.append(f"{100 * float(value['participation']):g} % participating")
-    if value["labels"] != "visible":
-        words.append("labels hidden")
-    if float(value["dropout"]):
-        words.append(f"{100 * float(value['dropout']):g} % dropping out")
-    without_effect = shown | set(own.values()) | {"imbalance_factor"}
-    for name, field in fields.items():
-        if name not in without_effect and not _same(value[name], field.get_default()):
-            words.append(f"{name}={value[name]}")
-    return ", ".join(words)
 
 
 def _line(suite: str, run: Run) -> dict[str, Any]:
@@ -311,10 +273,6 @@ def _read(text: str, kind: type[_Read]) -> _Read:
     except ValueError:
         return kind()
     return found if isinstance(found, kind) else kind()
-
-
-def _same(given: object, default: object) -> bool:
-    return str(given).lower() == str("none" if default is None else default).lower()
 
 
 def reason_of(recorded: str) -> str:

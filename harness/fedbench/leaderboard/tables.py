@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import pandas as pd
 
 from fedbench.core.wording import (
     NONE,
@@ -18,10 +16,11 @@ from fedbench.core.wording import (
     server_data_notes,
     spread,
 )
-from fedbench.leaderboard import untrained
-from fedbench.leaderboard.failures import FAILED, MARK, PARTLY, reasons
+from fedbench.leaderboard.failures import MARK, reasons
+from fedbench.leaderboard.model import PARTLY, Board, Line, Milestone, Table
 from fedbench.leaderboard.published import AS_PRINTED, NOT_COMPARABLE, published_notes
-from fedbench.leaderboard.rows.ranking import may_be_best
+from fedbench.leaderboard.rows import untrained
+from fedbench.leaderboard.rows.ranking import best_of
 from fedbench.leaderboard.rows.seeds import DIFFER, seed_cells, seed_counts, seeds_differ
 from fedbench.leaderboard.rows.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
 
@@ -36,7 +35,7 @@ _MARKS = {NOT_COMPARABLE: "≠", AS_PRINTED: "≈"}
 
 
 @dataclass(frozen=True)
-class Column:
+class TextColumn:
     """One column: ``best`` are its bold cells, ``signs`` what stands after them."""
 
     heading: str
@@ -54,252 +53,227 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Described:
+class TextRow:
     """A row as the list below a table has it."""
 
     name: str
     seeds: str
-    settings: dict[str, str]
+    settings: Mapping[str, str]
     """Those of its own."""
     runs: list[str]
     """Run ids, in the order of the seeds."""
-    tuning: dict[str, str]
+    tuning: Mapping[str, str]
     failure: str = ""
     """What became of the runs that failed; empty where none did."""
 
 
 @dataclass(frozen=True)
-class Shown:
+class TextTable:
     """One table. ``names`` are the rows' columns in full, ``short`` the same with letters for backbones."""
 
     caption: str
-    rank: Column
-    names: list[Column]
-    short: list[Column]
+    rank: TextColumn
+    names: list[TextColumn]
+    short: list[TextColumn]
     letters: str
     """The line that says what the letters stand for; empty where one backbone is all rows'."""
-    scores: list[Column]
-    status: list[Column]
+    scores: list[TextColumn]
+    status: list[TextColumn]
     """``failed: reason`` of the rows without a number, in full; no column where there is no such row."""
-    further: list[Column]
+    further: list[TextColumn]
     """Published numbers, costs, rounds to the target: what may stand in a second table where one is too wide."""
     notes: list[str]
     failures: list[str]
     """What became of the runs that failed, of rows that have a number, or lost seeds for several reasons."""
-    common: dict[str, str]
+    common: Mapping[str, str]
     """Settings of all rows."""
-    rows: list[Described]
+    rows: list[TextRow]
 
 
-def tables(board: pd.DataFrame) -> Iterator[Shown]:
+def text_tables(board: Board) -> Iterator[TextTable]:
     """The tables of a board, in its order."""
-    if board.empty:
-        return
-    for _, block in board.groupby("block"):
-        yield _shown(block)
+    return (_text_table(table) for table in board.tables)
 
 
-def _shown(block: pd.DataFrame) -> Shown:
-    backbones = list(dict.fromkeys(block["backbone"]))
+def _text_table(table: Table) -> TextTable:
+    lines, measured = table.lines, table.measured
+    backbones = list(dict.fromkeys(line.backbone for line in lines))
     shared = backbones[0] if len(backbones) == 1 else ""
-    labels = [str(label) for label in block["label"]]
-    marks = list(_marks(block))
-    called = labels if shared else [str(row) for row in block["row"]]
-    names = [Column("method" if shared else "row", called, signs=marks)]
-    measured = block[block["status"] != FAILED]
+    labels = [line.label for line in lines]
+    marks = [_marks(line) for line in lines]
+    names = [TextColumn("method" if shared else "row", labels if shared else [line.row for line in lines], signs=marks)]
     letters = dict(zip(backbones, map(_letter, range(len(backbones))), strict=True))
     legend = ", ".join(f"{letter} = {backbone}" for backbone, letter in letters.items())
-    caption = f"{block['caption'].iloc[0]}" + (f" · {shared}" if shared else "")
-    counted = seed_counts(block)
-    told = f"{counted}, mean ± sample std" if counted.endswith("s") else counted or "no run has finished"
-    common, rows = _described(block, names[0].cells)
-    scores = list(_scores(block))
-    own = list(measured["label"])
-    return Shown(
-        caption=f"{caption} · {told}; MB up and down",
-        rank=Column("#", [NONE if pd.isna(rank) else str(rank) for rank in block["rank"]]),
+    caption = table.caption + (f" · {shared}" if shared else "")
+    counted = seed_counts(lines)
+    over = f"{counted}, mean ± sample std" if counted.endswith("s") else counted or "no run has finished"
+    scores = list(_scores(table))
+    own = [line.label for line in measured]
+    return TextTable(
+        caption=f"{caption} · {over}; MB up and down",
+        rank=TextColumn("#", [NONE if line.rank is None else str(line.rank) for line in lines]),
         names=names,
         short=names
         if shared
-        else [Column("method", labels, signs=marks), Column("on", [letters[b] for b in block["backbone"]])],
+        else [TextColumn("method", labels, signs=marks), TextColumn("on", [letters[line.backbone] for line in lines])],
         letters="" if shared else f"on: {legend}",
-        scores=[*scores, *_seeds(block), *_difference(block)],
-        status=list(_status(block)),
-        further=[*_published(block), *(_costs(block) if len(measured) else [])],
+        scores=[*scores, *_seeds(lines), *_difference(table)],
+        status=list(_status(lines)),
+        further=[*_published(lines), *(_costs(lines) if measured else [])],
         notes=[
             *_significance(measured),
             *_without_baseline(measured),
-            *_incomplete(measured),
-            *server_data_notes(own, list(measured["server_data"])),
-            *not_on_unseen_notes(own, list(measured["not_on_unseen"])),
+            *_incomplete(table),
+            *server_data_notes(own, [line.server_data for line in measured]),
+            *not_on_unseen_notes(own, [line.not_on_unseen for line in measured]),
             *([UNSEEN] if any(column.heading == heading(_NEW) for column in scores) else []),
             *([OWN_MODELS] if any(column.heading == heading(_OWN) for column in scores) else []),
-            *([f"{untrained.MARK} {untrained.NOTE}"] if block["untrained"].any() else []),
-            *([DIFFER] if seeds_differ(block) else []),
-            *published_notes(block),
-            *_tuned(block, labels),
-            *_to_target(block),
+            *([f"{untrained.MARK} {untrained.NOTE}"] if any(line.untrained for line in lines) else []),
+            *([DIFFER] if seeds_differ(lines) else []),
+            *published_notes(lines),
+            *_tuned(lines),
+            *_to_target(lines),
         ],
-        failures=list(_failures(block, names[0].cells)),
-        common=common,
-        rows=rows,
+        failures=list(_failures(lines, names[0].cells)),
+        common=table.shared_settings,
+        rows=[_row(table, line, name) for line, name in zip(lines, names[0].cells, strict=True)],
     )
 
 
-def _scores(block: pd.DataFrame) -> Iterator[Column]:
-    for metric in json.loads(block["shown"].iloc[0]):
-        means = block[f"{metric}_mean"]
-        if means.notna().any():
-            # all that look best at the shown precision, of those with all the seeds
-            rounded = means.where(may_be_best(block, metric)).round(1)
-            best = (rounded == rounded.max()).tolist() if len(block) > 1 else []
-            yield Column(heading(metric), [spread(*pair) for pair in _pairs(block, metric)], best)
+def _scores(table: Table) -> Iterator[TextColumn]:
+    for metric in table.shown:
+        cells = [line.cell(metric) for line in table.lines]
+        if not all(math.isnan(cell.mean) for cell in cells):
+            texts = [spread(cell.mean, cell.std) for cell in cells]
+            yield TextColumn(heading(metric), texts, best_of(table.lines, metric))
 
 
-def _marks(block: pd.DataFrame) -> Iterator[str]:
-    for (status, failure), is_untrained in zip(_outcomes(block), block["untrained"], strict=True):
-        yield (MARK if status != FAILED and failure else "") + (untrained.MARK if is_untrained else "")
+def _marks(line: Line) -> str:
+    lost = MARK if not line.has_failed and line.status.text else ""
+    return lost + (untrained.MARK if line.untrained else "")
 
 
-def _seeds(block: pd.DataFrame) -> Iterator[Column]:
-    if seeds_differ(block):
-        yield Column("seeds", [cell or NONE for cell in seed_cells(block)])
+def _seeds(lines: Sequence[Line]) -> Iterator[TextColumn]:
+    if seeds_differ(lines):
+        yield TextColumn("seeds", [cell or NONE for cell in seed_cells(lines)])
 
 
-def _difference(block: pd.DataFrame) -> Iterator[Column]:
-    if (block["delta_seeds"] > 0).any():
-        cells = [spread(*pair, sign="+") for pair in _pairs(block, "delta")]
-        signs = [SIGN if said == SIGNIFICANT else "" for said in block["significance"]]
-        yield Column(f"Δ {block['baseline'].iloc[0].partition(' · ')[0]}", cells, signs=signs)
+def _difference(table: Table) -> Iterator[TextColumn]:
+    deltas = [line.delta for line in table.lines]
+    if any(delta.seeds for delta in deltas):
+        cells = [spread(delta.cell.mean, delta.cell.std, sign="+") for delta in deltas]
+        signs = [SIGN if delta.significance == SIGNIFICANT else "" for delta in deltas]
+        yield TextColumn(f"Δ {table.baseline.partition(' · ')[0]}", cells, signs=signs)
 
 
-def _status(block: pd.DataFrame) -> Iterator[Column]:
-    if (block["status"] == FAILED).any():
-        lines = zip(_outcomes(block), block["failures"], strict=True)
-        yield Column(STATUS, [_outcome(*outcome, text) for outcome, text in lines])
+def _status(lines: Sequence[Line]) -> Iterator[TextColumn]:
+    if any(line.has_failed for line in lines):
+        yield TextColumn(STATUS, [_outcome(line) for line in lines])
 
 
-def _outcome(status: str, failure: str, failures: str) -> str:
+def _outcome(line: Line) -> str:
     """``failed: reason``, ``2 of 3 seeds``, or nothing of a row with all its seeds."""
-    if status == FAILED:
-        return reasons(failures)
-    return failure.partition(";")[0] if status == PARTLY else ""
+    if line.has_failed:
+        return reasons(line.status.failures)
+    return line.status.text.partition(";")[0] if line.status.status == PARTLY else ""
 
 
-def _failures(block: pd.DataFrame, names: list[str]) -> Iterator[str]:
-    for name, (status, failure), text in zip(names, _outcomes(block), block["failures"], strict=True):
-        if failure and (status != FAILED or len({one["reason"] for one in json.loads(text)}) > 1):
-            yield f"{MARK + ' ' if status != FAILED else ''}{name}: {failure}"
+def _failures(lines: Sequence[Line], names: Sequence[str]) -> Iterator[str]:
+    for name, line in zip(names, lines, strict=True):
+        several = len({failure.reason for failure in line.status.failures}) > 1
+        if line.status.text and (several or not line.has_failed):
+            yield f"{'' if line.has_failed else MARK + ' '}{name}: {line.status.text}"
 
 
-def _outcomes(block: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    return zip(block["status"].tolist(), block["failure"].tolist(), strict=True)
-
-
-def _published(block: pd.DataFrame) -> Iterator[Column]:
-    if "published" not in block or not (block["comparable"] != "").any():
+def _published(lines: Sequence[Line]) -> Iterator[TextColumn]:
+    printed = [line.printed for line in lines if line.printed is not None]
+    if not any(one.comparable for one in printed):
         return
     cells = []
-    for value, several, comparable in zip(
-        block["published"], block["published_several"], block["comparable"], strict=True
-    ):
-        number = f"{value:.1f}" if pd.notna(value) else "several" if json.loads(several) else NONE
-        cells.append(f"{_MARKS[comparable]} {number}" if comparable in _MARKS else number)
-    yield Column("paper", cells)
-    if block["published_delta"].notna().any():
-        yield Column("Δ paper", [spread(delta, float("nan"), sign="+") for delta in block["published_delta"]])
+    for one in printed:
+        number = "several" if one.several else NONE if math.isnan(one.value) else f"{one.value:.1f}"
+        cells.append(f"{_MARKS[one.comparable]} {number}" if one.comparable in _MARKS else number)
+    yield TextColumn("paper", cells)
+    if not all(math.isnan(one.delta) for one in printed):
+        yield TextColumn("Δ paper", [spread(one.delta, math.nan, sign="+") for one in printed])
 
 
-def _costs(block: pd.DataFrame) -> Iterator[Column]:
-    yield Column("MB", [megabytes(n) for n in block["bytes_up_mean"] + block["bytes_down_mean"]])
-    yield Column("train s", [NONE if pd.isna(s) else f"{s:.1f}" for s in block["train_seconds_mean"]])
-    if (block["target_reached"] != "").any():
-        means = zip(block["rounds_to_target_mean"], block["target_reached"], strict=True)
-        yield Column("rounds", [_rounds(mean, reached) for mean, reached in means])
+def _costs(lines: Sequence[Line]) -> Iterator[TextColumn]:
+    yield TextColumn("MB", [megabytes(line.sent) for line in lines])
+    seconds = [line.cost("train_seconds") for line in lines]
+    yield TextColumn("train s", [NONE if math.isnan(s) else f"{s:.1f}" for s in seconds])
+    if any(line.milestone.seeds for line in lines):
+        yield TextColumn("rounds", [_rounds(line.milestone) for line in lines])
 
 
-def _rounds(mean: float, reached: str) -> str:
+def _rounds(milestone: Milestone) -> str:
     """``12``, ``8.5 (2/3)`` where a seed never reaches the target, ``never`` where none does."""
-    if not reached:
+    if not milestone.seeds:
         return NONE
-    if pd.isna(mean):
+    if not milestone.reached:
         return "never"
-    some, _, all_seeds = reached.partition("/")
-    return f"{mean:.1f}".removesuffix(".0") + ("" if some == all_seeds else f" ({reached})")
+    everywhere = milestone.reached == milestone.seeds
+    return f"{milestone.rounds.mean:.1f}".removesuffix(".0") + ("" if everywhere else f" ({milestone.text})")
 
 
-def _significance(block: pd.DataFrame) -> Iterator[str]:
+def _significance(lines: Sequence[Line]) -> Iterator[str]:
     """What the sign after a difference means; why there is none."""
-    asked = block[~block["significance"].isin([BASELINE, NO_BASELINE])]
-    if asked.empty:
-        return
-    tested = asked[asked["p_value"].notna()]
-    without = asked[asked["p_value"].isna()]
-    if len(tested):
-        counts = sorted(set(tested["delta_seeds"]))
+    compared = [line for line in lines if line.delta.significance not in (BASELINE, NO_BASELINE)]
+    tested = [line.delta for line in compared if not math.isnan(line.delta.p_value)]
+    without = [line for line in compared if math.isnan(line.delta.p_value)]
+    if tested:
+        counts = sorted({delta.seeds for delta in tested})
         pairs = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
         holm = f"Holm over {len(tested)} rows" if len(tested) > 1 else "one row, not corrected"
-        test = f"{tested['test'].iloc[0]} over {pairs}, {holm}"
-        any_found = (tested["significance"] == SIGNIFICANT).any()
+        test = f"{tested[0].test} over {pairs}, {holm}"
+        any_found = any(delta.significance == SIGNIFICANT for delta in tested)
         yield f"{SIGN} p < {ALPHA}, {test}" if any_found else f"no difference is significant at {ALPHA}: {test}"
-    for reason, rows in without.groupby("significance", sort=False):
-        which = f" ({', '.join(dict.fromkeys(rows['label']))})" if len(tested) or len(without) > len(rows) else ""
+    for reason, labels in _labels_by([(line.delta.significance, line.label) for line in without]):
+        which = f" ({', '.join(dict.fromkeys(labels))})" if tested or len(without) > len(labels) else ""
         yield f"significance not tested{which}: {reason}"
 
 
-def _without_baseline(block: pd.DataFrame) -> Iterator[str]:
+def _without_baseline(lines: Sequence[Line]) -> Iterator[str]:
     """Which rows are compared with nothing, and why."""
-    without = block[block["baseline_note"] != ""]
-    for why, rows in without.groupby("baseline_note", sort=False):
-        which = f" for {', '.join(dict.fromkeys(rows['label']))}" if len(rows) < len(block) else ""
+    for why, labels in _labels_by([(line.delta.note, line.label) for line in lines if line.delta.note]):
+        which = f" for {', '.join(dict.fromkeys(labels))}" if len(labels) < len(lines) else ""
         yield f"no baseline{which}: {why}"
 
 
-def _incomplete(block: pd.DataFrame) -> Iterator[str]:
+def _incomplete(table: Table) -> Iterator[str]:
     """Where a mean is missing since a seed is."""
-    lacking: dict[str, list[str]] = {}
-    for label, text in zip(block["label"], block["incomplete"], strict=True):
-        for metric in json.loads(text):
-            lacking.setdefault(metric, []).append(label)
-    for metric, labels in lacking.items():
-        last = ", without a rank" if metric == block["headline"].iloc[0] else ""
+    lacking = [(metric, line.label) for line in table.measured for metric in line.incomplete]
+    for metric, labels in _labels_by(lacking):
+        last = ", without a rank" if metric == table.headline else ""
         yield f"no mean of {heading(metric)} for {', '.join(labels)}, which some seed lacks{last}"
 
 
-def _tuned(block: pd.DataFrame, labels: list[str]) -> Iterator[str]:
+def _tuned(lines: Sequence[Line]) -> Iterator[str]:
     """What tuning spent, a line for every budget."""
-    budgets: dict[str, list[str]] = {}
-    for label, tuned, text in zip(labels, block["tuned"], block["tuning"], strict=True):
-        if tuned:
-            budget = {key: value for key, value in json.loads(text).items() if key not in ("study", "trial")}
-            budgets.setdefault(", ".join(f"{key} {value}" for key, value in budget.items()), []).append(label)
-    for spent, rows in budgets.items():
-        yield f"tuned with {spent or 'a budget that is not recorded'}: {', '.join(rows)}"
+    budgets = []
+    for line in lines:
+        budget = {key: value for key, value in line.tuning.items() if key not in ("study", "trial")}
+        budgets += [(", ".join(f"{key} {value}" for key, value in budget.items()), line.label)] if line.tuned else []
+    for spent, labels in _labels_by(budgets):
+        yield f"tuned with {spent or 'a budget that is not recorded'}: {', '.join(labels)}"
 
 
-def _to_target(block: pd.DataFrame) -> Iterator[str]:
-    if (block["target_reached"] != "").any():
+def _labels_by(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """Each first of the (reason, label) ``pairs`` once, with its labels."""
+    for reason in dict.fromkeys(reason for reason, _ in pairs):
+        yield reason, [label for other, label in pairs if other == reason]
+
+
+def _to_target(lines: Sequence[Line]) -> Iterator[str]:
+    if any(line.milestone.seeds for line in lines):
         yield "rounds: first evaluated round at the target, mean over the seeds that reach it"
 
 
-def _described(block: pd.DataFrame, names: list[str]) -> tuple[dict[str, str], list[Described]]:
-    """Settings that all rows share, and each row with what is its own."""
-    settings = [dict(json.loads(text)) for text in block["settings"]]
-    # a dot: a method's parameter, the row's own even where the table has no other row
-    common = {k: v for k, v in settings[0].items() if "." not in k and all(o.get(k) == v for o in settings)}
-    rows = []
-    for position, line in enumerate(block.to_dict("records")):
-        own = {key: value for key, value in settings[position].items() if key not in common}
-        seeds = f"seed{'s' if ',' in line['seed_list'] else ''} {line['seed_list']}"
-        tuning = dict(json.loads(line["tuning"])) if line["tuned"] else {}
-        runs = list(json.loads(line["runs"]).values())
-        rows.append(Described(names[position], seeds, own, runs, tuning, line["failure"]))
-    return common, rows
+def _row(table: Table, line: Line, name: str) -> TextRow:
+    seeds = f"seed{'s' if len(line.seeds) > 1 else ''} {', '.join(str(seed) for seed in line.seeds)}"
+    tuning = line.tuning if line.tuned else {}
+    return TextRow(name, seeds, table.own_settings(line), list(line.runs.values()), tuning, line.status.text)
 
 
 def _letter(number: int) -> str:
     return chr(ord("A") + number) if number < 26 else str(number + 1)
-
-
-def _pairs(block: pd.DataFrame, name: str) -> Iterator[tuple[float, float]]:
-    return zip(block[f"{name}_mean"].tolist(), block[f"{name}_std"].tolist(), strict=True)

@@ -33,7 +33,7 @@ NAMED_CLASSES = 30
 _LISTED_CLIENTS = 60
 """With more clients the axis shows every fifth id or fewer."""
 _NUMBERED_CELLS = 240
-"""With more cells the counts are told by colour alone."""
+"""With more cells the counts are shown by colour alone."""
 _RULED = 200
 """With more clients or classes, lines between them would cover the cells."""
 _GROUPS = dict(zip((*BY_POSITION, *BY_COUNT), 2 * ("#0072b2", "#e69f00", "#009e73"), strict=True))

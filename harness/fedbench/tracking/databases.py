@@ -86,9 +86,9 @@ def _fault(file: Path, tables: tuple[str, ...], stamp: tuple[int, int, int]) -> 
     try:
         with closing(sqlite3.connect(file, timeout=_WAIT)) as database:
             for check in ("quick_check(1)", *(f"integrity_check('{table}')" for table in tables)):
-                said = str(database.execute(f"PRAGMA {check}").fetchone()[0])
-                if said != "ok":
-                    return said.splitlines()[-1]
+                answer = str(database.execute(f"PRAGMA {check}").fetchone()[0])
+                if answer != "ok":
+                    return answer.splitlines()[-1]
     except (sqlite3.Error, UnicodeDecodeError) as error:
         # of the machine, not of the file: too many open files, no permission, somebody else's lock
         if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):

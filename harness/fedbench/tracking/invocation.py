@@ -1,4 +1,4 @@
-"""What one command asked for, as its parent run in MLflow tells it: name, tags and a note for people."""
+"""What one command is to do, as its parent run in MLflow has it: name, tags and a note for people."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedbench.core.wording import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """What ``fedbench run`` was asked for. It names no path of this machine but what is part of a run's settings."""
+    """What ``fedbench run`` is to carry out. It names no path of this machine but what is part of a run's settings."""
 
     command: str
     """The command line that asks for the same runs again."""
     runs: int
     """Runs to carry out; every one of them ends as finished or failed."""
     skipped: int = 0
-    """Runs asked for that the store held already."""
+    """Requested runs that the store held already."""
     scale: str = ""
     settings: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
-    """Methods, settings and seeds are those asked for; empty where the suite's own were meant."""
+    """Methods, settings and seeds are the requested ones; empty where the suite's own were meant."""
     seeds: tuple[int, ...] = ()
     overrides: tuple[str, ...] = ()
     """``KEY=VALUE`` each."""
@@ -39,7 +39,7 @@ class Invocation:
         return " · ".join(part for part in parts if part)
 
     def tags(self) -> dict[str, str]:
-        """What was asked, as tags; lists as JSON."""
+        """What was requested, as tags; lists as JSON."""
         lists: dict[str, Sequence[object]] = {
             "settings": self.settings,
             "methods": self.methods,
@@ -47,9 +47,9 @@ class Invocation:
             "overrides": self.overrides,
             "plugins": [path.name for path in self.plugin_files],
         }
-        told = {"command": self.command, "runs": str(self.runs), "skipped": str(self.skipped), "scale": self.scale}
-        told |= {name: json.dumps(values, ensure_ascii=False) for name, values in lists.items()}
-        return {f"fedbench.{name}": value for name, value in told.items()}
+        tags = {"command": self.command, "runs": str(self.runs), "skipped": str(self.skipped), "scale": self.scale}
+        tags |= {name: json.dumps(values, ensure_ascii=False) for name, values in lists.items()}
+        return {f"fedbench.{name}": value for name, value in tags.items()}
 
     def note(self, suite: str, finished: int, failures: Sequence[str], status: str) -> str:
         """Markdown: what this is, the command, and how far it came. ``failures`` are a line each."""

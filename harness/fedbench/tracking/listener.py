@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.patience import Patience, patient
 from fedbench.tracking.recording import (
     NOTE,
+    OpenCommand,
+    OpenRun,
     begin_run,
     end_run,
     log_dataset,
@@ -55,11 +57,11 @@ from fedbench.tracking.tags import (
 
 # isort: split
 # after fedbench.tracking.store, which turns MLflow's telemetry off before MLflow is first imported
-from mlflow.entities import Metric, Run
+from mlflow.entities import Run
 
 _FLUSH_SECONDS = 5.0
 CLAIMS = "fedbench.claims"
-"""Tag: names the folder by whose claims it can be told whether a run is still at work (see `fedbench.claims`)."""
+"""Tag: names the folder by whose claims it can be seen whether a run is still at work (see `fedbench.claims`)."""
 CLAIM = "fedbench.claim"
 """Tag of a command's run: the claim that its process holds."""
 SUITE = "suite.yaml"
@@ -68,44 +70,14 @@ EXECUTOR = "fedbench.executor"
 """Tag: which executor trained the cohorts and, where it fell back, why."""
 
 
-@dataclass
-class _Open:
-    """An MLflow run that goes on."""
-
-    id: str
-    flushed: float
-    """When metrics were last sent, on the monotonic clock."""
-    waiting: list[Metric] = field(default_factory=list)
-    bytes_up: int = 0
-    bytes_down: int = 0
-    last_round: int = 0
-
-
-@dataclass
-class _Parent:
-    """The MLflow run of a command that goes on."""
-
-    id: str
-    claim: str
-    """The name under which this process claims it; "" without claims."""
-    finished: int = 0
-    failures: list[str] = field(default_factory=list)
-    """A line for every failed run."""
-
-    @property
-    def ended(self) -> int:
-        """Runs that finished or failed."""
-        return self.finished + len(self.failures)
-
-
 class Tracking:
     """The listener that writes runs to the store at ``uri``, under the experiment ``fedbench/<suite>``.
 
     With an ``invocation`` they are filed under one parent run, which begins with the first of them and ends with the
     last; without one every run stands alone. With ``claims`` what killed processes left as running is marked KILLED.
-    While the store can't be written, its calls are tried again, and ``tell`` hears of it; StoreUnavailable after
-    ``patience`` seconds. With ``rerun`` no run counts as finished. ``codes`` are by default those of the code here with
-    the invocation's plugin files.
+    While the store can't be written, its calls are tried again, and ``tell`` gets a message; StoreUnavailable after
+    ``patience`` seconds. With ``rerun`` no run counts as finished. ``codes`` are by default those of the code here
+    with the invocation's plugin files.
     """
 
     def __init__(
@@ -129,9 +101,9 @@ class Tracking:
         self._rerun = rerun
         self._suite = suite
         self._experiment = experiment_of(client, uri, suite)
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenRun] = {}
         self._invocation = invocation
-        self._parent: _Parent | None = None
+        self._parent: OpenCommand | None = None
         self._codes = codes or Codes(() if invocation is None else invocation.plugin_files)
         self._provenance = provenance_tags(suite, "" if invocation is None else invocation.suite_text)
 
@@ -246,32 +218,32 @@ class Tracking:
         run = begin_run(
             self._client, self._experiment, f"{spec.title} · seed {spec.seed}", tags, parent=self._parent_id()
         )
-        self._open[spec.run_id] = _Open(run, time.monotonic())
+        self._open[spec.run_id] = OpenRun(run, time.monotonic())
         log_params(self._client, run, flat_params(spec))
 
     def _parent_id(self) -> str:
         """The id of the command's run, begun where this is its first run; "" without an invocation."""
-        asked = self._invocation
-        if asked is None:
+        invocation = self._invocation
+        if invocation is None:
             return ""
         if self._parent is None:
-            tags = {**asked.tags(), **self._provenance, **command_code_tags(self._codes), KIND: INVOCATION}
-            tags[NOTE] = asked.note(self._suite, 0, (), "RUNNING")
+            tags = {**invocation.tags(), **self._provenance, **command_code_tags(self._codes), KIND: INVOCATION}
+            tags[NOTE] = invocation.note(self._suite, 0, (), "RUNNING")
             if self._claims is not None:
                 tags[CLAIMS] = self._claims.shared_by
                 self.end_dead_commands()
                 # held before anybody can see the run
                 tags[CLAIM] = uuid.uuid4().hex
                 self._claims.hold(tags[CLAIM])
-            name = asked.name(self._suite, datetime.now())
+            name = invocation.name(self._suite, datetime.now())
             made = begin_run(self._client, self._experiment, name, tags)
-            self._parent = _Parent(made, tags.get(CLAIM, ""))
-            if asked.suite_text:
-                self._client.log_text(made, asked.suite_text, SUITE)
+            self._parent = OpenCommand(made, tags.get(CLAIM, ""))
+            if invocation.suite_text:
+                self._client.log_text(made, invocation.suite_text, SUITE)
         return self._parent.id
 
     def end_dead_commands(self) -> None:
-        """Mark the runs of commands whose process has died, told by a claim that anybody can take."""
+        """Mark the runs of commands whose process has died, known by a claim that anybody can take."""
         for left in self._running(f"tags.`{KIND}` = '{INVOCATION}'"):
             claim = left.data.tags.get(CLAIM, "")
             if self._claims is not None and claim and self._claims.hold(claim):
@@ -289,14 +261,14 @@ class Tracking:
         set_tags(self._client, run.info.run_id, {NOTE: note})
         end_run(self._client, run.info.run_id, "KILLED")
 
-    def _tell_parent(self, parent: _Parent) -> None:
+    def _tell_parent(self, parent: OpenCommand) -> None:
         """How many runs ended so far; with the last one, the command's run ends."""
         counts = {"runs_finished": parent.finished, "runs_failed": len(parent.failures)}
         log_metrics(self._client, parent.id, metrics_at(counts, parent.ended))
         if self._invocation is not None and parent.ended == self._invocation.runs:
             self._end_parent(parent, "FAILED" if parent.failures else "FINISHED")
 
-    def _end_parent(self, parent: _Parent, status: str) -> None:
+    def _end_parent(self, parent: OpenCommand, status: str) -> None:
         if self._invocation is not None:
             note = self._invocation.note(self._suite, parent.finished, parent.failures, status)
             set_tags(self._client, parent.id, {NOTE: note})
@@ -305,7 +277,7 @@ class Tracking:
             self._claims.release(parent.claim)
         self._parent = self._invocation = None
 
-    def _flush(self, run: _Open) -> None:
+    def _flush(self, run: OpenRun) -> None:
         log_metrics(self._client, run.id, run.waiting)
         run.waiting.clear()
         run.flushed = time.monotonic()

@@ -64,7 +64,7 @@ class _MaskedRecords:
         record: logging.LogRecord = self._make(*given, **named)
         try:
             text = record.getMessage()
-        except (TypeError, ValueError, KeyError):  # the library's own mistake, told by the handler
+        except (TypeError, ValueError, KeyError):  # the library's own mistake, reported by the handler
             return record
         if masked(text) != text:
             record.msg, record.args = masked(text), ()

@@ -54,7 +54,7 @@ class Patience:
             except (MlflowException, OSError) as error:
                 if isinstance(error, MlflowException) and error.error_code not in _PASSING:
                     raise
-                # what the database was asked to do, at length, helps nobody
+                # what the database was to do, at length, helps nobody
                 reason = masked(" ".join(str(error).partition("[SQL:")[0].split()))[:300]
                 left = self._seconds - (time.monotonic() - began)
                 if left <= 0 or HURRY.is_set():

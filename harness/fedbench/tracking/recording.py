@@ -11,6 +11,7 @@ import posixpath
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fedbench.tracking import store as _store  # noqa: F401 - turns MLflow's telemetry off before MLflow is first imported
 
@@ -36,6 +37,36 @@ COMMIT = MLFLOW_GIT_COMMIT
 """The tag that MLflow shows beside it as its version."""
 _DIGEST = 8
 """Digits of a data set's digest, as leaderboards show them."""
+
+
+@dataclass
+class OpenRun:
+    """An MLflow run that has not ended."""
+
+    id: str
+    flushed: float
+    """When metrics were last sent, on the monotonic clock."""
+    waiting: list[Metric] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    last_round: int = 0
+
+
+@dataclass
+class OpenCommand:
+    """The MLflow run of a command that has not ended."""
+
+    id: str
+    claim: str
+    """The name under which this process claims it; "" without claims."""
+    finished: int = 0
+    failures: list[str] = field(default_factory=list)
+    """A line for every failed run."""
+
+    @property
+    def ended(self) -> int:
+        """Runs that finished or failed."""
+        return self.finished + len(self.failures)
 
 
 def begin_run(client: MlflowClient, experiment: str, name: str, tags: Mapping[str, str], parent: str = "") -> str:

@@ -125,7 +125,7 @@ def _reached(uri: str) -> MlflowClient:
             return client
         except (MlflowException, SQLAlchemyError) as error:
             # another process makes them at this moment
-            beaten = any(said in str(error) for said in ("already exists", "duplicate key", "UniqueViolation"))
+            beaten = any(text in str(error) for text in ("already exists", "duplicate key", "UniqueViolation"))
             if not beaten or time.monotonic() - began > _TABLES_SECONDS:
                 raise
             time.sleep(1)

@@ -1,4 +1,4 @@
-"""What MLflow is told of a run in words: tags that say which run it is and what made it, and a note for people."""
+"""What is recorded of a run in words: tags that say which run it is and what made it, and a note for people."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from fedbench.cli.options import Store, finite
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedbench.leaderboard.model import Board
     from fedbench.leaderboard.published import Published
     from fedbench.leaderboard.results import Stored
     from fedbench.suites.suite import Suite
@@ -44,8 +45,8 @@ class TestName(enum.StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """How the command line asked results to be read; the suite decides what is None."""
+class ReadingOptions:
+    """How results are to be read by the command line; the suite decides what is None."""
 
     suite: str | None = None
     metric: str | None = None
@@ -87,13 +88,17 @@ def leaderboard(
 
     Every row is compared with the baseline over common seeds, and stands beside the numbers that its paper prints.
     """
-    from fedbench.core.files import csv_text, usable_folder
-    from fedbench.leaderboard.board import of_suite, render_terminal, to_latex, to_markdown, write
+    from fedbench.core.files import usable_folder
+    from fedbench.leaderboard.board import of_suite
+    from fedbench.leaderboard.formats.files import to_csv, write
+    from fedbench.leaderboard.formats.latex import to_latex
+    from fedbench.leaderboard.formats.markdown import to_markdown
+    from fedbench.leaderboard.formats.terminal import render_terminal
     from fedbench.leaderboard.results import load_curves, load_runs
     from fedbench.leaderboard.rows.significance import Test
     from fedbench.tracking.store import store_uri
 
-    asked = Asked(
+    given = ReadingOptions(
         suite=suite, metric=metric, columns=tuple(column or ()), baseline=baseline, target=target, test=test.value
     )
     if output is not None:
@@ -102,13 +107,13 @@ def leaderboard(
     name, read = _reading(suite)
     stored = load_runs(uri, name)
     results = stored.finished
-    read = _overruled(read, asked, stored)
+    read = _overruled(read, given, stored)
     curves = load_curves(uri, results, read.headline)
-    board = of_suite(read, results, curves, _published(read, results, published), Test(asked.test), stored.failed)
-    if asked.metric is not None:
-        _say_ranked_otherwise(board, asked.metric, read.headline)
+    board = of_suite(read, results, curves, _published(read, results, published), Test(given.test), stored.failed)
+    if given.metric is not None:
+        _say_ranked_otherwise(board, given.metric, read.headline)
     if output is not None:
-        made = _made_by(stored, asked)
+        made = _made_by(stored, given)
         write(results, board, output, made)
         _write_page(output / "index.html", read, uri, results, board, curves, made)
         say(f"written to {output}")
@@ -117,36 +122,36 @@ def leaderboard(
     elif shape is Format.html:
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "index.html"
-            _write_page(page, read, uri, results, board, curves, _made_by(stored, asked))
+            _write_page(page, read, uri, results, board, curves, _made_by(stored, given))
             sys.stdout.write(page.read_text(encoding="utf-8"))
     else:
-        text = {Format.csv: csv_text, Format.md: to_markdown, Format.latex: to_latex}
+        text = {Format.csv: to_csv, Format.md: to_markdown, Format.latex: to_latex}
         sys.stdout.write(text[shape](board))
 
 
-def _overruled(read: Suite, asked: Asked, stored: Stored) -> Suite:
+def _overruled(read: Suite, given: ReadingOptions, stored: Stored) -> Suite:
     """The suite's way of reading, with what the command line says; FedbenchError for what no run has."""
     from fedbench.core.metric_names import DOMAINS
     from fedbench.leaderboard.board import baseline_named, metric_named
 
     results = stored.finished
     changes: dict[str, object] = {}
-    if asked.metric is not None:
-        changes["headline"] = metric_named(results, asked.metric)
-    if asked.columns:
-        changes["columns"] = tuple(c if c == DOMAINS else metric_named(results, c) for c in asked.columns)
-    if asked.baseline is not None:
-        changes["baseline"] = baseline_named(results, asked.baseline, stored.failed)
-    if asked.target is not None:
-        changes["target"] = asked.target
+    if given.metric is not None:
+        changes["headline"] = metric_named(results, given.metric)
+    if given.columns:
+        changes["columns"] = tuple(c if c == DOMAINS else metric_named(results, c) for c in given.columns)
+    if given.baseline is not None:
+        changes["baseline"] = baseline_named(results, given.baseline, stored.failed)
+    if given.target is not None:
+        changes["target"] = given.target
     return read.model_copy(update=changes)
 
 
-def _say_ranked_otherwise(board: pd.DataFrame, asked: str, headline: str) -> None:
-    otherwise = board.loc[board["headline"] != headline, "block"].nunique()
+def _say_ranked_otherwise(board: Board, given: str, headline: str) -> None:
+    otherwise = sum(table.headline != headline for table in board.tables)
     if otherwise:
         complain(
-            f"{otherwise} of {board['block'].nunique()} tables have no row with a mean of {asked!r} and are ranked by "
+            f"{otherwise} of {len(board.tables)} tables have no row with a mean of {given!r} and are ranked by "
             "the overall accuracy.",
             label="note",
         )
@@ -171,7 +176,7 @@ def _published(read: Suite, results: pd.DataFrame, folder: Path | None) -> Publi
 
 
 def _write_page(
-    path: Path, read: Suite, uri: str, results: pd.DataFrame, board: pd.DataFrame, curves: pd.DataFrame, command: str
+    path: Path, read: Suite, uri: str, results: pd.DataFrame, board: Board, curves: pd.DataFrame, command: str
 ) -> None:
     from fedbench.leaderboard.page import write_page
     from fedbench.leaderboard.results import load_federations
@@ -187,19 +192,19 @@ def _write_page(
     write_page(path, read.name, read.description, results, board, curves, federations, command)
 
 
-def _made_by(stored: Stored, asked: Asked) -> str:
+def _made_by(stored: Stored, given: ReadingOptions) -> str:
     """All commands behind the results and failures, oldest first, then this one; a line each."""
     runs = [run for frame in (stored.finished, stored.failed) for run in frame.to_dict("records")]
     runs.sort(key=lambda run: run["started"])
     commands = [command for run in runs for command in json.loads(run["made_by"])]
-    return "\n".join([*dict.fromkeys(commands), _command(asked, Format.table)])
+    return "\n".join([*dict.fromkeys(commands), _command(given, Format.table)])
 
 
-def _command(asked: Asked, shape: Format) -> str:
+def _command(given: ReadingOptions, shape: Format) -> str:
     """The command without paths of this machine, since the file it is written to is for others; FILE by its name."""
-    is_file = asked.suite is not None and asked.suite.endswith((".yaml", ".yml"))
-    shown = replace(asked, suite=Path(asked.suite).name) if asked.suite is not None and is_file else asked
-    given = {
+    is_file = given.suite is not None and given.suite.endswith((".yaml", ".yml"))
+    shown = replace(given, suite=Path(given.suite).name) if given.suite is not None and is_file else given
+    values_of = {
         "--suite": [shown.suite],
         "--metric": [shown.metric],
         "--column": shown.columns,
@@ -209,17 +214,18 @@ def _command(asked: Asked, shape: Format) -> str:
         "--format": [shape.value if shape is not Format.table else None],
     }
     options = [
-        part for name, values in given.items() for value in values if value is not None for part in (name, value)
+        part for name, values in values_of.items() for value in values if value is not None for part in (name, value)
     ]
     return shlex.join(["fedbench", "leaderboard", *options])
 
 
 def _reading(suite: str | None) -> tuple[str | None, Suite]:
     """What results are filed under, and how they are read: a name without a suite file (``adhoc``) is read as usual."""
-    from fedbench.suites.expand import single
     from fedbench.suites.suite import load_suite, suite_names
 
     if suite is None or not (suite in suite_names() or suite.endswith((".yaml", ".yml"))):
+        from fedbench.suites.expand import single  # imports every method and torch
+
         return suite, single(None, None, None)
     read = load_suite(suite)
     return read.name, read

@@ -134,16 +134,16 @@ def _resolved(name: str | None, suite: str | None, overrides: Overrides) -> RunS
     from fedbench.suites.suite import load_suite
 
     if suite is None:
-        asked = single(name, None, None)
+        wanted = single(name, None, None)
     else:
-        asked = load_suite(suite)
+        wanted = load_suite(suite)
         # a suite's fedavg row may have settings of its own, or not run everywhere; shown is what every row meets
-        others = tuple(row for row in asked.rows if stack_names(row.method) != ("fedavg",))
-        asked = asked.model_copy(update={"rows": others})
-    specs = expand(asked, overrides)
+        others = tuple(row for row in wanted.rows if stack_names(row.method) != ("fedavg",))
+        wanted = wanted.model_copy(update={"rows": others})
+    specs = expand(wanted, overrides)
     if len(specs) > 1:
         raise FedbenchError(
-            f"suite {asked.name!r} has {len(specs)} settings at scale {specs[0].scale!r}; choose one with --setting: "
+            f"suite {wanted.name!r} has {len(specs)} settings at scale {specs[0].scale!r}; choose one with --setting: "
             f"{', '.join(repr(spec.setting) for spec in specs)}."
         )
     return specs[0]

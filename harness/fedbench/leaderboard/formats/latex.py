@@ -1,13 +1,12 @@
-"""A leaderboard as LaTeX: one ``table`` environment a table of the board, for a document that loads ``booktabs``."""
+"""A leaderboard as LaTeX: one ``table`` environment per table of the board, for a document that loads ``booktabs``."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 
-import pandas as pd
-
-from fedbench.leaderboard.tables import Column, Shown, tables
+from fedbench.leaderboard.model import Board
+from fedbench.leaderboard.tables import TextColumn, TextTable, text_tables
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -40,10 +39,10 @@ _MINUS = re.compile(r"^-(?=\d)")
 _ESCAPED = re.compile("|".join(re.escape(character) for character in _ESCAPES))
 
 
-def to_latex(board: pd.DataFrame) -> str:
+def to_latex(board: Board) -> str:
     """Every table of the board under its caption and above what its marks mean."""
     head = "% \\usepackage{booktabs}\n\n"
-    return head + "\n".join(_environment(shown) for shown in tables(board))
+    return head + "\n".join(_environment(shown) for shown in text_tables(board))
 
 
 def escape(text: str) -> str:
@@ -52,7 +51,7 @@ def escape(text: str) -> str:
     return _ESCAPED.sub(lambda found: _ESCAPES[found.group()], " ".join(text.split()))
 
 
-def _environment(shown: Shown) -> str:
+def _environment(shown: TextTable) -> str:
     # a reason is too long for a cell
     status = [replace(one, cells=[cell.partition(":")[0] for cell in one.cells]) for one in shown.status]
     columns = [shown.rank, *shown.names, *shown.scores, *shown.further, *status]
@@ -78,12 +77,12 @@ def _environment(shown: Shown) -> str:
     )
 
 
-def _failures(shown: Shown) -> list[str]:
+def _failures(shown: TextTable) -> list[str]:
     marked = [(column.sign(line), row) for column in shown.names[:1] for line, row in enumerate(shown.rows)]
     return [f"{sign} {row.name}: {row.failure}".strip() for sign, row in marked if row.failure]
 
 
-def _cell(column: Column, line: int) -> str:
+def _cell(column: TextColumn, line: int) -> str:
     cell = _MINUS.sub("$-$", escape(column.cells[line]))
     bold = rf"\textbf{{{cell}}}" if column.is_best(line) else cell
     return bold + escape(column.sign(line))

@@ -1,36 +1,30 @@
-"""A leaderboard for readers: tables in the terminal, Markdown, CSV."""
+"""A leaderboard in the terminal."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import pandas as pd
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from fedbench.core.files import csv_text
 from fedbench.leaderboard.failures import shortened
-from fedbench.leaderboard.tables import STATUS, Column, Shown, tables
+from fedbench.leaderboard.model import Board
+from fedbench.leaderboard.tables import STATUS, TextColumn, TextTable, text_tables
 
 _ANY_WIDTH = 10_000
 _REASON, _REASON_WIDTH, _FAILURE = 84, 32, 240
-"""Characters of a reason in its cell, of a line of it, and of a failure told below the table, in the terminal."""
-# a bracket and what would make a link of it: names have brackets of their own
-_MARKUP = re.compile(r"[\\|*`]|(?<=\])\(")
-_BACKTICKS = re.compile("`+")
+"""Characters of a reason in its cell, of a line of it, and of a failure below the table."""
 
 
 class _Terminal:
     """The tables of a board, each laid out for the width it is printed in."""
 
-    def __init__(self, board: pd.DataFrame) -> None:
-        self._tables = list(tables(board))
+    def __init__(self, board: Board) -> None:
+        self._tables = list(text_tables(board))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for shown in self._tables:
@@ -44,7 +38,7 @@ class _Terminal:
             yield Text("\n".join(["", *notes, ""]), "dim")
 
 
-def render_terminal(board: pd.DataFrame) -> RenderableType:
+def render_terminal(board: Board) -> RenderableType:
     """Every table of the board under its caption and above what its marks mean, to print on a rich console.
 
     Where a table is too wide, backbones become letters, then published numbers and costs a second table.
@@ -52,27 +46,7 @@ def render_terminal(board: pd.DataFrame) -> RenderableType:
     return _Terminal(board)
 
 
-def to_markdown(board: pd.DataFrame) -> str:
-    """Every table of the board as Markdown, each under its caption and above what its rows were run with."""
-    parts = []
-    for shown in tables(board):
-        columns = [shown.rank, *shown.names, *shown.scores, *shown.further, *shown.status]
-        texts = (*shown.names, *shown.status)
-        aligned = ["---:" if column.heading == "#" or column not in texts else "---" for column in columns]
-        lines = [[_markdown(column.heading) for column in columns], aligned]
-        lines += [[_markdown_cell(column, number) for column in columns] for number in range(len(shown.rows))]
-        rows = ["| " + " | ".join(line) + " |" for line in lines]
-        notes = [part for note in (*shown.failures, *shown.notes) for part in (_markdown(note), "")]
-        parts.append("\n".join([_markdown(shown.caption), "", *rows, "", *notes, *_settings_list(shown)]))
-    return "\n\n".join(parts) + "\n"
-
-
-def to_csv(board: pd.DataFrame, path: Path) -> None:
-    """The board with unrounded means and standard deviations in columns of their own; costs in bytes and seconds."""
-    path.write_text(csv_text(board), encoding="utf-8")
-
-
-def _layouts(shown: Shown) -> Iterator[tuple[list[Table], list[str]]]:
+def _layouts(shown: TextTable) -> Iterator[tuple[list[Table], list[str]]]:
     """Ways to show a table with the notes each needs, the plainest first."""
     plain = [*(shortened(failure, _FAILURE) for failure in shown.failures), *shown.notes]
     lettered = [*plain, *([shown.letters] if shown.letters else [])]
@@ -84,7 +58,7 @@ def _layouts(shown: Shown) -> Iterator[tuple[list[Table], list[str]]]:
         yield [_table([*first, *shown.scores, *status]), _table([*first, *shown.further])], notes
 
 
-def _table(columns: Sequence[Column]) -> Table:
+def _table(columns: Sequence[TextColumn]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", collapse_padding=True)
     for column in columns:
         is_name = column.heading in ("row", "method")
@@ -103,7 +77,7 @@ def _table(columns: Sequence[Column]) -> Table:
     return table
 
 
-def _cell(column: Column, line: int) -> str:
+def _cell(column: TextColumn, line: int) -> str:
     """A cell with its sign, or with room for one where others have it."""
     wide = max((len(sign) for sign in column.signs), default=0)
     return column.cells[line] + (f" {column.sign(line):<{wide}}" if wide else "")
@@ -112,38 +86,3 @@ def _cell(column: Column, line: int) -> str:
 def _width(layout: Sequence[Table], console: Console, options: ConsoleOptions) -> int:
     free = options.update(max_width=_ANY_WIDTH)
     return max(Measurement.get(console, free, table).maximum for table in layout)
-
-
-def _markdown_cell(column: Column, line: int) -> str:
-    cell = _markdown(column.cells[line])
-    sign = column.sign(line)
-    return (f"**{cell}**" if column.is_best(line) else cell) + (f" {_markdown(sign)}" if sign else "")
-
-
-def _markdown(text: str) -> str:
-    """``text`` on one line, without what Markdown would take for markup."""
-    return _MARKUP.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")
-
-
-def _code(text: str) -> str:
-    """``text`` on one line, between more backticks than it has in a row."""
-    plain = " ".join(text.split())
-    fence = "`" * (1 + max((len(run) for run in _BACKTICKS.findall(plain)), default=0))
-    return f"{fence}{plain}{fence}" if fence == "`" else f"{fence} {plain} {fence}"
-
-
-def _settings_list(shown: Shown) -> Iterator[str]:
-    """What all rows share in one line, then a line a row: its seeds, what is its own, and its runs."""
-    yield f"All rows: {_assigned(shown.common)}"
-    yield ""
-    for row in shown.rows:
-        own = f": {_assigned(row.settings)}" if row.settings else ""
-        spent = _markdown(", ".join(f"{key} {value}" for key, value in row.tuning.items()))
-        tuned = f"; tuned: {spent}" if spent else ""
-        runs = " ".join(_code(run) for run in row.runs)
-        ids = f"; run{'s' if len(row.runs) > 1 else ''} {runs}" if row.runs else "; failed"
-        yield f"- {_markdown(row.name)}, {row.seeds}{own}{tuned}{ids}"
-
-
-def _assigned(settings: dict[str, str]) -> str:
-    return ", ".join(_code(f"{key}={value}") for key, value in settings.items())

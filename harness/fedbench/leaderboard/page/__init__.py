@@ -11,6 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedbench.core.files import replacing
+from fedbench.leaderboard.model import Board
 from fedbench.leaderboard.page.data import page_of
 
 __all__ = ["write_page"]
@@ -21,18 +22,17 @@ def write_page(
     suite_name: str,
     description: str,
     results: pd.DataFrame,
-    board: pd.DataFrame,
+    board: Board,
     curves: pd.DataFrame,
     federations: dict[str, dict[str, Any]],
     command: str,
 ) -> None:
     """Write the page of a suite to ``path``, whole or not at all; FedbenchError where it can't be written.
 
-    ``board`` has a line a table and row (see ``fedbench.leaderboard.board``), ``results`` a line a run. ``curves`` has
-    a line a run and round with ``mlflow_id``, ``round``, accuracies in % and ``bytes_total`` (up and down so far); it
-    may be empty. ``federations`` holds ``classnames`` and ``class_counts`` (clients x classes) by MLflow id, for some
-    runs, and ``clients``, the number of all, where the counts are those of the first ones. What a board lacks is left
-    out of the page. ``command`` is what makes the page again.
+    ``results`` has a line per run. ``curves`` has a line per run and round with ``mlflow_id``, ``round``, accuracies in
+    % and ``bytes_total`` (up and down so far); it may be empty. ``federations`` holds ``classnames`` and
+    ``class_counts`` (clients x classes) by MLflow id, for some runs, and ``clients``, the number of all, where the
+    counts are those of the first ones. ``command`` is what makes the page again.
     """
     page = page_of(suite_name, description, results, board, curves, federations, command)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)

@@ -43,7 +43,7 @@ class Series:
         return f"series s{self.style % 6}" + ("" if self.shown else " off")
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Name, accuracy and cost, for tooltips."""
         return f"{self.name}: {spread(self.accuracy, self.spread)}, {megabytes(self.bytes)} MB"
 
@@ -69,7 +69,7 @@ def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
     heights = [*(table["mean"] - spread_), *(table["mean"] + spread_)]
     x = draw.linear([float(r) for r in table.index], _FRAME.left, _FRAME.right, whole=True, tight=True)
     y = draw.linear([max(0.0, h) for h in heights], _FRAME.bottom, _FRAME.top)
-    described = f"{metric} in % after each evaluated round. " + ". ".join(one.said for one in drawn)
+    described = f"{metric} in % after each evaluated round. " + ". ".join(one.summary for one in drawn)
     svg = draw.drawing(_WIDTH, _HEIGHT, key, f"{metric} by round", described, "chart")
     draw.axes(svg, _FRAME, x, y, ("round", f"{metric}, %"), lambda tick: f"{tick:g}")
     for one in reversed(drawn):
@@ -78,12 +78,12 @@ def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
 
 
 def _curve(svg: draw.Element, one: Series, x: Scale, y: Scale) -> None:
-    made = draw.group(svg, one.kind, one.style, one.said)
+    made = draw.group(svg, one.kind, one.style, one.summary)
     dash = draw.DASHES[one.style // 6 % len(draw.DASHES)]
     if len(one.rounds) == 1:
         height = draw.number(y(float(one.rounds["mean"].iloc[0])))
         draw.path(made, f"M{draw.number(x.start)} {height}H{draw.number(x.end)}", "line", dash)
-        draw.marker(made, (x.start + x.end) / 2, float(height), one.style, one.said)
+        draw.marker(made, (x.start + x.end) / 2, float(height), one.style, one.summary)
         return
     shown = one.rounds.iloc[_thinned(len(one.rounds), _MOST_POINTS)]
     places = [(x(float(r)), float(m), float(s)) for r, m, s in shown[["mean", "std"]].itertuples()]
@@ -120,7 +120,7 @@ def against_cost(series: Sequence[Series], key: str, metric: str) -> Markup | No
     y = draw.linear([max(0.0, height) for height in heights], _FRAME.bottom, _FRAME.top)
     front = pareto([(one.bytes, one.accuracy) for one in known])
     names = ", ".join(known[i].name for i in front)
-    described = f"Not beaten in both accuracy and MB: {names}. " + ". ".join(one.said for one in known)
+    described = f"Not beaten in both accuracy and MB: {names}. " + ". ".join(one.summary for one in known)
     svg = draw.drawing(_WIDTH, _HEIGHT, key, f"{metric} against MB sent", described, "chart")
     draw.axes(svg, _FRAME, x, y, ("MB sent up and down by all clients, log scale", f"{metric}, %"), _plain)
     none = _FRAME.left + 22
@@ -154,7 +154,7 @@ def _front(svg: draw.Element, places: Sequence[tuple[float, float]]) -> None:
 
 
 def _costing(svg: draw.Element, one: Series, place: tuple[float, float], x: Scale, y: Scale) -> None:
-    made = draw.group(svg, one.kind, one.style, one.said)
+    made = draw.group(svg, one.kind, one.style, one.summary)
     way = one.rounds[(one.rounds["bytes"] >= x.low * MEGA) & (one.rounds["mean"] >= y.low)]
     way = way.iloc[_thinned(len(way), _MOST_POINTS)] if len(way) else way
     if len(way) > 1:
@@ -163,7 +163,7 @@ def _costing(svg: draw.Element, one: Series, place: tuple[float, float], x: Scal
     if not math.isnan(one.spread):
         low, high = (draw.number(y(max(y.low, one.accuracy + sign * one.spread))) for sign in (-1, 1))
         draw.path(made, f"M{draw.number(place[0])} {low}V{high}", "whisker")
-    draw.marker(made, *place, one.style, one.said)
+    draw.marker(made, *place, one.style, one.summary)
 
 
 def _names(

@@ -86,8 +86,8 @@ def _labels(
     # every name where they have room, else every second, third ...
     for position in range(0, len(classnames), int(np.ceil(11 / wide))):
         name = classnames[position]
-        said = name if len(name) <= 18 else f"{name[:17]}…"
-        draw.text(svg, left + (position + 0.5) * wide + 4, top - 6, said, "small", turned=-90)
+        shown = name if len(name) <= 18 else f"{name[:17]}…"
+        draw.text(svg, left + (position + 0.5) * wide + 4, top - 6, shown, "small", turned=-90)
     for client in range(0, clients, 1 if high >= 14 else 5):
         draw.text(svg, left - 7, top + (client + 0.5) * high + 4, str(client), "end small")
     draw.text(svg, 13, top + high * clients / 2, "client", "middle label", turned=-90)

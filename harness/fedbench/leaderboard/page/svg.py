@@ -95,14 +95,14 @@ def group(parent: Element, style: str, series: int | None = None, title: str = "
     return made
 
 
-def text(parent: Element, x: float, y: float, said: str, style: str = "", *, turned: float = 0) -> Element:
+def text(parent: Element, x: float, y: float, content: str, style: str = "", *, turned: float = 0) -> Element:
     """Text at a place; ``style`` are classes (``end`` and ``middle`` anchor it), ``turned`` degrees clockwise."""
     made = ET.SubElement(parent, "text", {"x": number(x), "y": number(y)})
     if style:
         made.set("class", style)
     if turned:
         made.set("transform", f"rotate({number(turned)} {number(x)} {number(y)})")
-    made.text = said
+    made.text = content
     return made
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import pandas as pd
 
+from fedbench.leaderboard.model import Line, ScoreCell
 from fedbench.leaderboard.results import BUDGET
 from fedbench.tracking.store import FINAL
 
@@ -15,8 +15,6 @@ PROTOCOL = ("dataset", "files_hash", "scenario_settings", *BUDGET)
 """What all runs of a table agree in. They read the same files, at the sizes that their backbones or teachers take."""
 ROW = ("row", "method", "backbone", "tune", "row_settings")
 """What all runs of a row agree in, beside their table's protocol; they differ in their seeds."""
-_NAMED = ("setting", "scale", "dataset", "scenario", "method", "backbone", "server_data", "not_on_unseen")
-"""What a line tells of its runs as they have it."""
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
 
 
@@ -41,8 +39,8 @@ def names(rows: Sequence[pd.DataFrame]) -> list[str]:
     for name, own in zip(called, settings, strict=True):
         namesakes = [other for n, other in zip(called, settings, strict=True) if n == name]
         keys = sorted({key for other in namesakes for key in {*own, *other} if own.get(key) != other.get(key)})
-        told = ", ".join(f"{key.removeprefix('training.')}={own.get(key, '-')}" for key in keys)
-        full.append(f"{name} [{told}]" if told else name)
+        differing = ", ".join(f"{key.removeprefix('training.')}={own.get(key, '-')}" for key in keys)
+        full.append(f"{name} [{differing}]" if differing else name)
     return full
 
 
@@ -61,35 +59,40 @@ def seeds_of(runs: pd.DataFrame) -> tuple[int, ...]:
     return tuple(int(seed) for seed in runs["seed"])
 
 
-def identity(name: str, runs: pd.DataFrame, headline: str) -> dict[str, Any]:
-    """Which row it is, and every run behind it."""
+def line_of(name: str, runs: pd.DataFrame, metrics: Iterable[str], *, has_failed: bool) -> Line:
+    """The row called ``name``: what it is, and its ``metrics`` over its ``runs`` (none of which finished, or all).
+
+    A mean is NaN for a metric that any of the runs lacks.
+    """
     first = runs.iloc[0]
-    seeds = [str(seed) for seed in runs["seed"]]
-    return {
-        "label": name.replace(f" · {first['backbone']}", "", 1),
-        **{key: str(first[key]) for key in _NAMED},
-        "tuned": bool(first["tuned"]),
-        "tuning": str(first["tuning"]),
-        "headline": headline,
-        "runs": json.dumps(dict(zip(seeds, runs["run_id"], strict=True))),
-        "mlflow_ids": json.dumps(dict(zip(seeds, runs["mlflow_id"], strict=True))),
-    }
+    seeds = seeds_of(runs)
+    settings = {key: str(first[key]) for key in ("backbone", "tune")} | json.loads(first["row_settings"])
+    return Line(
+        row=name,
+        label=name.replace(f" · {first['backbone']}", "", 1),
+        setting=str(first["setting"]),
+        scale=str(first["scale"]),
+        dataset=str(first["dataset"]),
+        scenario=str(first["scenario"]),
+        method=str(first["method"]),
+        backbone=str(first["backbone"]),
+        server_data=str(first["server_data"]),
+        not_on_unseen=str(first["not_on_unseen"]),
+        tuned=bool(first["tuned"]),
+        tuning=json.loads(first["tuning"]),
+        runs={} if has_failed else dict(zip(seeds, runs["run_id"], strict=True)),
+        mlflow_ids={} if has_failed else dict(zip(seeds, runs["mlflow_id"], strict=True)),
+        seeds=seeds,
+        settings={key.removeprefix("training."): value for key, value in settings.items() if value != ""},
+        cells={metric: _cell(runs, metric) for metric in dict.fromkeys(metrics)},
+        costs={cost: mean_of(runs, cost) for cost in _COSTS},
+    )
 
 
-def cells(runs: pd.DataFrame, metrics: Iterable[str]) -> dict[str, Any]:
-    """The row's means and standard deviations over its runs; NaN for a metric that any of them lacks."""
-    found: dict[str, Any] = {"seeds": len(runs)}
-    for metric in dict.fromkeys(metrics):
-        found[f"{metric}_mean"] = mean_of(runs, metric)
-        found[f"{metric}_std"] = runs[FINAL + metric].std(ddof=1, skipna=False)
-    for cost in _COSTS:
-        found[f"{cost}_mean"] = mean_of(runs, cost)
-    first = runs.iloc[0]
-    named = {name: str(first[name]) for name in ("backbone", "tune")} | json.loads(first["row_settings"])
-    own = {key.removeprefix("training."): value for key, value in named.items() if value != ""}
-    found["seed_list"] = ", ".join(str(seed) for seed in runs["seed"])
-    found["settings"] = json.dumps(own, ensure_ascii=False)
-    return found
+def _cell(runs: pd.DataFrame, metric: str) -> ScoreCell:
+    if FINAL + metric not in runs:
+        return ScoreCell()
+    return ScoreCell(mean_of(runs, metric), float(runs[FINAL + metric].std(ddof=1, skipna=False)))
 
 
 def mean_of(runs: pd.DataFrame, metric: str) -> float:

@@ -1,12 +1,10 @@
-"""Which seeds the rows of a table have, and how tables and page say it."""
+"""Which seeds the rows of a table have, as tables and page show them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pandas as pd
-
-from fedbench.leaderboard.failures import FINISHED
+from fedbench.leaderboard.model import FINISHED, Line
 
 DIFFER = (
     "rows differ in their seeds: a mean, and so the rank, is over the row's own; Δ over those shared with the baseline"
@@ -15,23 +13,20 @@ _MOST_PARTS = 4
 """More ranges than these are counted rather than listed."""
 
 
-def seeds_differ(block: pd.DataFrame) -> bool:
+def seeds_differ(lines: Sequence[Line]) -> bool:
     """Whether rows of a table have other seeds, apart from those that a failed run cost them."""
-    known = block["seed_list"] if "seed_list" in block else pd.Series(dtype=str)
-    return bool(known[_whole(block)].nunique() > 1)
+    return len({line.seeds for line in lines if line.status.status == FINISHED}) > 1
 
 
-def seed_cells(block: pd.DataFrame) -> list[str]:
+def seed_cells(lines: Sequence[Line]) -> list[str]:
     """Each row's seeds, shortly; "" for a row without a finished run."""
-    return [
-        ranges([int(seed) for seed in text.split(", ")]) if count else ""
-        for text, count in zip(block["seed_list"].astype(str), block["seeds"], strict=True)
-    ]
+    return [ranges(line.seeds) if line.runs else "" for line in lines]
 
 
-def seed_counts(block: pd.DataFrame) -> str:
+def seed_counts(lines: Sequence[Line]) -> str:
     """``3 seeds``, ``1 to 3 seeds``; "" where no run has finished."""
-    counts = sorted({int(count) for count in block["seeds"][_whole(block)]} or {int(max(block["seeds"]))})
+    whole = {len(line.runs) for line in lines if line.status.status == FINISHED}
+    counts = sorted(whole or {max(len(line.runs) for line in lines)})
     least, most = counts[0], counts[-1]
     if not most:
         return ""
@@ -46,10 +41,5 @@ def ranges(seeds: Sequence[int]) -> str:
             parts[-1].append(seed)
         else:
             parts.append([seed])
-    told = [f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]
-    return ", ".join(told) if len(parts) <= _MOST_PARTS else f"{len(seeds)} seeds"
-
-
-def _whole(block: pd.DataFrame) -> pd.Series[bool]:
-    """Rows of which no seed is missing since its run failed."""
-    return block["status"] == FINISHED if "status" in block else pd.Series(True, index=block.index)
+    texts = [f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]
+    return ", ".join(texts) if len(parts) <= _MOST_PARTS else f"{len(seeds)} seeds"

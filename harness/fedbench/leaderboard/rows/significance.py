@@ -48,7 +48,7 @@ class Outcome:
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float], test: Test = Test.t) -> Outcome:
-    """The two-sided p-value of paired numbers, (n,) each in the same order; with a reason where none can be told.
+    """The two-sided p-value of paired numbers, (n,) each in the same order; with a reason where there is none.
 
     Wilcoxon's test leaves out pairs without a difference and is exact, also with ties.
     """

@@ -15,7 +15,7 @@ from fedbench.scenarios.partitions.parts import Parts, deal_out, equal_parts, eq
 from fedbench.scenarios.partitions.rounding import IntArray, takers
 
 VIRTUAL_WORKERS = 10
-"""Workers that one group of samples is dealt to in CReFF's protocol."""
+"""Workers that one group of samples is given to in CReFF's protocol."""
 _MOST_SHARES = 300_000_000
 """Shares drawn before a large federation (from 300,000 clients x classes on) is given up: about half a minute."""
 
@@ -52,7 +52,7 @@ def dirichlet_clientwise(
         taken = _draw_client(size, concentration, left, rng)
         left -= taken
         wanted.append(np.repeat(np.arange(len(left)), taken))
-    # class by class, and within a class client by client, as the samples are dealt
+    # class by class, and within a class client by client, as the samples are given out
     order = np.argsort(np.concatenate(wanted), kind="stable")
     owners = np.repeat(np.arange(clients), equal_sizes(len(labels), clients))[order]
     return deal_out(shuffled_classes(labels, rng)[0], owners, clients)

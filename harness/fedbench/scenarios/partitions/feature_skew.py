@@ -98,9 +98,9 @@ def cut_by_domain(dataset: Dataset, split: DomainSplit, held_out: int | None, se
 
 def domain_clients(domains: IntArray, present: Sequence[int], deal: Callable[[IntArray], Parts]) -> Parts:
     """One domain a client, ordered as in ``present``; ``deal`` cuts the samples (m,) of a domain into its clients'."""
-    dealt = [deal(np.flatnonzero(domains == domain)) for domain in present]
-    sizes = np.concatenate([parts.sizes for parts in dealt])
-    return Parts(np.concatenate([parts.flat for parts in dealt]), np.concatenate([[0], np.cumsum(sizes)]))
+    by_domain = [deal(np.flatnonzero(domains == domain)) for domain in present]
+    sizes = np.concatenate([parts.sizes for parts in by_domain])
+    return Parts(np.concatenate([parts.flat for parts in by_domain]), np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def domain_index(dataset: Dataset, name: str) -> int:

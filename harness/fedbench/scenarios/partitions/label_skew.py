@@ -49,7 +49,7 @@ def shards_sorted(labels: IntArray, clients: int, shards_per_client: int, rng: n
 def shards_deck(labels: IntArray, clients: int, shards_per_client: int, rng: np.random.Generator) -> Parts:
     """Cut each class into R = N·s/C shards and deal a shuffled deck with R cards of every class, s a client (FedNTD).
 
-    A client holds at most s labels, fewer when it is dealt one twice. Nothing is dropped.
+    A client holds at most s labels, fewer when it gets one twice. Nothing is dropped.
     """
     copies = _copies("shards", "shards_per_client", clients, shards_per_client, len(np.unique(labels)))
     samples, class_sizes = shuffled_classes(labels, rng)
@@ -81,16 +81,16 @@ def classes_round_robin(labels: IntArray, clients: int, classes_per_client: int,
 def classes_equal(labels: IntArray, clients: int, classes_per_client: int, rng: np.random.Generator) -> Parts:
     """Every client holds exactly c classes, every class has N·c/C holders that share it equally (FedGLCL's setting).
 
-    The hands are dealt client by client. A class with as many copies left as clients must be taken now, the others are
-    drawn by copies left; so no hand has a duplicate and, unlike with a shuffled deck, none has to be dealt again.
+    The hands are drawn client by client. A class with as many copies left as clients must be taken now, the others are
+    drawn by copies left; so no hand has a duplicate and, unlike with a shuffled deck, none has to be drawn again.
     """
     classes = _enough_classes(labels, classes_per_client)
     copies = _copies("classes_per_client", "classes_per_client", clients, classes_per_client, len(classes))
     left = np.full(len(classes), copies)
     held = np.zeros((clients, len(classes)), dtype=bool)
-    for dealt, client in enumerate(rng.permutation(clients)):
-        must = np.flatnonzero(left == clients - dealt)
-        may = np.where(left == clients - dealt, 0, left)
+    for served, client in enumerate(rng.permutation(clients)):
+        must = np.flatnonzero(left == clients - served)
+        may = np.where(left == clients - served, 0, left)
         if (free := classes_per_client - len(must)) > 0:
             held[client, rng.choice(len(classes), size=free, replace=False, p=may / may.sum())] = True
         held[client, must] = True

@@ -16,7 +16,7 @@ class Parts(Sequence[IntArray]):
     """The samples of each client, as views of one array."""
 
     flat: IntArray
-    """(n,) int64, client by client, in the order in which they were dealt."""
+    """(n,) int64, client by client, in the order in which they were given out."""
     offsets: IntArray
     """(N + 1,) int64 into ``flat``."""
 

@@ -35,7 +35,7 @@ _FIRST = (
 _PROVENANCE = ("commit", "data_hash", "weights_hash")
 _OF_METHOD = "method_code."
 _NAMES = ("row", "setting", "scale", "suite")
-"""What a suite calls a run: no part of its description, but told with it."""
+"""What a suite calls a run: no part of its description, but shown with it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ def provenance_of(run: Run) -> dict[str, str]:
 
 
 def _of_common_methods(left: Mapping[str, str], right: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Without the code of methods that one run alone has: that the methods differ is told by the settings."""
+    """Without the code of methods that one run alone has: that the methods differ is shown by the settings."""
     lone = {key for key in left.keys() ^ right.keys() if key.startswith(_OF_METHOD)}
     one, other = ({key: value for key, value in side.items() if key not in lone} for side in (left, right))
     return one, other

@@ -28,15 +28,15 @@ def reading_client(uri: str) -> MlflowClient:
     return client
 
 
-def find_run(client: MlflowClient, asked: str) -> Run:
-    """The run that ``asked`` means. Of several recordings of one run, the newest finished one, else the newest.
+def find_run(client: MlflowClient, given: str) -> Run:
+    """The run that ``given`` means. Of several recordings of one run, the newest finished one, else the newest.
 
     Raises FedbenchError for an id that is none, that no run has (naming the nearest), or that several runs share.
     """
-    wanted = asked.strip().lower()
+    wanted = given.strip().lower()
     if not re.fullmatch(f"[0-9a-f]{{{SHORTEST},32}}", wanted):
         raise FedbenchError(
-            f"{asked!r} is no run id: give {SHORTEST} to 32 hexadecimal digits, from the start of the id that fedbench "
+            f"{given!r} is no run id: give {SHORTEST} to 32 hexadecimal digits, from the start of the id that fedbench "
             "or MLflow gave the run."
         )
     hits: dict[str, Run] = {}
@@ -48,12 +48,12 @@ def find_run(client: MlflowClient, asked: str) -> Run:
         below = f"tags.`mlflow.parentRunId` = '{parents[0].info.run_id}'"
         children = [run for _, run in runs_of(client, None, below)]
         raise FedbenchError(
-            f"{asked} is a whole command, {parents[0].info.run_name!r}; give one of its runs: {_listed(children)}."
+            f"{given} is a whole command, {parents[0].info.run_name!r}; give one of its runs: {_listed(children)}."
         )
     if not runs:
         raise _unknown(client, wanted)
     if len({run.data.tags.get(_RUN_ID) for run in runs}) > 1:
-        raise FedbenchError(f"{asked} is the beginning of several runs' ids; give more digits: {_listed(runs)}.")
+        raise FedbenchError(f"{given} is the beginning of several runs' ids; give more digits: {_listed(runs)}.")
     newest: Run = max(runs, key=lambda run: (run.info.status == "FINISHED", run.info.start_time))
     return newest
 

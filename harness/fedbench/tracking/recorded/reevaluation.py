@@ -75,13 +75,13 @@ class Evaluation:
         return not self.changed_metrics and not self.changed_predictions
 
 
-def evaluate_again(uri: str, asked: str, settings: Settings) -> Evaluation:
-    """Evaluate the model of the run that the id ``asked`` means, with data and weights as they are here and now.
+def evaluate_again(uri: str, given: str, settings: Settings) -> Evaluation:
+    """Evaluate the model of the run that the id ``given`` means, with data and weights as they are here and now.
 
     Raises FedbenchError for an unknown run, one without a model, and data or weights that are not there.
     """
     client = reading_client(uri)
-    stored = find_run(client, asked)
+    stored = find_run(client, given)
     if stored.info.status != "FINISHED":
         raise FedbenchError(f"run {described(stored)} is {stored.info.status}; only a finished run has a model.")
     run_id = stored.data.tags["fedbench.run_id"]
