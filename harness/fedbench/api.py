@@ -7,6 +7,7 @@ from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.federation import Federation
 from fedbench.core.hooks import hookimpl
 from fedbench.core.hyper import hyper
+from fedbench.core.method import Method
 from fedbench.core.partition import ClientShard
 from fedbench.core.randomness import numpy_generator, torch_generator
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
@@ -49,6 +50,7 @@ __all__ = [
     "LabelledBatch",
     "LinearHead",
     "LocalStep",
+    "Method",
     "Model",
     "ModelSetup",
     "Outputs",

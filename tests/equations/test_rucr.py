@@ -8,7 +8,7 @@ import torch
 
 import fedbench_methods.rucr as rucr
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import ReportedTask
+from fedbench.core.tasks import ReportedTask
 from fedbench.core.types import Model, Outputs
 from fedbench.rounds.loop import broadcast, client_task, predict, rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec

@@ -10,7 +10,7 @@ from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, 
 from fedbench.cli.options import Request
 from fedbench.cli.unplanned import FailedRow, RefusedRow, leave_out
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import RunInfo
+from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.rounds.executors.cohort import MEMORY

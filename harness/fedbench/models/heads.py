@@ -16,7 +16,7 @@ from fedbench.models.clip.backbone import ClipBackbone, Forward, full_clip_model
 from fedbench.models.cnn.backbone import batch_norm_names, cnn_model
 
 if TYPE_CHECKING:
-    from fedbench.core.hooks import ModelSetup
+    from fedbench.core.tasks import ModelSetup
 
 
 def require_clip(setup: ModelSetup, method: str) -> ClipBackbone:

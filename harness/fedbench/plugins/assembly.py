@@ -16,8 +16,10 @@ from typing import Any, cast
 import pluggy
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.hooks import PROJECT, STEPS, Hooks, Method, plugin_manager, relay
+from fedbench.core.hooks import STEPS, Hooks, plugin_manager, relay
 from fedbench.core.hyper import build_params
+from fedbench.core.method import AnyMethod, declares
+from fedbench.core.notifications import PROJECT, Notifications
 from fedbench.core.spec import stack_names
 from fedbench.plugins.declaration import HOOK_NAMES, check_method
 from fedbench.plugins.importing import importing
@@ -40,9 +42,9 @@ class Assembly:
 
     hooks: Hooks
     owners: Mapping[str, str]
-    notifications: Hooks
+    notifications: Notifications
     keeps_lost_training: frozenset[str] = frozenset()
-    """Those methods of the run that say so; see `fedbench.core.hooks.Method`."""
+    """Those methods of the run that declare it; see `fedbench.core.method.Method`."""
 
     def owners_of(self, hook: str) -> tuple[str, ...]:
         """Who answers ``hook``, in call order."""
@@ -54,7 +56,7 @@ def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
     return sorted({*_entry_points(), *_from_files(plugin_files)})
 
 
-def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[Method]:
+def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[AnyMethod]:
     """The method class registered as ``name`` in the entry-point group ``fedbench.methods``, or in a plugin file.
 
     Raises FedbenchError for an unknown name, one that two plugins have, a plugin that cannot be imported, or a class
@@ -80,7 +82,7 @@ def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[Method]:
     check_method(loaded, point.value)
     if loaded.name != name:
         raise FedbenchError(f"{point.value} calls itself {loaded.name!r} but is registered as {name!r}.")
-    return cast(type[Method], loaded)
+    return cast(type[AnyMethod], loaded)
 
 
 @contextmanager
@@ -126,7 +128,7 @@ def assemble(
     for name in reversed(stack):
         if name != "fedavg":
             cls = find_method(name, plugin_files)
-            keeping |= {name} if getattr(cls, "keeps_lost_training", False) else set()
+            keeping |= {name} if declares(cls, "keeps_lost_training") else set()
             plugin = cls(build_params(name, cls.Params, params.get(name, {})))
             _refuse_unmarked(plugin, name)
             manager.register(plugin, name)
@@ -147,7 +149,7 @@ def assemble(
     return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping))
 
 
-def _refuse_unmarked(plugin: Method, name: str) -> None:
+def _refuse_unmarked(plugin: AnyMethod, name: str) -> None:
     """FedbenchError for a function that bears a hook's name and is no answer to it: the default would be asked."""
     for hook in HOOK_NAMES:
         function = getattr(plugin, hook, None)
@@ -236,8 +238,8 @@ def _is_file_of(point: EntryPoint, path: Path) -> bool:
         return False
 
 
-def _from_files(paths: Iterable[Path]) -> dict[str, tuple[type[Method], Path]]:
-    found: dict[str, tuple[type[Method], Path]] = {}
+def _from_files(paths: Iterable[Path]) -> dict[str, tuple[type[AnyMethod], Path]]:
+    found: dict[str, tuple[type[AnyMethod], Path]] = {}
     for path in dict.fromkeys(paths):
         for cls in load_plugin_file(path):
             if cls.name == "fedavg":
@@ -248,7 +250,7 @@ def _from_files(paths: Iterable[Path]) -> dict[str, tuple[type[Method], Path]]:
     return found
 
 
-def load_plugin_file(path: Path) -> list[type[Method]]:
+def load_plugin_file(path: Path) -> list[type[AnyMethod]]:
     """The method classes defined in a Python file (``--plugin file.py``), for methods in development."""
     if not path.is_file():
         raise FedbenchError(f"plugin file {str(path)!r} does not exist; give the path of a Python file.")
@@ -281,4 +283,4 @@ def load_plugin_file(path: Path) -> list[type[Method]]:
                 f"plugin file {str(path)!r}: {other.__name__} and {cls.__name__} are both called {cls.name!r}; "
                 "rename one."
             )
-    return cast(list[type[Method]], methods)
+    return cast(list[type[AnyMethod]], methods)

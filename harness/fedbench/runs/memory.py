@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import ImageSource, Split, Subset, TensorImages
-from fedbench.core.hooks import ClientTask
 from fedbench.core.spec import Training
+from fedbench.core.tasks import ClientTask
 from fedbench.models.inputs import RESIDENT_BYTES, ImageInputs, UncachedFeatures
 from fedbench.rounds.loop import broadcast, client_task, start
 from fedbench.rounds.metrics import size_in_bytes

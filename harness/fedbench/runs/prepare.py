@@ -13,6 +13,7 @@ import torch
 
 from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.federation import Dataset, Federation, Split
+from fedbench.core.method import declares
 from fedbench.core.records import RECORDED_CLIENTS, RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.tasks import ModelSetup, ServerData
@@ -190,7 +191,7 @@ def enlargement(dataset: Dataset, backbone: Backbone) -> str:
 def required_by(stack: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[str, str]:
     """What the methods of ``stack`` require of the scenario, and which of them does."""
     return {
-        name: method for method in stack for name in sorted(getattr(find_method(method, plugin_files), "requires", ()))
+        name: method for method in stack for name in sorted(declares(find_method(method, plugin_files), "requires"))
     }
 
 
@@ -224,7 +225,7 @@ def _refuse_ignored_settings(spec: RunSpec, assembly: Assembly, plugin_files: Se
     owner = assembly.owners["build_model"].partition(",")[0]
     if owner == "fedavg":
         return
-    reads = getattr(find_method(owner, plugin_files), "reads", ())
+    reads = declares(find_method(owner, plugin_files), "reads")
     for name, value, unset in (("tune", spec.tune, "auto"), ("head_scale", spec.head_scale, None)):
         if value != unset and name not in reads:
             raise FedbenchError(f"{owner} builds its own model and does not read {name}={value}; leave {name} unset.")

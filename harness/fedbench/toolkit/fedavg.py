@@ -11,24 +11,16 @@ stands in plain functions, so that a method that wants the default for some roun
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.federation import Federation
-from fedbench.core.hooks import (
-    AggregationTask,
-    BroadcastTask,
-    ClientTask,
-    EvaluationTask,
-    LocalStep,
-    ModelSetup,
-    default_hookimpl,
-)
+from fedbench.core.hooks import default_hookimpl
+from fedbench.core.method import Method, NoParams
 from fedbench.core.spec import RunSpec
+from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, ModelSetup
 from fedbench.core.types import Broadcast, GlobalModel, LabelledBatch, Model, Predictions, Tensors, Update
 from fedbench.models.heads import default_model
 from fedbench.toolkit.local_training import local_sgd
@@ -128,21 +120,14 @@ def predicted_classes(task: EvaluationTask, weights: Tensors, buffers: Tensors) 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FedAvgParams:
-    """FedAvg has no hyper-parameter beyond the run's budget and optimiser."""
-
-
-class FedAvg:
+class FedAvg(Method[NoParams]):
     """The reference answers. ``replaced`` names the hooks a method of the run owns: reaching one here is a bug."""
 
-    name: ClassVar[str] = "fedavg"
-    citation: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
-    Params: ClassVar[type] = FedAvgParams
-    recipe: ClassVar[Mapping[str, object]] = {}
+    name = "fedavg"
+    citation = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
 
-    def __init__(self, params: FedAvgParams) -> None:
-        self.params = params
+    def __init__(self, params: NoParams) -> None:
+        super().__init__(params)
         self.replaced: Mapping[str, str] = {}
 
     def _refuse_if_replaced(self, hook: str) -> None:

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask, hookimpl
+from fedbench.core.hooks import hookimpl
 from fedbench.core.hyper import hyper
 from fedbench.core.randomness import torch_generator
+from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask
 from fedbench.core.types import Broadcast, LinearHead, Model, Predictions, Tensors, Update
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, average, largest_logit
 from fedbench.toolkit.siamese_augmentation import augmented

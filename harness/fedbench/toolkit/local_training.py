@@ -10,9 +10,8 @@ from torch import Tensor
 
 from fedbench.core.answers import require_loss
 from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.hooks import LocalStep
 from fedbench.core.spec import Training
-from fedbench.core.tasks import ClientTask
+from fedbench.core.tasks import ClientTask, LocalStep
 from fedbench.core.types import Batch, LabelledBatch, Model, Tensors, UnlabelledBatch, Update
 from fedbench.scenarios.partitions.rounding import floor
 

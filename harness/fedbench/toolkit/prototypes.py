@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import ClientTask, EvaluationTask
+from fedbench.core.tasks import ClientTask, EvaluationTask
 from fedbench.core.types import Tensors
 from fedbench.toolkit.fedavg import EVALUATION_BATCH
 

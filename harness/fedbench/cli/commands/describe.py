@@ -15,8 +15,8 @@ from fedbench.cli.console import cell, console, say, table
 from fedbench.cli.options import Plugins, plugin_files
 
 if TYPE_CHECKING:
-    from fedbench.core.hooks import Method
     from fedbench.core.hyper import Hyper
+    from fedbench.core.method import AnyMethod
 
 _TEXT_WIDTH = 120
 
@@ -43,7 +43,7 @@ def describe(
         console().print(made)
 
 
-def answered_hooks(cls: type[Method]) -> dict[str, str]:
+def answered_hooks(cls: type[AnyMethod]) -> dict[str, str]:
     """Hook name -> first line of the docstring of the class's answer, in the order in which hooks are called."""
     from fedbench.plugins.declaration import HOOK_NAMES
 
@@ -55,7 +55,7 @@ def answered_hooks(cls: type[Method]) -> dict[str, str]:
     return answers
 
 
-def _show_method(cls: type[Method]) -> None:
+def _show_method(cls: type[AnyMethod]) -> None:
     out = console()
     say(cls.name, style="bold cyan")
     say(cls.citation)
@@ -70,7 +70,7 @@ def _show_method(cls: type[Method]) -> None:
     _show_recipe(cls)
 
 
-def _show_hooks(cls: type[Method]) -> None:
+def _show_hooks(cls: type[AnyMethod]) -> None:
     from fedbench.core.hooks import HookSpecs
 
     _heading("Hooks it answers")
@@ -81,7 +81,7 @@ def _show_hooks(cls: type[Method]) -> None:
     console().print(made)
 
 
-def _show_params(cls: type[Method]) -> None:
+def _show_params(cls: type[AnyMethod]) -> None:
     from fedbench.core.hyper import declared
 
     _heading("Hyper-parameters")
@@ -101,7 +101,7 @@ def _show_params(cls: type[Method]) -> None:
         say("At its neutral value the method equals fedavg.", style="dim")
 
 
-def _show_recipe(cls: type[Method]) -> None:
+def _show_recipe(cls: type[AnyMethod]) -> None:
     _heading("Optimiser recipe")
     if cls.recipe:
         say(", ".join(f"{key}={_number(value)}" for key, value in cls.recipe.items()))
