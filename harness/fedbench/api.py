@@ -7,7 +7,7 @@ from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.federation import Federation
 from fedbench.core.hooks import hookimpl
 from fedbench.core.hyper import hyper
-from fedbench.core.method import Method
+from fedbench.core.method import Method, NoParams
 from fedbench.core.partition import ClientShard
 from fedbench.core.randomness import numpy_generator, torch_generator
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
@@ -53,6 +53,7 @@ __all__ = [
     "Method",
     "Model",
     "ModelSetup",
+    "NoParams",
     "Outputs",
     "Predictions",
     "ReportedTask",

@@ -32,7 +32,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +44,7 @@ from fedbench.api import (
     FedbenchError,
     LabelledBatch,
     LocalStep,
+    Method,
     Model,
     ModelSetup,
     RunSpec,
@@ -104,17 +104,14 @@ def class_aware_loss(images: Tensor, texts: Tensor, labels: Tensor, prior: Tenso
     return cross_entropy(scale * cosines + prior.log(), labels)
 
 
-class CAPT:
+class CAPT(Method[CaptParams]):
     """Two kinds of prompts, averaged inside two kinds of client clusters, at a pace that a bandit sets."""
 
-    name: ClassVar[str] = "capt"
-    citation: ClassVar[str] = "Hou et al., CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning, 2025"
-    Params: ClassVar[type] = CaptParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 1e-3, "weight_decay": 0.0}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: CaptParams) -> None:
-        self.params = params
+    name = "capt"
+    citation = "Hou et al., CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning, 2025"
+    Params = CaptParams
+    recipe = {"optimizer": "sgd", "lr": 1e-3, "weight_decay": 0.0}
+    requires = ("labels",)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from fedbench.api import (
     EvaluationTask,
     FedbenchError,
     LinearHead,
+    Method,
     Model,
     Outputs,
     Predictions,
@@ -127,17 +128,13 @@ def virtual_features(
     return torch.tensor(classes), torch.stack(features)
 
 
-class CCVR:
+class CCVR(Method[CCVRParams]):
     """Calibrates the head after training, on features drawn from every class's pooled Gaussian."""
 
-    name: ClassVar[str] = "ccvr"
-    citation: ClassVar[str] = "Luo et al., No Fear of Heterogeneity: Classifier Calibration, NeurIPS 2021"
-    Params: ClassVar[type] = CCVRParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: CCVRParams) -> None:
-        self.params = params
+    name = "ccvr"
+    citation = "Luo et al., No Fear of Heterogeneity: Classifier Calibration, NeurIPS 2021"
+    Params = CCVRParams
+    requires = ("labels",)
 
     @hookimpl
     def start(self, task: StartTask) -> None:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from open_clip.transformer import Transformer
@@ -32,6 +31,7 @@ from torch.nn.functional import linear, normalize
 from fedbench.api import (
     AggregationTask,
     LocalStep,
+    Method,
     Model,
     ModelSetup,
     Outputs,
@@ -89,17 +89,14 @@ def product_mean(a: list[Tensor], b: list[Tensor], shares: Tensor) -> tuple[Tens
     return (root[:rank, None] * (v @ other.T)[:rank]), (left @ u)[:, :rank] * root[:rank]
 
 
-class ClipLoRA:
+class ClipLoRA(Method[ClipLoraParams]):
     """Low-rank additions to the attention of both towers."""
 
-    name: ClassVar[str] = "clip-lora"
-    citation: ClassVar[str] = "Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of VLMs, CVPR Workshops 2024"
-    Params: ClassVar[type] = ClipLoraParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "adamw", "lr": 2e-4, "weight_decay": 1e-2}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: ClipLoraParams) -> None:
-        self.params = params
+    name = "clip-lora"
+    citation = "Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of VLMs, CVPR Workshops 2024"
+    Params = ClipLoraParams
+    recipe = {"optimizer": "adamw", "lr": 2e-4, "weight_decay": 1e-2}
+    requires = ("labels",)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

@@ -31,9 +31,9 @@ u: `reset=round` begins every participation with a new controller. That code has
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ from fedbench.api import (
     FedbenchError,
     LabelledBatch,
     LocalStep,
+    Method,
     StartTask,
     Tensors,
     hookimpl,
@@ -164,17 +165,13 @@ def tail_classes(shares: Tensor) -> Tensor:
     return torch.zeros_like(shares, dtype=torch.bool).index_put((order,), before >= TAIL_FROM)
 
 
-class FedGraB:
+class FedGraB(Method[FedGraBParams]):
     """One-versus-rest training whose gradients a controller balances class by class."""
 
-    name: ClassVar[str] = "fed-grab"
-    citation: ClassVar[str] = "Xiao et al., Fed-GraB: Self-Adjusting Gradient Balancer, NeurIPS 2023"
-    Params: ClassVar[type] = FedGraBParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedGraBParams) -> None:
-        self.params = params
+    name = "fed-grab"
+    citation = "Xiao et al., Fed-GraB: Self-Adjusting Gradient Balancer, NeurIPS 2023"
+    Params = FedGraBParams
+    requires = ("labels",)
 
     @hookimpl
     def start(self, task: StartTask) -> None:

@@ -25,10 +25,10 @@ for convnet, S = 8 and 200 samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from fedbench.api import (
     FedbenchError,
     GlobalModel,
     InputSource,
+    Method,
     Tensors,
     hookimpl,
     hyper,
@@ -170,19 +171,18 @@ def draw_models(task: AggregationTask, params: FedBeParams) -> Iterator[Tensors]
         }
 
 
-class FedBE:
+class FedBE(Method[FedBeParams]):
     """Distils a Bayesian ensemble of sampled and real models into FedAvg's."""
 
-    name: ClassVar[str] = "fedbe"
-    citation: ClassVar[str] = "Chen and Chao, FedBE: Bayesian Model Ensemble for Federated Learning, ICLR 2021"
-    Params: ClassVar[type] = FedBeParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"server_data"})
+    name = "fedbe"
+    citation = "Chen and Chao, FedBE: Bayesian Model Ensemble for Federated Learning, ICLR 2021"
+    Params = FedBeParams
+    requires = ("server_data",)
 
     def __init__(self, params: FedBeParams) -> None:
         if not (params.samples or params.use_mean or params.use_clients):
             raise FedbenchError("fedbe has no teacher; set samples above 0, use_mean or use_clients.")
-        self.params = params
+        super().__init__(params)
 
     def teachers(self, task: AggregationTask, mean: GlobalModel) -> Iterator[GlobalModel]:
         """FedAvg's model, the samples with its running statistics, and the clients' models."""

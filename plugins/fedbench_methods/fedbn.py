@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from fedbench.api import (
     AggregationTask,
     EvaluationTask,
     GlobalModel,
+    Method,
     Model,
     Predictions,
     RunSpec,
@@ -63,17 +64,13 @@ def mean_layers(own: Mapping[int, Tensors]) -> Tensors:
     return {name: mean(name, first) for name, first in clients[0].items()}
 
 
-class FedBN:
+class FedBN(Method[FedBnParams]):
     """Keeps batch-norm with the clients."""
 
-    name: ClassVar[str] = "fedbn"
-    citation: ClassVar[str] = "Li et al., FedBN: FL on Non-IID Features via Local Batch Normalization, ICLR 2021"
-    Params: ClassVar[type] = FedBnParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    keeps_lost_training: ClassVar[bool] = True
-
-    def __init__(self, params: FedBnParams) -> None:
-        self.params = params
+    name = "fedbn"
+    citation = "Li et al., FedBN: FL on Non-IID Features via Local Batch Normalization, ICLR 2021"
+    Params = FedBnParams
+    keeps_lost_training = True
 
     @hookimpl
     def private(self, model: Model, spec: RunSpec) -> Collection[str]:

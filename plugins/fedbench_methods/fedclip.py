@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import torch
 from open_clip.model import CLIP
@@ -37,6 +37,7 @@ from fedbench.api import (
     FedbenchError,
     LabelledBatch,
     LocalStep,
+    Method,
     Model,
     ModelSetup,
     Outputs,
@@ -126,13 +127,13 @@ class _Towers(nn.Module):
         return self.clip.encode_image(pixels), prompts, self.clip.logit_scale.exp()
 
 
-class FedCLIP:
+class FedCLIP(Method[FedClipParams]):
     """The attention adapter and its in-batch contrastive loss."""
 
-    name: ClassVar[str] = "fedclip"
-    citation: ClassVar[str] = "Lu et al., FedCLIP, IEEE Data Eng. Bulletin 46(1), 2023"
-    Params: ClassVar[type] = FedClipParams
-    recipe: ClassVar[Mapping[str, object]] = {
+    name = "fedclip"
+    citation = "Lu et al., FedCLIP, IEEE Data Eng. Bulletin 46(1), 2023"
+    Params = FedClipParams
+    recipe = {
         "optimizer": "adam",
         "lr": 5e-5,
         "beta1": 0.9,
@@ -140,12 +141,12 @@ class FedCLIP:
         "eps": 1e-6,
         "weight_decay": 0.2,
     }
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
+    requires = ("labels",)
 
     def __init__(self, params: FedClipParams) -> None:
         if params.adapters == "none" and params.encoders == "frozen":
             raise FedbenchError("fedclip has nothing to train; choose adapters, or encoders=trained, or run clip-zs.")
-        self.params = params
+        super().__init__(params)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +40,7 @@ from fedbench.api import (
     EvaluationTask,
     FedbenchError,
     LocalStep,
+    Method,
     Model,
     ModelSetup,
     Outputs,
@@ -130,18 +130,14 @@ def cluster_model(state: Tensors, cluster: int) -> Tensors:
     return {name: tensor[cluster] for name, tensor in {**named(state, ENCODER), **named(state, HEAD)}.items()}
 
 
-class FedConcat:
+class FedConcat(Method[FedConcatParams]):
     """Trains a model in each cluster of clients, then one head on the features of all of them."""
 
-    name: ClassVar[str] = "fedconcat"
-    citation: ClassVar[str] = "Diao, Li, He, Exploiting Label Skews with Model Concatenation, AAAI 2024"
-    Params: ClassVar[type] = FedConcatParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    reads: ClassVar[tuple[str, ...]] = ("tune", "head_scale")
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedConcatParams) -> None:
-        self.params = params
+    name = "fedconcat"
+    citation = "Diao, Li, He, Exploiting Label Skews with Model Concatenation, AAAI 2024"
+    Params = FedConcatParams
+    reads = ("tune", "head_scale")
+    requires = ("labels",)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ from fedbench.api import (
     FedbenchError,
     GlobalModel,
     LocalStep,
+    Method,
     Model,
     ModelSetup,
     StartTask,
@@ -135,18 +136,14 @@ def variance_over_clients(running: Sequence[Tensor], sharing: str) -> Tensor:
     return stacked.var(dim=0, correction=0)
 
 
-class FedFA:
+class FedFA(Method[FedFAParams]):
     """Augments channel statistics of feature maps by how much they differ within the batch and between clients."""
 
-    name: ClassVar[str] = "fedfa"
-    citation: ClassVar[str] = "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023"
-    Params: ClassVar[type] = FedFAParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    reads: ClassVar[tuple[str, ...]] = ("tune",)
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedFAParams) -> None:
-        self.params = params
+    name = "fedfa"
+    citation = "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023"
+    Params = FedFAParams
+    reads = ("tune",)
+    requires = ("labels",)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

@@ -28,16 +28,26 @@ wording; unit vectors, mean, unit length again. Proxy names are drawn from the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TEMPLATES
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedbench.api import FedbenchError, LabelledBatch, LocalStep, Model, ModelSetup, hookimpl, hyper, torch_generator
+from fedbench.api import (
+    FedbenchError,
+    LabelledBatch,
+    LocalStep,
+    Method,
+    Model,
+    ModelSetup,
+    hookimpl,
+    hyper,
+    torch_generator,
+)
 from fedbench.models.text.classifier import ProjectorShape, embedding_model
 from fedbench.models.text.tower import text_tower
 from fedbench.models.text.vectors import class_text, encoder_hashes
@@ -120,18 +130,15 @@ def prompt_templates(prompt: str, templates: Sequence[str]) -> tuple[str, ...]:
     return tuple(templates)
 
 
-class FedGLCL:
+class FedGLCL(Method[FedGlclParams]):
     """Image embeddings trained to meet fixed class text, without a classifier."""
 
-    name: ClassVar[str] = "fedglcl"
-    citation: ClassVar[str] = "Yan et al., Language-driven Representation Learning for Heterogeneous FL, ICLR 2025"
-    Params: ClassVar[type] = FedGlclParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-5}
-    reads: ClassVar[tuple[str, ...]] = ("text_encoder",)
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedGlclParams) -> None:
-        self.params = params
+    name = "fedglcl"
+    citation = "Yan et al., Language-driven Representation Learning for Heterogeneous FL, ICLR 2025"
+    Params = FedGlclParams
+    recipe = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-5}
+    reads = ("text_encoder",)
+    requires = ("labels",)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

@@ -31,7 +31,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +40,7 @@ from fedbench.api import (
     FedbenchError,
     LabelledBatch,
     LocalStep,
+    Method,
     Model,
     ModelSetup,
     Predictions,
@@ -166,19 +166,15 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return -torch.log_softmax(logits, dim=1).gather(1, labels[:, None]).mean()
 
 
-class FedLoGe:
+class FedLoGe(Method[FedLoGeParams]):
     """A fixed head trains the backbone; a global and a private head learn on its features."""
 
-    name: ClassVar[str] = "fedloge"
-    citation: ClassVar[str] = "Xiao et al., FedLoGe: Joint Local and Generic Federated Learning, ICLR 2024"
-    Params: ClassVar[type] = FedLoGeParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    keeps_lost_training: ClassVar[bool] = True
-    reads: ClassVar[tuple[str, ...]] = ("tune", "head_scale")
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedLoGeParams) -> None:
-        self.params = params
+    name = "fedloge"
+    citation = "Xiao et al., FedLoGe: Joint Local and Generic Federated Learning, ICLR 2024"
+    Params = FedLoGeParams
+    keeps_lost_training = True
+    reads = ("tune", "head_scale")
+    requires = ("labels",)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

@@ -25,9 +25,8 @@ Cost: four bytes a client more (eight with tau_eff=steps), with gmf one copy of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +36,7 @@ from fedbench.api import (
     ClientTask,
     FedbenchError,
     LocalStep,
+    Method,
     StartTask,
     Tensors,
     Update,
@@ -81,16 +81,12 @@ def normalised_shares(shares: Tensor, weight: Tensor, tau_eff: Tensor) -> Tensor
     return torch.cat([(shares * (1 - ratio)).sum()[None], shares * ratio])
 
 
-class FedNova:
+class FedNova(Method[FedNovaParams]):
     """Normalises each client's change by its local progress."""
 
-    name: ClassVar[str] = "fednova"
-    citation: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
-    Params: ClassVar[type] = FedNovaParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-
-    def __init__(self, params: FedNovaParams) -> None:
-        self.params = params
+    name = "fednova"
+    citation = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
+    Params = FedNovaParams
 
     @hookimpl
     def start(self, task: StartTask) -> None:

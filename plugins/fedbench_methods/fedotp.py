@@ -28,12 +28,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedbench.api import EvaluationTask, Model, ModelSetup, Outputs, Predictions, RunSpec, Unworkable, hookimpl, hyper
+from fedbench.api import (
+    EvaluationTask,
+    Method,
+    Model,
+    ModelSetup,
+    Outputs,
+    Predictions,
+    RunSpec,
+    Unworkable,
+    hookimpl,
+    hyper,
+)
 from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.heads import require_clip
 from fedbench.models.prompts.context import initial_context, prompt_tower, random_context
@@ -125,17 +136,14 @@ def transported(patches: Tensor, texts: Tensor, params: FedOtpParams, *, checked
     return (plans * similarities).sum(dim=(0, -1))
 
 
-class FedOTP:
+class FedOTP(Method[FedOtpParams]):
     """A shared and a private prompt, between which optimal transport divides an image's patches."""
 
-    name: ClassVar[str] = "fedotp"
-    citation: ClassVar[str] = "Li et al., Global and Local Prompts Cooperation via Optimal Transport for FL, CVPR 2024"
-    Params: ClassVar[type] = FedOtpParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
-    keeps_lost_training: ClassVar[bool] = True
-
-    def __init__(self, params: FedOtpParams) -> None:
-        self.params = params
+    name = "fedotp"
+    citation = "Li et al., Global and Local Prompts Cooperation via Optimal Transport for FL, CVPR 2024"
+    Params = FedOtpParams
+    recipe = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+    keeps_lost_training = True
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

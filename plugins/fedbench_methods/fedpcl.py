@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,7 @@ from fedbench.api import (
     FedbenchError,
     LabelledBatch,
     LocalStep,
+    Method,
     Model,
     ModelSetup,
     Outputs,
@@ -122,17 +123,14 @@ def paper_loss(z: Tensor, labels: Tensor, sent: Tensors, temperature: float) -> 
     return to_shared.mean() + to_clients.mean(dim=1).sum() / sent["present"].any(1).sum()
 
 
-class FedPCL:
+class FedPCL(Method[FedPclParams]):
     """Clients train projectors of their own towards everyone's class prototypes."""
 
-    name: ClassVar[str] = "fedpcl"
-    citation: ClassVar[str] = "Tan et al., FL from Pre-trained Models: A Contrastive Learning Approach, NeurIPS 2022"
-    Params: ClassVar[type] = FedPclParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-4}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedPclParams) -> None:
-        self.params = params
+    name = "fedpcl"
+    citation = "Tan et al., FL from Pre-trained Models: A Contrastive Learning Approach, NeurIPS 2022"
+    Params = FedPclParams
+    recipe = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-4}
+    requires = ("labels",)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

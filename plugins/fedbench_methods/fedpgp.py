@@ -27,13 +27,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from fedbench.api import EvaluationTask, LocalStep, Model, ModelSetup, Outputs, Predictions, RunSpec, hookimpl, hyper
+from fedbench.api import (
+    EvaluationTask,
+    LocalStep,
+    Method,
+    Model,
+    ModelSetup,
+    Outputs,
+    Predictions,
+    RunSpec,
+    hookimpl,
+    hyper,
+)
 from fedbench.models.clip.backbone import encode_tokens
 from fedbench.models.heads import TextOutputs, require_clip, scaled_logits
 from fedbench.models.prompts.context import PromptTower, initial_context, prompt_tower, random_context
@@ -78,17 +89,14 @@ def placeholder_texts(tower: PromptTower) -> Tensor:
         return normalize(encode_tokens(tower.clip, tower.tokens), dim=-1)
 
 
-class FedPGP:
+class FedPGP(Method[FedPgpParams]):
     """A shared prompt with a private low-rank addition, kept apart by a contrast with CLIP's own texts."""
 
-    name: ClassVar[str] = "fedpgp"
-    citation: ClassVar[str] = "Cui et al., Harmonizing Generalization and Personalization in FPL, ICML 2024"
-    Params: ClassVar[type] = FedPgpParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
-    keeps_lost_training: ClassVar[bool] = True
-
-    def __init__(self, params: FedPgpParams) -> None:
-        self.params = params
+    name = "fedpgp"
+    citation = "Cui et al., Harmonizing Generalization and Personalization in FPL, ICML 2024"
+    Params = FedPgpParams
+    recipe = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+    keeps_lost_training = True
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

@@ -27,9 +27,9 @@ model is kept and saved with the run, also where its update was lost; one pass o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ from fedbench.api import (
     FedbenchError,
     LabelledBatch,
     LocalStep,
+    Method,
     Model,
     Predictions,
     RunSpec,
@@ -100,18 +101,14 @@ def _seen_only(task: ClientTask, seen: Tensor) -> ClientTask:
     return replace(task, labels=labels, class_counts=torch.bincount(labels, minlength=len(task.class_counts)))
 
 
-class FedProto:
+class FedProto(Method[FedProtoParams]):
     """Clients train whole models of their own, tied by the mean features of each class."""
 
-    name: ClassVar[str] = "fedproto"
-    citation: ClassVar[str] = "Tan et al., FedProto: Federated Prototype Learning, AAAI 2022"
-    Params: ClassVar[type] = FedProtoParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    keeps_lost_training: ClassVar[bool] = True
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedProtoParams) -> None:
-        self.params = params
+    name = "fedproto"
+    citation = "Tan et al., FedProto: Federated Prototype Learning, AAAI 2022"
+    Params = FedProtoParams
+    keeps_lost_training = True
+    requires = ("labels",)
 
     @hookimpl
     def private(self, model: Model, spec: RunSpec) -> Collection[str]:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from fedbench.api import (
     FedbenchError,
     LabelledBatch,
     LocalStep,
+    Method,
     Model,
     ModelSetup,
     Tensors,
@@ -115,19 +116,14 @@ def layer_of(weights: Mapping[str, Tensor], layer: str) -> tuple[Tensor, Tensor]
     return weights[f"generator.{layer}.weight"], weights[f"generator.{layer}.bias"]
 
 
-class FedTPG:
+class FedTPG(Method[FedTpgParams]):
     """A generator from class names to their context, learned by FedAvg."""
 
-    name: ClassVar[str] = "fedtpg"
-    citation: ClassVar[str] = (
-        "Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024"
-    )
-    Params: ClassVar[type] = FedTpgParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 3e-3, "momentum": 0.9, "weight_decay": 1e-5}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedTpgParams) -> None:
-        self.params = params
+    name = "fedtpg"
+    citation = "Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024"
+    Params = FedTpgParams
+    recipe = {"optimizer": "sgd", "lr": 3e-3, "momentum": 0.9, "weight_decay": 1e-5}
+    requires = ("labels",)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

@@ -29,9 +29,8 @@ outweighs the mean of Eq. 3 by far and makes W grow, which is what sharpens f at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,6 +40,7 @@ from fedbench.api import (
     AggregationTask,
     FedbenchError,
     LocalStep,
+    Method,
     Model,
     ModelSetup,
     Tensors,
@@ -142,19 +142,19 @@ def text_sampling_loss(logits: Tensor, classes: Tensor, reduction: str) -> Tenso
     return total if reduction == "sum" else total / max(len(classes), 1)
 
 
-class FSTCBDG:
+class FSTCBDG(Method[FstCbdgParams]):
     """Self-training of a linear head, with synthetic features around the class texts."""
 
-    name: ClassVar[str] = "fst-cbdg"
-    citation: ClassVar[str] = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
-    Params: ClassVar[type] = FstCbdgParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
-    keeps_lost_training: ClassVar[bool] = True
+    name = "fst-cbdg"
+    citation = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
+    Params = FstCbdgParams
+    recipe = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
+    keeps_lost_training = True
 
     def __init__(self, params: FstCbdgParams) -> None:
         if not params.self_training and params.text_weight == 0:
             raise FedbenchError("fst-cbdg has no loss left; set self_training=true or text_weight above 0.")
-        self.params = params
+        super().__init__(params)
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

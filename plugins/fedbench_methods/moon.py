@@ -21,14 +21,12 @@ Cost: three forward passes a step, and one copy of weights and running statistic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fedbench.api import ClientTask, FedbenchError, LocalStep, Tensors, Update, hookimpl, hyper
+from fedbench.api import ClientTask, FedbenchError, LocalStep, Method, Tensors, Update, hookimpl, hyper
 from fedbench.models.text.classifier import unit
 
 WEIGHTS, BUFFERS = "weights/", "buffers/"
@@ -71,17 +69,13 @@ def _with_prefix(kept: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): tensor for name, tensor in kept.items() if name.startswith(prefix)}
 
 
-class MOON:
+class MOON(Method[MoonParams]):
     """Adds the contrast of three models to every local step."""
 
-    name: ClassVar[str] = "moon"
-    citation: ClassVar[str] = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
-    Params: ClassVar[type] = MoonParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    keeps_lost_training: ClassVar[bool] = True
-
-    def __init__(self, params: MoonParams) -> None:
-        self.params = params
+    name = "moon"
+    citation = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
+    Params = MoonParams
+    keeps_lost_training = True
 
     @hookimpl
     def loss_terms(self, step: LocalStep) -> Tensor | None:

@@ -16,11 +16,9 @@ run's `templates` are not read: the context stands in their place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from fedbench.api import Model, ModelSetup, hookimpl, hyper
+from fedbench.api import Method, Model, ModelSetup, hookimpl, hyper
 from fedbench.models.heads import require_clip, text_classifier
 from fedbench.models.prompts.context import INITS, POSITIONS, Init, Position, initial_context, prompt_tower
 
@@ -47,16 +45,13 @@ class PromptFlParams:
     )
 
 
-class PromptFL:
+class PromptFL(Method[PromptFlParams]):
     """A context shared by all classes (or one a class), learned by FedAvg."""
 
-    name: ClassVar[str] = "promptfl"
-    citation: ClassVar[str] = "Guo et al., PromptFL: Let Federated Participants Cooperatively Learn Prompts, TMC 2024"
-    Params: ClassVar[type] = PromptFlParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 1e-4}
-
-    def __init__(self, params: PromptFlParams) -> None:
-        self.params = params
+    name = "promptfl"
+    citation = "Guo et al., PromptFL: Let Federated Participants Cooperatively Learn Prompts, TMC 2024"
+    Params = PromptFlParams
+    recipe = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 1e-4}
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

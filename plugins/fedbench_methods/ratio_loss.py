@@ -27,10 +27,9 @@ at E = 5. C floats down to each client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +44,7 @@ from fedbench.api import (
     LabelledBatch,
     LinearHead,
     LocalStep,
+    Method,
     Model,
     Tensors,
     hookimpl,
@@ -127,17 +127,13 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
     return -(class_weights[labels] * chosen).mean()
 
 
-class RatioLoss:
+class RatioLoss(Method[RatioLossParams]):
     """Weighs every class by how much a few samples of it change the output layer."""
 
-    name: ClassVar[str] = "ratio-loss"
-    citation: ClassVar[str] = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"
-    Params: ClassVar[type] = RatioLossParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels", "server_labels"})
-
-    def __init__(self, params: RatioLossParams) -> None:
-        self.params = params
+    name = "ratio-loss"
+    citation = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"
+    Params = RatioLossParams
+    requires = ("labels", "server_labels")
 
     @hookimpl
     def broadcast(self, task: BroadcastTask) -> Broadcast:

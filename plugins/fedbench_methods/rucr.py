@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -46,6 +45,7 @@ from fedbench.api import (
     FedbenchError,
     LabelledBatch,
     LocalStep,
+    Method,
     Predictions,
     ReportedTask,
     RunSpec,
@@ -145,17 +145,16 @@ def virtual_features(
     return shares * directions[:, None, :] + (1 - shares) * unit(features)[picks.to(device)]
 
 
-class RUCR:
+class RUCR(Method[RUCRParams]):
     """Pulls features towards prototypes that the cohort shares, and rectifies the head in the last rounds."""
 
-    name: ClassVar[str] = "rucr"
-    citation: ClassVar[str] = "Huang et al., Representation Unification and Classifier Rectification, IEEE TIFS 2024"
-    Params: ClassVar[type] = RUCRParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
+    name = "rucr"
+    citation = "Huang et al., Representation Unification and Classifier Rectification, IEEE TIFS 2024"
+    Params = RUCRParams
+    requires = ("labels",)
 
     def __init__(self, params: RUCRParams) -> None:
-        self.params = params
+        super().__init__(params)
         if params.left > params.right:
             raise FedbenchError(f"rucr.left={params.left:g} is above rucr.right={params.right:g}; lower left.")
 

@@ -28,9 +28,8 @@ statistics. One copy of the weights for every client that took part, kept and sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,6 +40,7 @@ from fedbench.api import (
     BroadcastTask,
     ClientTask,
     LocalStep,
+    Method,
     StartTask,
     Tensors,
     Update,
@@ -103,16 +103,12 @@ def full_gradient(task: ClientTask) -> Tensors:
     return total
 
 
-class SCAFFOLD:
+class SCAFFOLD(Method[ScaffoldParams]):
     """Corrects every local step by the difference of two controls."""
 
-    name: ClassVar[str] = "scaffold"
-    citation: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
-    Params: ClassVar[type] = ScaffoldParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-
-    def __init__(self, params: ScaffoldParams) -> None:
-        self.params = params
+    name = "scaffold"
+    citation = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
+    Params = ScaffoldParams
 
     @hookimpl
     def start(self, task: StartTask) -> None:
