@@ -42,7 +42,6 @@ from fedbench.toolkit.federated_features import (
     GradientForm,
     HeadStart,
     RetrainedHead,
-    required_head,
 )
 
 TEACHER_SCALE = 100.0
@@ -136,7 +135,7 @@ class CLIP2FL(RetrainedHead, Method[CLIP2FLParams]):
     citation = "Shi et al., CLIP-guided Federated Learning on Heterogeneous and Long-Tailed Data, AAAI 2024"
     Params = CLIP2FLParams
     reads = ("teacher", "tune", "head_scale")
-    requires = ("labels",)
+    requires = ("labels", "linear_head")
 
     def __init__(self, params: CLIP2FLParams) -> None:
         super().__init__(params)
@@ -153,7 +152,7 @@ class CLIP2FL(RetrainedHead, Method[CLIP2FLParams]):
         usual = "paper" if params.variant == "paper" else "templates"
         prompt = usual if params.prompt == "variant" else params.prompt
         text = teacher.text_features(setup.classnames, (PAPER_PROMPT,) if prompt == "paper" else setup.spec.templates)
-        width, wanted = model.weights[required_head(model, self.name).weight].shape[1], text.shape[1]
+        width, wanted = model.weights[model.linear_head.weight].shape[1], text.shape[1]
         if params.eta and width != wanted:
             raise FedbenchError(
                 f"clip2fl compares features of {width} values with the teacher's text of {wanted}; write "

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.api import Method, Model, ModelSetup, NoParams, Outputs, hookimpl
-from fedbench.models.heads import require_clip, scaled_logits
+from fedbench.models.heads import clip_of, scaled_logits
 
 
 class ClipZeroShot(Method[NoParams]):
@@ -27,7 +27,7 @@ class ClipZeroShot(Method[NoParams]):
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:
         """No weights; logits are scaled cosines with the classes' text features."""
-        clip = require_clip(setup, self.name)
+        clip = clip_of(setup)
         text = clip.text_features(setup.classnames, setup.spec.templates).to(setup.spec.device)
 
         def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.api import FedbenchError, LabelledBatch, LocalStep, Method, hookimpl, hyper
+from fedbench.api import LocalStep, Method, hookimpl, hyper
 
 SMALLEST = 1e-12
 """Of 1 − p, whose power below one would else have an infinite derivative where p rounds to one."""
@@ -62,7 +62,5 @@ class FedFocal(Method[FedFocalParams]):
 
     @hookimpl
     def local_loss(self, step: LocalStep) -> Tensor:
-        """The focal loss of the batch. Raises FedbenchError without labels."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fed-focal needs labels for the focal loss; set scenario.labels=visible.")
-        return focal_loss(step.outputs.logits, step.batch.labels, self.params.gamma, self.params.alpha)
+        """The focal loss of the batch."""
+        return focal_loss(step.outputs.logits, step.labels, self.params.gamma, self.params.alpha)

@@ -29,18 +29,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    AggregationTask,
-    EvaluationTask,
-    GlobalModel,
-    Method,
-    Model,
-    Predictions,
-    RunSpec,
-    Tensors,
-    hookimpl,
-    hyper,
-)
+import fedbench.api as fb
+from fedbench.api import hookimpl, hyper
 from fedbench.toolkit.fedavg import largest_logit, mean_model, predicted_classes, weighted_mean
 
 
@@ -53,7 +43,7 @@ class FedBnParams:
     )
 
 
-def mean_layers(own: Mapping[int, Tensors]) -> Tensors:
+def mean_layers(own: Mapping[int, fb.Tensors]) -> fb.Tensors:
     """The unweighted mean of the clients' private tensors by name; counters (integers) are the first client's."""
     clients = [own[client] for client in sorted(own)]
     shares = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
@@ -64,7 +54,7 @@ def mean_layers(own: Mapping[int, Tensors]) -> Tensors:
     return {name: mean(name, first) for name, first in clients[0].items()}
 
 
-class FedBN(Method[FedBnParams]):
+class FedBN(fb.Method[FedBnParams]):
     """Keeps batch-norm with the clients."""
 
     name = "fedbn"
@@ -73,17 +63,17 @@ class FedBN(Method[FedBnParams]):
     keeps_lost_training = True
 
     @hookimpl
-    def private(self, model: Model, spec: RunSpec) -> Collection[str]:
+    def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:
         """All weights and running statistics of batch-norm layers."""
         return model.batch_norm
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> GlobalModel:
+    def aggregate(self, task: fb.AggregationTask) -> fb.GlobalModel:
         """The plain mean of what is not private, weights and running statistics (of other layers) alike."""
         return mean_model(task, self.params.weighting)
 
     @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
+    def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """Each client's own model; globally, and for one without layers of its own, with the mean of the layers."""
         if task.client is not None or not task.own:
             return largest_logit(task)
@@ -95,4 +85,4 @@ class FedBN(Method[FedBnParams]):
             client: predicted_classes(task, *task.own_model(client)) if client in task.own else labels
             for client in task.clients
         }
-        return Predictions(labels, own)
+        return fb.Predictions(labels, own)

@@ -31,7 +31,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbench.api import AggregationTask, GlobalModel, InputSource, Method, hookimpl, hyper, torch_generator
+from fedbench.api import AggregationTask, GlobalModel, InputSource, Method, hookimpl, hyper
 from fedbench.toolkit.fedavg import mean_model
 from fedbench.toolkit.server_training import (
     Course,
@@ -102,7 +102,7 @@ class FedDF(Method[FedDfParams]):
     name = "feddf"
     citation = "Lin et al., Ensemble Distillation for Robust Model Fusion, NeurIPS 2020"
     Params = FedDfParams
-    requires = ("server_data",)
+    requires = ("server_data", "whole_model")
 
     def targets(self, task: AggregationTask, inputs: InputSource) -> Tensor:
         """q (n, C): what the ensemble says of each of the server's n samples."""
@@ -115,11 +115,11 @@ class FedDF(Method[FedDfParams]):
     @hookimpl
     def aggregate(self, task: AggregationTask) -> GlobalModel:
         """The student: the mean model after `steps` of distillation, with the running statistics it met."""
-        params, inputs = self.params, granted(task, self.name).inputs
+        params, inputs = self.params, granted(task).inputs
         plain = params.student_start == "uniform"
         start = mean_model(task, "uniform" if plain else task.spec.training.weighting)
         targets = self.targets(task, inputs)
-        generator = torch_generator(task.spec.seed, "distillation", task.round, task.exchange)
+        generator = task.generator("distillation")
         course = Course(
             server_batches(len(inputs), params.batch_size, params.steps, generator),
             lambda weights: torch.optim.Adam(weights.values(), lr=params.lr),

@@ -37,17 +37,8 @@ from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES, OPENAI_IMAGENET_TE
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedbench.api import (
-    FedbenchError,
-    LabelledBatch,
-    LocalStep,
-    Method,
-    Model,
-    ModelSetup,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.text.classifier import ProjectorShape, embedding_model
 from fedbench.models.text.tower import text_tower
 from fedbench.models.text.vectors import class_text, encoder_hashes
@@ -117,7 +108,7 @@ def proxy_names(classnames: Sequence[str], seed: int) -> tuple[str, ...]:
     free = [name for name in dict.fromkeys(IMAGENET_CLASSNAMES) if name.lower() not in taken]
     if len(classnames) > len(free):
         raise FedbenchError(f"fedglcl.proxy=imagenet has {len(free)} names, not {len(classnames)}; use proxy=none.")
-    order = torch.randperm(len(free), generator=torch_generator(seed, "fedglcl-proxy"))
+    order = torch.randperm(len(free), generator=fb.torch_generator(seed, "fedglcl-proxy"))
     return tuple(free[index] for index in order[: len(classnames)].tolist())
 
 
@@ -130,7 +121,7 @@ def prompt_templates(prompt: str, templates: Sequence[str]) -> tuple[str, ...]:
     return tuple(templates)
 
 
-class FedGLCL(Method[FedGlclParams]):
+class FedGLCL(fb.Method[FedGlclParams]):
     """Image embeddings trained to meet fixed class text, without a classifier."""
 
     name = "fedglcl"
@@ -141,7 +132,7 @@ class FedGLCL(Method[FedGlclParams]):
     requires = ("labels",)
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """Body and projector (Eqs. 4-5), the class text, and logits δ/τ (Eq. 6)."""
         chosen = self.params
         worded = setup
@@ -158,9 +149,7 @@ class FedGLCL(Method[FedGlclParams]):
         return replace(model, lr_factors=factors, weights_hashes=encoder_hashes(setup))
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """Eq. 7, or cross-entropy on δ/τ, which keeps the positive in the denominator."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fedglcl needs labels; set scenario.labels=visible.")
         loss = cross_entropy if self.params.denominator == "include" else similarity_loss
-        return loss(step.outputs.logits, step.batch.labels)
+        return loss(step.outputs.logits, step.labels)

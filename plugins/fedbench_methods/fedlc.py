@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbench.api import FedbenchError, LabelledBatch, LocalStep, Method, hookimpl, hyper
+from fedbench.api import LocalStep, Method, hookimpl, hyper
 
 FEWEST = 1e-8
 """What stands for n_c where a client has no sample of class c."""
@@ -75,9 +75,6 @@ class FedLC(Method[FedLcParams]):
 
     @hookimpl
     def local_loss(self, step: LocalStep) -> Tensor:
-        """Cross-entropy of the calibrated logits. Raises FedbenchError without labels."""
-        counts = step.task.class_counts
-        if counts is None or not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fedlc calibrates by a client's class counts; set scenario.labels=visible.")
+        """Cross-entropy of the calibrated logits."""
         loss = kept_in if self.params.denominator == "include" else left_out
-        return loss(calibrated(step.outputs.logits, counts, self.params.tau), step.batch.labels)
+        return loss(calibrated(step.outputs.logits, step.task.visible_counts, self.params.tau), step.labels)

@@ -36,20 +36,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedbench.api import (
-    AggregationTask,
-    FedbenchError,
-    LocalStep,
-    Method,
-    Model,
-    ModelSetup,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.clip.backbone import fill_templates
-from fedbench.models.heads import head_on_features, require_clip, scaled_logits
+from fedbench.models.heads import clip_of, head_on_features, scaled_logits
 from fedbench.toolkit.fedavg import average
 
 
@@ -142,12 +132,13 @@ def text_sampling_loss(logits: Tensor, classes: Tensor, reduction: str) -> Tenso
     return total if reduction == "sum" else total / max(len(classes), 1)
 
 
-class FSTCBDG(Method[FstCbdgParams]):
+class FSTCBDG(fb.Method[FstCbdgParams]):
     """Self-training of a linear head, with synthetic features around the class texts."""
 
     name = "fst-cbdg"
     citation = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
     Params = FstCbdgParams
+    requires = ("clip",)
     recipe = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
     keeps_lost_training = True
 
@@ -157,9 +148,9 @@ class FSTCBDG(Method[FstCbdgParams]):
         super().__init__(params)
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """f with W_0 = T, b_0 = 0 (section 3.1)."""
-        clip, templates = require_clip(setup, self.name), setup.spec.templates
+        clip, templates = clip_of(setup), setup.spec.templates
         if self.params.unit_features:
             text = clip.text_features(setup.classnames, templates)
         else:
@@ -169,7 +160,7 @@ class FSTCBDG(Method[FstCbdgParams]):
         return replace(model, constants={"text": text})
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """L_iST + λ L_tSamp of one iteration (Eq. 8), after the soft labels were moved (Alg. 1)."""
         chosen, soft_labels = self.params, self._kept_labels(step)
         batch = step.batch.index.to(soft_labels.device)
@@ -185,7 +176,7 @@ class FSTCBDG(Method[FstCbdgParams]):
             loss = loss + chosen.text_weight * self._text_loss(step, pseudo_class_counts(moved))
         return loss
 
-    def _kept_labels(self, step: LocalStep) -> Tensor:
+    def _kept_labels(self, step: fb.LocalStep) -> Tensor:
         """q (n_k, C) before this iteration: the client's own, at first f(·; T, 0) (Eq. 2)."""
         if step.number == 0 and self.params.restart == "received":
             start = step.received
@@ -197,23 +188,22 @@ class FSTCBDG(Method[FstCbdgParams]):
         with torch.no_grad():
             return probabilities(_all_logits(step, start))
 
-    def _text_loss(self, step: LocalStep, counts: Tensor) -> Tensor:
+    def _text_loss(self, step: fb.LocalStep, counts: Tensor) -> Tensor:
         """L_tSamp (Eq. 6) on new draws for the pseudo-class ``counts`` m (C,)."""
-        chosen, task = self.params, step.task
+        chosen = self.params
         amounts = (balanced_counts if chosen.sampling == "balanced" else equal_counts)(counts, chosen.gamma)
-        keys = (task.round, task.client, task.exchange, step.number)
-        generator = torch_generator(task.spec.seed, "text-samples", *keys)
+        generator = step.generator("text-samples")
         features, classes = text_samples(step.model.constants["text"], amounts, chosen.sigma, generator)
         logits = scaled_logits(features, step.weights["head.weight"], step.weights["head.bias"], chosen.scale)
         return text_sampling_loss(logits, classes, chosen.reduction)
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """The plain mean over the participants (Alg. 1), or weighted by their samples."""
         return average(task, self.params.weighting)
 
 
-def _all_logits(step: LocalStep, weights: Tensors) -> Tensor:
+def _all_logits(step: fb.LocalStep, weights: fb.Tensors) -> Tensor:
     """Logits of all the client's images, (n_k, C)."""
     inputs = step.task.inputs.read(torch.arange(len(step.task.inputs)))
     return step.model.forward(weights, inputs, True).logits

@@ -27,7 +27,7 @@ from typing import Literal, cast
 from torch import Tensor
 
 from fedbench.api import LocalStep, Method, Model, ModelSetup, hookimpl, hyper
-from fedbench.models.heads import TextOutputs, require_clip, text_classifier
+from fedbench.models.heads import TextOutputs, clip_of, text_classifier
 from fedbench.models.prompts.context import INITS, Init, initial_context, prompt_tower
 
 
@@ -69,12 +69,13 @@ class KgCoOp(Method[KgCoOpParams]):
     name = "kgcoop"
     citation = "Yao et al., Prompt Tuning with Knowledge-guided Context Optimization, CVPR 2023"
     Params = KgCoOpParams
+    requires = ("clip",)
     recipe = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4}
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:
         """The context as only weight, beside the teacher's texts of all classes, encoded once."""
-        clip = require_clip(setup, self.name)
+        clip = clip_of(setup)
         context = initial_context(clip, setup.spec.seed, self.params.context_length, self.params.init)
         tower = prompt_tower(clip, setup.classnames, len(context))
         return Model(

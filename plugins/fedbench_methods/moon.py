@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fedbench.api import ClientTask, FedbenchError, LocalStep, Method, Tensors, Update, hookimpl, hyper
+from fedbench.api import ClientTask, LocalStep, Method, Tensors, Update, hookimpl, hyper
 from fedbench.models.text.classifier import unit
 
 WEIGHTS, BUFFERS = "weights/", "buffers/"
@@ -75,16 +75,17 @@ class MOON(Method[MoonParams]):
     name = "moon"
     citation = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
     Params = MoonParams
+    requires: tuple[str, ...] = ("trained_features",)
     keeps_lost_training = True
+
+    def __init__(self, params: MoonParams) -> None:
+        super().__init__(params)
+        if not params.mu:
+            self.requires = ()
 
     @hookimpl
     def loss_terms(self, step: LocalStep) -> Tensor | None:
-        """μ l_con (Eq. 4); nothing in a client's first participation. FedbenchError for features that are frozen."""
-        if self.params.mu and not step.features_are_trained:
-            raise FedbenchError(
-                "moon contrasts features, and those of this model are frozen; choose a backbone that is trained "
-                "(a CNN, or tune=full), or stack it with a method that trains a projector (fedglcl+moon)."
-            )
+        """μ l_con (Eq. 4); nothing in a client's first participation."""
         kept = step.task.state.get(self.name)
         if kept is None:
             return None

@@ -26,7 +26,6 @@ from torch.linalg import vector_norm
 
 from fedbench.api import EvaluationTask, Method, Predictions, hookimpl, hyper
 from fedbench.toolkit.fedavg import largest_logit
-from fedbench.toolkit.federated_features import required_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +58,12 @@ class TauNorm(Method[TauNormParams]):
     name = "tau-norm"
     citation = "Kang et al., Decoupling Representation and Classifier, ICLR 2020"
     Params = TauNormParams
+    requires = ("linear_head",)
 
     @hookimpl
     def evaluate(self, task: EvaluationTask) -> Predictions:
         """The largest score of the re-scaled global classifier; a client's fine-tuned model keeps its own."""
-        head = required_head(task.model, self.name)
+        head = task.model.linear_head
         if task.client is not None:
             return largest_logit(task)
         bias = task.weights[head.bias]

@@ -191,7 +191,7 @@ def test_a_run_with_nothing_to_train_is_refused():
 
 
 def test_hidden_labels_are_refused():
-    with pytest.raises(FedbenchError, match="fedclip needs labels"):
+    with pytest.raises(FedbenchError, match="needs labels"):
         final_state(tiny_run(tiny_spec("fedclip", hidden=True, rounds=1)))
 
 

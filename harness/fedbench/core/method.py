@@ -8,6 +8,18 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 P = TypeVar("P")
 
+REQUIREMENTS = {
+    "labels": "labels of the clients' samples (scenario.labels=visible)",
+    "linear_head": "a linear classifier (a CNN, or CLIP with tune=head)",
+    "trained_features": "features that are trained (a CNN, tune=full, or a method that trains a projector)",
+    "clip": "a CLIP backbone",
+    "sgd": "clients that train by SGD (optimizer=sgd)",
+    "whole_model": "whole models at the server (no method that keeps tensors private)",
+    "server_data": "unlabelled samples at the server (scenario.server_samples)",
+    "server_labels": "labelled samples at the server (scenario.server_samples, scenario.server_labels=visible)",
+}
+"""What a method may require of a run, in words for users. `fedbench.plugins.requirements` refuses what is missing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NoParams:
@@ -30,8 +42,8 @@ class Method(Generic[P]):
     recipe: ClassVar[Mapping[str, object]] = {}
     """Optimiser settings of the paper (keys of ``Training``), used where neither suite row nor command line sets them.
     """
-    requires: ClassVar[tuple[str, ...]] = ()
-    """Without which of `REQUIREMENTS` it can't run."""
+    requires: tuple[str, ...] = ()
+    """Those of `REQUIREMENTS` without which it can't run; a constructor may drop some that its values do not need."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Those of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that it looks at. The last
     two need no mention where it leaves `build_model` to the default."""

@@ -14,6 +14,7 @@ import pydantic
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.hooks import STEPS, HookSpecs, plugin_manager
 from fedbench.core.hyper import declared, parse_value
+from fedbench.core.method import REQUIREMENTS
 from fedbench.core.notifications import NOTIFICATIONS, NotificationSpecs
 from fedbench.core.spec import OPTIMISER_KEYS, Training, no_bool
 from fedbench.plugins.failure_text import reason_of
@@ -23,7 +24,6 @@ LONGEST_NAME = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SECTIONS = frozenset({"run", "scenario", "training", "backbone", "other-method"})
 """Heads of settings that are no method's: `--set scenario.clients=5`."""
-_GRANTED = ("labels", "server_data", "server_labels")
 _READ = ("text_encoder", "teacher", "tune", "head_scale")
 
 
@@ -48,7 +48,7 @@ def _check_class(cls: Any, where: str) -> None:
             raise FedbenchError(f"citation={cls.citation!r} is not a text; name authors, title and year.")
         _check_params(cls.name, cls.Params)
         _check_recipe(cls.name, cls.recipe)
-        _check_words(cls, "requires", _GRANTED, "no scenario can grant")
+        _check_words(cls, "requires", tuple(REQUIREMENTS), "no run can grant")
         _check_words(cls, "reads", _READ, "is no setting that a method names")
         _check_constructor(cls)
         _check_hooks(cls)

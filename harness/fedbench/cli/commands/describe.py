@@ -38,8 +38,8 @@ def describe(
         owners = assemble(method, {}, files).owners
         _heading(f"{'+'.join(stack)}: who answers which hook")
         made = table("hook", "answered by, in call order", whole=("hook",))
-        for hook, owner in owners.items():
-            made.add_row(cell(hook), cell(owner))
+        for hook, names in owners.items():
+            made.add_row(cell(hook), cell(", ".join(names)))
         console().print(made)
 
 
@@ -65,9 +65,18 @@ def _show_method(cls: type[AnyMethod]) -> None:
         say("")
         # in a pipe every line stays as it is
         out.print(Text(_fitted(text, out.width) if out.is_terminal else text), soft_wrap=not out.is_terminal)
+    _show_requirements(cls)
     _show_hooks(cls)
     _show_params(cls)
     _show_recipe(cls)
+
+
+def _show_requirements(cls: type[AnyMethod]) -> None:
+    from fedbench.core.method import REQUIREMENTS, declares
+
+    _heading("What it requires of a run")
+    for name in declares(cls, "requires") or ("nothing",):
+        say(REQUIREMENTS.get(name, name))
 
 
 def _show_hooks(cls: type[AnyMethod]) -> None:
