@@ -7,6 +7,7 @@ from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.federation import Federation
 from fedbench.core.hooks import hookimpl
 from fedbench.core.hyper import hyper
+from fedbench.core.method import Method, NoParams
 from fedbench.core.partition import ClientShard
 from fedbench.core.randomness import numpy_generator, torch_generator
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
@@ -49,8 +50,10 @@ __all__ = [
     "LabelledBatch",
     "LinearHead",
     "LocalStep",
+    "Method",
     "Model",
     "ModelSetup",
+    "NoParams",
     "Outputs",
     "Predictions",
     "ReportedTask",

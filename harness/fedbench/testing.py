@@ -1,11 +1,9 @@
-"""The contract every method must keep, for methods of fedbench and of third parties alike.
+"""The contract every method must keep: `fedbench check METHOD`, or in a test of one's own
 
-    from fedbench.testing import CHECKS
-    @pytest.mark.parametrize("check", CHECKS)
+    @pytest.mark.parametrize("check", fedbench.testing.CHECKS)
     def test_contract(check): check("my-method")
 
-Each check raises AssertionError, or what a run raises, with what is wrong, and returns why it does not apply where it
-does not. They train on a tiny federation for seconds. `fedbench check METHOD` runs them.
+A check trains on a tiny federation for seconds. It raises an error, or returns a reason where it does not apply.
 """
 
 from __future__ import annotations
@@ -34,19 +32,18 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.models import load_backbone
 from fedbench.plugins.assembly import PLUGIN_FILES, assemble, find_method
 from fedbench.plugins.declaration import HOOK_NAMES
+from fedbench.plugins.requirements import required_by
 from fedbench.plugins.watch import contents, watched
 from fedbench.rounds.executors import ExecutorName
 from fedbench.rounds.loop import evaluate, rounds
 from fedbench.rounds.private import shared
 from fedbench.rounds.run import Run
-from fedbench.rounds.state import RunState, save_state
-from fedbench.runs.prepare import Settings, prepare, required_by
+from fedbench.rounds.state import RunState, all_tensors, private_tensors, save_state
+from fedbench.runs.prepare import Settings, prepare
 from fedbench.suites.resolve import Cell, Overrides, resolve
 from fedbench.suites.suite import Row, Suite
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedbench.core.types import Backbone
 
 TINY_ROUNDS = 4
@@ -129,7 +126,7 @@ def final_state(run: Run, state: RunState | None = None, until: int | None = Non
 def digest(state: RunState) -> str:
     """sha256 over weights and buffers, those that clients keep to themselves included: equal digests are equal bits."""
     total = hashlib.sha256()
-    for name, tensor in sorted({**state.weights, **state.buffers, **_kept_to_themselves(state)}.items()):
+    for name, tensor in sorted({**state.weights, **state.buffers, **private_tensors(state)}.items()):
         total.update(name.encode())
         total.update(tensor.cpu().numpy().tobytes())
     return total.hexdigest()
@@ -176,8 +173,7 @@ def check_training(name: str) -> None:
         assert 0 <= metrics["global_accuracy"] <= 100
         assert len(predictions.labels) == len(run.federation.test)
     assert all(0 <= metrics[key] <= 100 for key in metrics if key.startswith("personal_"))
-    kept = [(f"{key} of client {k}", tensor) for k, own in state.own.items() for key, tensor in own.items()]
-    for key, tensor in [*state.weights.items(), *kept]:
+    for key, tensor in {**state.weights, **private_tensors(state)}.items():
         assert torch.isfinite(tensor).all(), f"{key} is not finite after two rounds"
     moved = any(not torch.equal(run.model.weights[k], v) for k, v in shared_weights.items())
     assert moved or not shared_weights, "two rounds left every weight as it was"
@@ -233,26 +229,12 @@ def check_executors(name: str) -> None:
         "clients trained in two threads end elsewhere than one after another: hooks must not share what they change"
     )
     at_once = final_state(tiny_run(spec))
-    for key, wanted in _everything(one_by_one).items():
-        found = _everything(at_once)[key]
+    for key, wanted in all_tensors(one_by_one).items():
+        found = all_tensors(at_once)[key]
         difference, size = (found - wanted).abs().max(), wanted.abs().max()
         assert difference <= EXECUTOR_TOLERANCE * size + 1e-6, (
             f"{key} differs by {difference:.1e} between clients trained at once and one after another"
         )
-
-
-def _kept_to_themselves(state: RunState) -> dict[str, Tensor]:
-    """The clients' private tensors, by client and name."""
-    return {f"own {client} {name}": t for client, own in state.own.items() for name, t in own.items()}
-
-
-def _everything(state: RunState) -> dict[str, Tensor]:
-    """All tensors of a state as float64: of the model, the server and the clients."""
-    kept = {f"server {method}": held for method, held in state.server.items()}
-    kept |= {f"client {k} {method}": held for k, own in state.clients.items() for method, held in own.items()}
-    named = {f"{where} {name}": t for where, held in kept.items() for name, t in held.items()}
-    named |= {**state.weights, **state.buffers, **_kept_to_themselves(state)}
-    return {name: t.double() for name, t in named.items() if t.numel()}
 
 
 def check_stacking(name: str) -> str | None:
@@ -289,7 +271,7 @@ def check_hidden_labels(name: str) -> str | None:
     except FedbenchError as error:
         assert "label" in str(error) and "\n" not in str(error)
         return str(error)
-    final_state(run)  # a method that refuses only here has to say requires = {"labels"}
+    final_state(run)  # a method that refuses only here has to declare requires = ("labels",)
     return None
 
 

@@ -32,29 +32,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedbench.api import (
-    AggregationTask,
-    Broadcast,
-    BroadcastTask,
-    FedbenchError,
-    LabelledBatch,
-    LocalStep,
-    Model,
-    ModelSetup,
-    RunSpec,
-    StartTask,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
-from fedbench.models.heads import require_clip, scaled_logits
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
+from fedbench.models.heads import clip_of, scaled_logits
 from fedbench.models.prompts.context import INITS, Init, initial_context
 from fedbench.models.prompts.image_tokens import require_vision_transformer
 from fedbench.models.prompts.prompted_clip import PromptedClip, coupling, prompted_clip
@@ -104,22 +89,19 @@ def class_aware_loss(images: Tensor, texts: Tensor, labels: Tensor, prior: Tenso
     return cross_entropy(scale * cosines + prior.log(), labels)
 
 
-class CAPT:
+class CAPT(fb.Method[CaptParams]):
     """Two kinds of prompts, averaged inside two kinds of client clusters, at a pace that a bandit sets."""
 
-    name: ClassVar[str] = "capt"
-    citation: ClassVar[str] = "Hou et al., CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning, 2025"
-    Params: ClassVar[type] = CaptParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 1e-3, "weight_decay": 0.0}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: CaptParams) -> None:
-        self.params = params
+    name = "capt"
+    citation = "Hou et al., CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning, 2025"
+    Params = CaptParams
+    recipe = {"optimizer": "sgd", "lr": 1e-3, "weight_decay": 0.0}
+    requires = ("labels", "clip")
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """The prompts, and with `vl_align` their coupling to the image tower (Eq. 3)."""
-        clip, params, names, seed = require_clip(setup, self.name), self.params, setup.classnames, setup.spec.seed
+        clip, params, names, seed = clip_of(setup), self.params, setup.classnames, setup.spec.seed
         drawn = {
             "prompt.general": initial_context(clip, seed, params.context_length, params.init),
             "prompt.class": initial_context(clip, seed, params.class_length, params.init, classes=len(names)),
@@ -130,21 +112,18 @@ class CAPT:
             visual = require_vision_transformer(clip, "capt appends tokens to the image tower", "capt.vl_align=off")
         model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, visual)
         if visual is None:
-            return Model(weights=weights, forward=model, encoder=clip.image_encoder())
+            return fb.Model(weights=weights, forward=model, encoder=clip.image_encoder())
         if params.prompts == "class":
             raise FedbenchError("capt.prompts=class has nothing to couple with images; set capt.vl_align=off.")
         weights |= coupling(drawn["prompt.general"].shape[-1], visual.conv1.out_channels, seed)
-        return Model(weights=weights, forward=model, transform=clip.transform)
+        return fb.Model(weights=weights, forward=model, transform=clip.transform)
 
     @hookimpl
-    def start(self, task: StartTask) -> Tensors:
+    def start(self, task: fb.StartTask) -> fb.Tensors:
         """Label counts go up once; prior and clusters follow from them (Eqs. 2, 5, 6)."""
-        reported = [report.class_counts for report in task.clients if report.class_counts is not None]
-        if len(reported) < len(task.clients):
-            raise FedbenchError("capt clusters clients by label counts, which are hidden; set scenario.labels=visible.")
-        counts, params = torch.stack(reported), self.params
+        counts, params = task.class_counts, self.params
         state = {"prior": counts.sum(dim=0).float() / counts.sum()}
-        state |= self._pace.begin(torch_generator(task.spec.seed, "capt-bandit", 1))
+        state |= self._pace.begin(task.generator("capt-bandit", 1))
         for name in BLOCKS[params.prompts]:
             by_class = name == "prompt.class" and params.class_weighting == "class_counts"
             weighting = params.class_weighting if by_class else task.spec.training.weighting
@@ -156,23 +135,21 @@ class CAPT:
         return {"class_counts": counts}
 
     @hookimpl
-    def exchanges(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int:
+    def exchanges(self, round: int, spec: fb.RunSpec, state: Mapping[str, fb.Tensors]) -> int:
         """Iterations inside clusters, of the arm in play."""
         return self._pace.exchanges(state[self.name])
 
     @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
+    def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """The prompts of the client's two clusters, the coupling, and the global prior."""
         state, names = task.state[self.name], BLOCKS[self.params.prompts]
         own = {name: state[name][state[f"{name}.clusters"][task.client]] for name in names}
-        return Broadcast({**task.weights, **own}, {"prior": state["prior"]})
+        return fb.Broadcast({**task.weights, **own}, {"prior": state["prior"]})
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """L_g + λ L_c (Eqs. 1, 2, 4) on one pass of the images."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("capt needs labels; set scenario.labels=visible.")
-        model, params, labels, terms = step.model.forward, self.params, step.batch.labels, []
+        model, params, labels, terms = step.model.forward, self.params, step.labels, []
         assert isinstance(model, PromptedClip)
         images = model.images(step.weights, step.batch.inputs)
         if params.prompts != "class":
@@ -185,7 +162,7 @@ class CAPT:
         return torch.stack(terms).sum()
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """Means inside clusters, their mean as global weights; a round's last exchange earns the arm its reward."""
         weights, state, names = average(task), dict(task.state[self.name]), BLOCKS[self.params.prompts]
         for name in names:
@@ -193,7 +170,7 @@ class CAPT:
             values = [update.weights[name] for update in task.updates]
             state[name], weights[name] = grouping.clustered_average(state[name], values, *how)
         if task.exchange + 1 == task.exchanges:
-            generator = torch_generator(task.spec.seed, "capt-bandit", task.round + 1)
+            generator = fb.torch_generator(task.spec.seed, "capt-bandit", task.round + 1)
             ended, due = self._pace.end_round(state, mean_loss(task.updates), generator)
             state |= ended
             if due:

@@ -8,7 +8,7 @@ Training is FedAvg's, bit for bit. After the last round, with the global model, 
              M_c features drawn from N(μ_c, S_c) a class; the head alone is trained on them by cross-entropy
 Evaluated is the global model with that head, after the last round; before it, the global model.
 
-Answers: start, survey, report, reported, evaluate. Stacks with every method that leaves those to it and trains a model
+Answers: survey, report, reported, evaluate. Stacks with every method that leaves those to it and trains a model
 with a linear head (`Model.head`), whose fixed scale s counts: it is trained on s z. With virtual_features=0 or
 epochs=0 it is FedAvg in what it predicts and sends, too.
 No official code. Left open: the steps of the head (the paper's are not known to us; default are those of a script that
@@ -27,32 +27,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    ClientTask,
-    EvaluationTask,
-    FedbenchError,
-    LinearHead,
-    Model,
-    Outputs,
-    Predictions,
-    ReportedTask,
-    RunSpec,
-    StartTask,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import hookimpl, hyper
 from fedbench.models.heads import scaled_logits
 from fedbench.toolkit.fedavg import largest_logit
-from fedbench.toolkit.federated_features import fresh_head, largest_logit_with_head, required_head, retrained
+from fedbench.toolkit.federated_features import fresh_head, largest_logit_with_head, retrained
 from fedbench.toolkit.gaussians import class_report, drawn, pooled_by_class, shrunk
-from fedbench.toolkit.prototypes import client_features, visible_labels
+from fedbench.toolkit.prototypes import client_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,20 +86,20 @@ def tukey(features: Tensor, power: float) -> Tensor:
     return features if power == 1 else features.clamp(min=0) ** power
 
 
-def with_powers(model: Model, head: LinearHead, power: float) -> Model:
+def with_powers(model: fb.Model, head: fb.LinearHead, power: float) -> fb.Model:
     """The model whose features, and what its head reads, are ``tukey`` of what they were; itself at power 1."""
     if power == 1:
         return model
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
         features = tukey(model.forward(tensors, inputs, training).features, power)
-        return Outputs(scaled_logits(features, tensors[head.weight], tensors[head.bias], head.scale), features)
+        return fb.Outputs(scaled_logits(features, tensors[head.weight], tensors[head.bias], head.scale), features)
 
     return replace(model, forward=forward)
 
 
 def virtual_features(
-    reports: Collection[Tensors], count: int, shrinkage: float, generator: torch.Generator
+    reports: Collection[fb.Tensors], count: int, shrinkage: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """The k classes (k,) int64 that clients report and ``count`` features of each one's N(μ_c, S_c), (k, m, d).
 
@@ -127,45 +113,32 @@ def virtual_features(
     return torch.tensor(classes), torch.stack(features)
 
 
-class CCVR:
+class CCVR(fb.Method[CCVRParams]):
     """Calibrates the head after training, on features drawn from every class's pooled Gaussian."""
 
-    name: ClassVar[str] = "ccvr"
-    citation: ClassVar[str] = "Luo et al., No Fear of Heterogeneity: Classifier Calibration, NeurIPS 2021"
-    Params: ClassVar[type] = CCVRParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: CCVRParams) -> None:
-        self.params = params
+    name = "ccvr"
+    citation = "Luo et al., No Fear of Heterogeneity: Classifier Calibration, NeurIPS 2021"
+    Params = CCVRParams
+    requires = ("labels", "linear_head")
 
     @hookimpl
-    def start(self, task: StartTask) -> None:
-        """Refuse hidden labels and a model without linear head now, not after the last round."""
-        required_head(task.model, self.name)
-        if task.clients[0].class_counts is None:
-            raise FedbenchError(f"{self.name} needs the labels of clients' samples; set scenario.labels=visible.")
-
-    @hookimpl
-    def survey(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> str:
+    def survey(self, round: int, spec: fb.RunSpec, state: Mapping[str, fb.Tensors]) -> str:
         """Everyone, after the last round; nobody where the head is not calibrated."""
         calibrates = self.params.virtual_features > 0 and self.params.epochs > 0
         return "everyone" if calibrates and round > spec.training.rounds else "nobody"
 
     @hookimpl
-    def report(self, task: ClientTask) -> Tensors:
+    def report(self, task: fb.ClientTask) -> fb.Tensors:
         """Mean and unbiased covariance of each class the client owns, and its counts."""
-        labels = visible_labels(task, self.name)
-        model = with_powers(task.model, required_head(task.model, self.name), self.params.power)
+        model = with_powers(task.model, task.model.linear_head, self.params.power)
         features = client_features(replace(task, model=model), task.received, task.buffers)
-        assert task.class_counts is not None  # known where labels are visible
-        return class_report(features, labels, len(task.class_counts))
+        return class_report(features, task.visible_labels, len(task.visible_counts))
 
     @hookimpl
-    def reported(self, task: ReportedTask) -> None:
+    def reported(self, task: fb.ReportedTask) -> None:
         """Pool the reports, draw features of each class and train the head on them."""
-        params, head = self.params, required_head(task.model, self.name)
-        generator = torch_generator(task.spec.seed, "classifier-calibration", task.round)
+        params, head = self.params, task.model.linear_head
+        generator = task.generator("classifier-calibration")
         reports = list(task.reports.values())
         classes, features = virtual_features(reports, params.virtual_features, params.shrinkage, generator)
         weight, bias = task.weights[head.weight], task.weights[head.bias]
@@ -188,10 +161,10 @@ class CCVR:
         task.state[self.name] = {"head.weight": weight, "head.bias": bias}
 
     @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
+    def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """The largest logit with the calibrated head, once there is one; a fine-tuned model keeps its own."""
         kept = task.state.get(self.name)
         if kept is None or task.client is not None:
             return largest_logit(task)
-        model = with_powers(task.model, required_head(task.model, self.name), self.params.power)
+        model = with_powers(task.model, task.model.linear_head, self.params.power)
         return largest_logit_with_head(replace(task, model=model), kept["head.weight"], kept["head.bias"])

@@ -27,15 +27,14 @@ it. The teacher sees images without augmentation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, normalize
 
-from fedbench.api import AggregationTask, FedbenchError, LocalStep, Model, ModelSetup, Tensors, hookimpl, hyper
+from fedbench.api import AggregationTask, FedbenchError, LocalStep, Method, Model, ModelSetup, Tensors, hookimpl, hyper
 from fedbench.models.heads import default_model, teacher_of
 from fedbench.toolkit.federated_features import (
     FeatureParams,
@@ -43,7 +42,6 @@ from fedbench.toolkit.federated_features import (
     GradientForm,
     HeadStart,
     RetrainedHead,
-    required_head,
 )
 
 TEACHER_SCALE = 100.0
@@ -130,20 +128,17 @@ def text_contrast(features: Tensor, text: Tensor, tau: float) -> Tensor:
     return (torch.logsumexp(products + copies.log()[:, None], dim=2) - own).mean()
 
 
-class CLIP2FL(RetrainedHead):
+class CLIP2FL(RetrainedHead, Method[CLIP2FLParams]):
     """Distils CLIP into the clients, and draws the server's features towards CLIP's text."""
 
-    name: ClassVar[str] = "clip2fl"
-    citation: ClassVar[str] = (
-        "Shi et al., CLIP-guided Federated Learning on Heterogeneous and Long-Tailed Data, AAAI 2024"
-    )
-    Params: ClassVar[type] = CLIP2FLParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    reads: ClassVar[tuple[str, ...]] = ("teacher", "tune", "head_scale")
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
+    name = "clip2fl"
+    citation = "Shi et al., CLIP-guided Federated Learning on Heterogeneous and Long-Tailed Data, AAAI 2024"
+    Params = CLIP2FLParams
+    reads = ("teacher", "tune", "head_scale")
+    requires = ("labels", "linear_head")
 
     def __init__(self, params: CLIP2FLParams) -> None:
-        self.params = params
+        super().__init__(params)
         form: GradientForm = params.variant if params.gradient_form == "variant" else params.gradient_form
         usual: HeadStart = "warm" if params.variant == "paper" else "fresh"
         start = usual if params.head_start == "variant" else params.head_start
@@ -157,7 +152,7 @@ class CLIP2FL(RetrainedHead):
         usual = "paper" if params.variant == "paper" else "templates"
         prompt = usual if params.prompt == "variant" else params.prompt
         text = teacher.text_features(setup.classnames, (PAPER_PROMPT,) if prompt == "paper" else setup.spec.templates)
-        width, wanted = model.weights[required_head(model, self.name).weight].shape[1], text.shape[1]
+        width, wanted = model.weights[model.linear_head.weight].shape[1], text.shape[1]
         if params.eta and width != wanted:
             raise FedbenchError(
                 f"clip2fl compares features of {width} values with the teacher's text of {wanted}; write "

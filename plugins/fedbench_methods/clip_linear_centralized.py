@@ -13,18 +13,9 @@ reading closest to the paper.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 
-from fedbench.api import ClientShard, Federation, RunSpec, hookimpl
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClipLinearCentralizedParams:
-    """No hyper-parameter beyond the run's budget and optimiser."""
+from fedbench.api import ClientShard, Federation, Method, NoParams, RunSpec, hookimpl
 
 
 def pooled(federation: Federation) -> Federation:
@@ -35,16 +26,11 @@ def pooled(federation: Federation) -> Federation:
     return federation.with_clients((ClientShard(0, torch.cat([s.indices for s in shards]), test),))
 
 
-class ClipLinearCentralized:
+class ClipLinearCentralized(Method[NoParams]):
     """Pools all clients into one."""
 
-    name: ClassVar[str] = "clip-linear-centralized"
-    citation: ClassVar[str] = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
-    Params: ClassVar[type] = ClipLinearCentralizedParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-
-    def __init__(self, params: ClipLinearCentralizedParams) -> None:
-        self.params = params
+    name = "clip-linear-centralized"
+    citation = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
 
     @hookimpl
     def federate(self, federation: Federation, spec: RunSpec) -> Federation:

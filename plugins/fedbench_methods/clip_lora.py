@@ -22,26 +22,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from fedbench.api import (
-    AggregationTask,
-    LocalStep,
-    Model,
-    ModelSetup,
-    Outputs,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import hookimpl, hyper
 from fedbench.models.clip.backbone import class_vectors, fill_templates
 from fedbench.models.clip.transformer_blocks import Added
-from fedbench.models.heads import TextOutputs, require_clip, scaled_logits
+from fedbench.models.heads import TextOutputs, clip_of, scaled_logits
 from fedbench.models.prompts.context import fixed_texts
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.toolkit.fedavg import average, cross_entropy, participant_shares
@@ -91,24 +82,21 @@ def product_mean(a: list[Tensor], b: list[Tensor], shares: Tensor) -> tuple[Tens
     return (root[:rank, None] * (v @ other.T)[:rank]), (left @ u)[:, :rank] * root[:rank]
 
 
-class ClipLoRA:
+class ClipLoRA(fb.Method[ClipLoraParams]):
     """Low-rank additions to the attention of both towers."""
 
-    name: ClassVar[str] = "clip-lora"
-    citation: ClassVar[str] = "Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of VLMs, CVPR Workshops 2024"
-    Params: ClassVar[type] = ClipLoraParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "adamw", "lr": 2e-4, "weight_decay": 1e-2}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: ClipLoraParams) -> None:
-        self.params = params
+    name = "clip-lora"
+    citation = "Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of VLMs, CVPR Workshops 2024"
+    Params = ClipLoraParams
+    recipe = {"optimizer": "adamw", "lr": 2e-4, "weight_decay": 1e-2}
+    requires = ("labels", "clip")
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """A and B of every adapted projection of the towers chosen; what is not adapted is encoded once."""
-        clip, chosen = require_clip(setup, self.name), self.params.encoders
+        clip, chosen = clip_of(setup), self.params.encoders
         names, templates, scale = setup.classnames, setup.spec.templates, clip.logit_scale
-        factors: Tensors = {}
+        factors: fb.Tensors = {}
         visual = packed = None
         fixed = torch.empty(0)
         if chosen == "text":
@@ -125,7 +113,7 @@ class ClipLoRA:
         frozen = self.params.lora_agg == "freeze_A"
         constants = {name: t.to(setup.spec.device) for name, t in factors.items() if frozen and name.endswith(".A")}
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
             additions = self._additions({**constants, **tensors}, inputs.device)
             texts = fixed
             if packed is not None:
@@ -137,20 +125,18 @@ class ClipLoRA:
 
         weights = {name: tensor for name, tensor in factors.items() if name not in constants}
         transform = clip.transform if encoder is None else None
-        return Model(weights, forward, encoder=encoder, transform=transform, constants=constants)
+        return fb.Model(weights, forward, encoder=encoder, transform=transform, constants=constants)
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """Cross-entropy, of a pass with new dropout."""
         if self.params.dropout:
-            task = step.task
-            keys = (task.round, task.client, task.exchange, step.number)
-            seed = torch_generator(task.spec.seed, "lora dropout", *keys).initial_seed()
+            seed = step.generator("lora dropout").initial_seed()
             step.outputs_with({NOISE: torch.tensor(seed)})
         return cross_entropy(step)
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """The means of A and B, or the factors of the mean of their products."""
         if self.params.lora_agg != "product_svd":
             return average(task)
@@ -160,14 +146,14 @@ class ClipLoRA:
             means[f"{name}.A"], means[f"{name}.B"] = product_mean(a, b, shares.to(a[0]))
         return means
 
-    def _factors(self, tower: str, transformer: Transformer, seed: int) -> Tensors:
+    def _factors(self, tower: str, transformer: Transformer, seed: int) -> fb.Tensors:
         """A, uniform in ±1/√w (Kaiming's with a = √5), and B = 0 of all layers of a tower."""
         rank, width = self.params.rank, transformer.width
-        factors: Tensors = {}
+        factors: fb.Tensors = {}
         for layer in range(len(transformer.resblocks)):
             for projection in self.params.projections:
                 name = f"lora.{tower}.{layer}.{projection}"
-                draw = torch.rand(rank, width, generator=torch_generator(seed, name))
+                draw = torch.rand(rank, width, generator=fb.torch_generator(seed, name))
                 factors |= {f"{name}.A": (2 * draw - 1) * width**-0.5, f"{name}.B": torch.zeros(width, rank)}
         return factors
 

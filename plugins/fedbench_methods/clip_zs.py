@@ -10,36 +10,24 @@ Stacks with nothing that trains.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedbench.api import Model, ModelSetup, Outputs, hookimpl
-from fedbench.models.heads import require_clip, scaled_logits
+from fedbench.api import Method, Model, ModelSetup, NoParams, Outputs, hookimpl
+from fedbench.models.heads import clip_of, scaled_logits
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClipZeroShotParams:
-    """Zero-shot CLIP has no hyper-parameter; templates are the run's."""
-
-
-class ClipZeroShot:
+class ClipZeroShot(Method[NoParams]):
     """Zero-shot CLIP as a model without weights."""
 
-    name: ClassVar[str] = "clip-zs"
-    citation: ClassVar[str] = "Radford et al., Learning Transferable Visual Models, ICML 2021"
-    Params: ClassVar[type] = ClipZeroShotParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-
-    def __init__(self, params: ClipZeroShotParams) -> None:
-        self.params = params
+    name = "clip-zs"
+    citation = "Radford et al., Learning Transferable Visual Models, ICML 2021"
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:
         """No weights; logits are scaled cosines with the classes' text features."""
-        clip = require_clip(setup, self.name)
+        clip = clip_of(setup)
         text = clip.text_features(setup.classnames, setup.spec.templates).to(setup.spec.device)
 
         def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:

@@ -22,15 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, normalize, relu
 from torch.utils.checkpoint import checkpoint
 
-from fedbench.api import FedbenchError, Model, ModelSetup, Outputs, hookimpl, hyper, torch_generator
-from fedbench.models.heads import linear_layer, require_clip
+from fedbench.api import FedbenchError, Method, Model, ModelSetup, Outputs, hookimpl, hyper, torch_generator
+from fedbench.models.heads import clip_of, linear_layer
 from fedbench.models.prompts.context import INITS, Init, initial_context, prompt_tower
 
 SEQUENCES = 1024
@@ -75,21 +74,19 @@ def in_chunks(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> 
     return torch.cat(again)
 
 
-class CoCoOp:
+class CoCoOp(Method[CoCoOpParams]):
     """A shared context, and a small network that moves it for every image, learned by FedAvg."""
 
-    name: ClassVar[str] = "cocoop"
-    citation: ClassVar[str] = "Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022"
-    Params: ClassVar[type] = CoCoOpParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4}
-
-    def __init__(self, params: CoCoOpParams) -> None:
-        self.params = params
+    name = "cocoop"
+    citation = "Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022"
+    Params = CoCoOpParams
+    requires = ("clip",)
+    recipe = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4}
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:
         """Context and meta-net; logits are scaled cosines of the frozen image features to their own texts."""
-        clip, params, seed = require_clip(setup, self.name), self.params, setup.spec.seed
+        clip, params, seed = clip_of(setup), self.params, setup.spec.seed
         context = initial_context(clip, seed, params.context_length, params.init)
         tower = prompt_tower(clip, setup.classnames, len(context))
         hidden, generator = max(clip.embed_dim // params.reduction, 1), torch_generator(seed, "cocoop meta-net")

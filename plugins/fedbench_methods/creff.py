@@ -26,11 +26,9 @@ single sample gives its feature away.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from fedbench.api import AggregationTask, Tensors, hookimpl, hyper
+from fedbench.api import AggregationTask, Method, Tensors, hookimpl, hyper
 from fedbench.toolkit.federated_features import FeatureParams, FederatedFeatures, GradientForm, HeadStart, RetrainedHead
 
 
@@ -53,17 +51,16 @@ class CReFFParams(FeatureParams):
     )
 
 
-class CReFF(RetrainedHead):
+class CReFF(RetrainedHead, Method[CReFFParams]):
     """Re-trains the head on federated features; the work is in `fedbench.toolkit.federated_features`."""
 
-    name: ClassVar[str] = "creff"
-    citation: ClassVar[str] = "Shang et al., Classifier Re-Training with Federated Features, IJCAI 2022"
-    Params: ClassVar[type] = CReFFParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
+    name = "creff"
+    citation = "Shang et al., Classifier Re-Training with Federated Features, IJCAI 2022"
+    Params = CReFFParams
+    requires = ("labels", "linear_head")
 
     def __init__(self, params: CReFFParams) -> None:
-        self.params = params
+        super().__init__(params)
         self.federated = FederatedFeatures(self.name, params, params.gradient_form, params.head_start)
 
     @hookimpl

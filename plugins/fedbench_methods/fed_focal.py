@@ -16,14 +16,12 @@ can be told, the loss with FedAvg. No code of the authors was found. γ is that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedbench.api import FedbenchError, LabelledBatch, LocalStep, hookimpl, hyper
+from fedbench.api import LocalStep, Method, hookimpl, hyper
 
 SMALLEST = 1e-12
 """Of 1 − p, whose power below one would else have an infinite derivative where p rounds to one."""
@@ -54,21 +52,15 @@ def focal_loss(logits: Tensor, labels: Tensor, gamma: float, alpha: float) -> Te
     return -(alpha * missing.pow(gamma) * likelihood).mean()
 
 
-class FedFocal:
+class FedFocal(Method[FedFocalParams]):
     """The focal loss in place of cross-entropy."""
 
-    name: ClassVar[str] = "fed-focal"
-    citation: ClassVar[str] = "Sarkar et al., Fed-Focal Loss for imbalanced data classification, arXiv 2011.06283, 2020"
-    Params: ClassVar[type] = FedFocalParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedFocalParams) -> None:
-        self.params = params
+    name = "fed-focal"
+    citation = "Sarkar et al., Fed-Focal Loss for imbalanced data classification, arXiv 2011.06283, 2020"
+    Params = FedFocalParams
+    requires = ("labels",)
 
     @hookimpl
     def local_loss(self, step: LocalStep) -> Tensor:
-        """The focal loss of the batch. Raises FedbenchError without labels."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fed-focal needs labels for the focal loss; set scenario.labels=visible.")
-        return focal_loss(step.outputs.logits, step.batch.labels, self.params.gamma, self.params.alpha)
+        """The focal loss of the batch."""
+        return focal_loss(step.outputs.logits, step.labels, self.params.gamma, self.params.alpha)

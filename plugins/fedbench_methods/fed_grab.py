@@ -31,30 +31,18 @@ u: `reset=round` begins every participation with a new controller. That code has
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from fedbench.api import (
-    AggregationTask,
-    Broadcast,
-    BroadcastTask,
-    FedbenchError,
-    LabelledBatch,
-    LocalStep,
-    StartTask,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import hookimpl, hyper
 from fedbench.toolkit.fedavg import average
-from fedbench.toolkit.federated_features import required_head
 
 TAIL_FROM = 0.95
 """The share of all samples, by DPA's estimate, that larger classes have together before the tail begins."""
@@ -164,41 +152,40 @@ def tail_classes(shares: Tensor) -> Tensor:
     return torch.zeros_like(shares, dtype=torch.bool).index_put((order,), before >= TAIL_FROM)
 
 
-class FedGraB:
+class FedGraB(fb.Method[FedGraBParams]):
     """One-versus-rest training whose gradients a controller balances class by class."""
 
-    name: ClassVar[str] = "fed-grab"
-    citation: ClassVar[str] = "Xiao et al., Fed-GraB: Self-Adjusting Gradient Balancer, NeurIPS 2023"
-    Params: ClassVar[type] = FedGraBParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
+    name = "fed-grab"
+    citation = "Xiao et al., Fed-GraB: Self-Adjusting Gradient Balancer, NeurIPS 2023"
+    Params = FedGraBParams
+    requires: tuple[str, ...] = ("labels", "linear_head")
 
     def __init__(self, params: FedGraBParams) -> None:
-        self.params = params
+        super().__init__(params)
+        if params.controlled == "all":
+            self.requires = ("labels",)
 
     @hookimpl
-    def start(self, task: StartTask) -> None:
+    def start(self, task: fb.StartTask) -> None:
         """No round is analysed and, with DPA, no class controlled; nothing is sent."""
         if self.params.controlled == "all":
             return
-        weight = task.model.weights[required_head(task.model, self.name).weight]
+        weight = task.model.weights[task.model.linear_head.weight]
         zeros = weight.new_zeros(len(weight))
         task.state[self.name] = {"shares": zeros.double(), "rounds": zeros[:1], "controlled": zeros.bool()}
 
     @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
+    def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """The global weights and, with DPA, which classes are controlled."""
         if self.params.controlled == "all":
-            return Broadcast(task.weights)
-        return Broadcast(task.weights, {"controlled": task.state[self.name]["controlled"]})
+            return fb.Broadcast(task.weights)
+        return fb.Broadcast(task.weights, {"controlled": task.state[self.name]["controlled"]})
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
-        """L with the balanced gradient; the client's controller moves. Raises FedbenchError without labels."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fed-grab needs labels for its one-versus-rest loss; set scenario.labels=visible.")
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
+        """L with the balanced gradient; the client's controller moves."""
         logits = step.outputs.logits.float()
-        targets = one_hot(step.batch.labels, logits.shape[1]).to(logits)
+        targets = one_hot(step.labels, logits.shape[1]).to(logits)
         everything = torch.ones_like(targets[0], dtype=torch.bool)
         controlled = everything if self.params.controlled == "all" else step.task.payload["controlled"]
         state = controller_moved(self._kept(step, targets[0]), controlled, self.params)
@@ -213,7 +200,7 @@ class FedGraB:
         }
         return balanced_loss(logits, targets, weights)
 
-    def _kept(self, step: LocalStep, like: Tensor) -> Controller:
+    def _kept(self, step: fb.LocalStep, like: Tensor) -> Controller:
         """The client's controller before this step: all zero at first."""
         kept = step.task.state.get(self.name)
         if kept is None or (step.number == 0 and self.params.reset == "round"):
@@ -221,22 +208,20 @@ class FedGraB:
             return Controller(zeros, zeros, zeros, zeros)
         return Controller(kept["balance"], kept["output"], kept["error"], kept["earlier"])
 
-    def _exempt(self, step: LocalStep, controlled: Tensor) -> Tensor:
+    def _exempt(self, step: fb.LocalStep, controlled: Tensor) -> Tensor:
         """Which classes the gate exempts from this batch, (C,) bool; none where it is off."""
         if not self.params.gate:
             return torch.zeros_like(controlled)
-        task = step.task
-        keys = (task.round, task.client, task.exchange, step.number)
-        draws = torch.rand(len(controlled), generator=torch_generator(task.spec.seed, "gradient-gate", *keys))
+        draws = torch.rand(len(controlled), generator=step.generator("gradient-gate"))
         exempt = exempted(controlled.tolist(), self.params.gate, draws.tolist())
         return torch.tensor(exempt, device=controlled.device)
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """The mean weighted by samples; with DPA, the tail by the lengths of the head's rows up to this round."""
         weights = average(task)
         if self.params.controlled == "tail":
-            kept, head = task.state[self.name], required_head(task.model, self.name)
+            kept, head = task.state[self.name], task.model.linear_head
             rounds = kept["rounds"] + 1
             shares = kept["shares"] + (estimated_shares(weights[head.weight]) - kept["shares"]) / rounds
             task.state[self.name] = {"shares": shares, "rounds": rounds, "controlled": tail_classes(shares)}

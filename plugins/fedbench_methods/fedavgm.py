@@ -19,14 +19,13 @@ run diverges late. Default β = 0.7, the smallest of these above 0 and that of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import AggregationTask, Tensors, hookimpl, hyper
+from fedbench.api import AggregationTask, Method, Tensors, hookimpl, hyper
 from fedbench.toolkit.fedavg import average
 
 Form = Literal["accumulating", "ema", "nesterov"]
@@ -73,16 +72,12 @@ def moved(received: Tensor, mean: Tensor, velocity: Tensor, beta: float, server_
     return torch.lerp(received, mean, server_lr * a) - server_lr * b * velocity
 
 
-class FedAvgM:
+class FedAvgM(Method[FedAvgMParams]):
     """The server's momentum."""
 
-    name: ClassVar[str] = "fedavgm"
-    citation: ClassVar[str] = "Hsu, Qi, Brown, Effects of Non-Identical Data Distribution, arXiv 1909.06335, 2019"
-    Params: ClassVar[type] = FedAvgMParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-
-    def __init__(self, params: FedAvgMParams) -> None:
-        self.params = params
+    name = "fedavgm"
+    citation = "Hsu, Qi, Brown, Effects of Non-Identical Data Distribution, arXiv 1909.06335, 2019"
+    Params = FedAvgMParams
 
     @hookimpl
     def aggregate(self, task: AggregationTask) -> Tensors:

@@ -25,25 +25,16 @@ for convnet, S = 8 and 200 samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    AggregationTask,
-    FedbenchError,
-    GlobalModel,
-    InputSource,
-    Tensors,
-    hookimpl,
-    hyper,
-    numpy_generator,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.toolkit.fedavg import mean_model, participant_shares, weighted_mean
 from fedbench.toolkit.server_training import (
     Course,
@@ -139,17 +130,17 @@ def sharpened(probabilities: Tensor, temperature: float) -> Tensor:
     return powers / powers.sum(dim=1, keepdim=True)
 
 
-def draw_models(task: AggregationTask, params: FedBeParams) -> Iterator[Tensors]:
+def draw_models(task: fb.AggregationTask, params: FedBeParams) -> Iterator[fb.Tensors]:
     """The M sampled models' weights, one after another."""
     # in the order of names, which noise is drawn in: that of a run which was resumed is another
     clients = {name: [u.weights[name] for u in task.updates] for name in sorted(task.weights)}
-    generator = torch_generator(task.spec.seed, "sampled-models", task.round, task.exchange)
+    generator = task.generator("sampled-models")
 
     def noise(like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=generator).to(like)
 
     if params.teacher_mix == "dirichlet":
-        rng = numpy_generator(task.spec.seed, "sampled-models", task.round, task.exchange)
+        rng = fb.numpy_generator(task.spec.seed, "sampled-models", task.round, task.exchange)
         for gamma in rng.dirichlet([params.concentration] * len(task.updates), params.samples):
             yield {name: weighted_mean(values, torch.from_numpy(gamma)) for name, values in clients.items()}
         return
@@ -170,41 +161,40 @@ def draw_models(task: AggregationTask, params: FedBeParams) -> Iterator[Tensors]
         }
 
 
-class FedBE:
+class FedBE(fb.Method[FedBeParams]):
     """Distils a Bayesian ensemble of sampled and real models into FedAvg's."""
 
-    name: ClassVar[str] = "fedbe"
-    citation: ClassVar[str] = "Chen and Chao, FedBE: Bayesian Model Ensemble for Federated Learning, ICLR 2021"
-    Params: ClassVar[type] = FedBeParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"server_data"})
+    name = "fedbe"
+    citation = "Chen and Chao, FedBE: Bayesian Model Ensemble for Federated Learning, ICLR 2021"
+    Params = FedBeParams
+    requires = ("server_data", "whole_model")
 
     def __init__(self, params: FedBeParams) -> None:
         if not (params.samples or params.use_mean or params.use_clients):
             raise FedbenchError("fedbe has no teacher; set samples above 0, use_mean or use_clients.")
-        self.params = params
+        super().__init__(params)
 
-    def teachers(self, task: AggregationTask, mean: GlobalModel) -> Iterator[GlobalModel]:
+    def teachers(self, task: fb.AggregationTask, mean: fb.GlobalModel) -> Iterator[fb.GlobalModel]:
         """FedAvg's model, the samples with its running statistics, and the clients' models."""
         if self.params.use_mean:
             yield mean
         for weights in draw_models(task, self.params):
-            yield GlobalModel(weights, mean.buffers)
+            yield fb.GlobalModel(weights, mean.buffers)
         if self.params.use_clients:
             yield from client_models(task)
 
-    def targets(self, task: AggregationTask, inputs: InputSource, mean: GlobalModel) -> Tensor:
+    def targets(self, task: fb.AggregationTask, inputs: fb.InputSource, mean: fb.GlobalModel) -> Tensor:
         """q (n, C): the sharpened mean prediction of all teachers for each of the server's n samples."""
         soft = partial(torch.softmax, dim=1)
         return sharpened(ensemble(task.model, self.teachers(task, mean), inputs, soft), self.params.sharpening)
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> GlobalModel:
+    def aggregate(self, task: fb.AggregationTask) -> fb.GlobalModel:
         """FedAvg's model after `steps` of distillation: the average of the weights on the way."""
-        params, inputs = self.params, granted(task, self.name).inputs
+        params, inputs = self.params, granted(task).inputs
         start = mean_model(task, task.spec.training.weighting)
         targets = self.targets(task, inputs, start)
-        generator = torch_generator(task.spec.seed, "distillation", task.round, task.exchange)
+        generator = task.generator("distillation")
         course = Course(
             server_batches(len(inputs), params.batch_size, params.steps, generator),
             lambda weights: torch.optim.SGD(

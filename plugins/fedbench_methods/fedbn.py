@@ -24,22 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    AggregationTask,
-    EvaluationTask,
-    GlobalModel,
-    Model,
-    Predictions,
-    RunSpec,
-    Tensors,
-    hookimpl,
-    hyper,
-)
+import fedbench.api as fb
+from fedbench.api import hookimpl, hyper
 from fedbench.toolkit.fedavg import largest_logit, mean_model, predicted_classes, weighted_mean
 
 
@@ -52,7 +43,7 @@ class FedBnParams:
     )
 
 
-def mean_layers(own: Mapping[int, Tensors]) -> Tensors:
+def mean_layers(own: Mapping[int, fb.Tensors]) -> fb.Tensors:
     """The unweighted mean of the clients' private tensors by name; counters (integers) are the first client's."""
     clients = [own[client] for client in sorted(own)]
     shares = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
@@ -63,30 +54,26 @@ def mean_layers(own: Mapping[int, Tensors]) -> Tensors:
     return {name: mean(name, first) for name, first in clients[0].items()}
 
 
-class FedBN:
+class FedBN(fb.Method[FedBnParams]):
     """Keeps batch-norm with the clients."""
 
-    name: ClassVar[str] = "fedbn"
-    citation: ClassVar[str] = "Li et al., FedBN: FL on Non-IID Features via Local Batch Normalization, ICLR 2021"
-    Params: ClassVar[type] = FedBnParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    keeps_lost_training: ClassVar[bool] = True
-
-    def __init__(self, params: FedBnParams) -> None:
-        self.params = params
+    name = "fedbn"
+    citation = "Li et al., FedBN: FL on Non-IID Features via Local Batch Normalization, ICLR 2021"
+    Params = FedBnParams
+    keeps_lost_training = True
 
     @hookimpl
-    def private(self, model: Model, spec: RunSpec) -> Collection[str]:
+    def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:
         """All weights and running statistics of batch-norm layers."""
         return model.batch_norm
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> GlobalModel:
+    def aggregate(self, task: fb.AggregationTask) -> fb.GlobalModel:
         """The plain mean of what is not private, weights and running statistics (of other layers) alike."""
         return mean_model(task, self.params.weighting)
 
     @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
+    def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """Each client's own model; globally, and for one without layers of its own, with the mean of the layers."""
         if task.client is not None or not task.own:
             return largest_logit(task)
@@ -98,4 +85,4 @@ class FedBN:
             client: predicted_classes(task, *task.own_model(client)) if client in task.own else labels
             for client in task.clients
         }
-        return Predictions(labels, own)
+        return fb.Predictions(labels, own)

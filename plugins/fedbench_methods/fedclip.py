@@ -25,27 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from fedbench.api import (
-    FedbenchError,
-    LabelledBatch,
-    LocalStep,
-    Model,
-    ModelSetup,
-    Outputs,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
-from fedbench.models.heads import require_clip
+from fedbench.models.heads import clip_of
 from fedbench.models.per_thread import per_thread
 
 if TYPE_CHECKING:
@@ -77,7 +67,7 @@ class FedClipParams:
 
 
 @dataclass(frozen=True, eq=False)
-class PairedOutputs(Outputs):
+class PairedOutputs(fb.Outputs):
     """Both sides of the comparison: ``features`` are Î (batch, d)."""
 
     texts: Tensor
@@ -104,9 +94,9 @@ def in_batch_loss(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
     return 0.5 * (cross_entropy(similarity, targets) + cross_entropy(similarity.T, targets))
 
 
-def initial_adapter(dim: int, hidden: int, seed: int, prefix: str = IMAGE) -> Tensors:
+def initial_adapter(dim: int, hidden: int, seed: int, prefix: str = IMAGE) -> fb.Tensors:
     """W1 (h, d), b1 (h,), W2 (d, h), b2 (d,), each uniform in ±1/√fan_in (torch's default for linear layers)."""
-    generator = torch_generator(seed, "fedclip-adapter" if prefix == IMAGE else "fedclip-text-adapter")
+    generator = fb.torch_generator(seed, "fedclip-adapter" if prefix == IMAGE else "fedclip-text-adapter")
     adapter = {}
     for name, rows, columns in (("1", hidden, dim), ("2", dim, hidden)):
         bound = columns**-0.5
@@ -128,13 +118,13 @@ class _Towers(nn.Module):
         return self.clip.encode_image(pixels), prompts, self.clip.logit_scale.exp()
 
 
-class FedCLIP:
+class FedCLIP(fb.Method[FedClipParams]):
     """The attention adapter and its in-batch contrastive loss."""
 
-    name: ClassVar[str] = "fedclip"
-    citation: ClassVar[str] = "Lu et al., FedCLIP, IEEE Data Eng. Bulletin 46(1), 2023"
-    Params: ClassVar[type] = FedClipParams
-    recipe: ClassVar[Mapping[str, object]] = {
+    name = "fedclip"
+    citation = "Lu et al., FedCLIP, IEEE Data Eng. Bulletin 46(1), 2023"
+    Params = FedClipParams
+    recipe = {
         "optimizer": "adam",
         "lr": 5e-5,
         "beta1": 0.9,
@@ -142,19 +132,19 @@ class FedCLIP:
         "eps": 1e-6,
         "weight_decay": 0.2,
     }
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
+    requires = ("labels", "clip")
 
     def __init__(self, params: FedClipParams) -> None:
         if params.adapters == "none" and params.encoders == "frozen":
             raise FedbenchError("fedclip has nothing to train; choose adapters, or encoders=trained, or run clip-zs.")
-        self.params = params
+        super().__init__(params)
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """Adapters between image features and the classes' text features (section 3.3), towers frozen or trained."""
-        clip = require_clip(setup, self.name)
+        clip = clip_of(setup)
         dim, num_classes = clip.embed_dim, len(setup.classnames)
-        adapters: Tensors = {}
+        adapters: fb.Tensors = {}
         for prefix in PREFIXES[self.params.adapters]:
             adapters |= initial_adapter(dim, self.params.hidden or dim, setup.spec.seed, prefix)
         texts = fill_templates(setup.classnames, setup.spec.templates)
@@ -164,13 +154,13 @@ class FedCLIP:
         fixed = class_vectors(prompts, num_classes)
         adapt_text = TEXT in PREFIXES[self.params.adapters]
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
             vectors = self._class_texts(tensors, prompts, num_classes) if adapt_text else fixed
             return self._compare(tensors, inputs, vectors, scale)
 
-        return Model(weights=adapters, forward=forward, encoder=clip.image_encoder())
+        return fb.Model(weights=adapters, forward=forward, encoder=clip.image_encoder())
 
-    def _trained(self, backbone: ClipBackbone, texts: list[str], num_classes: int, adapters: Tensors) -> Model:
+    def _trained(self, backbone: ClipBackbone, texts: list[str], num_classes: int, adapters: fb.Tensors) -> fb.Model:
         """The model whose weights are the adapters and all of CLIP, which reads images."""
         clip = backbone.module
         towers = _Towers(clip, truncated(backbone.tokenizer(texts), clip))
@@ -179,7 +169,7 @@ class FedCLIP:
         buffers = {name: value for name, value in state.items() if name not in weights}
         names, own_towers = (*weights, *buffers), per_thread(towers)
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
             own = own_towers()
             # the module is shared with the frozen encoders, which rely on eval mode
             own.train(training)
@@ -189,7 +179,7 @@ class FedCLIP:
                 own.eval()
             return self._compare(tensors, images, self._class_texts(tensors, prompts, num_classes), scale)
 
-        return Model({**adapters, **weights}, forward, buffers, transform=backbone.transform)
+        return fb.Model({**adapters, **weights}, forward, buffers, transform=backbone.transform)
 
     def _class_texts(self, tensors: Mapping[str, Tensor], prompts: Tensor, num_classes: int) -> Tensor:
         """T̂ of all classes (C, d) from the raw features of all ``prompts`` (templates * C, d)."""
@@ -203,9 +193,7 @@ class FedCLIP:
         return PairedOutputs(scale * linear(features, texts), features, texts, scale)
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """In-batch contrastive loss (Eq. 32) against the text of each sample's own class."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fedclip needs labels; set scenario.labels=visible.")
         paired = cast(PairedOutputs, step.outputs)
-        return in_batch_loss(paired.features, paired.texts[step.batch.labels], paired.scale)
+        return in_batch_loss(paired.features, paired.texts[step.labels], paired.scale)

@@ -29,29 +29,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    AggregationTask,
-    Broadcast,
-    BroadcastTask,
-    EvaluationTask,
-    FedbenchError,
-    LocalStep,
-    Model,
-    ModelSetup,
-    Outputs,
-    Predictions,
-    StartTask,
-    Tensors,
-    Training,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import default_model, scaled_logits
 from fedbench.toolkit.clustering import class_shares, cluster_rows
 from fedbench.toolkit.fedavg import (
@@ -62,7 +45,7 @@ from fedbench.toolkit.fedavg import (
     predicted_classes,
     weighted_mean,
 )
-from fedbench.toolkit.federated_features import fresh_head, required_head
+from fedbench.toolkit.federated_features import fresh_head
 
 WEIGHT, BIAS = "wide.weight", "wide.bias"
 ENCODER, HEAD = "encoder/", "head/"
@@ -87,7 +70,7 @@ class FedConcatParams:
     )
 
 
-def first_stage(training: Training, share: float) -> int:
+def first_stage(training: fb.Training, share: float) -> int:
     """R₁, the rounds of stage 1: ``share`` of all, at least one."""
     return max(1, round(share * training.rounds))
 
@@ -97,15 +80,15 @@ def warm_start(weights: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
     return weights.transpose(0, 1).flatten(1), biases.sum(dim=0)
 
 
-def concatenated(model: Model, encoders: Tensors) -> Model:
+def concatenated(model: fb.Model, encoders: fb.Tensors) -> fb.Model:
     """``model`` on the features of all encoders side by side, (b, M d), under a wide head WEIGHT (C, M d), BIAS (C,).
 
     ``encoders`` are weights and running statistics by name, (M, ...). They are read in eval mode, without gradients.
     """
-    head = required_head(model, "fedconcat")
+    head = model.linear_head
     width = model.weights[head.weight].shape[1]
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
         weight, bias = tensors[WEIGHT], tensors[BIAS]
         parts = []
         with torch.no_grad():
@@ -115,41 +98,36 @@ def concatenated(model: Model, encoders: Tensors) -> Model:
                 own |= {head.weight: weight[:, :width], head.bias: bias}
                 parts.append(model.forward(own, inputs, False).features)
         features = torch.cat(parts, dim=1)
-        return Outputs(scaled_logits(features, weight, bias, head.scale), features)
+        return fb.Outputs(scaled_logits(features, weight, bias, head.scale), features)
 
     return replace(model, forward=forward)
 
 
-def named(state: Tensors, prefix: str) -> Tensors:
+def named(state: fb.Tensors, prefix: str) -> fb.Tensors:
     """The tensors of ``state`` whose names begin with ``prefix``, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
-def cluster_model(state: Tensors, cluster: int) -> Tensors:
+def cluster_model(state: fb.Tensors, cluster: int) -> fb.Tensors:
     """Weights and running statistics of one cluster, by name."""
     return {name: tensor[cluster] for name, tensor in {**named(state, ENCODER), **named(state, HEAD)}.items()}
 
 
-class FedConcat:
+class FedConcat(fb.Method[FedConcatParams]):
     """Trains a model in each cluster of clients, then one head on the features of all of them."""
 
-    name: ClassVar[str] = "fedconcat"
-    citation: ClassVar[str] = "Diao, Li, He, Exploiting Label Skews with Model Concatenation, AAAI 2024"
-    Params: ClassVar[type] = FedConcatParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    reads: ClassVar[tuple[str, ...]] = ("tune", "head_scale")
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedConcatParams) -> None:
-        self.params = params
+    name = "fedconcat"
+    citation = "Diao, Li, He, Exploiting Label Skews with Model Concatenation, AAAI 2024"
+    Params = FedConcatParams
+    reads = ("tune", "head_scale")
+    requires = ("labels", "linear_head", "whole_model")
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """The default model, which must end in a linear head, so that the encoder can be told from it."""
         model = default_model(setup)
-        required_head(model, self.name)
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
             if WEIGHT in tensors:
                 raise FedbenchError(
                     "fedconcat trains a wide head on frozen encoders in stage 2, where the model has no outputs of its "
@@ -160,14 +138,11 @@ class FedConcat:
         return replace(model, forward=forward)
 
     @hookimpl
-    def start(self, task: StartTask) -> Tensors:
+    def start(self, task: fb.StartTask) -> fb.Tensors:
         """Label shares go up once; clients are clustered by them, and every cluster starts from the model's tensors."""
-        counts = [report.class_counts for report in task.clients if report.class_counts is not None]
-        if len(counts) < len(task.clients):
-            raise FedbenchError("fedconcat clusters clients by label shares, which are hidden; set labels=visible.")
-        shares = class_shares(torch.stack(counts)).float()
+        shares = class_shares(task.class_counts).float()
         cluster = cluster_rows(shares, self.params.clusters, "kmeans", task.spec.seed)
-        head = required_head(task.model, self.name)
+        head = task.model.linear_head
         state = {CLUSTER: cluster, REACHED: torch.zeros(len(cluster), dtype=torch.bool)}
         for name, tensor in {**task.model.weights, **task.model.buffers}.items():
             prefix = HEAD if name in (head.weight, head.bias) else ENCODER
@@ -177,20 +152,20 @@ class FedConcat:
         return {"label_shares": shares}
 
     @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
+    def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """Stage 1: the model of the client's cluster. Stage 2: the wide head, and once a client all encoders."""
         state = task.state[self.name]
         if WEIGHT in state:
             wide, encoders = {name: state[name] for name in (WEIGHT, BIAS)}, named(state, ENCODER)
             if state[REACHED][task.client]:
-                return Broadcast(wide, buffers={}, held=encoders)
-            return Broadcast(wide, encoders, buffers={})
+                return fb.Broadcast(wide, buffers={}, held=encoders)
+            return fb.Broadcast(wide, encoders, buffers={})
         own = cluster_model(state, int(state[CLUSTER][task.client]))
         weights = {name: own.pop(name) for name in task.weights}
-        return Broadcast(weights, buffers=own)
+        return fb.Broadcast(weights, buffers=own)
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """Cross-entropy: of the cluster's model, or in stage 2 of the wide head."""
         if WEIGHT not in step.weights:
             return cross_entropy(step)
@@ -198,14 +173,9 @@ class FedConcat:
         return cross_entropy(replace(step, task=replace(step.task, model=model)))
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """Means inside clusters, or the plain mean of the wide heads. The global weights, which no client is sent, are
         the mean over all participants in stage 1 and then stay."""
-        if task.weights.keys() != task.model.weights.keys() or task.buffers.keys() != task.model.buffers.keys():
-            raise FedbenchError(
-                "fedconcat sends whole encoders to every client; it cannot be stacked with a method that keeps part of "
-                "the model with each client."
-            )
         state = dict(task.state[self.name])
         if WEIGHT in state:
             shares = participant_shares(task.updates, "uniform")
@@ -223,12 +193,12 @@ class FedConcat:
         return average(task)
 
     @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
+    def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """The largest logit of the concatenated model, and of the cluster model of stage 1 of each client asked for."""
         state = task.state[self.name]
         if task.client is not None and WEIGHT not in task.weights:
             # a cluster's model, fine-tuned by a client
-            return Predictions(predicted_classes(task, task.weights, task.buffers))
+            return fb.Predictions(predicted_classes(task, task.weights, task.buffers))
         if task.client is not None:
             wide = task.weights
         elif WEIGHT in state:
@@ -239,9 +209,9 @@ class FedConcat:
         labels = predicted_classes(whole, wide, {})
         clusters = {client: int(state[CLUSTER][client]) for client in task.clients}
         own = {m: predicted_classes(task, cluster_model(state, m), {}) for m in set(clusters.values())}
-        return Predictions(labels, {client: own[m] for client, m in clusters.items()})
+        return fb.Predictions(labels, {client: own[m] for client, m in clusters.items()})
 
-    def _average_in_clusters(self, task: AggregationTask, state: Tensors) -> None:
+    def _average_in_clusters(self, task: fb.AggregationTask, state: fb.Tensors) -> None:
         """FedAvg inside each cluster that has participants, written in ``state``; the others keep their model."""
         for name, tensor in state.items():
             state[name] = tensor.clone() if name.startswith((ENCODER, HEAD)) else tensor
@@ -255,15 +225,15 @@ class FedConcat:
                 for name, mean in means.items():
                     stacked[name][cluster] = mean
 
-    def _warm_head(self, model: Model, state: Tensors) -> tuple[Tensor, Tensor]:
-        head = required_head(model, self.name)
+    def _warm_head(self, model: fb.Model, state: fb.Tensors) -> tuple[Tensor, Tensor]:
+        head = model.linear_head
         return warm_start(state[HEAD + head.weight], state[HEAD + head.bias])
 
-    def _first_wide_head(self, task: AggregationTask, state: Tensors) -> tuple[Tensor, Tensor]:
+    def _first_wide_head(self, task: fb.AggregationTask, state: fb.Tensors) -> tuple[Tensor, Tensor]:
         """What stage 2 starts from, (C, M d) and (C,)."""
         weight, bias = self._warm_head(task.model, state)
         if self.params.head_start == "warm":
             return weight, bias
-        new_weight, new_bias = fresh_head(len(bias), weight.shape[1], torch_generator(task.spec.seed, "wide head"))
+        new_weight, new_bias = fresh_head(len(bias), weight.shape[1], fb.torch_generator(task.spec.seed, "wide head"))
         # under a scale s it is the features s z that a new layer sees, and s b that starts in ±1/√(M d)
-        return new_weight.to(weight), (new_bias / required_head(task.model, self.name).scale).to(bias)
+        return new_weight.to(weight), (new_bias / task.model.linear_head.scale).to(bias)

@@ -24,15 +24,14 @@ convnet, 8 teachers and 200 samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import AggregationTask, GlobalModel, InputSource, hookimpl, hyper, torch_generator
+from fedbench.api import AggregationTask, GlobalModel, InputSource, Method, hookimpl, hyper
 from fedbench.toolkit.fedavg import mean_model
 from fedbench.toolkit.server_training import (
     Course,
@@ -97,17 +96,13 @@ def student_gradient(logits: Tensor, targets: Tensor, temperature: float, t_squa
     return (temperature**2 if t_squared else 1.0) * divergence_gradient(logits, targets, temperature)
 
 
-class FedDF:
+class FedDF(Method[FedDfParams]):
     """Distils the ensemble of the participants' models into their mean."""
 
-    name: ClassVar[str] = "feddf"
-    citation: ClassVar[str] = "Lin et al., Ensemble Distillation for Robust Model Fusion, NeurIPS 2020"
-    Params: ClassVar[type] = FedDfParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"server_data"})
-
-    def __init__(self, params: FedDfParams) -> None:
-        self.params = params
+    name = "feddf"
+    citation = "Lin et al., Ensemble Distillation for Robust Model Fusion, NeurIPS 2020"
+    Params = FedDfParams
+    requires = ("server_data", "whole_model")
 
     def targets(self, task: AggregationTask, inputs: InputSource) -> Tensor:
         """q (n, C): what the ensemble says of each of the server's n samples."""
@@ -120,11 +115,11 @@ class FedDF:
     @hookimpl
     def aggregate(self, task: AggregationTask) -> GlobalModel:
         """The student: the mean model after `steps` of distillation, with the running statistics it met."""
-        params, inputs = self.params, granted(task, self.name).inputs
+        params, inputs = self.params, granted(task).inputs
         plain = params.student_start == "uniform"
         start = mean_model(task, "uniform" if plain else task.spec.training.weighting)
         targets = self.targets(task, inputs)
-        generator = torch_generator(task.spec.seed, "distillation", task.round, task.exchange)
+        generator = task.generator("distillation")
         course = Course(
             server_batches(len(inputs), params.batch_size, params.steps, generator),
             lambda weights: torch.optim.Adam(weights.values(), lr=params.lr),

@@ -28,26 +28,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    AggregationTask,
-    Broadcast,
-    BroadcastTask,
-    FedbenchError,
-    GlobalModel,
-    LocalStep,
-    Model,
-    ModelSetup,
-    StartTask,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.cnn.block_ends import block_channels, with_changed_blocks
 from fedbench.models.heads import full_model
 from fedbench.toolkit.fedavg import cross_entropy, mean_model
@@ -117,7 +104,7 @@ def augmented(block: int, features: Tensor, tensors: Mapping[str, Tensor], decay
     return (gamma * (exact - mean[:, :, None, None]) / std[:, :, None, None] + beta).to(features.dtype)
 
 
-def draw_noise(channels: Sequence[int], batch: int, probability: float, generator: torch.Generator) -> Tensors:
+def draw_noise(channels: Sequence[int], batch: int, probability: float, generator: torch.Generator) -> fb.Tensors:
     """Standard normal draws (batch, c) for μ and σ of the blocks that fire, each with ``probability``."""
     noise = {}
     for block, width in enumerate(channels):
@@ -135,21 +122,17 @@ def variance_over_clients(running: Sequence[Tensor], sharing: str) -> Tensor:
     return stacked.var(dim=0, correction=0)
 
 
-class FedFA:
+class FedFA(fb.Method[FedFAParams]):
     """Augments channel statistics of feature maps by how much they differ within the batch and between clients."""
 
-    name: ClassVar[str] = "fedfa"
-    citation: ClassVar[str] = "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023"
-    Params: ClassVar[type] = FedFAParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    reads: ClassVar[tuple[str, ...]] = ("tune",)
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedFAParams) -> None:
-        self.params = params
+    name = "fedfa"
+    citation = "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023"
+    Params = FedFAParams
+    reads = ("tune",)
+    requires = ("labels",)
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """The whole network, with augmentation in training and running statistics for every block end."""
         channels = block_channels(setup.backbone.module)
         if not channels or not setup.tunes_everything:
@@ -165,7 +148,7 @@ class FedFA:
         return replace(model, buffers={**model.buffers, **running})
 
     @hookimpl
-    def start(self, task: StartTask) -> None:
+    def start(self, task: fb.StartTask) -> None:
         """S is the same for all channels until clients have told their statistics."""
         task.state[self.name] = {
             tensor_name("shared", statistic, block): torch.ones_like(task.model.buffers[name])
@@ -174,23 +157,22 @@ class FedFA:
         }
 
     @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
+    def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """The global weights, and S of every block."""
-        return Broadcast(task.weights, dict(task.state[self.name]))
+        return fb.Broadcast(task.weights, dict(task.state[self.name]))
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """Cross-entropy of a pass with new draws."""
         task, inputs = step.task, step.batch.inputs
-        keys = (task.round, task.client, task.exchange, step.number)
-        generator = torch_generator(task.spec.seed, "feature-augmentation", *keys)
+        generator = step.generator("feature-augmentation")
         channels = [len(step.buffers[name]) for name in _running_names(step.model, "mean")]
         noise = draw_noise(channels, len(inputs), self.params.probability, generator)
         step.outputs_with({name: tensor.to(inputs.device) for name, tensor in {**task.payload, **noise}.items()})
         return cross_entropy(step)
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> GlobalModel:
+    def aggregate(self, task: fb.AggregationTask) -> fb.GlobalModel:
         """The plain mean of weights and running statistics; S from the clients' running statistics."""
         task.state[self.name] = {
             tensor_name("shared", statistic, block): variance_over_clients(
@@ -202,6 +184,6 @@ class FedFA:
         return mean_model(task, self.params.weighting)
 
 
-def _running_names(model: Model, statistic: str) -> list[str]:
+def _running_names(model: fb.Model, statistic: str) -> list[str]:
     """The names of the running ``statistic`` of all blocks, in their order."""
     return [name for name in model.buffers if name.startswith(f"fedfa.running.{statistic}.")]

@@ -28,15 +28,16 @@ wording; unit vectors, mean, unit length again. Proxy names are drawn from the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedbench.api import FedbenchError, LabelledBatch, LocalStep, Model, ModelSetup, hookimpl, hyper, torch_generator
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.text.classifier import ProjectorShape, embedding_model
 from fedbench.models.text.tower import text_tower
 from fedbench.models.text.vectors import class_text, encoder_hashes
@@ -108,7 +109,7 @@ def proxy_names(classnames: Sequence[str], seed: int) -> tuple[str, ...]:
     free = [name for name in dict.fromkeys(IMAGENET_CLASSNAMES) if name.lower() not in taken]
     if len(classnames) > len(free):
         raise FedbenchError(f"fedglcl.proxy=imagenet has {len(free)} names, not {len(classnames)}; use proxy=none.")
-    order = torch.randperm(len(free), generator=torch_generator(seed, "fedglcl-proxy"))
+    order = torch.randperm(len(free), generator=fb.torch_generator(seed, "fedglcl-proxy"))
     return tuple(free[index] for index in order[: len(classnames)].tolist())
 
 
@@ -123,21 +124,18 @@ def prompt_templates(prompt: str, templates: Sequence[str]) -> tuple[str, ...]:
     return tuple(templates)
 
 
-class FedGLCL:
+class FedGLCL(fb.Method[FedGlclParams]):
     """Image embeddings trained to meet fixed class text, without a classifier."""
 
-    name: ClassVar[str] = "fedglcl"
-    citation: ClassVar[str] = "Yan et al., Language-driven Representation Learning for Heterogeneous FL, ICLR 2025"
-    Params: ClassVar[type] = FedGlclParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-5}
-    reads: ClassVar[tuple[str, ...]] = ("text_encoder",)
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedGlclParams) -> None:
-        self.params = params
+    name = "fedglcl"
+    citation = "Yan et al., Language-driven Representation Learning for Heterogeneous FL, ICLR 2025"
+    Params = FedGlclParams
+    recipe = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-5}
+    reads = ("text_encoder",)
+    requires = ("labels",)
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """Body and projector (Eqs. 4-5), the class text, and logits δ/τ (Eq. 6)."""
         chosen = self.params
         worded = setup
@@ -154,9 +152,7 @@ class FedGLCL:
         return replace(model, lr_factors=factors, weights_hashes=encoder_hashes(setup))
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """Eq. 7, or cross-entropy on δ/τ, which keeps the positive in the denominator."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fedglcl needs labels; set scenario.labels=visible.")
         loss = cross_entropy if self.params.denominator == "include" else similarity_loss
-        return loss(step.outputs.logits, step.batch.labels)
+        return loss(step.outputs.logits, step.labels)

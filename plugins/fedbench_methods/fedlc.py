@@ -18,14 +18,13 @@ terms in the sum, and does pull them down. τ is FL-bench's. τ = 0, or as many 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import FedbenchError, LabelledBatch, LocalStep, hookimpl, hyper
+from fedbench.api import LocalStep, Method, hookimpl, hyper
 
 FEWEST = 1e-8
 """What stands for n_c where a client has no sample of class c."""
@@ -66,23 +65,16 @@ def left_out(logits: Tensor, labels: Tensor) -> Tensor:
     return (others.logsumexp(dim=1, keepdim=True) - positive).mean()
 
 
-class FedLC:
+class FedLC(Method[FedLcParams]):
     """Cross-entropy on logits calibrated by the client's class counts."""
 
-    name: ClassVar[str] = "fedlc"
-    citation: ClassVar[str] = "Zhang et al., Label Distribution Skew via Logits Calibration, ICML 2022"
-    Params: ClassVar[type] = FedLcParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedLcParams) -> None:
-        self.params = params
+    name = "fedlc"
+    citation = "Zhang et al., Label Distribution Skew via Logits Calibration, ICML 2022"
+    Params = FedLcParams
+    requires = ("labels",)
 
     @hookimpl
     def local_loss(self, step: LocalStep) -> Tensor:
-        """Cross-entropy of the calibrated logits. Raises FedbenchError without labels."""
-        counts = step.task.class_counts
-        if counts is None or not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fedlc calibrates by a client's class counts; set scenario.labels=visible.")
+        """Cross-entropy of the calibrated logits."""
         loss = kept_in if self.params.denominator == "include" else left_out
-        return loss(calibrated(step.outputs.logits, counts, self.params.tau), step.batch.labels)
+        return loss(calibrated(step.outputs.logits, step.task.visible_counts, self.params.tau), step.labels)

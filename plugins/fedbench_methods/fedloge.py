@@ -31,28 +31,15 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    EvaluationTask,
-    FedbenchError,
-    LabelledBatch,
-    LocalStep,
-    Model,
-    ModelSetup,
-    Predictions,
-    RunSpec,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import default_model, scaled_logits
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, predicted_classes
-from fedbench.toolkit.federated_features import fresh_head, required_head
+from fedbench.toolkit.federated_features import fresh_head
 
 WEIGHT, BIAS = "local.weight", "local.bias"
 FIXED, FIXED_BIAS = "etf.weight", "etf.bias"
@@ -166,25 +153,21 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return -torch.log_softmax(logits, dim=1).gather(1, labels[:, None]).mean()
 
 
-class FedLoGe:
+class FedLoGe(fb.Method[FedLoGeParams]):
     """A fixed head trains the backbone; a global and a private head learn on its features."""
 
-    name: ClassVar[str] = "fedloge"
-    citation: ClassVar[str] = "Xiao et al., FedLoGe: Joint Local and Generic Federated Learning, ICLR 2024"
-    Params: ClassVar[type] = FedLoGeParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    keeps_lost_training: ClassVar[bool] = True
-    reads: ClassVar[tuple[str, ...]] = ("tune", "head_scale")
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedLoGeParams) -> None:
-        self.params = params
+    name = "fedloge"
+    citation = "Xiao et al., FedLoGe: Joint Local and Generic Federated Learning, ICLR 2024"
+    Params = FedLoGeParams
+    keeps_lost_training = True
+    reads = ("tune", "head_scale")
+    requires = ("labels", "linear_head")
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """The default model with a private head, and, where a backbone is trained, the fixed one."""
         model, params = default_model(setup), self.params
-        head = required_head(model, self.name)
+        head = model.linear_head
         weight, bias = model.weights[head.weight], model.weights[head.bias]
         model = replace(model, weights={**model.weights, WEIGHT: weight.clone(), BIAS: bias.clone()})
         if model.encoder is not None:
@@ -195,24 +178,22 @@ class FedLoGe:
                 )
             return model
         classes, width = weight.shape
-        generator = torch_generator(setup.spec.seed, "fixed head")
+        generator = setup.generator("fixed head")
         fixed = sparse_simplex(classes, width, params.sparsity, params.norm, params.steps, generator)
         drawn = fresh_head(classes, width, generator)[1]
         fixed_bias = drawn if params.etf_bias == "random" else torch.zeros_like(drawn)
         return replace(model, constants={**model.constants, FIXED: fixed, FIXED_BIAS: fixed_bias})
 
     @hookimpl
-    def private(self, model: Model, spec: RunSpec) -> Collection[str]:
+    def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:
         """The local head."""
         return (WEIGHT, BIAS)
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """L: cross-entropy of the fixed head for the backbone, of the other two for themselves."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fedloge needs labels; set scenario.labels=visible.")
-        head, weights, fixed = required_head(step.model, self.name), step.weights, step.model.constants
-        features, labels = step.outputs.features, step.batch.labels
+        head, weights, fixed = step.model.linear_head, step.weights, step.model.constants
+        features, labels = step.outputs.features, step.labels
         loss = features.new_zeros(())
         for weight, bias in ((weights[head.weight], weights[head.bias]), (weights[WEIGHT], weights[BIAS])):
             logits = scaled_logits(features.detach(), weight, bias, head.scale)
@@ -223,23 +204,25 @@ class FedLoGe:
         return loss
 
     @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
+    def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """The generic model; after the last round also the personal model of each client. Weights stay as they are."""
-        head, constants = required_head(task.model, self.name), task.model.constants
+        head, constants = task.model.linear_head, task.model.constants
         if task.client is not None:
             # its own model, fine-tuned
-            return Predictions(self._personal(task, {task.client: (task.weights, task.buffers)})[task.client])
+            return fb.Predictions(self._personal(task, {task.client: (task.weights, task.buffers)})[task.client])
         if self.params.generic == "fixed":
             generic = {head.weight: constants[FIXED], head.bias: constants[FIXED_BIAS]}
         else:
             generic = {head.weight: realigned(task.weights[head.weight], self.params.realigned_norm)}
         labels = predicted_classes(task, {**task.weights, **generic}, task.buffers)
-        return Predictions(labels, self._personal(task, {client: task.own_model(client) for client in task.clients}))
+        return fb.Predictions(labels, self._personal(task, {client: task.own_model(client) for client in task.clients}))
 
     @torch.no_grad()
-    def _personal(self, task: EvaluationTask, models: Mapping[int, tuple[Tensors, Tensors]]) -> dict[int, Tensor]:
+    def _personal(
+        self, task: fb.EvaluationTask, models: Mapping[int, tuple[fb.Tensors, fb.Tensors]]
+    ) -> dict[int, Tensor]:
         """The classes (n,) that clients' personal models predict, by client, from their weights and statistics."""
-        head = required_head(task.model, self.name)
+        head = task.model.linear_head
         # all clients share one backbone, unless a stacked method keeps parts of it private
         is_shared = task.private <= {WEIGHT, BIAS}
         found: dict[int, list[Tensor]] = {client: [] for client in models}

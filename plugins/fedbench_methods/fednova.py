@@ -25,26 +25,16 @@ Cost: four bytes a client more (eight with tau_eff=steps), with gmf one copy of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    AggregationTask,
-    ClientTask,
-    FedbenchError,
-    LocalStep,
-    StartTask,
-    Tensors,
-    Update,
-    hookimpl,
-    hyper,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.toolkit.fedavg import participant_shares, weighted_mean
-from fedbench.toolkit.local_training import gradient_weight, local_steps, rates_by_name, require_sgd
+from fedbench.toolkit.local_training import gradient_weight, local_steps, rates_by_name
 from fedbench.toolkit.losses import proximal_term
 
 WEIGHT, STEPS = "fednova.a", "fednova.tau"
@@ -81,21 +71,17 @@ def normalised_shares(shares: Tensor, weight: Tensor, tau_eff: Tensor) -> Tensor
     return torch.cat([(shares * (1 - ratio)).sum()[None], shares * ratio])
 
 
-class FedNova:
+class FedNova(fb.Method[FedNovaParams]):
     """Normalises each client's change by its local progress."""
 
-    name: ClassVar[str] = "fednova"
-    citation: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
-    Params: ClassVar[type] = FedNovaParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-
-    def __init__(self, params: FedNovaParams) -> None:
-        self.params = params
+    name = "fednova"
+    citation = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
+    Params = FedNovaParams
+    requires = ("sgd",)
 
     @hookimpl
-    def start(self, task: StartTask) -> None:
-        """Nothing; FedbenchError for another optimiser than SGD, and for μ > 0 with several learning rates."""
-        require_sgd(task.spec.training, self.name)
+    def start(self, task: fb.StartTask) -> None:
+        """Nothing; FedbenchError for μ > 0 with several learning rates."""
         if self.params.mu and len(set(rates_by_name(task.spec.training, task.model, 1).values())) > 1:
             raise FedbenchError(
                 "fednova.mu above 0 needs one learning rate for all weights, and this model has several; set "
@@ -103,12 +89,12 @@ class FedNova:
             )
 
     @hookimpl
-    def loss_terms(self, step: LocalStep) -> Tensor | None:
+    def loss_terms(self, step: fb.LocalStep) -> Tensor | None:
         """The proximal term of the variant with μ > 0."""
         return proximal_term(step.weights, step.received, self.params.mu) if self.params.mu else None
 
     @hookimpl
-    def after_training(self, task: ClientTask, update: Update) -> Tensors:
+    def after_training(self, task: fb.ClientTask, update: fb.Update) -> fb.Tensors:
         """a_k, a scalar; with tau_eff=steps also τ_k."""
         training, steps = task.training, local_steps(task)
         rate = next(iter(rates_by_name(training, task.model, task.round).values()))
@@ -116,7 +102,7 @@ class FedNova:
         return {**sent, STEPS: torch.tensor(float(steps))} if self._counts_steps else sent
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """The normalised step, with server momentum where gmf > 0."""
         shares = participant_shares(task.updates, task.spec.training.weighting)
         weight = torch.tensor([float(u.payload[WEIGHT]) for u in task.updates], dtype=torch.float64)
@@ -128,7 +114,7 @@ class FedNova:
         }
         return self._with_momentum(task, stepped) if self.params.gmf else stepped
 
-    def _with_momentum(self, task: AggregationTask, stepped: Tensors) -> Tensors:
+    def _with_momentum(self, task: fb.AggregationTask, stepped: fb.Tensors) -> fb.Tensors:
         """x − η u, from where x would be without the momentum; u is kept."""
         gmf, before = self.params.gmf, task.state.get(self.name, {})
         rates = rates_by_name(task.spec.training, task.model, task.round)

@@ -16,15 +16,13 @@ left, and the term is zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from fedbench.api import FedbenchError, LabelledBatch, LocalStep, hookimpl, hyper
+from fedbench.api import LocalStep, Method, hookimpl, hyper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,24 +57,16 @@ def not_true_distillation(logits: Tensor, received: Tensor, labels: Tensor, tau:
     return tau**2 * (theirs.exp() * (theirs - ours)).sum(dim=1).mean()
 
 
-class FedNTD:
+class FedNTD(Method[FedNtdParams]):
     """Adds not-true distillation from the received model to every local step."""
 
-    name: ClassVar[str] = "fedntd"
-    citation: ClassVar[str] = "Lee et al., Preservation of the Global Knowledge by Not-True Distillation, NeurIPS 2022"
-    Params: ClassVar[type] = FedNtdParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedNtdParams) -> None:
-        self.params = params
+    name = "fedntd"
+    citation = "Lee et al., Preservation of the Global Knowledge by Not-True Distillation, NeurIPS 2022"
+    Params = FedNtdParams
+    requires = ("labels",)
 
     @hookimpl
     def loss_terms(self, step: LocalStep) -> Tensor:
-        """β L_NTD between the received model's logits and the current ones. Raises FedbenchError without labels."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fedntd needs labels to know which class is true; set scenario.labels=visible.")
-        term = not_true_distillation(
-            step.outputs.logits, step.received_outputs.logits, step.batch.labels, self.params.tau
-        )
+        """β L_NTD between the received model's logits and the current ones."""
+        term = not_true_distillation(step.outputs.logits, step.received_outputs.logits, step.labels, self.params.tau)
         return self.params.beta * term

@@ -28,14 +28,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedbench.api import EvaluationTask, Model, ModelSetup, Outputs, Predictions, RunSpec, Unworkable, hookimpl, hyper
+import fedbench.api as fb
+from fedbench.api import hookimpl, hyper
 from fedbench.models.clip.patches import ClipPatchEncoder
-from fedbench.models.heads import require_clip
+from fedbench.models.heads import clip_of
 from fedbench.models.prompts.context import initial_context, prompt_tower, random_context
 from fedbench.toolkit.fedavg import personal_predictions
 
@@ -99,7 +100,7 @@ class Plans(torch.autograd.Function):
         """T (2, ..., P); ``options`` are those of `transport_plans`."""
         plans = transport_plans(similarities.float().contiguous(), *options)
         if checked and bool(plans.isnan().any()):
-            raise Unworkable("fedotp has prompts whose transport plan is not a number; lower the learning rate.")
+            raise fb.Unworkable("fedotp has prompts whose transport plan is not a number; lower the learning rate.")
         return plans
 
     @staticmethod
@@ -125,42 +126,40 @@ def transported(patches: Tensor, texts: Tensor, params: FedOtpParams, *, checked
     return (plans * similarities).sum(dim=(0, -1))
 
 
-class FedOTP:
+class FedOTP(fb.Method[FedOtpParams]):
     """A shared and a private prompt, between which optimal transport divides an image's patches."""
 
-    name: ClassVar[str] = "fedotp"
-    citation: ClassVar[str] = "Li et al., Global and Local Prompts Cooperation via Optimal Transport for FL, CVPR 2024"
-    Params: ClassVar[type] = FedOtpParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
-    keeps_lost_training: ClassVar[bool] = True
-
-    def __init__(self, params: FedOtpParams) -> None:
-        self.params = params
+    name = "fedotp"
+    citation = "Li et al., Global and Local Prompts Cooperation via Optimal Transport for FL, CVPR 2024"
+    Params = FedOtpParams
+    requires = ("clip",)
+    recipe = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+    keeps_lost_training = True
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """Both prompts; logits from the patches of an image and the texts of both."""
-        clip, params, seed = require_clip(setup, self.name), self.params, setup.spec.seed
+        clip, params, seed = clip_of(setup), self.params, setup.spec.seed
         tower = prompt_tower(clip, setup.classnames, params.context_length)
         scale = clip.logit_scale
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
             texts = tower.encode(torch.stack([tensors[GLOBAL], tensors[LOCAL]])[:, None])
             logits = scale * transported(inputs, texts, params, checked=not training)
-            return Outputs(logits, inputs.mean(dim=1))
+            return fb.Outputs(logits, inputs.mean(dim=1))
 
         weights = {
             GLOBAL: initial_context(clip, seed, params.context_length, "random"),
             LOCAL: random_context(seed, "local context", params.context_length, tower.width),
         }
-        return Model(weights=weights, forward=forward, encoder=ClipPatchEncoder(clip))
+        return fb.Model(weights=weights, forward=forward, encoder=ClipPatchEncoder(clip))
 
     @hookimpl
-    def private(self, model: Model, spec: RunSpec) -> Collection[str]:
+    def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:
         """The local prompt."""
         return (LOCAL,)
 
     @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
+    def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """The global model by v^g alone, in both places; own models by the new v^g and the client's v^l."""
         return personal_predictions(task, {LOCAL: task.weights[GLOBAL]})

@@ -34,32 +34,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedbench.api import (
-    AggregationTask,
-    Broadcast,
-    BroadcastTask,
-    ClientTask,
-    EvaluationTask,
-    FedbenchError,
-    LabelledBatch,
-    LocalStep,
-    Model,
-    ModelSetup,
-    Outputs,
-    Predictions,
-    RunSpec,
-    Tensors,
-    Update,
-    hookimpl,
-    hyper,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.cnn.backbone import as_function, default_generator_from
-from fedbench.models.heads import require_clip
+from fedbench.models.heads import clip_of
 from fedbench.models.text.classifier import UnitLength
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.prototypes import client_features, mean_over_holders, nearest_class, sent_means, spread
@@ -105,7 +88,7 @@ def contrast_to_classes(similarity: Tensor, labels: Tensor, usable: Tensor) -> T
     return everywhere - own
 
 
-def released_loss(z: Tensor, labels: Tensor, sent: Tensors, temperature: float) -> Tensor:
+def released_loss(z: Tensor, labels: Tensor, sent: fb.Tensors, temperature: float) -> Tensor:
     """Σ_k L_k, a scalar, from embeddings ``z`` (b, d), ``labels`` (b,) and the prototypes ``sent``."""
     filled, usable = filled_sets(sent["sets"], sent["present"], sent["shared"])
     similarity = (filled @ z.T)[:, labels] / temperature
@@ -113,7 +96,7 @@ def released_loss(z: Tensor, labels: Tensor, sent: Tensors, temperature: float) 
     return losses.mean(dim=1).sum()
 
 
-def paper_loss(z: Tensor, labels: Tensor, sent: Tensors, temperature: float) -> Tensor:
+def paper_loss(z: Tensor, labels: Tensor, sent: fb.Tensors, temperature: float) -> Tensor:
     """L_g + L_p, a scalar; arguments as of ``released_loss``."""
     filled, usable = filled_sets(sent["sets"], sent["present"], sent["shared"])
     known = sent["present"].any(0)
@@ -122,63 +105,58 @@ def paper_loss(z: Tensor, labels: Tensor, sent: Tensors, temperature: float) -> 
     return to_shared.mean() + to_clients.mean(dim=1).sum() / sent["present"].any(1).sum()
 
 
-class FedPCL:
+class FedPCL(fb.Method[FedPclParams]):
     """Clients train projectors of their own towards everyone's class prototypes."""
 
-    name: ClassVar[str] = "fedpcl"
-    citation: ClassVar[str] = "Tan et al., FL from Pre-trained Models: A Contrastive Learning Approach, NeurIPS 2022"
-    Params: ClassVar[type] = FedPclParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-4}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedPclParams) -> None:
-        self.params = params
+    name = "fedpcl"
+    citation = "Tan et al., FL from Pre-trained Models: A Contrastive Learning Approach, NeurIPS 2022"
+    Params = FedPclParams
+    recipe = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-4}
+    requires = ("labels", "clip")
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """The projector FC D->256, ReLU, unit length on frozen image features; no logits."""
-        clip = require_clip(setup, "fedpcl (a projector on frozen pretrained features)")
+        clip = clip_of(setup)
         with default_generator_from(setup.spec.seed, "projector"):
             layers = OrderedDict(fc=nn.Linear(clip.embed_dim, self.params.dim), relu=nn.ReLU(), unit=UnitLength())
         weights, buffers, embed = as_function(nn.Sequential(OrderedDict(projector=nn.Sequential(layers))))
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
             z = embed(tensors, inputs, training)
-            return Outputs(z.new_zeros(len(z), 0), z)
+            return fb.Outputs(z.new_zeros(len(z), 0), z)
 
-        return Model(weights=weights, buffers=buffers, forward=forward, encoder=clip.image_encoder())
+        return fb.Model(weights=weights, buffers=buffers, forward=forward, encoder=clip.image_encoder())
 
     @hookimpl
-    def private(self, model: Model, spec: RunSpec) -> Collection[str]:
+    def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:
         """The projector."""
         return tuple(model.weights)
 
     @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
+    def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """P (C, d) and every client's set (N, C, d) with its mask; nothing before the first are made."""
-        return Broadcast(task.weights, dict(task.state.get(self.name, {})))
+        return fb.Broadcast(task.weights, dict(task.state.get(self.name, {})))
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """Σ_k L_k, or L_g + L_p; nothing to learn in round 1. FedbenchError without labels."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fedpcl needs labels to know a sample's prototypes; set scenario.labels=visible.")
         z, sent = step.outputs.features, step.task.payload
         if "sets" not in sent:
             # of no weight: one without any gradient is left alone by an optimiser, a zero one lets it decay
             return torch.zeros((), device=z.device, requires_grad=True)
         loss = released_loss if self.params.loss == "released" else paper_loss
-        return loss(z, step.batch.labels, sent, self.params.temperature)
+        return loss(z, step.labels, sent, self.params.temperature)
 
     @hookimpl
-    def after_training(self, task: ClientTask, update: Update) -> Tensors:
+    def after_training(self, task: fb.ClientTask, update: fb.Update) -> fb.Tensors:
         """The client's prototypes under its trained projector; it keeps them to predict by."""
         sent = sent_means(task, client_features(task, update.weights, update.buffers), self.name)
         task.state[self.name] = {"means": spread(sent["means"], sent["holds"]), "holds": sent["holds"]}
         return sent
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """The last set of every client (N, C, d), and P, their mean over the holders of a class."""
         arrived = {u.client: spread(u.payload["means"], u.payload["holds"]) for u in task.updates}
         first = next(iter(arrived.values()))
@@ -191,13 +169,13 @@ class FedPCL:
         return average(task)
 
     @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
+    def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """Each client by its own projector and prototypes; there is no global model."""
         if task.client is not None:
-            return Predictions(self._predicted(task, task.client, task.weights, task.buffers))
-        return Predictions(None, {each: self._predicted(task, each, *task.own_model(each)) for each in task.clients})
+            return fb.Predictions(self._predicted(task, task.client, task.weights, task.buffers))
+        return fb.Predictions(None, {each: self._predicted(task, each, *task.own_model(each)) for each in task.clients})
 
-    def _predicted(self, task: EvaluationTask, client: int, weights: Tensors, buffers: Tensors) -> Tensor:
+    def _predicted(self, task: fb.EvaluationTask, client: int, weights: fb.Tensors, buffers: fb.Tensors) -> Tensor:
         """Classes (n,) by the nearest of the client's own prototypes, or of the global ones where it has none."""
         if self.name not in task.state:
             raise FedbenchError(

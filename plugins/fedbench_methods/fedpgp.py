@@ -27,15 +27,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from fedbench.api import EvaluationTask, LocalStep, Model, ModelSetup, Outputs, Predictions, RunSpec, hookimpl, hyper
+import fedbench.api as fb
+from fedbench.api import hookimpl, hyper
 from fedbench.models.clip.backbone import encode_tokens
-from fedbench.models.heads import TextOutputs, require_clip, scaled_logits
+from fedbench.models.heads import TextOutputs, clip_of, scaled_logits
 from fedbench.models.prompts.context import PromptTower, initial_context, prompt_tower, random_context
 from fedbench.toolkit.fedavg import personal_predictions
 
@@ -78,28 +79,26 @@ def placeholder_texts(tower: PromptTower) -> Tensor:
         return normalize(encode_tokens(tower.clip, tower.tokens), dim=-1)
 
 
-class FedPGP:
+class FedPGP(fb.Method[FedPgpParams]):
     """A shared prompt with a private low-rank addition, kept apart by a contrast with CLIP's own texts."""
 
-    name: ClassVar[str] = "fedpgp"
-    citation: ClassVar[str] = "Cui et al., Harmonizing Generalization and Personalization in FPL, ICML 2024"
-    Params: ClassVar[type] = FedPgpParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
-    keeps_lost_training: ClassVar[bool] = True
-
-    def __init__(self, params: FedPgpParams) -> None:
-        self.params = params
+    name = "fedpgp"
+    citation = "Cui et al., Harmonizing Generalization and Personalization in FPL, ICML 2024"
+    Params = FedPgpParams
+    requires = ("clip",)
+    recipe = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+    keeps_lost_training = True
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """σ, U and V; logits by the personal texts, and z⁰ encoded once."""
-        clip, params, seed = require_clip(setup, self.name), self.params, setup.spec.seed
+        clip, params, seed = clip_of(setup), self.params, setup.spec.seed
         length, rank = params.context_length, params.bottleneck
         tower, scale = prompt_tower(clip, setup.classnames, length), clip.logit_scale
         template = params.anchor == "template"
         anchor = clip.text_features(setup.classnames, setup.spec.templates) if template else placeholder_texts(tower)
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
             personal = tensors[SHARED] + tensors[LEFT] @ tensors[RIGHT]
             shared, own = tower.encode(torch.stack([tensors[SHARED], personal])[:, None]).unbind()
             features = normalize(inputs, dim=-1)
@@ -110,15 +109,15 @@ class FedPGP:
             LEFT: random_context(seed, "U of fedpgp", length, rank),
             RIGHT: random_context(seed, "V of fedpgp", rank, tower.width),
         }
-        return Model(weights=weights, forward=forward, encoder=clip.image_encoder(), constants={ANCHOR: anchor})
+        return fb.Model(weights=weights, forward=forward, encoder=clip.image_encoder(), constants={ANCHOR: anchor})
 
     @hookimpl
-    def private(self, model: Model, spec: RunSpec) -> Collection[str]:
+    def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:
         """The low-rank addition."""
         return (LEFT, RIGHT)
 
     @hookimpl
-    def loss_terms(self, step: LocalStep) -> Tensor | None:
+    def loss_terms(self, step: fb.LocalStep) -> Tensor | None:
         """μ L_con, on the texts that the step's logits come from; none where μ = 0."""
         if not self.params.mu:
             return None
@@ -126,6 +125,6 @@ class FedPGP:
         return self.params.mu * contrast(step.model.constants[ANCHOR], outputs.shared, outputs.texts, self.params.tau)
 
     @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
+    def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """The global model by σ alone; own models by the new σ and the client's U V."""
         return personal_predictions(task, {LEFT: torch.zeros_like(task.weights[LEFT])})

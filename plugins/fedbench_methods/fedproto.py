@@ -27,30 +27,15 @@ model is kept and saved with the run, also where its update was lost; one pass o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    AggregationTask,
-    Broadcast,
-    BroadcastTask,
-    ClientTask,
-    EvaluationTask,
-    FedbenchError,
-    LabelledBatch,
-    LocalStep,
-    Model,
-    Predictions,
-    RunSpec,
-    Tensors,
-    Update,
-    hookimpl,
-    hyper,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.toolkit.fedavg import average, largest_logit, predicted_classes
 from fedbench.toolkit.prototypes import client_features, mean_over_holders, nearest_class, sent_means, spread
 
@@ -92,7 +77,7 @@ def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, kno
     return away.square().mean()
 
 
-def _seen_only(task: ClientTask, seen: Tensor) -> ClientTask:
+def _seen_only(task: fb.ClientTask, seen: Tensor) -> fb.ClientTask:
     """``task`` with the labels and counts of the samples ``seen`` (n_k,): a straggler may not get to all of them."""
     if task.labels is None or task.class_counts is None:
         return task
@@ -100,50 +85,44 @@ def _seen_only(task: ClientTask, seen: Tensor) -> ClientTask:
     return replace(task, labels=labels, class_counts=torch.bincount(labels, minlength=len(task.class_counts)))
 
 
-class FedProto:
+class FedProto(fb.Method[FedProtoParams]):
     """Clients train whole models of their own, tied by the mean features of each class."""
 
-    name: ClassVar[str] = "fedproto"
-    citation: ClassVar[str] = "Tan et al., FedProto: Federated Prototype Learning, AAAI 2022"
-    Params: ClassVar[type] = FedProtoParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    keeps_lost_training: ClassVar[bool] = True
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
+    name = "fedproto"
+    citation = "Tan et al., FedProto: Federated Prototype Learning, AAAI 2022"
+    Params = FedProtoParams
+    keeps_lost_training = True
+    requires: tuple[str, ...] = ("labels", "trained_features")
 
     def __init__(self, params: FedProtoParams) -> None:
-        self.params = params
+        super().__init__(params)
+        if not params.lam:
+            self.requires = ("labels",)
 
     @hookimpl
-    def private(self, model: Model, spec: RunSpec) -> Collection[str]:
+    def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:
         """The whole model, unless weights are averaged too."""
         return () if self.params.aggregate_weights else (*model.weights, *model.buffers)
 
     @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
+    def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """The global prototypes P (C, d) and which classes have one; nothing before the first are made."""
-        return Broadcast(task.weights, dict(task.state.get(self.name, {})))
+        return fb.Broadcast(task.weights, dict(task.state.get(self.name, {})))
 
     @hookimpl
-    def loss_terms(self, step: LocalStep) -> Tensor | None:
-        """λ L_R; nothing in round 1. Raises FedbenchError without labels, or where features are frozen."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fedproto needs labels to know a sample's prototype; set scenario.labels=visible.")
+    def loss_terms(self, step: fb.LocalStep) -> Tensor | None:
+        """λ L_R; nothing in round 1."""
         if self.params.prototypes == "running":
             self._keep_features(step)
         if not self.params.lam:
             return None
-        if not step.features_are_trained:
-            raise FedbenchError(
-                "fedproto moves features, and those of this model are frozen; choose a backbone that is trained "
-                "(a CNN, or tune=full), or stack it with a method that trains a projector (fedglcl+fedproto)."
-            )
         sent = step.task.payload
         if "prototypes" not in sent:
             return None
-        distance = prototype_distance(step.outputs.features, step.batch.labels, sent["prototypes"], sent["known"])
+        distance = prototype_distance(step.outputs.features, step.labels, sent["prototypes"], sent["known"])
         return self.params.lam * distance
 
-    def _keep_features(self, step: LocalStep) -> None:
+    def _keep_features(self, step: fb.LocalStep) -> None:
         """Note the batch's features (b, d) by sample: every epoch overwrites all, so that the last epoch's are left."""
         kept, found = step.task.state.setdefault(self.name, {}), step.outputs.features.detach()
         if "features" not in kept:
@@ -153,7 +132,7 @@ class FedProto:
         kept["features"][index], kept["seen"][index] = found, True
 
     @hookimpl
-    def after_training(self, task: ClientTask, update: Update) -> Tensors:
+    def after_training(self, task: fb.ClientTask, update: fb.Update) -> fb.Tensors:
         """The client's prototypes C^k, of which it remembers the classes; counts too where P is weighted by them."""
         if self.params.prototypes == "running":
             kept = task.state[self.name]
@@ -167,7 +146,7 @@ class FedProto:
         return sent
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """P (C, d), the mean over the round's clients that hold a class; the mean of the weights that are sent."""
         sent = [update.payload for update in task.updates]
         weights = torch.stack([each["counts" if self.params.mean == "samples" else "holds"] for each in sent])
@@ -181,16 +160,16 @@ class FedProto:
         return average(task)
 
     @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
+    def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """Each client by its own model; no global model unless weights are averaged."""
         if self.params.aggregate_weights:
             return largest_logit(task)
         if task.client is not None:
-            return Predictions(self._predicted(task, task.client, task.weights, task.buffers))
+            return fb.Predictions(self._predicted(task, task.client, task.weights, task.buffers))
         own = {client: self._predicted(task, client, *task.own_model(client)) for client in task.clients}
-        return Predictions(None, own)
+        return fb.Predictions(None, own)
 
-    def _predicted(self, task: EvaluationTask, client: int, weights: Tensors, buffers: Tensors) -> Tensor:
+    def _predicted(self, task: fb.EvaluationTask, client: int, weights: fb.Tensors, buffers: fb.Tensors) -> Tensor:
         """Classes (n,) by a client's model: the nearest P_j of its own classes, or the classifier's."""
         if self.params.evaluation == "classifier":
             return predicted_classes(task, weights, buffers)

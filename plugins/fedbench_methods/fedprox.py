@@ -11,14 +11,13 @@ use the norm without the square, (mu/2) ||w - w^t||, and so does the code the Fe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import LocalStep, Tensors, hookimpl, hyper
+from fedbench.api import LocalStep, Method, Tensors, hookimpl, hyper
 from fedbench.toolkit.losses import proximal_term, squared_distance
 
 
@@ -42,16 +41,12 @@ def unsquared_term(weights: Tensors, received: Tensors, mu: float) -> Tensor:
     return 0.5 * mu * torch.where(moved, torch.where(moved, distance, 1.0).sqrt(), 0.0)
 
 
-class FedProx:
+class FedProx(Method[FedProxParams]):
     """Adds the proximal term to every local step."""
 
-    name: ClassVar[str] = "fedprox"
-    citation: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
-    Params: ClassVar[type] = FedProxParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-
-    def __init__(self, params: FedProxParams) -> None:
-        self.params = params
+    name = "fedprox"
+    citation = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    Params = FedProxParams
 
     @hookimpl
     def loss_terms(self, step: LocalStep) -> Tensor:

@@ -27,24 +27,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear
 
-from fedbench.api import (
-    FedbenchError,
-    LabelledBatch,
-    LocalStep,
-    Model,
-    ModelSetup,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
-from fedbench.models.heads import linear_layer, require_clip, text_classifier
+import fedbench.api as fb
+from fedbench.api import hookimpl, hyper
+from fedbench.models.heads import clip_of, linear_layer, text_classifier
 from fedbench.models.prompts.context import prompt_tower, random_context
 from fedbench.toolkit.fedavg import cross_entropy
 
@@ -65,9 +56,9 @@ class FedTpgParams:
     )
 
 
-def initial_generator(length: int, width: int, dim: int, seed: int) -> Tensors:
+def initial_generator(length: int, width: int, dim: int, seed: int) -> fb.Tensors:
     """Queries (M, w) and the layers behind them, from names ``dim`` (d) wide to a context ``width`` (w = d_t) wide."""
-    generator = torch_generator(seed, "fedtpg generator")
+    generator = fb.torch_generator(seed, "fedtpg generator")
     weights = {"generator.queries": random_context(seed, "fedtpg queries", length, width)}
     for layer, size in (("norm_q", width), ("norm_c", dim), ("norm_h", width)):
         weights |= {f"generator.{layer}.weight": torch.ones(size), f"generator.{layer}.bias": torch.zeros(size)}
@@ -115,24 +106,19 @@ def layer_of(weights: Mapping[str, Tensor], layer: str) -> tuple[Tensor, Tensor]
     return weights[f"generator.{layer}.weight"], weights[f"generator.{layer}.bias"]
 
 
-class FedTPG:
+class FedTPG(fb.Method[FedTpgParams]):
     """A generator from class names to their context, learned by FedAvg."""
 
-    name: ClassVar[str] = "fedtpg"
-    citation: ClassVar[str] = (
-        "Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024"
-    )
-    Params: ClassVar[type] = FedTpgParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 3e-3, "momentum": 0.9, "weight_decay": 1e-5}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
-
-    def __init__(self, params: FedTpgParams) -> None:
-        self.params = params
+    name = "fedtpg"
+    citation = "Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024"
+    Params = FedTpgParams
+    recipe = {"optimizer": "sgd", "lr": 3e-3, "momentum": 0.9, "weight_decay": 1e-5}
+    requires = ("labels", "clip")
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """The generator; logits are scaled cosines of the frozen image features to the texts of its context."""
-        clip, length = require_clip(setup, self.name), self.params.context_length
+        clip, length = clip_of(setup), self.params.context_length
         tower = prompt_tower(clip, setup.classnames, length)
         names = clip.text_features([name.replace("_", " ") for name in setup.classnames], ("{}",))
 
@@ -140,16 +126,13 @@ class FedTPG:
             return tower.encode(generated_context(tensors, names, tensors.get(ABSENT)))
 
         weights = initial_generator(length, tower.width, clip.embed_dim, setup.spec.seed)
-        return Model(weights, text_classifier(texts, clip.logit_scale), encoder=clip.image_encoder())
+        return fb.Model(weights, text_classifier(texts, clip.logit_scale), encoder=clip.image_encoder())
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """Cross-entropy; with `context=present` among the client's own classes, of a context from their names alone."""
         if self.params.context == "all":
             return cross_entropy(step)
-        counts = step.task.class_counts
-        if counts is None or not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("fedtpg.context=present reads a client's class counts; set scenario.labels=visible.")
-        absent = torch.where(counts > 0, 0.0, -torch.inf)
+        absent = torch.where(step.task.visible_counts > 0, 0.0, -torch.inf)
         logits = step.outputs_with({ABSENT: absent}).logits + absent
-        return torch.nn.functional.cross_entropy(logits, step.batch.labels)
+        return torch.nn.functional.cross_entropy(logits, step.labels)

@@ -29,27 +29,17 @@ outweighs the mean of Eq. 3 by far and makes W grow, which is what sharpens f at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedbench.api import (
-    AggregationTask,
-    FedbenchError,
-    LocalStep,
-    Model,
-    ModelSetup,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.clip.backbone import fill_templates
-from fedbench.models.heads import head_on_features, require_clip, scaled_logits
+from fedbench.models.heads import clip_of, head_on_features, scaled_logits
 from fedbench.toolkit.fedavg import average
 
 
@@ -142,24 +132,25 @@ def text_sampling_loss(logits: Tensor, classes: Tensor, reduction: str) -> Tenso
     return total if reduction == "sum" else total / max(len(classes), 1)
 
 
-class FSTCBDG:
+class FSTCBDG(fb.Method[FstCbdgParams]):
     """Self-training of a linear head, with synthetic features around the class texts."""
 
-    name: ClassVar[str] = "fst-cbdg"
-    citation: ClassVar[str] = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
-    Params: ClassVar[type] = FstCbdgParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
-    keeps_lost_training: ClassVar[bool] = True
+    name = "fst-cbdg"
+    citation = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
+    Params = FstCbdgParams
+    requires = ("clip",)
+    recipe = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
+    keeps_lost_training = True
 
     def __init__(self, params: FstCbdgParams) -> None:
         if not params.self_training and params.text_weight == 0:
             raise FedbenchError("fst-cbdg has no loss left; set self_training=true or text_weight above 0.")
-        self.params = params
+        super().__init__(params)
 
     @hookimpl
-    def build_model(self, setup: ModelSetup) -> Model:
+    def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """f with W_0 = T, b_0 = 0 (section 3.1)."""
-        clip, templates = require_clip(setup, self.name), setup.spec.templates
+        clip, templates = clip_of(setup), setup.spec.templates
         if self.params.unit_features:
             text = clip.text_features(setup.classnames, templates)
         else:
@@ -169,7 +160,7 @@ class FSTCBDG:
         return replace(model, constants={"text": text})
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
         """L_iST + λ L_tSamp of one iteration (Eq. 8), after the soft labels were moved (Alg. 1)."""
         chosen, soft_labels = self.params, self._kept_labels(step)
         batch = step.batch.index.to(soft_labels.device)
@@ -185,7 +176,7 @@ class FSTCBDG:
             loss = loss + chosen.text_weight * self._text_loss(step, pseudo_class_counts(moved))
         return loss
 
-    def _kept_labels(self, step: LocalStep) -> Tensor:
+    def _kept_labels(self, step: fb.LocalStep) -> Tensor:
         """q (n_k, C) before this iteration: the client's own, at first f(·; T, 0) (Eq. 2)."""
         if step.number == 0 and self.params.restart == "received":
             start = step.received
@@ -197,23 +188,22 @@ class FSTCBDG:
         with torch.no_grad():
             return probabilities(_all_logits(step, start))
 
-    def _text_loss(self, step: LocalStep, counts: Tensor) -> Tensor:
+    def _text_loss(self, step: fb.LocalStep, counts: Tensor) -> Tensor:
         """L_tSamp (Eq. 6) on new draws for the pseudo-class ``counts`` m (C,)."""
-        chosen, task = self.params, step.task
+        chosen = self.params
         amounts = (balanced_counts if chosen.sampling == "balanced" else equal_counts)(counts, chosen.gamma)
-        keys = (task.round, task.client, task.exchange, step.number)
-        generator = torch_generator(task.spec.seed, "text-samples", *keys)
+        generator = step.generator("text-samples")
         features, classes = text_samples(step.model.constants["text"], amounts, chosen.sigma, generator)
         logits = scaled_logits(features, step.weights["head.weight"], step.weights["head.bias"], chosen.scale)
         return text_sampling_loss(logits, classes, chosen.reduction)
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """The plain mean over the participants (Alg. 1), or weighted by their samples."""
         return average(task, self.params.weighting)
 
 
-def _all_logits(step: LocalStep, weights: Tensors) -> Tensor:
+def _all_logits(step: fb.LocalStep, weights: fb.Tensors) -> Tensor:
     """Logits of all the client's images, (n_k, C)."""
     inputs = step.task.inputs.read(torch.arange(len(step.task.inputs)))
     return step.model.forward(weights, inputs, True).logits

@@ -21,14 +21,13 @@ with momentum 0.9 and decay 5e-4 of the toolbox it is built on; its cosine sched
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 from torch import Tensor
 
-from fedbench.api import LocalStep, Model, ModelSetup, hookimpl, hyper
-from fedbench.models.heads import TextOutputs, require_clip, text_classifier
+from fedbench.api import LocalStep, Method, Model, ModelSetup, hookimpl, hyper
+from fedbench.models.heads import TextOutputs, clip_of, text_classifier
 from fedbench.models.prompts.context import INITS, Init, initial_context, prompt_tower
 
 
@@ -64,21 +63,19 @@ def squared_distance(texts: Tensor, teacher: Tensor) -> Tensor:
     return (texts - teacher).square().sum(dim=-1).mean()
 
 
-class KgCoOp:
+class KgCoOp(Method[KgCoOpParams]):
     """PromptFL with a pull of the learned texts towards hand-written ones."""
 
-    name: ClassVar[str] = "kgcoop"
-    citation: ClassVar[str] = "Yao et al., Prompt Tuning with Knowledge-guided Context Optimization, CVPR 2023"
-    Params: ClassVar[type] = KgCoOpParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4}
-
-    def __init__(self, params: KgCoOpParams) -> None:
-        self.params = params
+    name = "kgcoop"
+    citation = "Yao et al., Prompt Tuning with Knowledge-guided Context Optimization, CVPR 2023"
+    Params = KgCoOpParams
+    requires = ("clip",)
+    recipe = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4}
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:
         """The context as only weight, beside the teacher's texts of all classes, encoded once."""
-        clip = require_clip(setup, self.name)
+        clip = clip_of(setup)
         context = initial_context(clip, setup.spec.seed, self.params.context_length, self.params.init)
         tower = prompt_tower(clip, setup.classnames, len(context))
         return Model(

@@ -21,14 +21,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
-from fedbench.api import FedbenchError, Model, ModelSetup, Outputs, Tensors, hookimpl, hyper, torch_generator
+from fedbench.api import FedbenchError, Method, Model, ModelSetup, Outputs, Tensors, hookimpl, hyper, torch_generator
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.heads import TextOutputs, linear_layer, require_clip, scaled_logits
+from fedbench.models.heads import TextOutputs, clip_of, linear_layer, scaled_logits
 from fedbench.models.prompts.context import INITS, Init, prompt_tower, random_context, word_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 
@@ -66,21 +65,19 @@ def initial_words(clip: ClipBackbone, length: int) -> tuple[Tensor, str]:
     return context, " ".join(WORDS[length:])
 
 
-class MaPLe:
+class MaPLe(Method[MapleParams]):
     """Prompts in the first layers of both towers, those of the image tower coupled to those of the text tower."""
 
-    name: ClassVar[str] = "maple"
-    citation: ClassVar[str] = "Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023"
-    Params: ClassVar[type] = MapleParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 3.5e-3, "momentum": 0.9, "weight_decay": 5e-4}
-
-    def __init__(self, params: MapleParams) -> None:
-        self.params = params
+    name = "maple"
+    citation = "Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023"
+    Params = MapleParams
+    requires = ("clip",)
+    recipe = {"optimizer": "sgd", "lr": 3.5e-3, "momentum": 0.9, "weight_decay": 5e-4}
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:
         """The prompts and their couplings; logits are scaled cosines of what both towers make of them."""
-        clip, length, seed = require_clip(setup, self.name), self.params.context_length, setup.spec.seed
+        clip, length, seed = clip_of(setup), self.params.context_length, setup.spec.seed
         visual = require_vision_transformer(clip, "maple appends tokens to the image tower")
         depth = min(self.params.depth, len(clip.module.transformer.resblocks), len(visual.transformer.resblocks))
         if depth < self.params.depth:

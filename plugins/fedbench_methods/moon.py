@@ -21,14 +21,12 @@ Cost: three forward passes a step, and one copy of weights and running statistic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from fedbench.api import ClientTask, FedbenchError, LocalStep, Tensors, Update, hookimpl, hyper
+from fedbench.api import ClientTask, LocalStep, Method, Tensors, Update, hookimpl, hyper
 from fedbench.models.text.classifier import unit
 
 WEIGHTS, BUFFERS = "weights/", "buffers/"
@@ -71,26 +69,23 @@ def _with_prefix(kept: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): tensor for name, tensor in kept.items() if name.startswith(prefix)}
 
 
-class MOON:
+class MOON(Method[MoonParams]):
     """Adds the contrast of three models to every local step."""
 
-    name: ClassVar[str] = "moon"
-    citation: ClassVar[str] = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
-    Params: ClassVar[type] = MoonParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    keeps_lost_training: ClassVar[bool] = True
+    name = "moon"
+    citation = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
+    Params = MoonParams
+    requires: tuple[str, ...] = ("trained_features",)
+    keeps_lost_training = True
 
     def __init__(self, params: MoonParams) -> None:
-        self.params = params
+        super().__init__(params)
+        if not params.mu:
+            self.requires = ()
 
     @hookimpl
     def loss_terms(self, step: LocalStep) -> Tensor | None:
-        """μ l_con (Eq. 4); nothing in a client's first participation. FedbenchError for features that are frozen."""
-        if self.params.mu and not step.features_are_trained:
-            raise FedbenchError(
-                "moon contrasts features, and those of this model are frozen; choose a backbone that is trained "
-                "(a CNN, or tune=full), or stack it with a method that trains a projector (fedglcl+moon)."
-            )
+        """μ l_con (Eq. 4); nothing in a client's first participation."""
         kept = step.task.state.get(self.name)
         if kept is None:
             return None

@@ -16,12 +16,10 @@ run's `templates` are not read: the context stands in their place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from fedbench.api import Model, ModelSetup, hookimpl, hyper
-from fedbench.models.heads import require_clip, text_classifier
+from fedbench.api import Method, Model, ModelSetup, hookimpl, hyper
+from fedbench.models.heads import clip_of, text_classifier
 from fedbench.models.prompts.context import INITS, POSITIONS, Init, Position, initial_context, prompt_tower
 
 
@@ -47,21 +45,19 @@ class PromptFlParams:
     )
 
 
-class PromptFL:
+class PromptFL(Method[PromptFlParams]):
     """A context shared by all classes (or one a class), learned by FedAvg."""
 
-    name: ClassVar[str] = "promptfl"
-    citation: ClassVar[str] = "Guo et al., PromptFL: Let Federated Participants Cooperatively Learn Prompts, TMC 2024"
-    Params: ClassVar[type] = PromptFlParams
-    recipe: ClassVar[Mapping[str, object]] = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 1e-4}
-
-    def __init__(self, params: PromptFlParams) -> None:
-        self.params = params
+    name = "promptfl"
+    citation = "Guo et al., PromptFL: Let Federated Participants Cooperatively Learn Prompts, TMC 2024"
+    Params = PromptFlParams
+    requires = ("clip",)
+    recipe = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 1e-4}
 
     @hookimpl
     def build_model(self, setup: ModelSetup) -> Model:
         """The context as only weight; logits are scaled cosines of the frozen image features to its texts."""
-        clip, params = require_clip(setup, self.name), self.params
+        clip, params = clip_of(setup), self.params
         classes = len(setup.classnames) if params.per_class else None
         context = initial_context(clip, setup.spec.seed, params.context_length, params.init, classes=classes)
         tower = prompt_tower(clip, setup.classnames, context.shape[-2], params.position)

@@ -27,30 +27,15 @@ at E = 5. C floats down to each client.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    AggregationTask,
-    Broadcast,
-    BroadcastTask,
-    FedbenchError,
-    GlobalModel,
-    InputSource,
-    LabelledBatch,
-    LinearHead,
-    LocalStep,
-    Model,
-    Tensors,
-    hookimpl,
-    hyper,
-    torch_generator,
-)
+import fedbench.api as fb
+from fedbench.api import hookimpl, hyper
 from fedbench.toolkit.fedavg import average, cross_entropy
 from fedbench.toolkit.federated_features import class_gradients
 from fedbench.toolkit.local_training import batch_table, build_optimiser
@@ -80,16 +65,6 @@ class RatioLossParams:
         choices=(True, False),
         source="whether the weights have mean 1; False with cap=5000: released code",
     )
-
-
-def required_head(model: Model) -> LinearHead:
-    """The model's linear classifier; FedbenchError where it has none."""
-    if model.head is None:
-        raise FedbenchError(
-            "ratio-loss compares changes of a linear classifier, and this model has none; use a CNN backbone, or a "
-            "CLIP backbone with tune=head and no method that builds another model."
-        )
-    return model.head
 
 
 def released_ratios(changes: Tensor, cap: float) -> Tensor:
@@ -127,39 +102,33 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
     return -(class_weights[labels] * chosen).mean()
 
 
-class RatioLoss:
+class RatioLoss(fb.Method[RatioLossParams]):
     """Weighs every class by how much a few samples of it change the output layer."""
 
-    name: ClassVar[str] = "ratio-loss"
-    citation: ClassVar[str] = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"
-    Params: ClassVar[type] = RatioLossParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels", "server_labels"})
-
-    def __init__(self, params: RatioLossParams) -> None:
-        self.params = params
+    name = "ratio-loss"
+    citation = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"
+    Params = RatioLossParams
+    requires = ("labels", "server_labels", "linear_head", "whole_model")
 
     @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
+    def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """The global weights and, from round 2 on, the C class weights."""
-        return Broadcast(task.weights, dict(task.state.get(self.name, {})))
+        return fb.Broadcast(task.weights, dict(task.state.get(self.name, {})))
 
     @hookimpl
-    def local_loss(self, step: LocalStep) -> Tensor:
-        """Cross-entropy weighted by class. Raises FedbenchError without labels."""
-        if not isinstance(step.batch, LabelledBatch):
-            raise FedbenchError("ratio-loss weighs samples by their label; set scenario.labels=visible.")
+    def local_loss(self, step: fb.LocalStep) -> Tensor:
+        """Cross-entropy weighted by class."""
         class_weights = step.task.payload.get(CLASS_WEIGHTS)
         if class_weights is None:
             return cross_entropy(step)
-        return weighted_cross_entropy(step.outputs.logits, step.batch.labels, class_weights)
+        return weighted_cross_entropy(step.outputs.logits, step.labels, class_weights)
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """FedAvg; and the class weights of the next round, from the model that this one began with."""
-        server, params = granted(task, self.name), self.params
+        server, params = granted(task), self.params
         assert server.labels is not None, "the harness grants what `requires` names"
-        head = required_head(task.model)
+        head = task.model.linear_head
         classes = range(len(task.weights[head.weight]))
         samples = [server.inputs.select(torch.nonzero(server.labels.cpu() == label).flatten()) for label in classes]
         if params.ratio == "climb":
@@ -170,13 +139,13 @@ class RatioLoss:
         task.state[self.name] = {CLASS_WEIGHTS: weights / weights.mean() if params.normalise else weights}
         return average(task)
 
-    def trained_changes(self, task: AggregationTask, head: LinearHead, samples: list[InputSource]) -> Tensor:
+    def trained_changes(self, task: fb.AggregationTask, head: fb.LinearHead, samples: list[fb.InputSource]) -> Tensor:
         """D (C, C, d): what training on the samples of one class alone changes in the head's weight, class by class."""
-        training, start = task.spec.training, GlobalModel(task.weights, task.buffers)
+        training, start = task.spec.training, fb.GlobalModel(task.weights, task.buffers)
         optimiser = partial(build_optimiser, training, round=task.round, lr_factors=task.model.lr_factors)
         changes = []
         for label, inputs in enumerate(samples):
-            generator = torch_generator(task.spec.seed, "class-training", task.round, task.exchange, label)
+            generator = task.generator("class-training", label)
             batches = batch_table(len(inputs), training.local_epochs, training.batch_size, generator)
 
             def gradient(logits: Tensor, index: Tensor, label: int = label) -> Tensor:
@@ -189,7 +158,7 @@ class RatioLoss:
         return torch.stack(changes)
 
     @torch.no_grad()
-    def gradients(self, task: AggregationTask, head: LinearHead, samples: list[InputSource]) -> Tensor:
+    def gradients(self, task: fb.AggregationTask, head: fb.LinearHead, samples: list[fb.InputSource]) -> Tensor:
         """D (C, C, d): the gradient of each class's cross-entropy with respect to the head's weight, at wᵗ."""
         tensors, found = {**task.weights, **task.buffers}, []
         for label, inputs in enumerate(samples):

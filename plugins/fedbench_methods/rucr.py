@@ -11,7 +11,7 @@ The server averages as FedAvg does. In the last `rectify_rounds` + 1 rounds ever
 each client of the cohort trains its updated head on m such v of every class c, labelled c; the heads are averaged by
 n_k. The global model with this head is what is evaluated from then on; clients train from FedAvg's weights.
 
-Answers: start, survey, report, reported, broadcast, loss_terms, after_training, aggregate, evaluate. Stacks with
+Answers: survey, report, reported, broadcast, loss_terms, after_training, aggregate, evaluate. Stacks with
 methods that change the local loss only. With loss_weight=0 and rectify_rounds=0 it is FedAvg bit for bit.
 The published equations were not at hand: this follows the released code, which exists twice. The original scripts have
 a cosine head of scale 30, the cleaned code a plain linear one. Here the head is the model's own, linear one
@@ -32,33 +32,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    AggregationTask,
-    Broadcast,
-    BroadcastTask,
-    ClientTask,
-    EvaluationTask,
-    FedbenchError,
-    LabelledBatch,
-    LocalStep,
-    Predictions,
-    ReportedTask,
-    RunSpec,
-    StartTask,
-    Tensors,
-    Update,
-    hookimpl,
-    hyper,
-)
+import fedbench.api as fb
+from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.text.classifier import unit
 from fedbench.toolkit.fedavg import average, largest_logit, participant_shares, weighted_mean
-from fedbench.toolkit.federated_features import largest_logit_with_head, required_head, retrained
-from fedbench.toolkit.prototypes import class_means, client_features, mean_over_holders, spread, visible_labels
+from fedbench.toolkit.federated_features import largest_logit_with_head, retrained
+from fedbench.toolkit.prototypes import class_means, client_features, mean_over_holders, spread
 
 SENT_DOWN = ("prototypes", "prior", "directions")
 """What the server keeps of a survey until the round ends, and sends to the cohort."""
@@ -105,7 +88,7 @@ class RUCRParams:
     )
 
 
-def merged(reports: Collection[Tensors], *, unit_length: bool = False) -> Tensor:
+def merged(reports: Collection[fb.Tensors], *, unit_length: bool = False) -> Tensor:
     """P over the clients of ``reports``, (C, d): means by class weighted by counts; of μ/|μ| with ``unit_length``.
 
     Each has "means" (k, d) of the k classes the client owns and "counts" (C,). A class that nobody owns is zero.
@@ -145,47 +128,40 @@ def virtual_features(
     return shares * directions[:, None, :] + (1 - shares) * unit(features)[picks.to(device)]
 
 
-class RUCR:
+class RUCR(fb.Method[RUCRParams]):
     """Pulls features towards prototypes that the cohort shares, and rectifies the head in the last rounds."""
 
-    name: ClassVar[str] = "rucr"
-    citation: ClassVar[str] = "Huang et al., Representation Unification and Classifier Rectification, IEEE TIFS 2024"
-    Params: ClassVar[type] = RUCRParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-    requires: ClassVar[frozenset[str]] = frozenset({"labels"})
+    name = "rucr"
+    citation = "Huang et al., Representation Unification and Classifier Rectification, IEEE TIFS 2024"
+    Params = RUCRParams
+    requires: tuple[str, ...] = ("labels", "linear_head", "trained_features")
 
     def __init__(self, params: RUCRParams) -> None:
-        self.params = params
+        super().__init__(params)
         if params.left > params.right:
             raise FedbenchError(f"rucr.left={params.left:g} is above rucr.right={params.right:g}; lower left.")
+        needs = {"trained_features": params.loss_weight, "linear_head": params.rectify_rounds}
+        self.requires = tuple(name for name in self.requires if needs.get(name, True))
 
-    def _rectifies(self, round: int, spec: RunSpec) -> bool:
+    def _rectifies(self, round: int, spec: fb.RunSpec) -> bool:
         tail, last = self.params.rectify_rounds, spec.training.rounds
         return tail > 0 and last - tail <= round <= last
 
     @hookimpl
-    def start(self, task: StartTask) -> None:
-        """Refuse a model without linear head now, not in the last rounds."""
-        if self.params.rectify_rounds:
-            required_head(task.model, self.name)
-
-    @hookimpl
-    def survey(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> str:
+    def survey(self, round: int, spec: fb.RunSpec, state: Mapping[str, fb.Tensors]) -> str:
         """The cohort before every round, everyone in the last ones."""
         if self._rectifies(round, spec):
             return "everyone"
         return "cohort" if self.params.loss_weight and round <= spec.training.rounds else "nobody"
 
     @hookimpl
-    def report(self, task: ClientTask) -> Tensors:
+    def report(self, task: fb.ClientTask) -> fb.Tensors:
         """Mean feature of each class the client owns, and its counts."""
-        labels = visible_labels(task, self.name)
         features = client_features(task, task.received, task.buffers)
-        assert task.class_counts is not None  # known where labels are visible
-        return {"means": class_means(features, labels).means, "counts": task.class_counts}
+        return {"means": class_means(features, task.visible_labels).means, "counts": task.visible_counts}
 
     @hookimpl
-    def reported(self, task: ReportedTask) -> None:
+    def reported(self, task: fb.ReportedTask) -> None:
         """P and π over the cohort, P̂ over everyone."""
         # the rectified head outlives a round from which no update arrives
         made = {name: tensor for name, tensor in task.state.get(self.name, {}).items() if name in HEAD}
@@ -198,35 +174,29 @@ class RUCR:
         task.state[self.name] = made
 
     @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
+    def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """The global weights and what the survey of this round gave."""
         kept = task.state.get(self.name, {})
-        return Broadcast(task.weights, {name: kept[name] for name in SENT_DOWN if name in kept})
+        return fb.Broadcast(task.weights, {name: kept[name] for name in SENT_DOWN if name in kept})
 
     @hookimpl
-    def loss_terms(self, step: LocalStep) -> Tensor | None:
-        """λ CE(s, y). FedbenchError for features that are frozen."""
+    def loss_terms(self, step: fb.LocalStep) -> Tensor | None:
+        """λ CE(s, y)."""
         params, payload = self.params, step.task.payload
         if not params.loss_weight or "prototypes" not in payload:
             return None
-        if not step.features_are_trained:
-            raise FedbenchError(
-                "rucr's local term moves features, and those of this model are frozen; choose a backbone that is "
-                "trained (a CNN, or tune=full), or set loss_weight=0, which leaves the rectified head."
-            )
-        assert isinstance(step.batch, LabelledBatch) and step.task.class_counts is not None  # the survey saw labels
         log_prior = scaled_log(payload["prior"], params.prior_weight)
-        owned = step.task.class_counts > 0
+        owned = step.task.visible_counts > 0
         return params.loss_weight * unification_loss(
-            step.outputs.features, step.batch.labels, payload["prototypes"], log_prior, owned, params.temperature
+            step.outputs.features, step.labels, payload["prototypes"], log_prior, owned, params.temperature
         )
 
     @hookimpl
-    def after_training(self, task: ClientTask, update: Update) -> Tensors | None:
+    def after_training(self, task: fb.ClientTask, update: fb.Update) -> fb.Tensors | None:
         """In the last rounds the updated head, trained on virtual features of every class."""
         if "directions" not in task.payload:
             return None
-        params, head = self.params, required_head(task.model, self.name)
+        params, head = self.params, task.model.linear_head
         generator = task.generator("virtual-features")
         features = client_features(task, task.received, task.buffers)
         directions = task.payload["directions"]
@@ -248,7 +218,7 @@ class RUCR:
         return dict(zip(HEAD, (weight, bias), strict=True))
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """FedAvg's mean; rectified heads are averaged by n_k as well, beside it."""
         kept = dict(task.state.get(self.name, {}))
         if all(name in update.payload for update in task.updates for name in HEAD):
@@ -261,7 +231,7 @@ class RUCR:
         return average(task)
 
     @hookimpl
-    def evaluate(self, task: EvaluationTask) -> Predictions:
+    def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """The largest logit with the rectified head, once there is one; a fine-tuned model keeps its own."""
         kept = task.state.get(self.name, {})
         if HEAD[0] not in kept or task.client is not None:

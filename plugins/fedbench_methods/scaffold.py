@@ -28,25 +28,14 @@ statistics. One copy of the weights for every client that took part, kept and sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedbench.api import (
-    AggregationTask,
-    Broadcast,
-    BroadcastTask,
-    ClientTask,
-    LocalStep,
-    StartTask,
-    Tensors,
-    Update,
-    hookimpl,
-    hyper,
-)
+import fedbench.api as fb
+from fedbench.api import hookimpl, hyper
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import (
     batch_at,
@@ -54,7 +43,6 @@ from fedbench.toolkit.local_training import (
     gradient_weight,
     local_steps,
     rates_by_name,
-    require_sgd,
     step_loss,
 )
 
@@ -74,12 +62,12 @@ class ScaffoldParams:
     )
 
 
-def correction(server: Tensors, own: Tensors) -> Tensors:
+def correction(server: fb.Tensors, own: fb.Tensors) -> fb.Tensors:
     """c − c_k by name; a client that has no control yet has zero."""
     return {name: c - own[name] if name in own else c for name, c in server.items()}
 
 
-def correction_term(weights: Tensors, received: Tensors, correction: Tensors) -> Tensor:
+def correction_term(weights: fb.Tensors, received: fb.Tensors, correction: fb.Tensors) -> Tensor:
     """⟨w − x, c − c_k⟩ over the tensors of ``correction``, a scalar whose gradient in w is c − c_k."""
     return torch.stack([((weights[name] - received[name]) * value).sum() for name, value in correction.items()]).sum()
 
@@ -89,7 +77,7 @@ def control_of_change(received: Tensor, trained: Tensor, correction: Tensor, len
     return (received - trained) / length - correction
 
 
-def full_gradient(task: ClientTask) -> Tensors:
+def full_gradient(task: fb.ClientTask) -> fb.Tensors:
     """The gradient of the client's loss at x over all its data, weight decay and every loss term included, by name."""
     weights = {name: value.detach().clone().requires_grad_() for name, value in task.received.items()}
     total = {name: task.training.weight_decay * value for name, value in task.received.items()}
@@ -97,42 +85,38 @@ def full_gradient(task: ClientTask) -> Tensors:
     for index in batch_table(count, 1, task.training.batch_size, task.generator("batches of the control")):
         # the pass must not count as training: running statistics are thrown away
         buffers = {name: value.clone() for name, value in task.buffers.items()}
-        loss = step_loss(LocalStep(weights, buffers, batch_at(task, index, noise), task, 0))
+        loss = step_loss(fb.LocalStep(weights, buffers, batch_at(task, index, noise), task, 0))
         gradients = torch.autograd.grad(loss * (len(index) / count), list(weights.values()), allow_unused=True)
         total |= {n: total[n] + g for n, g in zip(weights, gradients, strict=True) if g is not None}
     return total
 
 
-class SCAFFOLD:
+class SCAFFOLD(fb.Method[ScaffoldParams]):
     """Corrects every local step by the difference of two controls."""
 
-    name: ClassVar[str] = "scaffold"
-    citation: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
-    Params: ClassVar[type] = ScaffoldParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-
-    def __init__(self, params: ScaffoldParams) -> None:
-        self.params = params
+    name = "scaffold"
+    citation = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
+    Params = ScaffoldParams
+    requires = ("sgd",)
 
     @hookimpl
-    def start(self, task: StartTask) -> None:
-        """c = 0, of the weights only. Raises FedbenchError for another optimiser than SGD."""
-        require_sgd(task.spec.training, self.name)
+    def start(self, task: fb.StartTask) -> None:
+        """c = 0, of the weights only."""
         task.state[self.name] = {name: torch.zeros_like(x) for name, x in task.model.weights.items()}
 
     @hookimpl
-    def broadcast(self, task: BroadcastTask) -> Broadcast:
+    def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """The global weights and c."""
         control = task.state[self.name]
-        return Broadcast(task.weights, {CONTROL + name: control[name] for name in task.weights if name in control})
+        return fb.Broadcast(task.weights, {CONTROL + name: control[name] for name in task.weights if name in control})
 
     @hookimpl
-    def loss_terms(self, step: LocalStep) -> Tensor:
+    def loss_terms(self, step: fb.LocalStep) -> Tensor:
         """⟨w − x, c − c_k⟩."""
         return correction_term(step.weights, step.received, self._correction(step.task))
 
     @hookimpl
-    def after_training(self, task: ClientTask, update: Update) -> Tensors:
+    def after_training(self, task: fb.ClientTask, update: fb.Update) -> fb.Tensors:
         """Keep c_k⁺ and send c_k⁺ − c_k, both as large as c."""
         drift = self._correction(task)
         if self.params.option == "I":
@@ -151,13 +135,13 @@ class SCAFFOLD:
         return {CONTROL + name: new - before[name] if name in before else new for name, new in control.items()}
 
     @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """x and c of Algorithm 1: x by the mean over the cohort, c by the sum over N."""
         control, means = task.state[self.name], average(task, self.params.weighting)
         changes = {name: sum(u.payload[CONTROL + name] for u in task.updates) for name in task.weights}
         task.state[self.name] = {name: control[name] + change / task.num_clients for name, change in changes.items()}
         return {name: torch.lerp(x, means[name], self.params.server_lr) for name, x in task.weights.items()}
 
-    def _correction(self, task: ClientTask) -> Tensors:
+    def _correction(self, task: fb.ClientTask) -> fb.Tensors:
         control = {n.removeprefix(CONTROL): c for n, c in task.payload.items() if n.startswith(CONTROL)}
         return correction(control, task.state.get(self.name, {}))

@@ -18,17 +18,14 @@ own predictions are with the re-scaled global head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fedbench.api import EvaluationTask, Predictions, hookimpl, hyper
+from fedbench.api import EvaluationTask, Method, Predictions, hookimpl, hyper
 from fedbench.toolkit.fedavg import largest_logit
-from fedbench.toolkit.federated_features import required_head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,21 +52,18 @@ def normalised_rows(weight: Tensor, tau: float) -> Tensor:
     return weight / torch.where(lengths > 0, lengths, 1.0).pow(tau)
 
 
-class TauNorm:
+class TauNorm(Method[TauNormParams]):
     """FedAvg whose classifier is re-scaled for every evaluation."""
 
-    name: ClassVar[str] = "tau-norm"
-    citation: ClassVar[str] = "Kang et al., Decoupling Representation and Classifier, ICLR 2020"
-    Params: ClassVar[type] = TauNormParams
-    recipe: ClassVar[Mapping[str, object]] = {}
-
-    def __init__(self, params: TauNormParams) -> None:
-        self.params = params
+    name = "tau-norm"
+    citation = "Kang et al., Decoupling Representation and Classifier, ICLR 2020"
+    Params = TauNormParams
+    requires = ("linear_head",)
 
     @hookimpl
     def evaluate(self, task: EvaluationTask) -> Predictions:
         """The largest score of the re-scaled global classifier; a client's fine-tuned model keeps its own."""
-        head = required_head(task.model, self.name)
+        head = task.model.linear_head
         if task.client is not None:
             return largest_logit(task)
         bias = task.weights[head.bias]

@@ -29,7 +29,8 @@ from fedbench.cli.app import main
 from fedbench.cli.console import OutputLost
 from fedbench.cli.options import Selection, command_line
 from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
-from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl, plugin_manager, relay
+from fedbench.core.hooks import hookimpl, plugin_manager, relay
+from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.leaderboard.rows.untrained import NOTE
 from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
@@ -674,12 +675,12 @@ ALONE = '''
 """Every client trains alone."""
 from typing import ClassVar
 from fedbench.core.hooks import hookimpl
-from fedbench.toolkit.fedavg import FedAvgParams
+from fedbench.core.method import NoParams
 
 class Alone:
     name: ClassVar[str] = "alone"
     citation: ClassVar[str] = "Nobody, A baseline that shares nothing, 2024"
-    Params: ClassVar[type] = FedAvgParams
+    Params: ClassVar[type] = NoParams
     recipe: ClassVar[dict] = {}
 
     def __init__(self, params): pass

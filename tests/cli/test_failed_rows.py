@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import RoundRecord, RunInfo, RunResult
+from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.leaderboard.board import baseline_named, metric_named
 from fedbench.leaderboard.failures import of_tables, shortened

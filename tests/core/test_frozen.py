@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedbench.core.frozen import FrozenDict
-from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl
+from fedbench.core.hooks import hookimpl
+from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.core.hooks import Hooks, HookSpecs
-from fedbench.plugins.assembly import HOOK_NAMES
+from fedbench.core.hooks import STEPS, Hooks, HookSpecs
+from fedbench.core.notifications import NOTIFICATIONS, Notifications, NotificationSpecs
 from fedbench.toolkit.fedavg import FedAvg
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +30,9 @@ def imports(file: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("hook", HOOK_NAMES)
+@pytest.mark.parametrize("hook", [*STEPS, *NOTIFICATIONS])
 def test_every_hook_says_its_kind_and_who_answers(hook):
-    text = inspect.getdoc(getattr(HookSpecs, hook))
+    text = inspect.getdoc(getattr(HookSpecs if hook in STEPS else NotificationSpecs, hook))
     assert text.split(":")[0] in ("First result", "Collected", "Collected and added to the base loss", "Notification")
     if not text.startswith("Notification"):
         assert "Default:" in text
@@ -40,14 +40,14 @@ def test_every_hook_says_its_kind_and_who_answers(hook):
 
 
 def test_the_typed_protocol_equals_the_specifications():
-    protocol = [name for name in vars(Hooks) if not name.startswith("_")]
-    assert protocol == list(HOOK_NAMES)
-    for hook in HOOK_NAMES:
-        assert arguments(getattr(Hooks, hook)) == arguments(getattr(HookSpecs, hook))
+    for typed, specs, names in ((Hooks, HookSpecs, STEPS), (Notifications, NotificationSpecs, NOTIFICATIONS)):
+        assert [name for name in vars(typed) if not name.startswith("_")] == list(names)
+        for hook in names:
+            assert arguments(getattr(typed, hook)) == arguments(getattr(specs, hook))
 
 
 def test_the_defaults_answer_every_first_result_hook():
-    first = [hook for hook in HOOK_NAMES if getattr(HookSpecs, hook).fedbench_spec["firstresult"]]
+    first = [hook for hook in STEPS if getattr(HookSpecs, hook).fedbench_spec["firstresult"]]
     assert [hook for hook in first if hook not in vars(FedAvg)] == []
 
 

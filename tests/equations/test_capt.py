@@ -8,13 +8,14 @@ import torch
 from torch.nn.functional import cross_entropy, linear, normalize
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, BroadcastTask, StartTask
 from fedbench.core.randomness import torch_generator
+from fedbench.core.tasks import AggregationTask, BroadcastTask, StartTask
 from fedbench.core.types import ClientReport, Model, Update
 from fedbench.models.prompts.context import prompt_tower, random_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens
 from fedbench.models.prompts.prompted_clip import coupling
-from fedbench.rounds.loop import broadcast, client_task, rounds, start
+from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.loop import rounds, start
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.toolkit.bandit import Pace, choose, mean_loss, reward, updated
 from fedbench.toolkit.clustering import complementary_clients, head_and_tail

@@ -260,7 +260,7 @@ def test_what_a_client_keeps_is_saved_and_moves_only_when_it_takes_part():
 def test_hidden_labels_are_refused(make_step):
     outputs = Outputs(torch.zeros(1, 2), torch.zeros(1, 2))
     step = make_step(model_of(), torch.zeros(1, 2), None, outputs=outputs)
-    with pytest.raises(FedbenchError, match="fed-grab needs labels"):
+    with pytest.raises(FedbenchError, match="needs labels"):
         FedGraB(FedGraBParams()).local_loss(step)
 
 
@@ -363,7 +363,9 @@ def test_by_default_clients_are_told_the_tail_which_costs_a_byte_a_class():
 
 def test_dpa_needs_a_linear_head_and_controlling_all_does_not():
     task = StartTask((), replace(model_of(), head=None), tiny_spec(NAME), {})
-    with pytest.raises(FedbenchError, match="fed-grab needs a linear classifier"):
+    with pytest.raises(FedbenchError, match="needs a linear classifier"):
         FedGraB(FedGraBParams()).start(task)
-    FedGraB(FedGraBParams(controlled="all")).start(task)
+    plugin = FedGraB(FedGraBParams(controlled="all"))
+    plugin.start(task)
+    assert plugin.requires == ("labels",)
     assert task.state == {}

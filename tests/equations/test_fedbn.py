@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.hooks import AggregationTask, EvaluationTask
+from fedbench.core.tasks import AggregationTask, EvaluationTask
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds.loop import broadcast, client_task, evaluate, train_round
+from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.loop import evaluate, train_round
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.testing import check_training, digest, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench_methods.fedbn import FedBN, FedBnParams, mean_layers

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask
+from fedbench.core.tasks import AggregationTask
 from fedbench.core.types import Model, Update
 from fedbench.plugins.assembly import assemble
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
@@ -191,7 +191,7 @@ def test_a_run_with_nothing_to_train_is_refused():
 
 
 def test_hidden_labels_are_refused():
-    with pytest.raises(FedbenchError, match="fedclip needs labels"):
+    with pytest.raises(FedbenchError, match="needs labels"):
         final_state(tiny_run(tiny_spec("fedclip", hidden=True, rounds=1)))
 
 

@@ -11,9 +11,11 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.core.tasks import AggregationTask, BroadcastTask, EvaluationTask, StartTask
 from fedbench.core.types import ClientReport, LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
+from fedbench.plugins.requirements import refuse_model
+from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.finetuning import finetuned_metrics
-from fedbench.rounds.loop import broadcast, client_task, evaluate, predict, rounds, train_round
+from fedbench.rounds.loop import evaluate, predict, rounds, train_round
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
@@ -93,13 +95,13 @@ def test_every_client_sends_its_label_shares_once():
 def test_hidden_labels_are_refused():
     plugin = FedConcat(FedConcatParams())
     task = StartTask([ClientReport(0, 5, None)], small_model(), RunSpec(method="fedconcat"), {})
-    with pytest.raises(FedbenchError, match="label shares, which are hidden"):
+    with pytest.raises(FedbenchError, match="fedconcat needs labels, which this scenario hides"):
         plugin.start(task)
 
 
 def test_a_model_without_a_linear_head_is_refused():
     spec = tiny_spec("fedconcat", backbone="clip:embedded").model_copy(update={"tune": "full"})
-    with pytest.raises(FedbenchError, match="fedconcat needs a linear classifier"):
+    with pytest.raises(FedbenchError, match="needs a linear classifier"):
         tiny_run(spec)
 
 
@@ -448,8 +450,6 @@ def test_a_method_that_reads_the_models_outputs_is_refused_in_stage_2():
 
 
 def test_a_method_that_keeps_tensors_private_is_refused():
-    plugin, spec, state, _ = started(FOUR, clusters=2)
-    model = small_model()
-    task = AggregationTask(1, model.weights, {}, (update(0, 1, 1.0),), model, spec, state)
-    with pytest.raises(FedbenchError, match="keeps part of the model with each client"):
-        plugin.aggregate(task)
+    run = tiny_run(tiny_spec("fedconcat", backbone="convnet"))
+    with pytest.raises(FedbenchError, match="fedconcat needs the clients' whole models"):
+        refuse_model(run.assembly.requires, run.model, {"head.weight"}, run.train, torch.device("cpu"))

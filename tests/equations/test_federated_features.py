@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, ClientTask
+from fedbench.core.tasks import AggregationTask, ClientTask
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.toolkit import siamese_augmentation as siamese
@@ -18,7 +18,6 @@ from fedbench.toolkit.federated_features import (
     fresh_head,
     matching_loss,
     mean_over_owners,
-    required_head,
     retrained,
 )
 
@@ -282,7 +281,7 @@ def test_hidden_labels_and_a_model_without_linear_head_are_refused(make_task):
     with pytest.raises(FedbenchError, match="label"):
         shared().client_gradients(task, update_of(task))
     with pytest.raises(FedbenchError, match="backbone"):
-        required_head(Model(weights={}, forward=None), "shared")
+        Model(weights={}, forward=None).linear_head  # noqa: B018
 
 
 # what the server does

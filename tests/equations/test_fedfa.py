@@ -7,11 +7,12 @@ import torch
 from torch.nn import functional as F
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, LocalStep
 from fedbench.core.randomness import torch_generator
+from fedbench.core.tasks import AggregationTask, LocalStep
 from fedbench.core.types import Model, Update
 from fedbench.models.cnn.block_ends import block_channels
-from fedbench.rounds.loop import broadcast, client_task, evaluate, start, train_round
+from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.loop import evaluate, start, train_round
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench.toolkit.local_training import batch_at
 from fedbench_methods.fedfa import (

@@ -137,5 +137,5 @@ def test_it_sends_what_fedavg_sends():
 
 def test_hidden_labels_are_refused(make_step):
     model = Model(weights={"w": torch.tensor(1.0)}, forward=scaled_inputs)
-    with pytest.raises(FedbenchError, match="fedntd needs labels"):
+    with pytest.raises(FedbenchError, match="needs labels"):
         FedNTD(FedNtdParams()).loss_terms(make_step(model, torch.ones(2, 3), None))

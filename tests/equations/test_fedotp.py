@@ -16,8 +16,9 @@ from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.prompts.context import initial_context, prompt_tower
 from fedbench.models.transform import PixelTransform
+from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
-from fedbench.rounds.loop import broadcast, client_task, evaluate, train_round
+from fedbench.rounds.loop import evaluate, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.fedotp import FedOtpParams, Plans, transport_plans, transported
 

@@ -8,11 +8,12 @@ import torch
 from torch.func import vmap
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, EvaluationTask
+from fedbench.core.tasks import AggregationTask, EvaluationTask
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
+from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
-from fedbench.rounds.loop import broadcast, client_task, evaluate, train_round
+from fedbench.rounds.loop import evaluate, train_round
 from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.prototypes import class_means

@@ -15,7 +15,8 @@ from fedbench.core.types import Model
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.prompts.context import prompt_tower
 from fedbench.models.transform import PixelTransform
-from fedbench.rounds.loop import broadcast, client_task, evaluate, rounds
+from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.loop import evaluate, rounds
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.toolkit.local_training import step_loss
 from fedbench_methods.fedpgp import PersonalOutputs, contrast

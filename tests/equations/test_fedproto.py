@@ -7,13 +7,14 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Federation, Split, TensorImages
-from fedbench.core.hooks import AggregationTask, EvaluationTask
 from fedbench.core.partition import ClientShard
+from fedbench.core.tasks import AggregationTask, EvaluationTask
 from fedbench.core.types import Broadcast, Model, Outputs, Predictions, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble
+from fedbench.rounds.broadcast import client_task
 from fedbench.rounds.finetuning import finetuned_metrics
-from fedbench.rounds.loop import client_task, evaluate, train_round
+from fedbench.rounds.loop import evaluate, train_round
 from fedbench.rounds.metrics import score, size_in_bytes
 from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
@@ -325,12 +326,11 @@ def test_it_goes_on_where_it_was_stopped_with_every_clients_own_model(tmp_path):
     assert digest(final_state(run_of(), load_state(tmp_path / "half.safetensors", run.spec.run_id))) == digest(whole)
 
 
-def test_frozen_features_and_hidden_labels_are_refused(make_step):
+def test_frozen_features_and_hidden_labels_are_refused():
     with pytest.raises(FedbenchError, match=r"frozen; choose a backbone"):
         final_state(run_of(backbone="clip:embedded"), until=1)
-    model = Model({"w": torch.tensor(1.0)}, moving)
     with pytest.raises(FedbenchError, match="fedproto needs labels"):
-        FedProto(FedProtoParams()).loss_terms(make_step(model, SAMPLES, None))
+        tiny_run(tiny_spec("fedproto", backbone="convnet", hidden=True))
 
 
 def test_on_a_trained_projector_the_cohort_trains_at_once_as_one_by_one():

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import Training
 from fedbench.core.types import Model
-from fedbench.toolkit.local_training import gradient_weight, local_steps, rates_by_name, require_sgd
+from fedbench.toolkit.local_training import gradient_weight, local_steps, rates_by_name
 
 
 @pytest.mark.parametrize(("count", "batch", "epochs", "steps"), [(10, 4, 1, 3), (9, 4, 2, 4), (3, 8, 5, 5)])
@@ -54,9 +53,3 @@ def test_it_is_how_far_sgd_goes_on_a_constant_gradient(momentum, pull):
 def test_rates_are_the_rounds_own_times_the_factor_of_the_weight():
     model = Model(weights={"a": torch.zeros(1), "b": torch.zeros(1)}, forward=None, lr_factors={"b": 0.1})
     assert rates_by_name(Training(lr=0.8, lr_decay=0.5), model, 3) == pytest.approx({"a": 0.2, "b": 0.02})
-
-
-def test_other_optimisers_than_sgd_are_refused_by_name():
-    require_sgd(Training(optimizer="sgd"), "some-method")
-    with pytest.raises(FedbenchError, match="some-method needs .* which adamw's is not; set optimizer=sgd"):
-        require_sgd(Training(optimizer="adamw"), "some-method")

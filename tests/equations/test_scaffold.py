@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, BroadcastTask, ClientTask, StartTask, hookimpl
+from fedbench.core.hooks import hookimpl
 from fedbench.core.spec import RunSpec, Training
+from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, StartTask
 from fedbench.core.types import Model, Outputs
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble

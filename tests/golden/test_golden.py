@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedbench.plugins.assembly import method_names
+from fedbench.plugins.requirements import required_by
 from fedbench.runs.job import run_spec
-from fedbench.runs.prepare import Settings, required_by
+from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite

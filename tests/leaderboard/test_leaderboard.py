@@ -23,7 +23,7 @@ from fedbench.cli.app import app
 from fedbench.cli.commands.leaderboard import Format, ReadingOptions, _command
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import csv_text
-from fedbench.core.hooks import RoundRecord, RunInfo, RunResult
+from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.scenario import Partition, Scenario
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.wording import OWN_MODELS

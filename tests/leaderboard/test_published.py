@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import fedbench_suites
 from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import RunInfo, RunResult
+from fedbench.core.records import RunInfo, RunResult
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.leaderboard.comparable import Difference

@@ -19,11 +19,12 @@ from fedbench.models import inputs as inputs_module
 from fedbench.models.inputs import FeatureInputs, ImageInputs
 from fedbench.models.per_thread import per_thread
 from fedbench.plugins.assembly import assemble
+from fedbench.rounds.broadcast import client_task
 from fedbench.rounds.executors import cohort as cohort_module
 from fedbench.rounds.executors import executor_for
 from fedbench.rounds.executors.gradients import ClosedForm, Vectorised
 from fedbench.rounds.executors.stack import Stack, StackedOptimiser, signature
-from fedbench.rounds.loop import client_task, rounds
+from fedbench.rounds.loop import rounds
 from fedbench.testing import final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import weighted_mean
 from fedbench.toolkit.local_training import batch_table, build_optimiser, local_sgd
@@ -37,7 +38,7 @@ def run_with(plugin, *, strict=False, method="fedavg", owners=("loss_terms",), *
     spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"participation": 0.75})})
     run = tiny_run(spec)
     assembly = assemble(method, {}, listeners=[plugin] if plugin else [])
-    assembly = replace(assembly, owners={**assembly.owners, **dict.fromkeys(owners if plugin else (), "plugin")})
+    assembly = replace(assembly, owners={**assembly.owners, **dict.fromkeys(owners if plugin else (), ("plugin",))})
     name = "cohort" if strict else "auto"
     return replace(run, assembly=assembly, executor=executor_for(name, spec.training, assembly, run.model))
 
@@ -277,7 +278,7 @@ def test_models_on_images_or_with_running_statistics_are_trained_sequentially(ch
 
 
 def test_a_method_with_its_own_local_training_keeps_it():
-    assembly = replace(DEFAULTS, owners={**DEFAULTS.owners, "local_train": "mine, fedavg"})
+    assembly = replace(DEFAULTS, owners={**DEFAULTS.owners, "local_train": ("mine", "fedavg")})
     model = Model({}, lambda *_: None, encoder=object())
     assert "mine trains" in executor_for("auto", Training(), assembly, model).told
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import RunInfo, RunResult
+from fedbench.core.records import RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.leaderboard.page.heatmap import heat_map
 from fedbench.runs import prepare as preparing

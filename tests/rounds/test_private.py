@@ -7,14 +7,16 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Federation, Split, TensorImages
-from fedbench.core.hooks import EvaluationTask, hookimpl
+from fedbench.core.hooks import hookimpl
 from fedbench.core.partition import ClientShard
+from fedbench.core.tasks import EvaluationTask
 from fedbench.core.types import Model, Outputs, Predictions
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import Assembly, assemble
+from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.executors.sequential import Sequential
 from fedbench.rounds.finetuning import finetuned_metrics
-from fedbench.rounds.loop import broadcast, client_task, evaluate, rounds, train_round
+from fedbench.rounds.loop import evaluate, rounds, train_round
 from fedbench.rounds.metrics import score, size_in_bytes
 from fedbench.rounds.private import completed, private_names, shared
 from fedbench.rounds.state import load_state, save_state

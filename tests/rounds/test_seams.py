@@ -171,7 +171,7 @@ def test_received_outputs_are_the_received_models_without_gradient(make_linear_s
 
 @pytest.fixture
 def make_linear_step():
-    from fedbench.core.hooks import LocalStep
+    from fedbench.core.tasks import LocalStep
     from fedbench.core.types import LabelledBatch, Model, Outputs
 
     def forward(tensors, inputs, training):

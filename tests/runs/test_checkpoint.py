@@ -285,9 +285,9 @@ def test_a_checkpoint_that_cannot_be_written_costs_the_run_nothing_but_a_warning
 def test_an_executor_goes_by_what_it_had_found_out_before_the_break(settings):
     run = prepare(spec_of("fedprox", settings), settings)
     assert isinstance(run.executor, Cohort)
-    first = Cohort(run.assembly.owners, Sequential(), strict=False)
+    first = Cohort(run.assembly, Sequential(), strict=False)
     first._plans[("shapes", (), 1, (False, False))] = Plan(None, reason="its loss is not what it was")
-    again = Cohort(run.assembly.owners, Sequential(), strict=False)
+    again = Cohort(run.assembly, Sequential(), strict=False)
     again.recall(first.known())
     kind_with_other_addresses = ("shapes", (), 2, (False, False))
     found = again._recalled(kind_with_other_addresses, None)
@@ -296,13 +296,13 @@ def test_an_executor_goes_by_what_it_had_found_out_before_the_break(settings):
 
 
 def test_a_plan_to_train_at_once_is_recalled_as_it_was(settings):
-    from fedbench.rounds.loop import broadcast, client_task
+    from fedbench.rounds.broadcast import broadcast, client_task
 
     run = prepare(spec_of("fedprox", settings), settings)
     state = run.initial_state()
     tasks = [client_task(run, state, 1, 0, client, broadcast(run, state, client)) for client in range(3)]
     trained = run.executor.train(tasks)
-    again = Cohort(run.assembly.owners, Sequential(), strict=False)
+    again = Cohort(run.assembly, Sequential(), strict=False)
     again.recall(run.executor.known())
     again._planned = None  # type: ignore[assignment,method-assign] - it must not try anything out
     for one, other in zip(trained, again.train(tasks), strict=True):

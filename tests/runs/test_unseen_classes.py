@@ -150,7 +150,7 @@ import torch
 
 from fedbench.toolkit.fedavg import cross_entropy, largest_logit
 from fedbench.core.hooks import hookimpl
-from fedbench.models.heads import require_clip, text_classifier
+from fedbench.models.heads import clip_of, text_classifier
 from fedbench.models.prompts.context import prompt_tower
 from fedbench.core.types import Model, Predictions
 
@@ -175,7 +175,7 @@ class {name}:
         """As PromptFL."""
         self.names = setup.classnames
         SEEN["built"].append(self.names)
-        clip = require_clip(setup, self.name)
+        clip = clip_of(setup)
         tower = prompt_tower(clip, setup.classnames, 2, "end")
         forward = text_classifier(lambda tensors: tower.encode(tensors["v"]), clip.logit_scale)
         return Model(weights={{"v": torch.zeros(2, tower_width(clip))}}, forward=forward, encoder=clip.image_encoder())

@@ -115,7 +115,7 @@ def test_labels_reach_only_a_method_that_requires_them(tmp_path):
         ({"server_data"}, {}, "needs unlabelled samples at the server.*set scenario.server_samples"),
         ({"server_labels"}, {"server_samples": 5}, "needs labelled samples.*scenario.server_labels=visible"),
         ({"labels"}, {"labels": "hidden"}, "Askslabels needs labels, which this scenario hides"),
-        ({"a_lottery"}, {"server_samples": 5}, "requires 'a_lottery', which no scenario can grant"),
+        ({"a_lottery"}, {"server_samples": 5}, "requires 'a_lottery', which no run can grant"),
     ],
 )
 def test_what_the_scenario_does_not_grant_is_refused(tmp_path, requires, scenario, said):

@@ -11,7 +11,7 @@ import pytest
 from fedbench.cli.app import main
 from fedbench.cli.commands.compare import shortened, sparkline, spread
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import RoundRecord, RunInfo, RunResult
+from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.tracking import store
 from fedbench.tracking import tags as run_tags

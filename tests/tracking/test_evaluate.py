@@ -14,7 +14,8 @@ import torch
 from fedbench.cli.app import main
 from fedbench.cli.commands.evaluate import number
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import RoundRecord, RunInfo, RunResult, hookimpl
+from fedbench.core.hooks import hookimpl
+from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings

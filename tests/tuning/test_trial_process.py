@@ -20,7 +20,7 @@ from optuna.exceptions import TrialPruned
 from optuna.trial import TrialState
 
 from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.hooks import RoundRecord
+from fedbench.core.records import RoundRecord
 from fedbench.core.spec import RunSpec
 from fedbench.runs.engines.warm import WarmProcess
 from fedbench.runs.prepare import Settings

@@ -17,7 +17,8 @@ from fedbench.cli.options import Place, Selection, command_line
 from fedbench.cli.outcome import report, say_stopped, show_leaderboard, show_next_steps
 from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
 from fedbench.cli.stored import origins_of, say_resumed, say_stored
-from fedbench.core.hooks import hookimpl, plugin_manager, relay
+from fedbench.core.hooks import hookimpl, plugin_manager
+from fedbench.core.notifications import notifier
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.plugins.run_code import Codes
@@ -219,7 +220,7 @@ def _listen(
     for listener in listeners:
         # pluggy calls the last registered first: a run counts as done once it is stored
         manager.register(listener)
-    hooks = relay(manager)
+    hooks = notifier(manager)
     with view, closing(events):
         for event in events:
             if isinstance(event, RunFailed):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, say, table
 from fedbench.cli.options import Selection
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import RunInfo
+from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
-from fedbench.rounds.executors.cohort import MEMORY
+from fedbench.rounds.executors.memory import MEMORY
 from fedbench.runs.looking import Failed, Prepared, looks
 from fedbench.runs.memory import Memory
 from fedbench.runs.prepare import Settings

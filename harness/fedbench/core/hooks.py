@@ -1,20 +1,20 @@
 """Read this first: the hooks of fedbench are the steps of a federated run, in the order in which they happen.
 
 A method is a plugin that answers some of them; `fedbench.toolkit.fedavg.FedAvg` answers all the rest. "First result"
-hooks take the first answer that is not None, methods before the defaults; "collected" hooks gather every answer;
-notifications expect none. What a hook is handed stands in `fedbench.core.tasks`; its tensors are not to be changed in
-place.
+hooks take the first answer that is not None, methods before the defaults; "collected" hooks gather every answer. The
+arguments of hooks are described in `fedbench.core.tasks`; their tensors are not to be changed in place. What listeners
+are notified of is in `fedbench.core.notifications`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 import pluggy
 
 from fedbench.core.federation import Federation
-from fedbench.core.records import RoundRecord, RunInfo, RunResult
+from fedbench.core.notifications import PROJECT, NotificationSpecs
 from fedbench.core.spec import RunSpec
 from fedbench.core.tasks import (
     AggregationTask,
@@ -31,38 +31,6 @@ from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, Tens
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "AggregationTask",
-    "BroadcastTask",
-    "ClientTask",
-    "EvaluationTask",
-    "HookSpecs",
-    "Hooks",
-    "LocalStep",
-    "Method",
-    "ModelSetup",
-    "ReportedTask",
-    "RoundRecord",
-    "RunInfo",
-    "RunResult",
-    "StartTask",
-    "default_hookimpl",
-    "hookimpl",
-    "plugin_manager",
-    "relay",
-]
-
-PROJECT = "fedbench"
-NOTIFICATIONS = (
-    "run_started",
-    "round_finished",
-    "run_warned",
-    "run_finished",
-    "run_failed",
-    "run_retried",
-    "run_skipped",
-)
-"""The hooks that tell listeners of a run."""
 _F = TypeVar("_F", bound=Callable[..., Any])
 _spec = pluggy.HookspecMarker(PROJECT)
 _impl = pluggy.HookimplMarker(PROJECT)
@@ -74,34 +42,8 @@ def hookimpl(function: _F) -> _F:
 
 
 def default_hookimpl(function: _F) -> _F:
-    """Mark one of the harness's own answers: asked after every method that answers the same hook."""
+    """Mark one of the harness's own answers, which is called after every method that answers the same hook."""
     return _impl(function, trylast=True)
-
-
-class Method(Protocol):
-    """What an entry point of the group ``fedbench.methods`` must load: a class with these attributes.
-
-    It is checked when it is loaded (`fedbench.plugins.declaration`). ``name`` has letters, digits, hyphens and
-    underscores. ``Params`` is a frozen dataclass of ``hyper(...)`` fields. ``recipe`` holds optimiser settings of the
-    paper (keys of ``Training``), used where neither suite row nor command line sets them. An optional ``reads`` names
-    those of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that the method looks at; the
-    last two need no mention where it leaves `build_model` to the default. An optional ``requires`` names what the
-    scenario must grant: ``labels`` (of clients' samples), ``server_data`` (unlabelled samples at the server) or
-    ``server_labels`` (labelled ones).
-
-    Where a client's update is lost or rejected, what the client kept in that exchange (its ``state`` of the method, the
-    method's private tensors) is undone, so that it matches what the server has: the client is as if it had not trained.
-    With an optional ``keeps_lost_training = True`` it stays: for what is about the client's own data or model alone,
-    since a client knows that it has trained but not that its update was lost (`moon`, `fedbn`; but not `scaffold`, the
-    mean of whose controls the server has).
-    """
-
-    name: ClassVar[str]
-    citation: ClassVar[str]
-    Params: ClassVar[type]
-    recipe: ClassVar[Mapping[str, object]]
-
-    def __init__(self, params: Any) -> None: ...
 
 
 class HookSpecs:
@@ -205,7 +147,8 @@ class HookSpecs:
     def after_training(self, task: ClientTask, update: Update) -> Tensors | None:
         """Collected: what a client sends up beside its weights; also the place to keep state for its next round.
 
-        Whether the update arrives is not known yet. If it does not, that state is undone; see `Method`.
+        Whether the update arrives is not known yet. If it does not, that state is undone; see
+        `fedbench.core.method.Method.keeps_lost_training`.
         Default: nothing. Answered by `creff` (class gradients) and `moon` (keeps its weights, sends nothing).
         """
 
@@ -229,40 +172,8 @@ class HookSpecs:
         what it has kept of each class gives ``Predictions(None)``.
         """
 
-    @_spec
-    def run_started(self, spec: RunSpec, info: RunInfo) -> None:
-        """Notification: a run is assembled and begins. MLflow and the progress view listen.
 
-        What this and the notifications below are handed is read-only; a method of the run gets a copy of its own.
-        """
-
-    @_spec
-    def round_finished(self, spec: RunSpec, record: RoundRecord) -> None:
-        """Notification: a round is done. MLflow and the progress view listen."""
-
-    @_spec
-    def run_warned(self, spec: RunSpec, warning: str) -> None:
-        """Notification: something to know about a run that goes on all the same, such as a checkpoint not written."""
-
-    @_spec
-    def run_finished(self, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
-        """Notification: a run is done. MLflow listens."""
-
-    @_spec
-    def run_failed(self, spec: RunSpec, reason: str) -> None:
-        """Notification: a run ended early, with the reason in one line. MLflow listens."""
-
-    @_spec
-    def run_retried(self, spec: RunSpec, reason: str, attempt: int) -> None:
-        """Notification: attempt number ``attempt`` of a run ended early for a reason that may pass; another follows."""
-
-    @_spec
-    def run_skipped(self, spec: RunSpec) -> None:
-        """Notification: another process that shares the store has finished a run that this one was to carry out."""
-
-
-STEPS = tuple(name for name in vars(HookSpecs) if not name.startswith("_") and name not in NOTIFICATIONS)
-"""The hooks that make up a run; the others tell of it."""
+STEPS = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
 
 
 class Hooks(Protocol):
@@ -283,19 +194,13 @@ class Hooks(Protocol):
     def after_training(self, *, task: ClientTask, update: Update) -> list[Tensors]: ...
     def aggregate(self, *, task: AggregationTask) -> Tensors | GlobalModel: ...
     def evaluate(self, *, task: EvaluationTask) -> Predictions: ...
-    def run_started(self, *, spec: RunSpec, info: RunInfo) -> None: ...
-    def round_finished(self, *, spec: RunSpec, record: RoundRecord) -> None: ...
-    def run_warned(self, *, spec: RunSpec, warning: str) -> None: ...
-    def run_finished(self, *, spec: RunSpec, info: RunInfo, result: RunResult) -> None: ...
-    def run_failed(self, *, spec: RunSpec, reason: str) -> None: ...
-    def run_retried(self, *, spec: RunSpec, reason: str, attempt: int) -> None: ...
-    def run_skipped(self, *, spec: RunSpec) -> None: ...
 
 
 def plugin_manager() -> pluggy.PluginManager:
-    """A new manager that knows the hooks; one a run, so that runs in one process keep apart."""
+    """A new manager that knows hooks and notifications; one per run, so that runs in one process keep apart."""
     manager = pluggy.PluginManager(PROJECT)
     manager.add_hookspecs(HookSpecs)
+    manager.add_hookspecs(NotificationSpecs)
     return manager
 
 

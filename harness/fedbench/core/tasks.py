@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import torch_generator
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.types import Backbone, Batch, ClientReport, Model, Outputs, Tensors, Update
+from fedbench.core.types import Backbone, Batch, ClientReport, LabelledBatch, Model, Outputs, Tensors, Update
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
     from fedbench.core.hooks import Hooks
     from fedbench.core.types import InputSource
+
+
+def _visible(of_labels: Tensor | None, spec: RunSpec) -> Tensor:
+    if of_labels is None:
+        raise FedbenchError(
+            f"{spec.method} needs labels, which this scenario hides (labels=hidden); set scenario.labels=visible."
+        )
+    return of_labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +40,10 @@ class ModelSetup:
     spec: RunSpec
     data_dir: Path
     """Where pretrained weights are looked up: for a teacher or a text encoder beside the backbone."""
+
+    def generator(self, purpose: str, *keys: int) -> torch.Generator:
+        """A generator of the run's own for ``purpose``; CPU."""
+        return torch_generator(self.spec.seed, purpose, *keys)
 
     @property
     def tunes_everything(self) -> bool:
@@ -47,6 +60,15 @@ class StartTask:
     spec: RunSpec
     state: dict[str, Tensors]
     """Tensors the server keeps between rounds, by method name; to be filled in."""
+
+    @property
+    def class_counts(self) -> Tensor:
+        """(N, C) int64 of all clients. Raises FedbenchError where the scenario hides labels."""
+        return torch.stack([_visible(report.class_counts, self.spec) for report in self.clients])
+
+    def generator(self, purpose: str, *keys: int) -> torch.Generator:
+        """A generator of the run's own for ``purpose``; CPU."""
+        return torch_generator(self.spec.seed, purpose, *keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +121,16 @@ class ClientTask:
         """Budget and optimiser."""
         return self.spec.training
 
+    @property
+    def visible_labels(self) -> Tensor:
+        """``labels``, of a method that requires them. Raises FedbenchError where the scenario hides them."""
+        return _visible(self.labels, self.spec)
+
+    @property
+    def visible_counts(self) -> Tensor:
+        """``class_counts``, of a method that requires labels. Raises FedbenchError where the scenario hides them."""
+        return _visible(self.class_counts, self.spec)
+
     def generator(self, purpose: str) -> torch.Generator:
         """A generator of this client's own in this round and exchange, for ``purpose``; CPU."""
         # the first exchange keeps the key it would have were it the only one
@@ -133,6 +165,16 @@ class LocalStep:
         """The weights the round began with."""
         return self.task.received
 
+    @property
+    def labels(self) -> Tensor:
+        """(b,) int64, of a method that requires labels. Raises FedbenchError where the scenario hides them."""
+        return _visible(self.batch.labels if isinstance(self.batch, LabelledBatch) else None, self.task.spec)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A generator of this step's own, for ``purpose``; CPU. A loss that draws trains one client after another."""
+        task = self.task
+        return torch_generator(task.spec.seed, purpose, task.round, task.client, task.exchange, self.number)
+
     @cached_property
     def outputs(self) -> Outputs:
         """Logits and features of the batch, computed once however many loss terms read them."""
@@ -145,15 +187,6 @@ class LocalStep:
         """
         vars(self)["outputs"] = self.model.forward({**self.weights, **self.buffers, **further}, self.batch.inputs, True)
         return self.outputs
-
-    @property
-    def features_are_trained(self) -> bool:
-        """Whether the batch's features depend on weights that are trained."""
-        features = self.outputs.features
-        # where clients train at once, `requires_grad` is that of torch.func's wrapper, which is never set
-        while torch._C._functorch.is_batchedtensor(features):
-            features = torch._C._functorch.get_unwrapped(features)
-        return features.requires_grad
 
     @cached_property
     def received_outputs(self) -> Outputs:
@@ -195,6 +228,10 @@ class ReportedTask:
     spec: RunSpec
     state: dict[str, Tensors]
 
+    def generator(self, purpose: str) -> torch.Generator:
+        """A generator of the server's own in this round, for ``purpose``; CPU."""
+        return torch_generator(self.spec.seed, purpose, self.round)
+
 
 @dataclass(frozen=True, eq=False)
 class AggregationTask:
@@ -219,6 +256,10 @@ class AggregationTask:
     """N, all clients of the federation."""
     server_data: ServerData | None = None
     """For methods that require it."""
+
+    def generator(self, purpose: str, *keys: int) -> torch.Generator:
+        """A generator of the server's own in this round and exchange, for ``purpose`` and further ``keys``; CPU."""
+        return torch_generator(self.spec.seed, purpose, self.round, self.exchange, *keys)
 
 
 @dataclass(frozen=True, eq=False)

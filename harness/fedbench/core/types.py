@@ -8,8 +8,14 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from fedbench.core.errors import FedbenchError
+
 Tensors = dict[str, Tensor]
 """A flat mapping from a parameter's name to its tensor."""
+
+NO_LINEAR_HEAD = (
+    "this model has none: use a CNN backbone, or a CLIP backbone with tune=head and no method that builds another model"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +149,13 @@ class Model:
     """Factor on the learning rate by name of a weight; 1 where absent."""
     batch_norm: frozenset[str] = frozenset()
     """The names of all weights and buffers of batch-norm layers."""
+
+    @property
+    def linear_head(self) -> LinearHead:
+        """``head``. Raises FedbenchError where there is none; a method that reads it requires ``linear_head``."""
+        if self.head is None:
+            raise FedbenchError(f"the method needs a linear classifier; {NO_LINEAR_HEAD}.")
+        return self.head
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,15 +16,13 @@ from fedbench.models.clip.backbone import ClipBackbone, Forward, full_clip_model
 from fedbench.models.cnn.backbone import batch_norm_names, cnn_model
 
 if TYPE_CHECKING:
-    from fedbench.core.hooks import ModelSetup
+    from fedbench.core.tasks import ModelSetup
 
 
-def require_clip(setup: ModelSetup, method: str) -> ClipBackbone:
-    """The run's CLIP backbone; FedbenchError when ``method`` was given another kind."""
+def clip_of(setup: ModelSetup) -> ClipBackbone:
+    """The run's CLIP backbone. Raises FedbenchError for another kind, to be refused before by ``requires``."""
     if not isinstance(setup.backbone, ClipBackbone):
-        raise FedbenchError(
-            f"{method} needs a CLIP backbone, not {setup.spec.backbone!r}; use --set backbone=clip:embedded."
-        )
+        raise FedbenchError(f"the backbone {setup.spec.backbone!r} is not CLIP; use --set backbone=clip:embedded.")
     return setup.backbone
 
 
@@ -85,7 +83,7 @@ def linear_head(setup: ModelSetup) -> Model:
     So round 0 is zero-shot CLIP. s is the scale the backbone learned unless ``head_scale`` says otherwise; it is not
     trained. (The form of FST-CBDG, arXiv 2404.11046, section 3.2, with CLIP's own scale.)
     """
-    clip = require_clip(setup, "a head on frozen features (tune=head)")
+    clip = clip_of(setup)
     text = clip.text_features(setup.classnames, setup.spec.templates)
     return head_on_features(clip, text, setup.spec.head_scale or clip.logit_scale)
 

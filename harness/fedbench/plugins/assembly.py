@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, cast
@@ -16,8 +16,10 @@ from typing import Any, cast
 import pluggy
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.hooks import PROJECT, STEPS, Hooks, Method, plugin_manager, relay
+from fedbench.core.hooks import STEPS, Hooks, plugin_manager, relay
 from fedbench.core.hyper import build_params
+from fedbench.core.method import AnyMethod, declares
+from fedbench.core.notifications import PROJECT, Notifications
 from fedbench.core.spec import stack_names
 from fedbench.plugins.declaration import HOOK_NAMES, check_method
 from fedbench.plugins.importing import importing
@@ -33,20 +35,31 @@ _LIST_HINT = "See `fedbench list methods`."
 
 @dataclass(frozen=True)
 class Assembly:
-    """One run's plugins: ``hooks`` to call, and ``owners``, hook name -> who answers it, in call order.
+    """One run's plugins: ``hooks`` to call, and ``owners``, hook name -> the methods that answer it, in
+    call order.
 
     ``hooks`` are the steps of a run, and what tasks are handed; ``notifications`` tell of it.
     """
 
     hooks: Hooks
-    owners: Mapping[str, str]
-    notifications: Hooks
+    owners: Mapping[str, tuple[str, ...]]
+    notifications: Notifications
     keeps_lost_training: frozenset[str] = frozenset()
-    """Those methods of the run that say so; see `fedbench.core.hooks.Method`."""
+    """Those methods of the run that declare it; see `fedbench.core.method.Method`."""
+    requires: Mapping[str, str] = field(default_factory=dict)
+    """Requirement -> the method that has it, with the run's hyper-parameters."""
 
-    def owners_of(self, hook: str) -> tuple[str, ...]:
-        """Who answers ``hook``, in call order."""
-        return tuple(self.owners[hook].split(", ")) if hook in self.owners else ()
+    def answers(self, hook: str) -> tuple[str, ...]:
+        """The methods that answer ``hook``, in call order."""
+        return self.owners.get(hook, ())
+
+    def answers_first(self, hook: str) -> str:
+        """The method that answers the first-result ``hook``."""
+        return self.owners[hook][0]
+
+    def recorded_owners(self) -> dict[str, str]:
+        """``owners`` as they are recorded with a run: names joined by commas."""
+        return {hook: ", ".join(names) for hook, names in self.owners.items()}
 
 
 def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
@@ -54,7 +67,7 @@ def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
     return sorted({*_entry_points(), *_from_files(plugin_files)})
 
 
-def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[Method]:
+def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[AnyMethod]:
     """The method class registered as ``name`` in the entry-point group ``fedbench.methods``, or in a plugin file.
 
     Raises FedbenchError for an unknown name, one that two plugins have, a plugin that cannot be imported, or a class
@@ -80,7 +93,7 @@ def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[Method]:
     check_method(loaded, point.value)
     if loaded.name != name:
         raise FedbenchError(f"{point.value} calls itself {loaded.name!r} but is registered as {name!r}.")
-    return cast(type[Method], loaded)
+    return cast(type[AnyMethod], loaded)
 
 
 @contextmanager
@@ -114,7 +127,7 @@ def assemble(
     hyper-parameter, a value out of range, and two methods that answer the same first-result hook.
     """
     stack = stack_names(method)
-    strangers = sorted(set(params) - set(stack) - {"fedavg"})
+    strangers = sorted(set(params) - set(stack) - {FedAvg.name})
     if strangers:
         raise FedbenchError(
             f"hyper-parameters are given for {', '.join(strangers)}, which is not in the run's stack {method!r}."
@@ -122,20 +135,21 @@ def assemble(
     manager = plugin_manager()
     for listener in listeners:
         manager.register(listener)
-    keeping = set()
+    keeping, requires = set(), dict[str, str]()
     for name in reversed(stack):
-        if name != "fedavg":
+        if name != FedAvg.name:
             cls = find_method(name, plugin_files)
-            keeping |= {name} if getattr(cls, "keeps_lost_training", False) else set()
+            keeping |= {name} if declares(cls, "keeps_lost_training") else set()
             plugin = cls(build_params(name, cls.Params, params.get(name, {})))
+            requires |= dict.fromkeys(sorted(getattr(plugin, "requires", ())), name)
             _refuse_unmarked(plugin, name)
             manager.register(plugin, name)
     # Of several trylast answers pluggy calls the last registered last: so the defaults, which are trylast, go in after
     # the methods, and even a method marked trylast is asked before them.
-    defaults = FedAvg(build_params("fedavg", FedAvg.Params, params.get("fedavg", {})))
-    manager.register(defaults, "fedavg")
+    defaults = FedAvg(build_params(FedAvg.name, FedAvg.Params, params.get(FedAvg.name, {})))
+    manager.register(defaults, FedAvg.name)
     manager.check_pending()  # methods are checked when they are loaded: this is for listeners
-    silent = [name for name in stack if name != "fedavg" and not manager.get_hookcallers(manager.get_plugin(name))]
+    silent = [name for name in stack if name != FedAvg.name and not manager.get_hookcallers(manager.get_plugin(name))]
     if silent:
         raise FedbenchError(
             f"{silent[0]} answers no hook, so it would run as FedAvg; mark a method named like one with @hookimpl: "
@@ -144,10 +158,10 @@ def assemble(
     defaults.replaced = _replacements(manager, method)
     owners = _owner_table(manager)
     hooks = watched(relay(manager), _blamed(manager, defaults, method, owners))
-    return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping))
+    return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping), requires)
 
 
-def _refuse_unmarked(plugin: Method, name: str) -> None:
+def _refuse_unmarked(plugin: AnyMethod, name: str) -> None:
     """FedbenchError for a function that bears a hook's name and is no answer to it: the default would be asked."""
     for hook in HOOK_NAMES:
         function = getattr(plugin, hook, None)
@@ -166,7 +180,7 @@ def _replacements(manager: pluggy.PluginManager, method: str) -> dict[str, str]:
         if not caller.spec.opts["firstresult"]:
             continue
         owners = [i.plugin_name for i in caller.get_hookimpls() if not i.hookwrapper and not i.wrapper]
-        methods = sorted(name for name in owners if name != "fedavg")
+        methods = sorted(name for name in owners if name != FedAvg.name)
         if len(methods) > 1:
             raise FedbenchError(
                 f"the stack {method!r} clashes: {' and '.join(methods)} both answer the hook {hook}; "
@@ -177,13 +191,13 @@ def _replacements(manager: pluggy.PluginManager, method: str) -> dict[str, str]:
     return replaced
 
 
-def _owner_table(manager: pluggy.PluginManager) -> dict[str, str]:
+def _owner_table(manager: pluggy.PluginManager) -> dict[str, tuple[str, ...]]:
     table = {}
     for hook in HOOK_NAMES:
         named = [i.plugin_name for i in reversed(getattr(manager.hook, hook).get_hookimpls())]
-        methods = [name for name in named if not name.isdigit()]
+        methods = tuple(name for name in named if not name.isdigit())
         if methods:
-            table[hook] = ", ".join(methods)
+            table[hook] = methods
     return table
 
 
@@ -191,7 +205,9 @@ _CALLS = {"local_train": ("local_loss", "loss_terms", "build_model"), "evaluate"
 """Hooks whose default answer runs code of those who answer others; `build_model` gives the forward pass."""
 
 
-def _blamed(manager: pluggy.PluginManager, defaults: FedAvg, method: str, owners: Mapping[str, str]) -> dict[str, str]:
+def _blamed(
+    manager: pluggy.PluginManager, defaults: FedAvg, method: str, owners: Mapping[str, tuple[str, ...]]
+) -> dict[str, str]:
     """Hook -> the methods that are to blame for what goes wrong in it; without hooks that run no method's code."""
 
     def is_answered(hook: str) -> bool:
@@ -200,7 +216,7 @@ def _blamed(manager: pluggy.PluginManager, defaults: FedAvg, method: str, owners
     found = {}
     for hook in STEPS:
         if any(is_answered(each) for each in (hook, *_CALLS.get(hook, ()))):
-            names = [name for name in owners.get(hook, "").split(", ") if name and name != "fedavg"]
+            names = [name for name in owners.get(hook, ()) if name != FedAvg.name]
             found[hook] = ", ".join(names) or method
     return found
 
@@ -236,11 +252,11 @@ def _is_file_of(point: EntryPoint, path: Path) -> bool:
         return False
 
 
-def _from_files(paths: Iterable[Path]) -> dict[str, tuple[type[Method], Path]]:
-    found: dict[str, tuple[type[Method], Path]] = {}
+def _from_files(paths: Iterable[Path]) -> dict[str, tuple[type[AnyMethod], Path]]:
+    found: dict[str, tuple[type[AnyMethod], Path]] = {}
     for path in dict.fromkeys(paths):
         for cls in load_plugin_file(path):
-            if cls.name == "fedavg":
+            if cls.name == FedAvg.name:
                 raise FedbenchError(f"plugin file {str(path)!r} names its method 'fedavg', the defaults' own name.")
             _, other = found.setdefault(cls.name, (cls, path))
             if other != path:
@@ -248,7 +264,7 @@ def _from_files(paths: Iterable[Path]) -> dict[str, tuple[type[Method], Path]]:
     return found
 
 
-def load_plugin_file(path: Path) -> list[type[Method]]:
+def load_plugin_file(path: Path) -> list[type[AnyMethod]]:
     """The method classes defined in a Python file (``--plugin file.py``), for methods in development."""
     if not path.is_file():
         raise FedbenchError(f"plugin file {str(path)!r} does not exist; give the path of a Python file.")
@@ -281,4 +297,4 @@ def load_plugin_file(path: Path) -> list[type[Method]]:
                 f"plugin file {str(path)!r}: {other.__name__} and {cls.__name__} are both called {cls.name!r}; "
                 "rename one."
             )
-    return cast(list[type[Method]], methods)
+    return cast(list[type[AnyMethod]], methods)

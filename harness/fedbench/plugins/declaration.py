@@ -12,17 +12,18 @@ import pluggy
 import pydantic
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.hooks import HookSpecs, plugin_manager
+from fedbench.core.hooks import STEPS, HookSpecs, plugin_manager
 from fedbench.core.hyper import declared, parse_value
+from fedbench.core.method import REQUIREMENTS
+from fedbench.core.notifications import NOTIFICATIONS, NotificationSpecs
 from fedbench.core.spec import OPTIMISER_KEYS, Training, no_bool
 from fedbench.plugins.failure_text import reason_of
 
-HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
+HOOK_NAMES = (*STEPS, *NOTIFICATIONS)
 LONGEST_NAME = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SECTIONS = frozenset({"run", "scenario", "training", "backbone", "other-method"})
 """Heads of settings that are no method's: `--set scenario.clients=5`."""
-_GRANTED = ("labels", "server_data", "server_labels")
 _READ = ("text_encoder", "teacher", "tune", "head_scale")
 
 
@@ -47,7 +48,7 @@ def _check_class(cls: Any, where: str) -> None:
             raise FedbenchError(f"citation={cls.citation!r} is not a text; name authors, title and year.")
         _check_params(cls.name, cls.Params)
         _check_recipe(cls.name, cls.recipe)
-        _check_words(cls, "requires", _GRANTED, "no scenario can grant")
+        _check_words(cls, "requires", tuple(REQUIREMENTS), "no run can grant")
         _check_words(cls, "reads", _READ, "is no setting that a method names")
         _check_constructor(cls)
         _check_hooks(cls)
@@ -134,7 +135,11 @@ def _check_hooks(cls: Any) -> None:
 
 def _check_arguments(given: object, bound: Any, hook: str) -> None:
     """``given`` is the answer to ``hook`` as it stands in the class, ``bound`` as it is called."""
-    offered = [name for name in inspect.signature(getattr(HookSpecs, hook)).parameters if name != "self"]
+    offered = [
+        name
+        for name in inspect.signature(getattr(HookSpecs if hook in STEPS else NotificationSpecs, hook)).parameters
+        if name != "self"
+    ]
     name = bound.__name__
     right = f"the hook offers {', '.join(offered)}: def {name}(self, {', '.join(offered)})"
     if inspect.isfunction(given) and next(iter(inspect.signature(given).parameters), offered[0]) in offered:

@@ -11,12 +11,12 @@ from typing import Any, cast
 import pluggy
 
 from fedbench.core.frozen import ReadOnly
-from fedbench.core.hooks import NOTIFICATIONS, Hooks
+from fedbench.core.notifications import NOTIFICATIONS, Notifications
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 
 
-def notifications(manager: pluggy.PluginManager, listeners: Sequence[object]) -> Hooks:
+def notifications(manager: pluggy.PluginManager, listeners: Sequence[object]) -> Notifications:
     """Notifications for ``listeners`` and then for the run's methods, for these as copies.
 
     A frozen dataclass can be written to by whoever insists, and what listeners record must be what the harness said.
@@ -34,7 +34,7 @@ def notifications(manager: pluggy.PluginManager, listeners: Sequence[object]) ->
 
         return notify
 
-    return cast(Hooks, SimpleNamespace(**{hook: to_all(hook) for hook in NOTIFICATIONS}))
+    return cast(Notifications, SimpleNamespace(**{hook: to_all(hook) for hook in NOTIFICATIONS}))
 
 
 def _for_methods(told: object, spec: RunSpec) -> object:

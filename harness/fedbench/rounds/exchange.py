@@ -18,11 +18,6 @@ from fedbench.scenarios.participation import Schedule, cohort, schedule
 from fedbench.toolkit.fedavg import average_buffers
 
 
-def owner_of(run: Run, hook: str) -> str:
-    """The method that answers the first-result ``hook``."""
-    return run.assembly.owners[hook].partition(",")[0]
-
-
 def schedule_of(run: Run, number: int) -> Schedule:
     """Who takes part in round ``number``; clients that a method has pooled are no clients that could fail."""
     scenario, clients = run.spec.scenario, len(run.federation.clients)
@@ -61,7 +56,7 @@ def undo_lost(run: Run, state: RunState, before: Mapping[int, ClientState], upda
     for client in before.keys() - {update.client for update in updates}:
         trained, earlier = state.kept_by(client), before[client]
         state.clients[client] = earlier.methods | {name: t for name, t in trained.methods.items() if name in stays}
-        if stays.issuperset(run.assembly.owners_of("private")):
+        if stays.issuperset(run.assembly.answers("private")):
             continue
         state.own.pop(client, None)
         if earlier.own is not None:
@@ -118,7 +113,7 @@ def aggregated_state(run: Run, state: RunState, updates: tuple[Update, ...], exc
     )
     answer = run.assembly.hooks.aggregate(task=task)
     averaged = average_buffers(updates, run.spec.training.weighting, task.buffers)
-    weights, buffers = require_global(task, answer, averaged, owner_of(run, "aggregate"))
+    weights, buffers = require_global(task, answer, averaged, run.assembly.answers_first("aggregate"))
     if run.private:
         weights, buffers = {**state.weights, **weights}, {**state.buffers, **buffers}
     return replace(state, weights=weights, buffers=buffers)

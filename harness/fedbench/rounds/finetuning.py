@@ -8,7 +8,8 @@ from dataclasses import replace
 from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import global_generators
 from fedbench.core.types import Predictions
-from fedbench.rounds.loop import broadcast, client_task, predict
+from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.loop import predict
 from fedbench.rounds.metrics import own_accuracies
 from fedbench.rounds.run import Run
 from fedbench.rounds.state import RunState

@@ -6,28 +6,27 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fedbench.core.answers import require, require_predictions, require_tensors
 from fedbench.core.errors import MethodFault
 from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS, RoundRecord
-from fedbench.core.tasks import BroadcastTask, ClientTask, EvaluationTask, ReportedTask, StartTask
-from fedbench.core.types import Broadcast, InputSource, Predictions, Tensors
+from fedbench.core.tasks import EvaluationTask, ReportedTask, StartTask
+from fedbench.core.types import InputSource, Predictions
+from fedbench.rounds.broadcast import broadcast, channels_last, client_task, sent_bytes
 from fedbench.rounds.exchange import (
     Reports,
     accepted,
     aggregated_state,
     mean_metrics,
-    owner_of,
     schedule_of,
     train_clients,
     undo_lost,
 )
 from fedbench.rounds.executors.sequential import joined
 from fedbench.rounds.metrics import score, size_in_bytes, unseen_metrics, validation_accuracy
-from fedbench.rounds.private import completed, shared
+from fedbench.rounds.private import shared
 from fedbench.rounds.run import Run
 from fedbench.rounds.state import RunState
 
@@ -48,8 +47,8 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     exchanges = run.assembly.hooks.exchanges(round=number, spec=spec, state=state.server)
     if not isinstance(exchanges, int) or exchanges < 1:
         raise MethodFault(
-            f"{owner_of(run, 'exchanges')} answers the hook exchanges with {exchanges!r}; it must be a whole number "
-            "above 0."
+            f"{run.assembly.answers_first('exchanges')} answers the hook exchanges with {exchanges!r}; it must "
+            "be a whole number above 0."
         )
     for exchange in range(exchanges):
         sent = {client: broadcast(run, state, client, exchange) for client in who.asked}
@@ -108,7 +107,8 @@ def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen:
         return 0, 0  # after the last round no cohort is about to train
     if who not in ("cohort", "everyone"):
         raise MethodFault(
-            f"{owner_of(run, 'survey')} answers the hook survey with {who!r}; it must be nobody, cohort or everyone."
+            f"{run.assembly.answers_first('survey')} answers the hook survey with {who!r}; it must be "
+            "nobody, cohort or everyone."
         )
     silent = set(asked) - set(chosen)
     everyone = [client for client in range(len(run.federation.clients)) if client not in silent]
@@ -137,12 +137,6 @@ def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen:
     return up, down
 
 
-def sent_bytes(run: Run, state: RunState, sent: Broadcast) -> int:
-    """Bytes of what one client is sent."""
-    buffers = state.buffers if sent.buffers is None else sent.buffers
-    return size_in_bytes(shared(sent.weights, run.private), shared(buffers, run.private), sent.payload)
-
-
 def predict(
     run: Run, state: RunState, inputs: InputSource, client: int | None = None, clients: tuple[int, ...] = ()
 ) -> Predictions:
@@ -151,7 +145,7 @@ def predict(
     """
     task = EvaluationTask(
         model=run.model,
-        weights=_channels_last(state.weights),
+        weights=channels_last(state.weights),
         buffers=state.buffers,
         inputs=inputs,
         num_classes=run.federation.num_classes,
@@ -162,7 +156,7 @@ def predict(
         own=state.own,
         private=run.private,
     )
-    return require_predictions(task, run.assembly.hooks.evaluate(task=task), owner_of(run, "evaluate"))
+    return require_predictions(task, run.assembly.hooks.evaluate(task=task), run.assembly.answers_first("evaluate"))
 
 
 def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
@@ -196,7 +190,7 @@ def predict_unseen(run: Run, state: RunState) -> Tensor | None:
         return None
     task = EvaluationTask(
         model=run.unseen.model,
-        weights=_channels_last(state.weights),
+        weights=channels_last(state.weights),
         buffers=state.buffers,
         inputs=run.unseen.inputs,
         num_classes=run.scored.unseen.num_classes,
@@ -207,15 +201,15 @@ def predict_unseen(run: Run, state: RunState) -> Tensor | None:
         is_unseen=True,
     )
     answer = run.unseen.hooks.evaluate(task=task)
-    require(answer, Predictions, "Predictions", owner_of(run, "evaluate"), "evaluate")
+    require(answer, Predictions, "Predictions", run.assembly.answers_first("evaluate"), "evaluate")
     labels = answer.labels
     if labels is not None and not (
         labels.shape == (len(task.inputs),) and bool(((labels >= 0) & (labels < task.num_classes)).all())
     ):
         raise MethodFault(
-            f"{owner_of(run, 'evaluate')} answers the hook evaluate for {task.num_classes} unseen classes with labels "
-            "that are not one of them for each sample; where what it answers by is of the classes trained on, return "
-            "Predictions(None) for task.is_unseen."
+            f"{run.assembly.answers_first('evaluate')} answers the hook evaluate for {task.num_classes} unseen "
+            "classes with labels that are not one of them for each sample; where what it answers by is of the classes "
+            "trained on, return Predictions(None) for task.is_unseen."
         )
     return labels
 
@@ -257,50 +251,3 @@ def rounds(
             metrics, latest = evaluate(run, state)
             record = replace(record, metrics={**record.metrics, **metrics})
         yield state, record, latest
-
-
-def broadcast(run: Run, state: RunState, client: int, exchange: int = 0) -> Broadcast:
-    """What the server sends to ``client`` in the round after ``state``."""
-    weights = shared(state.weights, run.private)
-    task = BroadcastTask(client, state.round + 1, exchange, weights, run.spec, state.server)
-    sent = run.assembly.hooks.broadcast(task=task)
-    require(sent, Broadcast, "a Broadcast", owner_of(run, "broadcast"), "broadcast")
-    return replace(sent, weights=_channels_last(sent.weights))
-
-
-def client_task(
-    run: Run, state: RunState, number: int, exchange: int, client: int, sent: Broadcast, work: float = 1.0
-) -> ClientTask:
-    """What ``client`` is asked to do in round ``number`` with what it was ``sent``; a straggler does part of it."""
-    federation, device = run.federation, run.spec.device
-    indices = federation.clients[client].indices
-    visible = federation.labels_visible
-    # private tensors are never aggregated: those of the state are the model's initial ones
-    own = state.own.get(client, {})
-    buffers = state.buffers if sent.buffers is None else sent.buffers
-    return ClientTask(
-        client=client,
-        round=number,
-        received=_channels_last(completed(sent.weights, own, state.weights, run.private)),
-        buffers=completed(buffers, own, state.buffers, run.private),
-        payload={**sent.payload, **sent.held},
-        inputs=run.train.select(indices),
-        labels=federation.train.labels[indices].to(device) if visible else None,
-        class_counts=federation.class_counts(client).to(device) if visible else None,
-        model=run.model,
-        spec=run.spec,
-        state=state.clients.setdefault(client, {}),
-        hooks=run.assembly.hooks,
-        side={name: rows.select(indices) for name, rows in run.side.items()},
-        exchange=exchange,
-        work=work,
-    )
-
-
-def _channels_last(tensors: Tensors) -> Tensors:
-    """Convolution kernels in the layout that trains faster on CPUs.
-
-    resnet8 on one thread: 1.20 times at width 1, 1.26 at width 4, medians of tests/bench/bench_channels_last.py.
-    """
-    layout = torch.channels_last
-    return {name: t.contiguous(memory_format=layout) if t.ndim == 4 else t for name, t in tensors.items()}

@@ -17,8 +17,8 @@ def private_names(assembly: Assembly, model: Model, spec: RunSpec) -> frozenset[
     unknown = sorted(names - model.weights.keys() - model.buffers.keys())
     if unknown:
         raise MethodFault(
-            f"{assembly.owners['private']} answers the hook private with {unknown[0]!r}, which is neither a weight nor "
-            "a running statistic of the model; name only tensors the model has."
+            f"{', '.join(assembly.answers('private'))} answers the hook private with {unknown[0]!r}, "
+            "which is neither a weight nor a running statistic of the model; name only tensors the model has."
         )
     return names
 

@@ -192,3 +192,17 @@ def _checksum(flat: Tensors, told: str) -> str:
         digest.update(f"|{name} {tensor.dtype} {tuple(tensor.shape)}|".encode())
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def private_tensors(state: RunState) -> Tensors:
+    """The clients' private tensors, by client and name."""
+    return {f"own {client} {name}": t for client, own in state.own.items() for name, t in own.items()}
+
+
+def all_tensors(state: RunState) -> Tensors:
+    """All tensors of a state as float64, without empty ones: of the model, the server and the clients."""
+    kept = {f"server {method}": tensors for method, tensors in state.server.items()}
+    kept |= {f"client {k} {method}": tensors for k, own in state.clients.items() for method, tensors in own.items()}
+    named = {f"{where} {name}": t for where, tensors in kept.items() for name, t in tensors.items()}
+    named |= {**state.weights, **state.buffers, **private_tensors(state)}
+    return {name: t.double() for name, t in named.items() if t.numel()}

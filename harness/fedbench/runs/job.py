@@ -81,7 +81,7 @@ def run_rounds(
         with suppress(TypeError):  # of a method whose errors have notes of another kind
             BaseException.add_note(error, f"{spec.title}, round {len(records)}, seed {spec.seed}, run {spec.run_id}")
         raise
-    evaluating = set(run.assembly.owners["evaluate"].split(", "))
+    evaluating = set(run.assembly.answers("evaluate"))
     result = RunResult(
         records=tuple(records),
         summary=_summary(records) | finetuned,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedbench.core.errors import FedbenchError, MethodFault
-from fedbench.core.hooks import RunInfo
+from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.failure_text import REASON, raised_at, reason_of, shortened, text_of
 from fedbench.rounds.private import shared

@@ -6,7 +6,7 @@ encoded once a step, images once a sample. (One sample would not do: batch-norm 
 
 Left out is what lives for moments only (temporaries of single operations, a server that trains, evaluation), and Python
 with its libraries. Of clients who train at once each takes a step's bytes; the cohort executor trains as many as fit
-into `fedbench.rounds.executors.cohort.MEMORY`.
+into `fedbench.rounds.executors.memory.MEMORY`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import ImageSource, Split, Subset, TensorImages
-from fedbench.core.hooks import ClientTask
 from fedbench.core.spec import Training
+from fedbench.core.tasks import ClientTask
 from fedbench.models.inputs import RESIDENT_BYTES, ImageInputs, UncachedFeatures
-from fedbench.rounds.loop import broadcast, client_task, start
+from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.loop import start
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.private import shared
 from fedbench.rounds.run import Run

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedbench.core.errors import FedbenchError, MethodFault
-from fedbench.core.federation import Dataset, Federation, Split
+from fedbench.core.federation import Dataset, Split
+from fedbench.core.method import declares
 from fedbench.core.records import RECORDED_CLIENTS, RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.tasks import ModelSetup, ServerData
@@ -22,6 +23,7 @@ from fedbench.models import image_size_of, load_backbone
 from fedbench.models.feature_cache import encode
 from fedbench.models.inputs import FeatureInputs, ImageInputs, UncachedFeatures
 from fedbench.plugins.assembly import Assembly, assemble, find_method
+from fedbench.plugins.requirements import GRANTED_SERVER_DATA, refuse_backbone, refuse_model, refuse_settings
 from fedbench.plugins.withheld import Pixels, dealt, withheld
 from fedbench.rounds.executors import ExecutorName, executor_for
 from fedbench.rounds.metrics import size_in_bytes
@@ -73,6 +75,8 @@ def prepare(
     keep_freed_memory()
     untouched = Untouched(spec.title)
     assembly = assemble(spec.method, spec.params, settings.plugin_files, listeners)
+    refuse_settings(assembly.requires, spec)
+    refuse_backbone(assembly.requires, spec)
     device = _device(spec.device)
     dataset = dataset or dataset_for(spec, settings)
     backbone = backbone or backbone_for(spec, dataset, settings)
@@ -81,20 +85,20 @@ def prepare(
     scored = build_federation(dataset, spec.scenario, spec.seed)
     handed = withheld(scored)
     answer = assembly.hooks.federate(federation=handed, spec=spec)
-    federation = dealt(scored, handed, answer, assembly.owners["federate"].partition(",")[0])
+    federation = dealt(scored, handed, answer, assembly.answers_first("federate"))
     if spec.training.finetune_epochs and len(federation.clients) != len(scored.clients):
         raise FedbenchError(f"{spec.method} pools the clients; finetune_epochs needs clients, set it to 0.")
     _refuse_ignored_settings(spec, assembly, settings.plugin_files)
     setup = ModelSetup(backbone, scored.classnames, spec, settings.data_dir)
     model = assembly.hooks.build_model(setup=setup)
     model = replace(model, constants=on_device(model.constants, device))
-    _refuse_hidden_labels(spec, assembly, model, settings.plugin_files)
-    granted = server_data_for(spec, federation, settings.plugin_files)
+    _refuse_hidden_labels(spec, assembly, model)
+    granted = next((kind for name, kind in reversed(GRANTED_SERVER_DATA.items()) if name in assembly.requires), "")
     private = private_names(assembly, model, spec)
     if private and len(federation.clients) != len(scored.clients):
         raise FedbenchError(
-            f"{spec.method} pools the clients, and {assembly.owners['private']} keeps tensors with each of them; run "
-            "the two as separate rows."
+            f"{spec.method} pools the clients, and {', '.join(assembly.answers('private'))} keeps tensors "
+            "with each of them; run the two as separate rows."
         )
     new = scored.unseen
     renamed = None if new is None else renamed_model(setup, model, new.classnames, settings.plugin_files)
@@ -116,7 +120,7 @@ def prepare(
 
     recorded = min(len(scored.clients), RECORDED_CLIENTS)
     info = RunInfo(
-        owners=assembly.owners,
+        owners=assembly.recorded_owners(),
         data_hash=dataset.content_hash,
         files_hash=dataset.files_hash,
         weights_hash=_weights_hash(backbone, model),
@@ -135,6 +139,7 @@ def prepare(
     )
     validation = None if federation.validation is None else inputs(federation.validation)
     train, test = inputs(federation.train), inputs(federation.test)
+    refuse_model(assembly.requires, model, private, train, device)
     side = {name: features(federation.train, encoder) for name, encoder in model.side_encoders.items()}
     executor = executor_for(settings.executor, spec.training, assembly, model, settings.cores)
     server = None
@@ -148,23 +153,6 @@ def prepare(
     return Run(
         spec, assembly, federation, scored, model, info, train, test, validation, side, executor, private, server, named
     )
-
-
-def server_data_for(spec: RunSpec, federation: Federation, plugin_files: Sequence[Path]) -> str:
-    """What the run's methods read of the server's samples: "labelled", "unlabelled" or "".
-
-    Raises FedbenchError where the scenario does not grant what one of them requires.
-    """
-    required = required_by(spec.stack, plugin_files)
-    required.pop("labels", None)
-    for name, method in required.items():
-        labels = " and scenario.server_labels=visible" if name == "server_labels" else ""
-        if federation.server is None or (labels and spec.scenario.server_labels == "hidden"):
-            raise FedbenchError(
-                f"{method} needs {'labelled' if labels else 'unlabelled'} samples at the server, which this scenario "
-                f"does not grant; set scenario.server_samples (a class){labels}, for all methods it is compared with."
-            )
-    return "labelled" if "server_labels" in required else "unlabelled" if required else ""
 
 
 def image_size_for(spec: RunSpec) -> int | None:
@@ -187,24 +175,10 @@ def enlargement(dataset: Dataset, backbone: Backbone) -> str:
     return f"images of {dataset.name}, the smallest of {side} px, are enlarged to {wanted} px for {backbone.name}"
 
 
-def required_by(stack: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[str, str]:
-    """What the methods of ``stack`` require of the scenario, and which of them does."""
-    return {
-        name: method for method in stack for name in sorted(getattr(find_method(method, plugin_files), "requires", ()))
-    }
-
-
-def _refuse_hidden_labels(spec: RunSpec, assembly: Assembly, model: Model, plugin_files: Sequence[Path]) -> None:
-    """Where labels are hidden: FedbenchError for a method that requires them, and for the default loss of weights."""
-    if spec.scenario.labels != "hidden":
-        return
-    method = required_by(spec.stack, plugin_files).get("labels")
-    if method is not None:
-        raise FedbenchError(
-            f"{method} needs labels, which this scenario hides (labels=hidden); set scenario.labels=visible, or choose "
-            "a method that learns without them."
-        )
-    if model.weights and all(assembly.owners[hook] == FedAvg.name for hook in ("local_train", "local_loss")):
+def _refuse_hidden_labels(spec: RunSpec, assembly: Assembly, model: Model) -> None:
+    """FedbenchError for the default loss of weights where labels are hidden."""
+    default = all(assembly.answers(hook) == (FedAvg.name,) for hook in ("local_train", "local_loss"))
+    if default and model.weights and spec.scenario.labels == "hidden":
         raise FedbenchError(NEEDS_LABELS)
 
 
@@ -221,10 +195,10 @@ def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbon
 
 def _refuse_ignored_settings(spec: RunSpec, assembly: Assembly, plugin_files: Sequence[Path]) -> None:
     """A setting of the default model that the run's method would not read is a mistake, not a no-op."""
-    owner = assembly.owners["build_model"].partition(",")[0]
-    if owner == "fedavg":
+    owner = assembly.answers_first("build_model")
+    if owner == FedAvg.name:
         return
-    reads = getattr(find_method(owner, plugin_files), "reads", ())
+    reads = declares(find_method(owner, plugin_files), "reads")
     for name, value, unset in (("tune", spec.tune, "auto"), ("head_scale", spec.head_scale, None)):
         if value != unset and name not in reads:
             raise FedbenchError(f"{owner} builds its own model and does not read {name}={value}; leave {name} unset.")

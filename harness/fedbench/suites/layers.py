@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.hooks import Method
 from fedbench.core.hyper import build_params
+from fedbench.core.method import AnyMethod
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import Training
 from fedbench.scenarios import scenario_named
@@ -41,7 +41,7 @@ class Source:
 class Draft:
     """A spec in the making, by section."""
 
-    classes: Mapping[str, type[Method]]
+    classes: Mapping[str, type[AnyMethod]]
     run: dict[str, Any]
     params: dict[str, dict[str, Any]]
     scenario: dict[str, Any] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def section_of(key: str, stack: Sequence[str]) -> tuple[str, str]:
     raise unknown_name("setting", key, known, "A method's own are written METHOD.NAME, see `fedbench describe METHOD`.")
 
 
-def reads(classes: Iterable[type[Method]], name: str) -> bool:
+def reads(classes: Iterable[type[AnyMethod]], name: str) -> bool:
     """Whether one of the methods looks at the run's setting ``name`` (one of ``READ_BY_SOME``)."""
     return any(name in getattr(cls, "reads", ()) for cls in classes)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import Method
 from fedbench.core.hyper import declared
+from fedbench.core.method import AnyMethod
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import MOST_SEED, RunSpec, Training
 from fedbench.datasets.aliases import same_data
@@ -29,7 +29,7 @@ _LISTS = ("templates",)
 _SAME_CELL = ("backbone", "device")
 """Run settings that leave a run the published cell: another backbone is named wherever the two stand side by side."""
 
-Find = Callable[[str], type[Method]]
+Find = Callable[[str], type[AnyMethod]]
 
 
 @dataclass(frozen=True)

@@ -11,25 +11,17 @@ stands in plain functions, so that a method that wants the default for some roun
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.core.errors import MethodFault
 from fedbench.core.federation import Federation
-from fedbench.core.hooks import (
-    AggregationTask,
-    BroadcastTask,
-    ClientTask,
-    EvaluationTask,
-    LocalStep,
-    ModelSetup,
-    default_hookimpl,
-)
+from fedbench.core.hooks import default_hookimpl
+from fedbench.core.method import Method, NoParams
 from fedbench.core.spec import RunSpec
-from fedbench.core.types import Broadcast, GlobalModel, LabelledBatch, Model, Predictions, Tensors, Update
+from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, ModelSetup
+from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, Tensors, Update
 from fedbench.models.heads import default_model
 from fedbench.toolkit.local_training import local_sgd
 
@@ -45,10 +37,8 @@ NEEDS_LABELS = (
 
 def cross_entropy(step: LocalStep) -> Tensor:
     """Mean cross-entropy of the batch. Raises FedbenchError where the scenario hides the labels."""
-    if not isinstance(step.batch, LabelledBatch):
-        raise FedbenchError(NEEDS_LABELS)
     # what torch's own gives, in operations that vmap takes as they are: a cohort's step of PromptFL is 3 % faster
-    chosen = torch.log_softmax(step.outputs.logits, dim=1).gather(1, step.batch.labels[:, None])
+    chosen = torch.log_softmax(step.outputs.logits, dim=1).gather(1, step.labels[:, None])
     return -chosen.mean()
 
 
@@ -128,21 +118,14 @@ def predicted_classes(task: EvaluationTask, weights: Tensors, buffers: Tensors) 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FedAvgParams:
-    """FedAvg has no hyper-parameter beyond the run's budget and optimiser."""
-
-
-class FedAvg:
+class FedAvg(Method[NoParams]):
     """The reference answers. ``replaced`` names the hooks a method of the run owns: reaching one here is a bug."""
 
-    name: ClassVar[str] = "fedavg"
-    citation: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
-    Params: ClassVar[type] = FedAvgParams
-    recipe: ClassVar[Mapping[str, object]] = {}
+    name = "fedavg"
+    citation = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
 
-    def __init__(self, params: FedAvgParams) -> None:
-        self.params = params
+    def __init__(self, params: NoParams) -> None:
+        super().__init__(params)
         self.replaced: Mapping[str, str] = {}
 
     def _refuse_if_replaced(self, hook: str) -> None:

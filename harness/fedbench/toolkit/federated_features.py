@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask, hookimpl
+from fedbench.core.hooks import hookimpl
 from fedbench.core.hyper import hyper
-from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Broadcast, LinearHead, Model, Predictions, Tensors, Update
+from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask
+from fedbench.core.types import Broadcast, Predictions, Tensors, Update
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, average, largest_logit
 from fedbench.toolkit.siamese_augmentation import augmented
 
@@ -76,16 +76,6 @@ class ClassGradients:
     classes: Tensor
     weight: Tensor
     bias: Tensor
-
-
-def required_head(model: Model, method: str) -> LinearHead:
-    """The model's linear classifier; FedbenchError where it has none."""
-    if model.head is None:
-        raise FedbenchError(
-            f"{method} needs a linear classifier, and this model has none; use a CNN backbone, or a CLIP backbone "
-            "with tune=head and no method that builds another model."
-        )
-    return model.head
 
 
 def class_gradients(features: Tensor, classes: Tensor, weight: Tensor, bias: Tensor, scale: float) -> ClassGradients:
@@ -212,9 +202,9 @@ class FederatedFeatures:
 
     def start(self, task: StartTask) -> None:
         """Draw the features from N(0, 1), once; the re-trained head starts as the model's own."""
-        head = required_head(task.model, self.name)
+        head = task.model.linear_head
         weight = task.model.weights[head.weight]
-        generator = torch_generator(task.spec.seed, "federated-features")
+        generator = task.generator("federated-features")
         drawn = torch.randn(weight.shape[0], self.params.features, weight.shape[1], generator=generator)
         state = {"features": drawn, "head.weight": weight.clone(), "head.bias": task.model.weights[head.bias].clone()}
         task.state[self.name] = {name: tensor.to(task.spec.device) for name, tensor in state.items()}
@@ -230,12 +220,8 @@ class FederatedFeatures:
 
         The mean over ``repeats`` draws of ``batch_real`` samples a class. Raises FedbenchError under hidden labels.
         """
-        if task.labels is None:
-            raise FedbenchError(
-                f"{self.name} sends a gradient a class, so it needs labels; set scenario.labels=visible."
-            )
-        head, generator = required_head(task.model, self.name), task.generator("class-gradients")
-        labels = task.labels.cpu()
+        head, generator = task.model.linear_head, task.generator("class-gradients")
+        labels = task.visible_labels.cpu()
         owned = torch.unique(labels)
         own_rows = [torch.nonzero(labels == label).flatten() for label in owned]
         draws = [
@@ -274,7 +260,7 @@ class FederatedFeatures:
         ``further_loss`` of the features (C, m, d) is added to the matching loss.
         """
         weights, state = average(task), task.state[self.name]
-        head, params = required_head(task.model, self.name), self.params
+        head, params = task.model.linear_head, self.params
         old = (state["head.weight"], state["head.bias"])
         names = ("classes", "gradients.weight", "gradients.bias")
         target = mean_over_owners([ClassGradients(*(u.payload[name] for name in names)) for u in task.updates])
@@ -285,7 +271,7 @@ class FederatedFeatures:
             return loss if further_loss is None else loss + further_loss(features)
 
         features = descended(state["features"], loss_of, params.match_steps, params.lr_feature)
-        generator = torch_generator(task.spec.seed, "head-retraining", task.round, task.exchange)
+        generator = task.generator("head-retraining")
         num_classes, _, width = features.shape
         new_weight, new_bias = (part.to(features.device) for part in fresh_head(num_classes, width, generator))
         starts = {

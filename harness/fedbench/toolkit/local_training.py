@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from fedbench.core.answers import require_loss
-from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.hooks import LocalStep
+from fedbench.core.errors import Unworkable
 from fedbench.core.spec import Training
-from fedbench.core.tasks import ClientTask
+from fedbench.core.tasks import ClientTask, LocalStep
 from fedbench.core.types import Batch, LabelledBatch, Model, Tensors, UnlabelledBatch, Update
 from fedbench.scenarios.partitions.rounding import floor
 
@@ -174,12 +173,3 @@ def rates_by_name(training: Training, model: Model, round: int) -> dict[str, flo
     """eta of ``round`` (1 is the first) for every weight of ``model``."""
     rates = learning_rates(training, model.weights, round, model.lr_factors)
     return {name: rate for rate, names in rates.items() for name in names}
-
-
-def require_sgd(training: Training, method: str) -> None:
-    """Raise FedbenchError unless clients train by SGD, whose update is a weighted sum of gradients."""
-    if training.optimizer != "sgd":
-        raise FedbenchError(
-            f"{method} needs clients whose update is a weighted sum of gradients, which {training.optimizer}'s is not; "
-            "set optimizer=sgd."
-        )

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import ClientTask, EvaluationTask
+from fedbench.core.tasks import ClientTask, EvaluationTask
 from fedbench.core.types import Tensors
 from fedbench.toolkit.fedavg import EVALUATION_BATCH
 
@@ -23,13 +22,6 @@ class ClassMeans:
     classes: Tensor
     means: Tensor
     counts: Tensor
-
-
-def visible_labels(task: ClientTask, method: str) -> Tensor:
-    """The client's labels (n_k,); FedbenchError where the scenario hides them."""
-    if task.labels is None:
-        raise FedbenchError(f"{method} looks at the labels of its samples, which are hidden; set labels=visible.")
-    return task.labels
 
 
 @torch.no_grad()
@@ -53,9 +45,7 @@ def sent_means(task: ClientTask, features: Tensor, method: str) -> Tensors:
 
     They ascend by class; ``holds`` (C,) bool says which classes these are. FedbenchError where labels are hidden.
     """
-    labels = visible_labels(task, method)
-    assert task.class_counts is not None  # visible as the labels are
-    return {"means": class_means(features, labels).means, "holds": task.class_counts > 0}
+    return {"means": class_means(features, task.visible_labels).means, "holds": task.visible_counts > 0}
 
 
 def spread(rows: Tensor, holds: Tensor) -> Tensor:

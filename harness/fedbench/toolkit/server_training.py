@@ -19,9 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
-from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.hooks import AggregationTask
-from fedbench.core.tasks import ServerData
+from fedbench.core.errors import Unworkable
+from fedbench.core.tasks import AggregationTask, ServerData
 from fedbench.core.types import GlobalModel, InputSource, Model, Tensors
 from fedbench.toolkit.fedavg import EVALUATION_BATCH
 from fedbench.toolkit.local_training import batch_table
@@ -54,17 +53,8 @@ class Course:
         return first is not None and step >= first and (step - first) % self.averaged_every == 0
 
 
-def granted(task: AggregationTask, method: str) -> ServerData:
-    """The server's samples, in memory where they fit, for a method that requires them and runs models on them.
-
-    Raises FedbenchError where another method keeps a part of the model with the clients.
-    """
-    kept = (task.model.weights.keys() | task.model.buffers.keys()) - (task.weights.keys() | task.buffers.keys())
-    if kept:
-        raise FedbenchError(
-            f"{method} runs the clients' models on the server, and {min(kept)!r} never leaves a client; "
-            "run it without a method that keeps tensors private."
-        )
+def granted(task: AggregationTask) -> ServerData:
+    """The server's samples, in memory where they fit, of a method that requires them."""
     assert task.server_data is not None, "the harness grants what `requires` names"
     return replace(task.server_data, inputs=task.server_data.inputs.resident())
 

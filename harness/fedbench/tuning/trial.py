@@ -17,8 +17,8 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.core.errors import Unworkable
-from fedbench.core.hooks import RoundRecord
 from fedbench.core.randomness import numpy_generator
+from fedbench.core.records import RoundRecord
 from fedbench.core.spec import RunSpec
 from fedbench.tuning.objectives import Objective
 from fedbench.tuning.space import Dimension, draw, with_values

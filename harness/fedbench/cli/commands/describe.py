@@ -15,8 +15,8 @@ from fedbench.cli.console import cell, console, say, table
 from fedbench.cli.options import Plugins, plugin_files
 
 if TYPE_CHECKING:
-    from fedbench.core.hooks import Method
     from fedbench.core.hyper import Hyper
+    from fedbench.core.method import AnyMethod
 
 _TEXT_WIDTH = 120
 
@@ -38,12 +38,12 @@ def describe(
         owners = assemble(method, {}, files).owners
         _heading(f"{'+'.join(stack)}: who answers which hook")
         made = table("hook", "answered by, in call order", whole=("hook",))
-        for hook, owner in owners.items():
-            made.add_row(cell(hook), cell(owner))
+        for hook, names in owners.items():
+            made.add_row(cell(hook), cell(", ".join(names)))
         console().print(made)
 
 
-def answered_hooks(cls: type[Method]) -> dict[str, str]:
+def answered_hooks(cls: type[AnyMethod]) -> dict[str, str]:
     """Hook name -> first line of the docstring of the class's answer, in the order in which hooks are called."""
     from fedbench.plugins.declaration import HOOK_NAMES
 
@@ -55,7 +55,7 @@ def answered_hooks(cls: type[Method]) -> dict[str, str]:
     return answers
 
 
-def _show_method(cls: type[Method]) -> None:
+def _show_method(cls: type[AnyMethod]) -> None:
     out = console()
     say(cls.name, style="bold cyan")
     say(cls.citation)
@@ -65,12 +65,21 @@ def _show_method(cls: type[Method]) -> None:
         say("")
         # in a pipe every line stays as it is
         out.print(Text(_fitted(text, out.width) if out.is_terminal else text), soft_wrap=not out.is_terminal)
+    _show_requirements(cls)
     _show_hooks(cls)
     _show_params(cls)
     _show_recipe(cls)
 
 
-def _show_hooks(cls: type[Method]) -> None:
+def _show_requirements(cls: type[AnyMethod]) -> None:
+    from fedbench.core.method import REQUIREMENTS, declares
+
+    _heading("What it requires of a run")
+    for name in declares(cls, "requires") or ("nothing",):
+        say(REQUIREMENTS.get(name, name))
+
+
+def _show_hooks(cls: type[AnyMethod]) -> None:
     from fedbench.core.hooks import HookSpecs
 
     _heading("Hooks it answers")
@@ -81,7 +90,7 @@ def _show_hooks(cls: type[Method]) -> None:
     console().print(made)
 
 
-def _show_params(cls: type[Method]) -> None:
+def _show_params(cls: type[AnyMethod]) -> None:
     from fedbench.core.hyper import declared
 
     _heading("Hyper-parameters")
@@ -101,7 +110,7 @@ def _show_params(cls: type[Method]) -> None:
         say("At its neutral value the method equals fedavg.", style="dim")
 
 
-def _show_recipe(cls: type[Method]) -> None:
+def _show_recipe(cls: type[AnyMethod]) -> None:
     _heading("Optimiser recipe")
     if cls.recipe:
         say(", ".join(f"{key}={_number(value)}" for key, value in cls.recipe.items()))

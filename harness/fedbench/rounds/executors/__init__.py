@@ -15,8 +15,8 @@ from fedbench.rounds.executors.cohort import Cohort
 from fedbench.rounds.executors.sequential import Sequential
 
 if TYPE_CHECKING:
-    from fedbench.core.hooks import ClientTask
     from fedbench.core.spec import Training
+    from fedbench.core.tasks import ClientTask
     from fedbench.core.types import Model, Update
     from fedbench.plugins.assembly import Assembly
 
@@ -57,7 +57,7 @@ def executor_for(asked: ExecutorName, training: Training, assembly: Assembly, mo
         return one_by_one
     obstacle = _obstacle(training, assembly, model)
     if obstacle is None:
-        return Cohort(assembly.owners, one_by_one, strict=asked == "cohort")
+        return Cohort(assembly, one_by_one, strict=asked == "cohort")
     if asked == "cohort":
         raise FedbenchError(f"the cohort executor cannot train this run: {obstacle}; use executor=auto.")
     one_by_one.told = f"sequential: {obstacle}"
@@ -66,7 +66,7 @@ def executor_for(asked: ExecutorName, training: Training, assembly: Assembly, mo
 
 def _obstacle(training: Training, assembly: Assembly, model: Model) -> str | None:
     """Why no cohort can be trained at once, whatever the loss; None where it may be."""
-    trainer = assembly.owners["local_train"].partition(",")[0]
+    trainer = assembly.answers_first("local_train")
     if trainer != "fedavg":
         return f"{trainer} trains its clients itself"
     if model.encoder is None:

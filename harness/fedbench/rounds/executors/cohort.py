@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.hooks import ClientTask, LocalStep
 from fedbench.core.randomness import torch_generator
+from fedbench.core.tasks import ClientTask, LocalStep
 from fedbench.core.types import Tensors, Update
 from fedbench.core.wording import counted
+from fedbench.plugins.assembly import Assembly
 from fedbench.plugins.watch import Snapshot
 from fedbench.rounds.executors.gradients import (
     ClosedForm,
@@ -31,16 +32,15 @@ from fedbench.rounds.executors.gradients import (
     added_terms,
     head_features,
 )
+from fedbench.rounds.executors.memory import budget, bytes_of_a_client
 from fedbench.rounds.executors.sequential import Sequential, completed
-from fedbench.rounds.executors.stack import Stack, StackedBatch, StackedOptimiser, flat_of, signature
-from fedbench.rounds.metrics import size_in_bytes
+from fedbench.rounds.executors.stack import Stack, StackedBatch, StackedOptimiser, signature
+from fedbench.toolkit.fedavg import FedAvg
 from fedbench.toolkit.local_training import batch_at, batches_of, step_loss, trained
 
 Gradients = Vectorised | ClosedForm
 Kind = tuple[object, ...]
 
-MEMORY = 2 * 2**30
-"""About as many bytes as the clients who train at once may take on a CPU; a larger cohort is trained in parts."""
 FEWER = 4
 """Where a loss is over whole batches: how many times fewer gradients make up for their being stacked. FedCLIP on the
 suite longtail has 2 times fewer and takes 1.3 times as long as one by one."""
@@ -68,9 +68,9 @@ class Plan:
 class Cohort:
     """Trains the clients of a cohort at once where their loss allows it, else as ``one_by_one`` does."""
 
-    def __init__(self, owners: Mapping[str, str], one_by_one: Sequential, *, strict: bool) -> None:
+    def __init__(self, assembly: Assembly, one_by_one: Sequential, *, strict: bool) -> None:
         """``strict`` turns a loss that cannot be trained at once into a FedbenchError."""
-        self._owners = owners
+        self._assembly = assembly
         self._one_by_one = one_by_one
         self._strict = strict
         self._plans: dict[Kind, Plan] = {}
@@ -162,12 +162,12 @@ class Cohort:
         """The ways to try, the fastest first."""
         paddings: list[Padding] = ["by sample", "by size"]
         vectorised = [Vectorised(padding) for padding in paddings]
-        if self._owners["local_loss"] != "fedavg" or task.labels is None:
+        if self._assembly.answers_first("local_loss") != FedAvg.name or task.labels is None:
             return [*vectorised]
         features = head_features(task)
         if features is None:
             return [*vectorised]
-        if "loss_terms" not in self._owners:
+        if not self._assembly.answers("loss_terms"):
             return [ClosedForm(features, None), *vectorised]
         return [*(ClosedForm(features, Vectorised(padding, added_terms)) for padding in paddings), *vectorised]
 
@@ -261,34 +261,6 @@ def matches_own_loss(
             if gradient is not None and not _close(found[name][client], gradient):
                 return False
     return True
-
-
-def bytes_of_a_client(gradients: Gradients, tasks: Sequence[ClientTask]) -> int:
-    """About what a client adds: what autograd saves for it in a step, the step's samples and logits, the tables of its
-    samples, and its weights, gradients and moments.
-    """
-    saved = []
-    for clients in (tasks[:1], tasks[:2]):
-        stack, seen = Stack(clients), dict[int, int]()
-
-        def pack(tensor: Tensor, seen: dict[int, int] = seen) -> Tensor:
-            seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            gradients(stack, {name: value.clone() for name, value in stack.weights.items()}, stack.batch(0))
-        saved.append(sum(seen.values()))
-    stack = Stack(tasks[:1])
-    step, classes = stack.samples(stack.batch(0)), max(t.shape[0] for t in tasks[0].received.values() if t.ndim)
-    samples = sum(t.numel() * t.element_size() for t in flat_of(step)) + 12 * int(step["index"].numel()) * classes
-    tables = 3 * 8 * sum(len(batch) for batch in batches_of(tasks[0]))
-    return max(saved[1] - saved[0], 0) + samples + tables + 4 * size_in_bytes(tasks[0].received)
-
-
-def budget(task: ClientTask) -> int:
-    """Bytes for the clients who train at once: ``MEMORY``, or half of an accelerator's own."""
-    device = next(iter(task.received.values())).device
-    return torch.cuda.get_device_properties(device).total_memory // 2 if device.type == "cuda" else MEMORY
 
 
 def _pays(tasks: Sequence[ClientTask]) -> bool:

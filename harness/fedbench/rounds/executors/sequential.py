@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fedbench.core.answers import require_tensors, require_update
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import ClientTask
+from fedbench.core.tasks import ClientTask
 from fedbench.core.types import Tensors, Update
 
 

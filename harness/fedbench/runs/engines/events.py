@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fedbench.core.hooks import Hooks, RoundRecord, RunInfo, RunResult, hookimpl
+from fedbench.core.hooks import hookimpl
+from fedbench.core.notifications import Notifications
+from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 
 
@@ -13,6 +16,7 @@ from fedbench.core.spec import RunSpec
 class RunStarted:
     """A run is assembled."""
 
+    hook: ClassVar[str] = "run_started"
     spec: RunSpec
     info: RunInfo
 
@@ -21,6 +25,7 @@ class RunStarted:
 class RoundFinished:
     """A round of a run is done."""
 
+    hook: ClassVar[str] = "round_finished"
     spec: RunSpec
     record: RoundRecord
 
@@ -29,6 +34,7 @@ class RoundFinished:
 class RunWarned:
     """Something is to be known of a run that goes on all the same."""
 
+    hook: ClassVar[str] = "run_warned"
     spec: RunSpec
     warning: str
 
@@ -37,6 +43,7 @@ class RunWarned:
 class RunFinished:
     """A run is done."""
 
+    hook: ClassVar[str] = "run_finished"
     spec: RunSpec
     info: RunInfo
     result: RunResult
@@ -46,6 +53,7 @@ class RunFinished:
 class RunFailed:
     """A run ended early. ``reason`` is one line; ``details`` the traceback, empty for bad input."""
 
+    hook: ClassVar[str] = "run_failed"
     spec: RunSpec
     reason: str
     details: str = ""
@@ -57,6 +65,7 @@ class RunFailed:
 class RunRetried:
     """Attempt number ``attempt`` of a run ended early for a reason that may pass; another follows."""
 
+    hook: ClassVar[str] = "run_retried"
     spec: RunSpec
     reason: str
     attempt: int
@@ -66,6 +75,7 @@ class RunRetried:
 class RunSkipped:
     """Another process that shares the store has finished the run in the meantime."""
 
+    hook: ClassVar[str] = "run_skipped"
     spec: RunSpec
 
 
@@ -108,19 +118,7 @@ class Forward:
         self.emit(RunFinished(spec, info, result))
 
 
-def notify(hooks: Hooks, event: Event) -> None:
+def notify(hooks: Notifications, event: Event) -> None:
     """Call the notification hook of ``event`` on the listeners behind ``hooks``."""
-    if isinstance(event, RunStarted):
-        hooks.run_started(spec=event.spec, info=event.info)
-    elif isinstance(event, RoundFinished):
-        hooks.round_finished(spec=event.spec, record=event.record)
-    elif isinstance(event, RunWarned):
-        hooks.run_warned(spec=event.spec, warning=event.warning)
-    elif isinstance(event, RunFinished):
-        hooks.run_finished(spec=event.spec, info=event.info, result=event.result)
-    elif isinstance(event, RunFailed):
-        hooks.run_failed(spec=event.spec, reason=event.reason)
-    elif isinstance(event, RunRetried):
-        hooks.run_retried(spec=event.spec, reason=event.reason, attempt=event.attempt)
-    else:
-        hooks.run_skipped(spec=event.spec)
+    # pluggy hands an answer those of the fields that it names
+    getattr(hooks, event.hook)(**vars(event))

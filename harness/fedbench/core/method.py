@@ -1,0 +1,67 @@
+"""The base class of methods: what a method declares beside its answers to hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+P = TypeVar("P")
+
+REQUIREMENTS = {
+    "labels": "labels of the clients' samples (scenario.labels=visible)",
+    "linear_head": "a linear classifier (a CNN, or CLIP with tune=head)",
+    "trained_features": "features that are trained (a CNN, tune=full, or a method that trains a projector)",
+    "clip": "a CLIP backbone",
+    "sgd": "clients that train by SGD (optimizer=sgd)",
+    "whole_model": "whole models at the server (no method that keeps tensors private)",
+    "server_data": "unlabelled samples at the server (scenario.server_samples)",
+    "server_labels": "labelled samples at the server (scenario.server_samples, scenario.server_labels=visible)",
+}
+"""What a method may require of a run, in words for users. `fedbench.plugins.requirements` refuses what is missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoParams:
+    """The hyper-parameters of a method that has none beyond the run's budget and optimiser."""
+
+
+class Method(Generic[P]):
+    """A method with hyper-parameters of the type ``P``, its `Params`. ``name`` and ``citation`` have no default.
+
+    An entry point of the group ``fedbench.methods`` loads such a class, or any other with ``name``, ``citation``,
+    ``Params`` and ``recipe`` that is made from its `Params`. `fedbench.plugins.declaration` checks it.
+    """
+
+    name: ClassVar[str]
+    """Letters, digits, hyphens and underscores."""
+    citation: ClassVar[str]
+    """Authors, title and year."""
+    Params: ClassVar[type] = NoParams
+    """A frozen dataclass of ``hyper(...)`` fields."""
+    recipe: ClassVar[Mapping[str, object]] = {}
+    """Optimiser settings of the paper (keys of ``Training``), used where neither suite row nor command line sets them.
+    """
+    requires: tuple[str, ...] = ()
+    """Those of `REQUIREMENTS` without which it can't run; a constructor may drop some that its values do not need."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Those of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that it looks at. The last
+    two need no mention where it leaves `build_model` to the default."""
+    keeps_lost_training: ClassVar[bool] = False
+    """Whether a client's ``state`` and private tensors stay as trained where its update is lost or rejected.
+
+    By default they are undone, so that they match what the server has: the client is as if it had not trained. True
+    suits what is about the client's own data or model alone, since a client knows that it has trained but not that its
+    update was lost (`moon`, `fedbn`; but not `scaffold`, the mean of whose controls the server has).
+    """
+
+    def __init__(self, params: P) -> None:
+        self.params = params
+
+
+AnyMethod = Method[Any]
+
+
+def declares(cls: type[AnyMethod], attribute: str) -> Any:
+    """An ``attribute`` that need not be declared: the default of `Method` where ``cls`` is another class without it."""
+    return getattr(cls, attribute, getattr(Method, attribute))

@@ -1,0 +1,80 @@
+"""What methods require of a run (``requires``): each requirement is refused here, in one sentence, once it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.method import declares
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import NO_LINEAR_HEAD, InputSource, Model
+from fedbench.plugins.assembly import find_method
+
+GRANTED_SERVER_DATA = {"server_data": "unlabelled", "server_labels": "labelled"}
+"""What a method that requires it reads of the server's samples."""
+
+
+def required_by(stack: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict[str, str]:
+    """Requirement -> the method of ``stack`` that declares it."""
+    found = {method: declares(find_method(method, plugin_files), "requires") for method in stack}
+    return {name: method for method, names in found.items() for name in sorted(names)}
+
+
+def refuse_settings(requires: Mapping[str, str], spec: RunSpec) -> None:
+    """FedbenchError where the spec does not grant what methods require: requirement -> method."""
+    scenario = spec.scenario
+    if "labels" in requires and scenario.labels == "hidden":
+        raise FedbenchError(
+            f"{requires['labels']} needs labels, which this scenario hides (labels=hidden); set "
+            "scenario.labels=visible, or choose a method that learns without them."
+        )
+    if "sgd" in requires and spec.training.optimizer != "sgd":
+        raise FedbenchError(
+            f"{requires['sgd']} needs clients whose update is a weighted sum of gradients, which "
+            f"{spec.training.optimizer}'s is not; set optimizer=sgd."
+        )
+    for name, kind in GRANTED_SERVER_DATA.items():
+        labels = " and scenario.server_labels=visible" if name == "server_labels" else ""
+        if name in requires and (not scenario.server_samples or (labels and scenario.server_labels == "hidden")):
+            raise FedbenchError(
+                f"{requires[name]} needs {kind} samples at the server, which this scenario does not grant; set "
+                f"scenario.server_samples (per class){labels}, for all methods it is compared with."
+            )
+
+
+def refuse_backbone(requires: Mapping[str, str], spec: RunSpec) -> None:
+    """FedbenchError where the backbone is not CLIP and a method requires it."""
+    if "clip" in requires and not spec.backbone.startswith("clip:"):
+        raise FedbenchError(
+            f"{requires['clip']} needs a CLIP backbone, not {spec.backbone!r}; use --set backbone=clip:embedded."
+        )
+
+
+def refuse_model(
+    requires: Mapping[str, str], model: Model, private: Collection[str], inputs: InputSource, device: torch.device
+) -> None:
+    """FedbenchError where the assembled ``model``, or what of it is ``private``, is not what methods require."""
+    if "linear_head" in requires and model.head is None:
+        raise FedbenchError(f"{requires['linear_head']} needs a linear classifier; {NO_LINEAR_HEAD}.")
+    if "trained_features" in requires and not features_are_trained(model, inputs, device):
+        method = requires["trained_features"]
+        raise FedbenchError(
+            f"{method} needs features that are trained, and those of this model are frozen; choose a backbone that is "
+            f"trained (a CNN, or tune=full), or stack it with a method that trains a projector (fedglcl+{method})."
+        )
+    if "whole_model" in requires and private:
+        raise FedbenchError(
+            f"{requires['whole_model']} needs the clients' whole models at the server, and {min(private)!r} never "
+            "leaves a client; run it without a method that keeps tensors private."
+        )
+
+
+def features_are_trained(model: Model, inputs: InputSource, device: torch.device) -> bool:
+    """Whether the features that ``model`` gives of ``inputs`` depend on its weights."""
+    weights = {name: value.detach().clone().to(device).requires_grad_() for name, value in model.weights.items()}
+    buffers = {name: value.clone().to(device) for name, value in model.buffers.items()}
+    features = model.forward({**weights, **buffers}, inputs.read(torch.arange(1)), False).features
+    return features.requires_grad
