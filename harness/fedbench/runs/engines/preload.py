@@ -3,6 +3,7 @@
 None of it starts threads or uses an accelerator.
 """
 
+import atexit
 import gc
 
 import torchvision.transforms.v2.functional  # noqa: F401
@@ -13,3 +14,4 @@ import fedbench.runs.looking
 
 fedbench.models.clip.tokens.byte_pairs()  # a fifth of a second for whoever is first to encode a text
 gc.freeze()  # a collection in a worker would else write to every imported object, and so copy the memory it shares
+atexit.register(gc.unfreeze)  # libraries would else report at the end of the server what it never freed
