@@ -96,6 +96,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         original = assemble.find_method
         for module in (
             "fedbench.plugins.assembly",
+            "fedbench.plugins.requirements",
             "fedbench.testing",
             "fedbench.suites.resolve",
             "fedbench.runs.prepare",

@@ -36,8 +36,8 @@ import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
 from fedbench.models.heads import scaled_logits
 from fedbench.toolkit.fedavg import largest_logit
-from fedbench.toolkit.federated_features import fresh_head, largest_logit_with_head, retrained
 from fedbench.toolkit.gaussians import class_report, drawn, pooled_by_class, shrunk
+from fedbench.toolkit.heads import fresh_head, largest_logit_with_head, retrained
 from fedbench.toolkit.prototypes import client_features
 
 

@@ -14,7 +14,7 @@ clients train one after another. Values and gradients are those of the whole bat
 Paper against released code: "a photo of a" as initial context (M = 4) is that of the released scripts; 16 is only the
 default of their configuration. The meta-net starts as torch's linear layers do, so round 0 is not zero-shot CLIP; with
 W_b = 0 and c = 0 the model is PromptFL. The code trains on batches of one image for want of memory; here it is the
-run's batch size, as in CAPT's comparison as far as that can be told. Recipe: SGD 2e-3 of the code, with momentum 0.9
+run's batch size, as in CAPT's comparison as far as that can be seen. Recipe: SGD 2e-3 of the code, with momentum 0.9
 and decay 5e-4 of the toolbox it is built on; its cosine schedule and warm-up epoch have no counterpart in a round.
 """
 

@@ -10,7 +10,7 @@ Answers: local_loss. Stacks with methods that add loss terms or aggregate otherw
 weights.
 Left out: the abstract also speaks of tunable sampling, weights on the client models that the server selects. Its
 equations were not available, so it is not here; the rows of this name in the tables of CReFF and CLIP2FL are, as far as
-can be told, the loss with FedAvg. No code of the authors was found. γ is that of public federated code (Fed-GraB's: 1).
+can be seen, the loss with FedAvg. No code of the authors was found. γ is that of public federated code (Fed-GraB's: 1).
 α, one number for all classes as in that code, merely scales the learning rate; the 0.25 of the detector is for two.
 """
 

@@ -1,7 +1,7 @@
 """Fed-GraB - Xiao, Chen, Liu, Wang, Feng, Hao, Zhou, Wu, Yang, Liu, "Fed-GraB: Federated Long-tailed Learning with
 Self-Adjusting Gradient Balancer", NeurIPS 2023; arXiv 2310.07587.
 
-Classes are told apart one against the rest, with logits o and y_ij = 1 where sample i is of class j:
+Classes are separated one against the rest, with logits o and y_ij = 1 where sample i is of class j:
     L = (1/B) Σ_i Σ_j BCE(σ(o_ij), y_ij)
 Self-adjusting gradient balancer (SGB), for every client and every controlled class j; the loss itself has no weights:
     g_ij = w⁺_j ∂L/∂o_ij where y_ij = 1,   w⁻_j ∂L/∂o_ij elsewhere,   backpropagated in place of ∂L/∂o

@@ -45,7 +45,7 @@ from fedbench.toolkit.fedavg import (
     predicted_classes,
     weighted_mean,
 )
-from fedbench.toolkit.federated_features import fresh_head
+from fedbench.toolkit.heads import fresh_head
 
 WEIGHT, BIAS = "wide.weight", "wide.bias"
 ENCODER, HEAD = "encoder/", "head/"
@@ -124,7 +124,7 @@ class FedConcat(fb.Method[FedConcatParams]):
 
     @hookimpl
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:
-        """The default model, which must end in a linear head, so that the encoder can be told from it."""
+        """The default model, which must end in a linear head, so that it can be separated from the encoder."""
         model = default_model(setup)
 
         def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
@@ -194,7 +194,7 @@ class FedConcat(fb.Method[FedConcatParams]):
 
     @hookimpl
     def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
-        """The largest logit of the concatenated model, and of the cluster model of stage 1 of each client asked for."""
+        """The largest logit of the concatenated model, and of the cluster model of stage 1 of each requested client."""
         state = task.state[self.name]
         if task.client is not None and WEIGHT not in task.weights:
             # a cluster's model, fine-tuned by a client

@@ -149,7 +149,7 @@ class FedFA(fb.Method[FedFAParams]):
 
     @hookimpl
     def start(self, task: fb.StartTask) -> None:
-        """S is the same for all channels until clients have told their statistics."""
+        """S is the same for all channels until clients have sent their statistics."""
         task.state[self.name] = {
             tensor_name("shared", statistic, block): torch.ones_like(task.model.buffers[name])
             for statistic in STATISTICS

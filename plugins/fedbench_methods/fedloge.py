@@ -39,7 +39,7 @@ import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import default_model, scaled_logits
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, predicted_classes
-from fedbench.toolkit.federated_features import fresh_head
+from fedbench.toolkit.heads import fresh_head
 
 WEIGHT, BIAS = "local.weight", "local.bias"
 FIXED, FIXED_BIAS = "etf.weight", "etf.bias"

@@ -40,7 +40,7 @@ import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.text.classifier import unit
 from fedbench.toolkit.fedavg import average, largest_logit, participant_shares, weighted_mean
-from fedbench.toolkit.federated_features import largest_logit_with_head, retrained
+from fedbench.toolkit.heads import largest_logit_with_head, retrained
 from fedbench.toolkit.prototypes import class_means, client_features, mean_over_holders, spread
 
 SENT_DOWN = ("prototypes", "prior", "directions")

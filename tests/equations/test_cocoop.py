@@ -179,7 +179,7 @@ def test_clients_whose_batches_need_chunks_train_one_after_another(monkeypatch):
         monkeypatch.setattr(cocoop, "SEQUENCES", sequences)
         run = cocoop_run(**training)
         found = final_state(run).weights
-        assert run.executor.told.startswith("cohort" if fits else "sequential")
+        assert run.executor.description.startswith("cohort" if fits else "sequential")
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     with pytest.raises(FedbenchError, match="cocoop takes 8 images at once with 4 classes"):
         final_state(cocoop_run(executor="cohort", **training))

@@ -244,7 +244,7 @@ def test_the_classifier_is_trained_and_so_is_the_backbone(controlled):
 def test_clients_train_one_after_another_since_the_loss_changes_what_they_keep():
     run = tiny_run(spec_of(backbone="clip:embedded", rounds=1))
     final_state(run)
-    assert run.executor.told.startswith("sequential: its loss")
+    assert run.executor.description.startswith("sequential: its loss")
 
 
 def test_what_a_client_keeps_is_saved_and_moves_only_when_it_takes_part():

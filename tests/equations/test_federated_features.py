@@ -15,11 +15,10 @@ from fedbench.toolkit.federated_features import (
     FederatedFeatures,
     class_gradients,
     descended,
-    fresh_head,
     matching_loss,
     mean_over_owners,
-    retrained,
 )
+from fedbench.toolkit.heads import fresh_head, retrained
 
 
 def generator(seed=0):

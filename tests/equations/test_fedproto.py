@@ -337,7 +337,7 @@ def test_on_a_trained_projector_the_cohort_trains_at_once_as_one_by_one():
     runs = [run_of(method="fedglcl+fedproto", backbone="clip:embedded", rounds=2)]
     runs.append(replace(runs[0], executor=tiny_run(runs[0].spec, executor="sequential").executor))
     at_once, one_by_one = (final_state(run) for run in runs)
-    assert runs[0].executor.told == "cohort"
+    assert runs[0].executor.description == "cohort"
     for client, own in one_by_one.own.items():
         for name, tensor in own.items():
             torch.testing.assert_close(at_once.own[client][name], tensor, rtol=1e-4, atol=1e-5)

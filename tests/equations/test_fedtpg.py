@@ -222,7 +222,7 @@ def test_present_trains_at_once_as_one_by_one_and_is_tested_on_all_names():
     run = tiny_run(spec, executor="cohort")
     assert any(0 in counts for counts in run.info.class_counts)
     at_once, one_by_one = final_state(run).weights, final_state(tiny_run(spec, executor="sequential")).weights
-    assert run.executor.told == "cohort"
+    assert run.executor.description == "cohort"
     for name, value in one_by_one.items():
         # a key's bias adds the same to all scores of a query, so that it has no gradient
         assert name == "generator.key.bias" or (value - run.model.weights[name]).abs().max() > 1e-5

@@ -13,7 +13,7 @@ from fedbench.core.types import Model, Outputs
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import predict, rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.toolkit.federated_features import retrained
+from fedbench.toolkit.heads import retrained
 from fedbench_methods.rucr import RUCR, RUCRParams, merged, scaled_log, unification_loss, virtual_features
 
 QUICK = {"virtual_features": 8, "rectify_epochs": 2}
@@ -338,8 +338,8 @@ class Recording:
         self.executor, self.taken = executor, taken
 
     @property
-    def told(self):
-        return self.executor.told
+    def description(self):
+        return self.executor.description
 
     def train(self, tasks):
         updates = self.executor.train(tasks)

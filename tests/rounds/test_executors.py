@@ -53,7 +53,7 @@ def assert_same(run, told="cohort"):
     for name, value in wanted.weights.items():
         assert not torch.equal(value, run.model.weights[name])
         torch.testing.assert_close(at_once.weights[name], value, rtol=1e-4, atol=1e-6)
-    assert run.executor.told.startswith(told), run.executor.told
+    assert run.executor.description.startswith(told), run.executor.description
 
 
 class Terms:
@@ -88,7 +88,7 @@ def test_a_term_so_small_that_no_trial_would_see_it_is_not_left_out():
     run = run_with(plugin)
     final_state(run)
     # asked in every one of the steps of the longest client, in both rounds, and in the trial
-    assert run.executor.told.startswith("cohort") and plugin.asked > 2 * 2 * 3
+    assert run.executor.description.startswith("cohort") and plugin.asked > 2 * 2 * 3
 
 
 def test_a_term_that_begins_in_a_later_round_is_added_from_then_on():
@@ -120,7 +120,7 @@ def test_a_loss_over_pairs_of_a_batch_is_not_taken_for_a_mean_over_samples(monke
 def test_a_loss_over_whole_batches_of_many_sizes_is_trained_sequentially_since_that_is_faster():
     run = run_with(Terms(lambda step: 0.01 * step.outputs.logits.square().sum()))
     assert_same(run, told="sequential")
-    assert "whole batches" in run.executor.told
+    assert "whole batches" in run.executor.description
 
 
 def test_a_sum_over_samples_is_not_taken_for_a_mean(monkeypatch):
@@ -160,7 +160,7 @@ def test_what_a_client_received_knows_and_keeps_is_its_own():
         return final_state(run, state)
 
     at_once, wanted = trained(run), trained(one_by_one(run))
-    assert run.executor.told.startswith("cohort")
+    assert run.executor.description.startswith("cohort")
     for name, value in wanted.weights.items():
         torch.testing.assert_close(at_once.weights[name], value, rtol=1e-4, atol=1e-6)
     assert {c: float(kept["own"]["count"]) for c, kept in at_once.clients.items()} == {
@@ -195,7 +195,7 @@ def test_clients_that_keep_different_things_are_trained_apart(monkeypatch):
 
 def test_a_cohort_beyond_the_memory_is_trained_in_parts(monkeypatch):
     whole = final_state(run_with(None))
-    monkeypatch.setattr(cohort_module, "MEMORY", 1)
+    monkeypatch.setattr("fedbench.rounds.executors.memory.MEMORY", 1)
     parts = []
     original = cohort_module.train_stack
     monkeypatch.setattr(cohort_module, "train_stack", lambda tasks, g: parts.append(len(tasks)) or original(tasks, g))
@@ -236,7 +236,7 @@ def test_updates_come_in_the_order_of_the_tasks_with_the_clients_mean_loss():
 def test_a_loss_that_needs_a_single_client_is_trained_sequentially_and_said(term, reason):
     run = run_with(Terms(term))
     assert_same(run, told="sequential")
-    assert reason in run.executor.told
+    assert reason in run.executor.description
     with pytest.raises(FedbenchError, match="cannot train fedavg.*executor=auto"):
         final_state(run_with(Terms(term), strict=True))
 
@@ -271,21 +271,21 @@ def test_a_model_that_mixes_the_samples_of_a_batch_is_compared_before_it_is_trus
 )
 def test_models_on_images_or_with_running_statistics_are_trained_sequentially(changes, reason):
     model = replace(Model({}, lambda *_: None, encoder=object()), **changes)
-    assert reason in executor_for("auto", Training(), DEFAULTS, model).told
+    assert reason in executor_for("auto", Training(), DEFAULTS, model).description
     with pytest.raises(FedbenchError, match=f"{reason}; use executor=auto"):
         executor_for("cohort", Training(), DEFAULTS, model)
-    assert executor_for("sequential", Training(), DEFAULTS, model).told == "sequential"
+    assert executor_for("sequential", Training(), DEFAULTS, model).description == "sequential"
 
 
 def test_a_method_with_its_own_local_training_keeps_it():
     assembly = replace(DEFAULTS, owners={**DEFAULTS.owners, "local_train": ("mine", "fedavg")})
     model = Model({}, lambda *_: None, encoder=object())
-    assert "mine trains" in executor_for("auto", Training(), assembly, model).told
+    assert "mine trains" in executor_for("auto", Training(), assembly, model).description
 
 
 def test_bfloat16_is_of_the_local_steps_only_and_trained_sequentially():
     half, full = (run_with(None, precision=precision) for precision in ("bfloat16", "float32"))
-    assert "precision=bfloat16" in half.executor.told
+    assert "precision=bfloat16" in half.executor.description
     rough, exact = final_state(half), final_state(full)
     for name, value in exact.weights.items():
         assert rough.weights[name].dtype == torch.float32 and not torch.equal(rough.weights[name], value)
@@ -343,7 +343,11 @@ def test_losses_that_are_not_what_they_look_like_end_where_the_sequential_execut
         at_once, wanted = final_state(run), final_state(one_by_one(run))
         for name, value in wanted.weights.items():
             moved = (value - run.model.weights[name]).abs().max()
-            assert (at_once.weights[name] - value).abs().max() <= 1e-4 * moved + 1e-7, (method, name, run.executor.told)
+            assert (at_once.weights[name] - value).abs().max() <= 1e-4 * moved + 1e-7, (
+                method,
+                name,
+                run.executor.description,
+            )
 
 
 def test_what_a_loss_writes_into_its_clients_state_is_written_once_a_step():
@@ -363,7 +367,7 @@ def test_what_a_loss_writes_into_its_clients_state_is_written_once_a_step():
     steps = [float(kept["own"]["steps"]) for kept in wanted.clients.values()]
     assert steps == [float(kept["own"]["steps"]) for kept in at_once.clients.values()] == [8.0, 8.0, 4.0]
     assert torch.equal(at_once.weights["head.bias"], wanted.weights["head.bias"])
-    assert "client keeps" in run.executor.told or "vectorised" in run.executor.told
+    assert "client keeps" in run.executor.description or "vectorised" in run.executor.description
 
 
 def test_a_loss_without_a_gradient_at_the_start_fails_as_it_does_sequentially():
@@ -375,7 +379,7 @@ def test_a_loss_without_a_gradient_at_the_start_fails_as_it_does_sequentially():
 def test_a_cohort_of_one_is_told_as_sequential():
     run = dealt(run_with(None), [13])
     final_state(run)
-    assert run.executor.told.startswith("sequential")
+    assert run.executor.description.startswith("sequential")
 
 
 def test_mixed_kinds_are_told_with_their_numbers():
@@ -387,7 +391,9 @@ def test_mixed_kinds_are_told_with_their_numbers():
     state = run.initial_state()
     state.clients = {client: {"own": {"x": torch.zeros(1)}} for client in (0, 1)}
     final_state(run, state, until=1)
-    assert run.executor.told.startswith("2 clients sequential: its loss reads the task's client; 2 clients cohort")
+    assert run.executor.description.startswith(
+        "2 clients sequential: its loss reads the task's client; 2 clients cohort"
+    )
 
 
 def test_learning_rates_by_name_reach_the_cohort():
@@ -409,7 +415,7 @@ def test_a_linear_head_is_trained_in_closed_form_and_a_head_with_another_weight_
     weights = {**run.model.weights, "shift": torch.zeros(4)}
     wider = replace(run, model=replace(run.model, weights=weights, forward=shifted))
     assert_same(wider)
-    assert wider.executor.told == "cohort"
+    assert wider.executor.description == "cohort"
 
 
 def test_weights_that_a_client_sends_are_its_own_memory():

@@ -232,7 +232,7 @@ def test_a_name_the_model_has_not_is_refused_in_one_sentence(name):
     run, _ = run_with()
     hooks = assemble("fedavg", {}, listeners=[Keeps("head.bias", name)]).hooks
     with pytest.raises(FedbenchError) as refused:
-        private_names(Assembly(hooks, {"private": "keeps"}, hooks), run.model, run.spec)
+        private_names(Assembly(hooks, {"private": ("keeps",)}, hooks), run.model, run.spec)
     assert str(refused.value).startswith(f"keeps answers the hook private with '{name}'")
     assert "\n" not in str(refused.value)
 

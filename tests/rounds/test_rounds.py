@@ -12,6 +12,8 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.partition import ClientShard
+from fedbench.core.spec import RunSpec
+from fedbench.core.tasks import LocalStep
 from fedbench.core.types import UnlabelledBatch
 from fedbench.rounds.loop import evaluate, rounds, train_round
 from fedbench.rounds.state import RunState, load_state, save_state
@@ -193,8 +195,9 @@ def test_received_weights_are_never_changed_in_place():
 
 def test_hidden_labels_leave_no_label_in_the_batch():
     assert not hasattr(UnlabelledBatch(torch.zeros(1), torch.zeros(1)), "labels")
-    with pytest.raises(FedbenchError, match="this scenario hides the labels"):
-        cross_entropy(SimpleNamespace(batch=UnlabelledBatch(torch.zeros(1), torch.zeros(1))))
+    with pytest.raises(FedbenchError, match="needs labels, which this scenario hides"):
+        task = SimpleNamespace(spec=RunSpec(method="fedavg"))
+        cross_entropy(LocalStep({}, {}, UnlabelledBatch(torch.zeros(1), torch.zeros(1)), task, 0))
 
 
 def test_a_diverging_run_says_so_and_what_to_lower():

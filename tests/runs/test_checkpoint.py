@@ -307,4 +307,4 @@ def test_a_plan_to_train_at_once_is_recalled_as_it_was(settings):
     again._planned = None  # type: ignore[assignment,method-assign] - it must not try anything out
     for one, other in zip(trained, again.train(tasks), strict=True):
         assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
-    assert again.told == run.executor.told and again.told.startswith("cohort")
+    assert again.description == run.executor.description and again.description.startswith("cohort")

@@ -142,7 +142,7 @@ def require_global(
 def require_predictions(task: EvaluationTask, answer: object, owner: str) -> Predictions:
     """An answer to `evaluate`.
 
-    Raises MethodFault where it has not one class for each of the task's samples, or is of clients not asked for.
+    Raises MethodFault where it has not one class for each of the task's samples, or is of clients not requested.
     """
     require(answer, Predictions, "Predictions", owner, "evaluate")
     assert isinstance(answer, Predictions)

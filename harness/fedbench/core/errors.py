@@ -1,4 +1,4 @@
-"""The one error users meet: what was asked, what is wrong, what to type next."""
+"""The one error users meet: what was given, what is wrong, what to type next."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Unworkable(FedbenchError):
     """
 
 
-def unknown_name(kind: str, asked: str, known: Iterable[str], hint: str = "") -> FedbenchError:
+def unknown_name(kind: str, given: str, known: Iterable[str], hint: str = "") -> FedbenchError:
     """The error for a name nobody registered: the nearest valid names first, then all of them.
 
     ``kind`` is what was looked up ("method"), ``hint`` the command that lists the valid ones.
     """
     names = sorted(known)
-    close = difflib.get_close_matches(asked, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
     nearest = f"; did you mean {' or '.join(repr(n) for n in close)}?" if close else "."
     listed = f" Known: {', '.join(names)}." if names else f" No {kind} is registered."
-    return FedbenchError(f"unknown {kind} {asked!r}{nearest}{listed}{' ' + hint if hint else ''}")
+    return FedbenchError(f"unknown {kind} {given!r}{nearest}{listed}{' ' + hint if hint else ''}")

@@ -162,5 +162,5 @@ class Federation:
         return torch.bincount(self.train.labels[indices], minlength=self.num_classes)
 
     def with_clients(self, clients: Sequence[ClientShard]) -> Federation:
-        """The same data dealt to other clients."""
+        """The same data partitioned among other clients."""
         return replace(self, clients=clients)

@@ -63,7 +63,7 @@ class HookSpecs:
     def build_model(self, setup: ModelSetup) -> Model | None:
         """First result: what is trained and sent, around the backbone. Called once on a plugin object.
 
-        Where a scenario has unseen classes, another object of the plugin is asked for the model of their names. It is
+        Where a scenario has unseen classes, another object of the plugin builds the model of their names. It is
         tested with the trained tensors if all have the names and shapes of those here, for any number of classes.
 
         Default: a text-initialised linear head on frozen CLIP features, or the whole network. Answered by `fedclip`

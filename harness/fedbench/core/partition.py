@@ -1,7 +1,7 @@
 """Which samples each client holds, in a few tensors however many clients there are.
 
 A ragged list of clients is one flat tensor with offsets: client k has ``flat[offsets[k] : offsets[k + 1]]``. So a
-federation costs memory by its samples; a million of them dealt to 100,000 clients take 10 MB.
+federation costs memory by its samples; a million of them partitioned among 100,000 clients take 10 MB.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Shards(Sequence[ClientShard]):
-    """The clients of a federation; a `ClientShard` is made when it is asked for, as views of these tensors."""
+    """The clients of a federation; a `ClientShard` is created when it is read, as views of these tensors."""
 
     indices: Tensor
     """(n,) int64 into the training split, client by client."""

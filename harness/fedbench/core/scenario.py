@@ -26,7 +26,7 @@ class Scenario(BaseModel):
         default="label",
         description="which classes are the big ones: in label order, or in an order drawn from the seed",
     )
-    partition: Partition = Field(default="iid", description="how the training samples are dealt to clients")
+    partition: Partition = Field(default="iid", description="how the training samples are partitioned among clients")
     clients: int = Field(
         default=20,
         ge=1,

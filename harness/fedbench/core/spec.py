@@ -66,7 +66,7 @@ class RunSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     dataset: str = Field("embedded", description="data set, see `fedbench list datasets`")
-    scenario: Scenario = Field(default_factory=lambda: Scenario(), description="how data are dealt to clients")
+    scenario: Scenario = Field(default_factory=lambda: Scenario(), description="how data are partitioned among clients")
     backbone: str = Field("clip:embedded", description="backbone, see `fedbench list backbones`")
     text_encoder: str = Field(
         "auto",
@@ -114,10 +114,10 @@ class RunSpec(BaseModel):
     @property
     def row(self) -> str:
         """What a leaderboard row is called: label or method, the backbone, and what is unusual."""
-        told = [] if self.tune == "auto" else [str(self.tune)]
-        told += ["no labels"] if self.scenario.labels == "hidden" else []
-        told += ["tuned"] if self.tuned else []
-        return f"{self.label or self.method} · {self.backbone}" + (f" ({', '.join(told)})" if told else "")
+        notes = [] if self.tune == "auto" else [str(self.tune)]
+        notes += ["no labels"] if self.scenario.labels == "hidden" else []
+        notes += ["tuned"] if self.tuned else []
+        return f"{self.label or self.method} · {self.backbone}" + (f" ({', '.join(notes)})" if notes else "")
 
     @property
     def title(self) -> str:

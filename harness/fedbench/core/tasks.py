@@ -212,7 +212,7 @@ class ServerData:
 
 @dataclass(frozen=True, eq=False)
 class ReportedTask:
-    """What clients told the server without training, before round ``round``; rounds + 1 is after the last.
+    """What clients reported to the server without training, before round ``round``; rounds + 1 is after the last.
 
     ``weights``, ``buffers``: the global model they were sent. ``state``: the server's tensors, to be written.
     """
@@ -278,7 +278,7 @@ class EvaluationTask:
     client_state: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
     """What methods keep with clients, by client and method name."""
     clients: tuple[int, ...] = ()
-    """Whose own predictions are asked for, on all of ``inputs``: every client after the last round, else nobody."""
+    """Whose own predictions are requested, on all of ``inputs``: every client after the last round, else nobody."""
     own: Mapping[int, Tensors] = field(default_factory=dict)
     """The private tensors of the clients that have taken part, by client."""
     private: frozenset[str] = frozenset()

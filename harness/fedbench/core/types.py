@@ -207,7 +207,7 @@ class Update:
 class Predictions:
     """Predicted classes on a split, (n,) int64, by the global model; None for a method that has none.
 
-    Personalised methods add those of each client's own model, of clients asked for, on the same split; scored apart.
+    Personalised methods add those of each client's own model, of requested clients, on the same split; scored apart.
     """
 
     labels: Tensor | None

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def clip_of(setup: ModelSetup) -> ClipBackbone:
     """The run's CLIP backbone. Raises FedbenchError for another kind, to be refused before by ``requires``."""
     if not isinstance(setup.backbone, ClipBackbone):
-        raise FedbenchError(f"the backbone {setup.spec.backbone!r} is not CLIP; use --set backbone=clip:embedded.")
+        raise FedbenchError(
+            f"this model needs a CLIP backbone, not {setup.spec.backbone!r}; use --set backbone=clip:embedded."
+        )
     return setup.backbone
 
 

@@ -145,7 +145,7 @@ def assemble(
             _refuse_unmarked(plugin, name)
             manager.register(plugin, name)
     # Of several trylast answers pluggy calls the last registered last: so the defaults, which are trylast, go in after
-    # the methods, and even a method marked trylast is asked before them.
+    # the methods, and even a method marked trylast answers before them.
     defaults = FedAvg(build_params(FedAvg.name, FedAvg.Params, params.get(FedAvg.name, {})))
     manager.register(defaults, FedAvg.name)
     manager.check_pending()  # methods are checked when they are loaded: this is for listeners
@@ -162,13 +162,13 @@ def assemble(
 
 
 def _refuse_unmarked(plugin: AnyMethod, name: str) -> None:
-    """FedbenchError for a function that bears a hook's name and is no answer to it: the default would be asked."""
+    """FedbenchError for a function that bears a hook's name and is no answer to it: the default would answer."""
     for hook in HOOK_NAMES:
         function = getattr(plugin, hook, None)
         if callable(function) and not hasattr(function, f"{PROJECT}_impl"):
             raise FedbenchError(
                 f"{name} has a function {hook}, which is the name of a hook, without @hookimpl, so it would never be "
-                "asked; mark it with @hookimpl, or call a helper function something else."
+                "called; mark it with @hookimpl, or call a helper function something else."
             )
 
 

@@ -72,8 +72,8 @@ def _check_params(method: str, params: Any) -> None:
         try:
             parse_value(f"the default {method}.{name}", parameter, parameter.default)
         except pydantic.errors.PydanticUserError:
-            told = f"values of {params.__name__}.{name} can't be checked against its type {parameter.type!r}"
-            raise FedbenchError(f"{told}; use int, float, str, bool or a Literal.") from None
+            text = f"values of {params.__name__}.{name} can't be checked against its type {parameter.type!r}"
+            raise FedbenchError(f"{text}; use int, float, str, bool or a Literal.") from None
     try:
         params()
     except KeyboardInterrupt:
@@ -95,8 +95,8 @@ def _check_recipe(method: str, recipe: object) -> None:
         try:
             Training.model_validate({key: no_bool(value)})
         except ValueError as error:  # pydantic's ValidationError is one
-            told = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
-            raise FedbenchError(f"the recipe of {method} has {key}={value!r}: {told[0].lower()}{told[1:]}.") from None
+            text = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else str(error)
+            raise FedbenchError(f"the recipe of {method} has {key}={value!r}: {text[0].lower()}{text[1:]}.") from None
 
 
 def _check_words(cls: Any, attribute: str, known: tuple[str, ...], otherwise: str) -> None:

@@ -54,7 +54,7 @@ class RunCode:
 
 
 class Codes:
-    """The code of runs with these plugin files, as it is when first asked for."""
+    """The code of runs with these plugin files, as it is when first read."""
 
     def __init__(self, plugin_files: Iterable[Path] = ()) -> None:
         self._plugin_files = tuple(plugin_files)

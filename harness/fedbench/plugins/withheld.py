@@ -52,7 +52,7 @@ class Withheld(Split):
 def withheld(federation: Federation) -> Federation:
     """``federation`` as the hook `federate` is handed it: the labels are those of the clients, unless hidden.
 
-    Nobody is told of unseen classes before they are tested.
+    Nobody knows unseen classes before they are tested.
     """
     train, validation, server = federation.train, federation.validation, federation.server
     hidden = Withheld(train, "the training split, which the scenario hides,")
@@ -66,7 +66,7 @@ def withheld(federation: Federation) -> Federation:
     )
 
 
-def dealt(scored: Federation, handed: Federation, answer: object, owner: str) -> Federation:
+def partitioned(scored: Federation, handed: Federation, answer: object, owner: str) -> Federation:
     """The federation ``scored``, with the clients of the ``answer`` to `federate`, which was ``handed`` it `withheld`.
 
     Raises MethodFault for an answer that changes anything else.

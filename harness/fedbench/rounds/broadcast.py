@@ -27,7 +27,7 @@ def broadcast(run: Run, state: RunState, client: int, exchange: int = 0) -> Broa
 def client_task(
     run: Run, state: RunState, number: int, exchange: int, client: int, sent: Broadcast, work: float = 1.0
 ) -> ClientTask:
-    """What ``client`` is asked to do in round ``number`` with what it was ``sent``; a straggler does part of it."""
+    """What ``client`` does in round ``number`` with what it was ``sent``; a straggler does a part."""
     federation, device = run.federation, run.spec.device
     indices = federation.clients[client].indices
     visible = federation.labels_visible

@@ -77,7 +77,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         bytes_up=up,
         bytes_down=down,
         seconds=time.perf_counter() - started,
-        executor=run.executor.told if who.training else "",
+        executor=run.executor.description if who.training else "",
         faults=dict(zip(FAULT_COUNTS, counts, strict=True)) if spec.scenario.has_faults else {},
     )
     return replace(state, round=number), record
@@ -93,24 +93,24 @@ def start(run: Run, state: RunState) -> int:
     return size_in_bytes(*answers)
 
 
-def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen: Sequence[int]) -> tuple[int, int]:
+def survey(run: Run, state: RunState, number: int, requested: Sequence[int], chosen: Sequence[int]) -> tuple[int, int]:
     """Let clients report without training before round ``number``; bytes sent up and down for it.
 
-    ``asked`` are the round's clients, who receive the model anyway, ``chosen`` those of them who answer: who drops out
-    of the round does not report either. Reports are small and sent before training: they arrive undamaged, also from
-    clients whose updates will not.
+    ``requested`` are the round's clients, who receive the model anyway, ``chosen`` those of them who answer: who
+    drops out of the round does not report either. Reports are small and sent before training: they
+    arrive undamaged, also from clients whose updates will not.
     """
     who = run.assembly.hooks.survey(round=number, spec=run.spec, state=state.server)
     if who == "nobody":
         return 0, 0
-    if who == "cohort" and not asked:
+    if who == "cohort" and not requested:
         return 0, 0  # after the last round no cohort is about to train
     if who not in ("cohort", "everyone"):
         raise MethodFault(
             f"{run.assembly.answers_first('survey')} answers the hook survey with {who!r}; it must be "
             "nobody, cohort or everyone."
         )
-    silent = set(asked) - set(chosen)
+    silent = set(requested) - set(chosen)
     everyone = [client for client in range(len(run.federation.clients)) if client not in silent]
     reports, up, down = {}, 0, 0
     for client in chosen if who == "cohort" else everyone:
@@ -119,9 +119,9 @@ def survey(run: Run, state: RunState, number: int, asked: Sequence[int], chosen:
         task = replace(task, inputs=task.inputs.resident())
         reports[client] = joined(task.hooks.report(task=task), run.spec.method, "report")
         up += size_in_bytes(reports[client])
-        down += 0 if client in asked else sent_bytes(run, state, sent)
+        down += 0 if client in requested else sent_bytes(run, state, sent)
     if not reports:
-        return 0, 0  # all who were asked drop out: the server has heard nothing
+        return 0, 0  # all clients drop out: the server has received nothing
     run.assembly.hooks.reported(
         task=ReportedTask(
             round=number,

@@ -91,7 +91,7 @@ def save_state(
     if wrong:
         raise ValueError(f"tensor names of a run's state must not contain '|': {wrong[0]}")
     # what the file does not keep, but methods meet: names in their order, those that hold nothing, how tensors lie
-    told = json.dumps(
+    facts = json.dumps(
         {
             "round": state.round,
             "run_id": run_id,
@@ -105,7 +105,7 @@ def save_state(
     )
     # safetensors refuses tensors that share memory, and torch views do
     flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in flat.items()}
-    metadata = {"format": _FORMAT, "run": told, "sha256": _checksum(flat, told)}
+    metadata = {"format": _FORMAT, "run": facts, "sha256": _checksum(flat, facts)}
     with replacing(path, "run state", "choose another folder") as temporary:
         save_file(flat, temporary, metadata)
 
@@ -128,17 +128,17 @@ def read_saved(path: Path, device: str = "cpu") -> Saved:
         raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
     if metadata.get("sha256") != _checksum(flat, metadata.get("run", "")):
         raise FedbenchError(f"run state {str(path)!r} is damaged; delete it and start the run anew.")
-    told = json.loads(metadata["run"])
-    state, beside = RunState(told["round"], {}, {}), Tensors()
-    state.server = {method: {} for method in told["server"]}
-    state.clients = {client: {method: {} for method in methods} for client, methods in told["clients"]}
-    state.own = {client: {} for client in told["own"]}
-    for key in told["names"]:
+    facts = json.loads(metadata["run"])
+    state, beside = RunState(facts["round"], {}, {}), Tensors()
+    state.server = {method: {} for method in facts["server"]}
+    state.clients = {client: {method: {} for method in methods} for client, methods in facts["clients"]}
+    state.own = {client: {} for client in facts["own"]}
+    for key in facts["names"]:
         kind, *rest = key.split("|")
         tensor = flat[key].to(device)
-        if key in told["strides"]:
+        if key in facts["strides"]:
             # sums over a tensor are taken in the order in which it lies
-            tensor = torch.empty_strided(tensor.shape, told["strides"][key], dtype=tensor.dtype, device=device).copy_(
+            tensor = torch.empty_strided(tensor.shape, facts["strides"][key], dtype=tensor.dtype, device=device).copy_(
                 tensor
             )
         if kind == "weights":
@@ -153,10 +153,10 @@ def read_saved(path: Path, device: str = "cpu") -> Saved:
             state.own[int(rest[0])][rest[1]] = tensor
         else:
             state.clients[int(rest[0])][rest[1]][rest[2]] = tensor
-    return Saved(told["run_id"], state, beside, told["progress"])
+    return Saved(facts["run_id"], state, beside, facts["progress"])
 
 
-def read_told(path: Path) -> dict[str, Any]:
+def read_facts(path: Path) -> dict[str, Any]:
     """``run_id``, ``round`` and ``progress`` of a file of `save_state`, without reading or checking its tensors.
 
     Raises FedbenchError for a missing or damaged file.
@@ -185,9 +185,9 @@ def _lies_otherwise(tensor: Tensor) -> bool:
     return strides != plain and tensor.permute(order).is_contiguous()
 
 
-def _checksum(flat: Tensors, told: str) -> str:
-    """sha256 over names, types, shapes and bytes of all tensors, and what is told of them."""
-    digest = hashlib.sha256(told.encode())
+def _checksum(flat: Tensors, facts: str) -> str:
+    """sha256 over names, types, shapes and bytes of all tensors, and their description."""
+    digest = hashlib.sha256(facts.encode())
     for name, tensor in sorted(flat.items()):
         digest.update(f"|{name} {tensor.dtype} {tuple(tensor.shape)}|".encode())
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord
-from fedbench.rounds.state import RunState, read_saved, read_told, save_state
+from fedbench.rounds.state import RunState, read_facts, read_saved, save_state
 
 SECONDS = 30.0
 """Between two checkpoints where no number of rounds is given: what a run that is killed may lose."""
@@ -88,7 +88,7 @@ class Checkpoints:
         """The round that `latest` would go on from, by the files' headers; 0 where it begins anew."""
         for file in reversed(self._files()):
             with suppress(FedbenchError, KeyError, TypeError, ValueError):
-                if self._is_ours(read_told(file)):
+                if self._is_ours(read_facts(file)):
                     return _round_of(file)
         return 0
 

@@ -24,7 +24,7 @@ from fedbench.models.feature_cache import encode
 from fedbench.models.inputs import FeatureInputs, ImageInputs, UncachedFeatures
 from fedbench.plugins.assembly import Assembly, assemble, find_method
 from fedbench.plugins.requirements import GRANTED_SERVER_DATA, refuse_backbone, refuse_model, refuse_settings
-from fedbench.plugins.withheld import Pixels, dealt, withheld
+from fedbench.plugins.withheld import Pixels, partitioned, withheld
 from fedbench.rounds.executors import ExecutorName, executor_for
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.private import private_names, shared
@@ -85,7 +85,7 @@ def prepare(
     scored = build_federation(dataset, spec.scenario, spec.seed)
     handed = withheld(scored)
     answer = assembly.hooks.federate(federation=handed, spec=spec)
-    federation = dealt(scored, handed, answer, assembly.answers_first("federate"))
+    federation = partitioned(scored, handed, answer, assembly.answers_first("federate"))
     if spec.training.finetune_epochs and len(federation.clients) != len(scored.clients):
         raise FedbenchError(f"{spec.method} pools the clients; finetune_epochs needs clients, set it to 0.")
     _refuse_ignored_settings(spec, assembly, settings.plugin_files)

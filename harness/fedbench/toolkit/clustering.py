@@ -125,7 +125,7 @@ def _in_order_of_appearance(labels: list[int]) -> Tensor:
 def snake_deal(values: Tensor, count: int) -> Tensor:
     """The cluster of each client, (N,) int64, so that the clusters' mean ``values`` (N,) are about equal.
 
-    Clients in falling order are dealt 0, 1, .., count-1, count-1, .., 1, 0, 0, 1, ..; of equal ones the lower id first.
+    Clients in falling order are assigned 0, 1, .., count-1, count-1, .., 1, 0, 0, 1, ..; of equal ones the lower id.
     """
     count = min(count, len(values))
     order = torch.argsort(values, descending=True, stable=True)

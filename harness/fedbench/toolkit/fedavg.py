@@ -37,8 +37,9 @@ NEEDS_LABELS = (
 
 def cross_entropy(step: LocalStep) -> Tensor:
     """Mean cross-entropy of the batch. Raises FedbenchError where the scenario hides the labels."""
+    labels = step.labels[:, None]
     # what torch's own gives, in operations that vmap takes as they are: a cohort's step of PromptFL is 3 % faster
-    chosen = torch.log_softmax(step.outputs.logits, dim=1).gather(1, step.labels[:, None])
+    chosen = torch.log_softmax(step.outputs.logits, dim=1).gather(1, labels)
     return -chosen.mean()
 
 
@@ -91,16 +92,16 @@ def mean_model(task: AggregationTask, weighting: str) -> GlobalModel:
 
 
 def largest_logit(task: EvaluationTask) -> Predictions:
-    """argmax over the logits of the global model and, where tensors are private, of the own models asked for."""
-    asked = task.clients if task.private else ()
-    own = {client: predicted_classes(task, *task.own_model(client)) for client in asked}
+    """argmax over the logits of the global model and, where tensors are private, of the requested own models."""
+    requested = task.clients if task.private else ()
+    own = {client: predicted_classes(task, *task.own_model(client)) for client in requested}
     return Predictions(predicted_classes(task, task.weights, task.buffers), own)
 
 
 def personal_predictions(task: EvaluationTask, instead: Tensors) -> Predictions:
     """`largest_logit` of a method whose global model has the tensors ``instead``, by name, of its private weights.
 
-    The own models asked for have the client's; a fine-tuned one is evaluated as it is.
+    The requested own models have the client's; a fine-tuned one is evaluated as it is.
     """
     if task.client is not None:
         return largest_logit(task)

@@ -12,7 +12,7 @@ and the learning rates mean the same on unit CLIP features as on those of a CNN,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -25,6 +25,7 @@ from fedbench.core.hyper import hyper
 from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask
 from fedbench.core.types import Broadcast, Predictions, Tensors, Update
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, average, largest_logit
+from fedbench.toolkit.heads import fresh_head, largest_logit_with_head, retrained
 from fedbench.toolkit.siamese_augmentation import augmented
 
 GradientForm = Literal["official", "paper"]
@@ -32,7 +33,6 @@ HeadStart = Literal["fresh", "warm", "global"]
 
 EPSILON = 1e-6
 """Added to the product of norms, so that a row of zeros has cosine 0 with any other."""
-RETRAIN_BATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,54 +132,6 @@ def descended(features: Tensor, loss_of: Callable[[Tensor], Tensor], steps: int,
         (gradient,) = torch.autograd.grad(loss_of(leaf), leaf)
         current = leaf.detach() - lr * gradient
     return current
-
-
-def fresh_head(num_classes: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Weight (C, d) and bias (C,), uniform in ±1/√d: torch's default for linear layers."""
-    drawn = (2 * torch.rand(num_classes, width + 1, generator=generator) - 1) * width**-0.5
-    return drawn[:, :-1], drawn[:, -1]
-
-
-@torch.no_grad()
-def retrained(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    scale: float,
-    epochs: int,
-    lr: float,
-    generator: torch.Generator,
-    *,
-    classes: Tensor | None = None,
-    batch_size: int = RETRAIN_BATCH,
-) -> tuple[Tensor, Tensor]:
-    """Weight and bias after ``epochs`` of minibatch SGD on the mean cross-entropy of ``features`` (C, m, d) (Eq. 10).
-
-    The gradient of the head W v + s b in closed form; its bias s b is the step's variable. Where not every class has
-    features, they are (k, m, d), of the k ``classes`` (k,) int64.
-    """
-    if epochs == 0:
-        return weight, bias
-    # a column of ones makes the bias a column of the weight
-    inputs = torch.nn.functional.pad(features.flatten(0, 1), (0, 1), value=1.0)
-    by_class = torch.eye(len(weight), device=features.device)
-    wanted = (by_class if classes is None else by_class[classes]).repeat_interleave(features.shape[1], dim=0)
-    head = torch.cat([weight, scale * bias[:, None]], dim=1)
-    for _ in range(epochs):
-        order = torch.randperm(len(inputs), generator=generator).to(features.device)
-        batches, targets = (torch.split(table[order], batch_size) for table in (inputs, wanted))
-        for batch, target in zip(batches, targets, strict=True):
-            residual = torch.softmax(batch @ head.T, dim=1).sub_(target)
-            head.addmm_(residual.T, batch, alpha=-lr / len(batch))
-    return head[:, :-1].contiguous(), head[:, -1] / scale
-
-
-def largest_logit_with_head(task: EvaluationTask, weight: Tensor, bias: Tensor) -> Predictions:
-    """The largest logit of the global model with the head ``weight`` (C, d) and ``bias`` (C,) in place of its own."""
-    if task.model.head is None:
-        raise ValueError("a model without linear head got one to evaluate with")
-    swapped = {task.model.head.weight: weight, task.model.head.bias: bias}
-    return largest_logit(replace(task, weights={**task.weights, **swapped}))
 
 
 @dataclass(frozen=True)

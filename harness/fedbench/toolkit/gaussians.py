@@ -4,7 +4,7 @@ A client with n samples of a class reports their mean and their unbiased covaria
 With μ_k and S_k of the clients that own the class, n = Σ_k n_k:
     μ = Σ_k n_k μ_k / n
     S = [Σ_k (n_k - 1) S_k + Σ_k n_k (μ_k - μ)(μ_k - μ)ᵀ] / (n - 1)
-are mean and unbiased covariance of all these samples, however they are dealt to clients. The second sum equals
+are mean and unbiased covariance of all these samples, however they are partitioned among clients. The second sum equals
 Σ_k n_k μ_k μ_kᵀ - n μ μᵀ, but nothing cancels in it.
 """
 

@@ -1,7 +1,7 @@
 """Training on the server's own samples: the models that the server has, what an ensemble of them says of every sample,
 and minibatch steps of a copy of one.
 
-Teachers are asked in eval mode, once a sample, since the server's samples are not augmented; so a step costs one
+Teachers predict in eval mode, once per sample, since the server's samples are not augmented; so a step costs one
 forward and one backward pass, however many teachers there are. A loss is given by its gradient with respect to the
 logits, which distillation has in closed form: where a student says what its teachers say it is exactly zero. That
 matters under Adam, whose first steps are as long for the rounding of a gradient as for a gradient.

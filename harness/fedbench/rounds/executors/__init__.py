@@ -28,7 +28,7 @@ class Executor(Protocol):
     """What trains the clients of one exchange."""
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Which executor trained last, with the reason where it had to be the sequential one; for the log."""
         ...
 
@@ -46,21 +46,21 @@ class Executor(Protocol):
         ...
 
 
-def executor_for(asked: ExecutorName, training: Training, assembly: Assembly, model: Model, cores: int = 1) -> Executor:
-    """The executor of a run: the cohort's wherever it can be, unless ``asked`` says otherwise.
+def executor_for(name: ExecutorName, training: Training, assembly: Assembly, model: Model, cores: int = 1) -> Executor:
+    """The executor of a run: the cohort's wherever it can be, unless ``name`` says otherwise.
 
-    The cohort executor falls back to the sequential one client group by client group, and says so, unless it was asked
-    for: then what it cannot do is a FedbenchError.
+    The cohort executor falls back to the sequential one client group by client group, and says so, unless ``name``
+    is ``cohort``: then what it cannot do is a FedbenchError.
     """
     one_by_one = Sequential(cores)
-    if asked == "sequential":
+    if name == "sequential":
         return one_by_one
     obstacle = _obstacle(training, assembly, model)
     if obstacle is None:
-        return Cohort(assembly, one_by_one, strict=asked == "cohort")
-    if asked == "cohort":
+        return Cohort(assembly, one_by_one, strict=name == "cohort")
+    if name == "cohort":
         raise FedbenchError(f"the cohort executor cannot train this run: {obstacle}; use executor=auto.")
-    one_by_one.told = f"sequential: {obstacle}"
+    one_by_one.description = f"sequential: {obstacle}"
     return one_by_one
 
 

@@ -60,9 +60,9 @@ class Plan:
     at_once: int = 1
     reason: str = ""
 
-    def told(self) -> str:
+    def as_text(self) -> str:
         """The plan as text, to be read by `Cohort.recall`."""
-        return json.dumps(["" if self.gradients is None else self.gradients.told, self.at_once, self.reason])
+        return json.dumps(["" if self.gradients is None else self.gradients.description, self.at_once, self.reason])
 
 
 class Cohort:
@@ -75,11 +75,11 @@ class Cohort:
         self._strict = strict
         self._plans: dict[Kind, Plan] = {}
         self._known: dict[str, str] = {}
-        self.told = "cohort"
+        self.description = "cohort"
 
     def known(self) -> dict[str, str]:
         """The plan of every kind of client met so far."""
-        return self._known | {_lasting(kind): plan.told() for kind, plan in self._plans.items()}
+        return self._known | {_lasting(kind): plan.as_text() for kind, plan in self._plans.items()}
 
     def recall(self, known: Mapping[str, str]) -> None:
         """Train kinds of clients as in ``known`` from now on, without trying out how."""
@@ -91,15 +91,15 @@ class Cohort:
         for position, task in enumerate(tasks):
             kinds.setdefault(signature(task), []).append(position)
         updates: dict[int, Update] = {}
-        told: dict[str, int] = {}
+        by_way: dict[str, int] = {}
         for kind, positions in kinds.items():
             found, how = self._train_alike(kind, [tasks[position] for position in positions])
             updates |= dict(zip(positions, found, strict=True))
-            told[how] = told.get(how, 0) + len(positions)
-        self.told = (
-            next(iter(told))
-            if len(told) == 1
-            else "; ".join(f"{counted(n, 'client')} {how}" for how, n in told.items())
+            by_way[how] = by_way.get(how, 0) + len(positions)
+        self.description = (
+            next(iter(by_way))
+            if len(by_way) == 1
+            else "; ".join(f"{counted(n, 'client')} {how}" for how, n in by_way.items())
         )
         return [updates[position] for position in range(len(tasks))]
 
@@ -128,13 +128,13 @@ class Cohort:
 
     def _recalled(self, kind: Kind, task: ClientTask) -> Plan | None:
         """The plan that was made before a break; None for clients of a kind not met then."""
-        told = self._known.get(_lasting(kind))
-        if told is None:
+        recorded = self._known.get(_lasting(kind))
+        if recorded is None:
             return None
-        gradients, at_once, reason = json.loads(told)
+        gradients, at_once, reason = json.loads(recorded)
         if not gradients:
             return Plan(None, reason=reason)
-        return next((Plan(found, at_once) for found in self._candidates(task) if found.told == gradients), None)
+        return next((Plan(found, at_once) for found in self._candidates(task) if found.description == gradients), None)
 
     def _planned(self, tasks: list[ClientTask]) -> Plan:
         """The fastest way to train ``tasks`` that gives the gradients of their own losses."""

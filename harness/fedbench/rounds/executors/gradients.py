@@ -20,7 +20,7 @@ Losses = Callable[[LocalStep], Tensor]
 
 
 class OneClientOnly(Exception):
-    """A loss asked for something that clients who train at once do not have in common."""
+    """A loss reads something that clients who train at once do not have in common."""
 
 
 class NoTerms(Exception):
@@ -59,7 +59,7 @@ class Vectorised:
         self.padding: Padding = padding
         self._loss = loss
         self.name = "cohort"
-        self.told = f"vectorised, {padding}"
+        self.description = f"vectorised, {padding}"
         """Which way of making gradients this is, among those that are tried."""
 
     def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
@@ -123,7 +123,7 @@ class ClosedForm:
         self._terms = terms
         self.name = "cohort, gradients in closed form"
         self.padding: Padding | None = None if terms is None else terms.padding
-        self.told = f"closed form, terms {self.padding}"
+        self.description = f"closed form, terms {self.padding}"
 
     def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
         """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""

@@ -25,7 +25,7 @@ class Sequential:
 
     def __init__(self, cores: int = 1) -> None:
         self.cores = cores
-        self.told = "sequential"
+        self.description = "sequential"
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
         """One update a task."""

@@ -1,0 +1,65 @@
+"""Linear heads beside the model's own: drawn anew, trained again on features by class, evaluated in its place.
+
+Logits are s (W z + b) with the model's fixed scale s. Training is on v = s z, on which the head is W v + s b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedbench.core.tasks import EvaluationTask
+from fedbench.core.types import Predictions
+from fedbench.toolkit.fedavg import largest_logit
+
+RETRAIN_BATCH = 32
+
+
+def fresh_head(num_classes: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Weight (C, d) and bias (C,), uniform in ±1/√d: torch's default for linear layers."""
+    drawn = (2 * torch.rand(num_classes, width + 1, generator=generator) - 1) * width**-0.5
+    return drawn[:, :-1], drawn[:, -1]
+
+
+@torch.no_grad()
+def retrained(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    scale: float,
+    epochs: int,
+    lr: float,
+    generator: torch.Generator,
+    *,
+    classes: Tensor | None = None,
+    batch_size: int = RETRAIN_BATCH,
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias after ``epochs`` of minibatch SGD on the mean cross-entropy of ``features`` (C, m, d) (Eq. 10).
+
+    The gradient of the head W v + s b in closed form; its bias s b is the step's variable. Where not every class has
+    features, they are (k, m, d), of the k ``classes`` (k,) int64.
+    """
+    if epochs == 0:
+        return weight, bias
+    # a column of ones makes the bias a column of the weight
+    inputs = torch.nn.functional.pad(features.flatten(0, 1), (0, 1), value=1.0)
+    by_class = torch.eye(len(weight), device=features.device)
+    wanted = (by_class if classes is None else by_class[classes]).repeat_interleave(features.shape[1], dim=0)
+    head = torch.cat([weight, scale * bias[:, None]], dim=1)
+    for _ in range(epochs):
+        order = torch.randperm(len(inputs), generator=generator).to(features.device)
+        batches, targets = (torch.split(table[order], batch_size) for table in (inputs, wanted))
+        for batch, target in zip(batches, targets, strict=True):
+            residual = torch.softmax(batch @ head.T, dim=1).sub_(target)
+            head.addmm_(residual.T, batch, alpha=-lr / len(batch))
+    return head[:, :-1].contiguous(), head[:, -1] / scale
+
+
+def largest_logit_with_head(task: EvaluationTask, weight: Tensor, bias: Tensor) -> Predictions:
+    """The largest logit of the global model with the head ``weight`` (C, d) and ``bias`` (C,) in place of its own."""
+    if task.model.head is None:
+        raise ValueError("a model without linear head got one to evaluate with")
+    swapped = {task.model.head.weight: weight, task.model.head.bias: bias}
+    return largest_logit(replace(task, weights={**task.weights, **swapped}))
