@@ -8,9 +8,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from fedbench.core.frozen import FrozenDict
 from fedbench.core.hooks import hookimpl
-from fedbench.core.records import RoundRecord, RunInfo, RunResult
+from fedbench.core.records import FrozenDict, RoundRecord, RunInfo, RunResult
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec

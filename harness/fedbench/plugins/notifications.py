@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import pluggy
 
-from fedbench.core.frozen import ReadOnly
 from fedbench.core.notifications import NOTIFICATIONS, Notifications
-from fedbench.core.records import RunInfo
+from fedbench.core.records import ReadOnly, RunInfo
 from fedbench.core.spec import RunSpec
 
 
