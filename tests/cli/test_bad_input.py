@@ -66,12 +66,15 @@ CASES = {
     "unknown dataset": ([*RUN, "--set", "dataset=cifar01"], r"unknown data ?set.* 'cifar01'.*did you mean 'cifar10'"),
     "unknown dataset option": ([*RUN, "--set", "dataset=embedded?clases=10"], r"clases.*classes"),
     "dataset option of a wrong type": ([*RUN, "--set", "dataset=embedded?train=many"], r"train.*many"),
-    "unknown backbone": ([*RUN, "--set", "backbone=resnet9"], r"unknown backbone 'resnet9'; did you mean 'resnet"),
+    "unknown backbone": (
+        [*RUN, *SMALL, "--set", "backbone=resnet9"],
+        r"unknown backbone 'resnet9'; did you mean 'resnet",
+    ),
     "unknown clip architecture": (
-        [*RUN, "--set", "backbone=clip:ViT-B-33@openai"],
+        [*RUN, *SMALL, "--set", "backbone=clip:ViT-B-33@openai"],
         r"'ViT-B-33'.*did you mean.*ViT-B-32",
     ),
-    "unknown backbone option": ([*RUN, "--set", "backbone=resnet8?widht=1"], r"widht.*width"),
+    "unknown backbone option": ([*RUN, *SMALL, "--set", "backbone=resnet8?widht=1"], r"widht.*width"),
     "unknown scenario": (
         ["run", "--method", "fedavg", "--scenario", "lable-skew"],
         r"'lable-skew'; did you mean 'label-skew'",
@@ -108,7 +111,10 @@ CASES = {
     "missing cifar folder": ([*RUN, "--set", "dataset=cifar10"], r"cifar.*download=true"),
     "missing image folder": ([*RUN, "--set", "dataset=imagefolder:nowhere"], r"nowhere.*does not exist"),
     "missing local parquet folder": ([*RUN, "--set", "dataset=hf:./nowhere"], r"nowhere"),
-    "missing weights file": ([*RUN, "--set", "backbone=clip:ViT-B-32@./nowhere.safetensors"], r"nowhere.safetensors"),
+    "missing weights file": (
+        [*RUN, *SMALL, "--set", "backbone=clip:ViT-B-32@./nowhere.safetensors"],
+        r"nowhere.safetensors",
+    ),
     "unknown device": ([*RUN, *SMALL, "--set", "device=gpu9"], r"device 'gpu9' is not a torch device; use"),
     "unknown held-out domain": (
         ["run", "--suite", "leave-one-domain-out", *SMALL, "--set", "holdout_domain=skech"],

@@ -22,7 +22,7 @@ class Watched:
     """An executor that remembers the updates as the clients made them."""
 
     def __init__(self, inner):
-        self.inner, self.told, self.updates = inner, "watched", {}
+        self.inner, self.description, self.updates = inner, "watched", {}
 
     def train(self, tasks):
         self.updates = {update.client: update for update in self.inner.train(tasks)}

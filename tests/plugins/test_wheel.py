@@ -74,7 +74,7 @@ def test_the_wheel_has_every_file_of_the_three_packages_and_nothing_else(site: P
         "fedbench_methods/fedprox.py",
         "fedbench_suites/longtail.yaml",
         "fedbench_suites/published/clip2fl.csv",
-        "fedbench_suites/published/clip2fl.yaml",
+        "fedbench_suites/published/clip2fl.paper.yaml",
     } <= found.keys()
 
 

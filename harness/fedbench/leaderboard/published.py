@@ -49,8 +49,8 @@ def load_published(name: str, folder: Traversable) -> pd.DataFrame:
 
 
 def load_paper(name: str, folder: Traversable) -> Paper:
-    """What ``NAME.yaml`` beside the numbers says of the paper; without that file the paper goes by the file's name."""
-    file = folder / f"{name}.yaml"
+    """What ``NAME.paper.yaml`` beside the numbers says of the paper; without it the paper is called like the file."""
+    file = folder / f"{name}.paper.yaml"
     if not file.is_file():
         return Paper(paper=name)
     _, content = read_yaml(file.read_bytes(), str(file))

@@ -109,6 +109,6 @@ SMOKE = Recipe(
         bag_of_words=1.0,
     ),
     student=Stage(samples=256, learning_rate=1e-3, captions=CaptionMix(), hue_share=0.3),
-    refinement=Stage(samples=128, learning_rate=6e-4, captions=CaptionMix(misnaming=1.35), hue_share=0.4),
+    refinement=Stage(samples=256, learning_rate=6e-4, captions=CaptionMix(misnaming=1.35), hue_share=0.4),
     gate=GateSizes(ten_classes=100, probe=150, twenty_classes=100, pairs=50),
 )
