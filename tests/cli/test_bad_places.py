@@ -207,6 +207,7 @@ def test_a_command_whose_output_is_lost_ends_with_a_code_of_its_own(shell: str, 
         ("http://host:5000/path?page=2", "http://host:5000/path?page=2"),
         ("git+https://ghp_16C7e42F@github.com/a/b.git@main", "git+https://***@github.com/a/b.git@main"),
         ("HTTPS://ghp_16C7e42F:x-oauth-basic@host:443/", "HTTPS://***@host:443/"),
+        ("https://me@corp.com:s3cretpw@host/x", "https://***@host/x"),
         ("postgresql://me@host/db", "postgresql://me@host/db"),
         ("https://host/a/b@main, me@host", "https://host/a/b@main, me@host"),
     ],
@@ -219,6 +220,12 @@ def test_a_secret_of_any_characters_is_masked_once_its_address_was_given(monkeyp
     monkeypatch.setattr(masking, "_known", set())
     checked_uri("http://me:it's%20hush@h:9?token=ab)cd'e", "--store")
     assert masked("to http://me:it's%20hush@h: it's hush, ab)cd'e") == "to http://***@h: ***, ***"
+
+
+def test_a_token_with_padding_is_masked_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "_known", set())
+    checked_uri("http://host:9?token=YWJjZGVm==", "--store")
+    assert masked("sent YWJjZGVm==") == "sent ***"
 
 
 def test_a_token_alone_before_the_host_is_masked_and_the_name_of_a_user_is_no_secret(

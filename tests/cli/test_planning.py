@@ -186,6 +186,20 @@ class Replaces(Bad):
         setattr(owner, name.rpartition(".")[2], torch.nn.Parameter(old.detach() * 2, requires_grad=False))
         return default_model(setup)
 
+class Trains(Bad):
+    name = "trains"
+    @hookimpl
+    def build_model(self, setup):
+        setup.backbone.module.train()
+        return default_model(setup)
+
+class Hooks(Bad):
+    name = "hooks"
+    @hookimpl
+    def build_model(self, setup):
+        setup.backbone.module.visual.register_forward_hook(lambda module, inputs, output: output * 0)
+        return default_model(setup)
+
 class Answers(Bad):
     name = "answers"
     @hookimpl
@@ -199,6 +213,8 @@ SPOILED = {
     "leaves": "its process ended with exit code 3",
     "in-place": "in-place changes setup.backbone.module.",
     "replaces": "replaces · clip:embedded changes the weights of the backbone in place, and features are encoded",
+    "trains": "trains · clip:embedded puts clip:embedded into training mode or adds hooks to it",
+    "hooks": "hooks · clip:embedded puts clip:embedded into training mode or adds hooks to it",
     "answers": "answers answers the hook federate with an int; it must be a Federation.",
 }
 

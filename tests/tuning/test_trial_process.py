@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -209,6 +210,43 @@ def test_a_trial_whose_warm_process_is_killed_has_died_and_the_next_has_a_new_on
         process.run(trial_of(settings, "kills-parent"), ignore)
     (summary,) = process.run(trial_of(settings, "fedavg"), ignore)
     assert summary["global_accuracy"] > 0
+
+
+def test_work_whose_connection_cannot_be_sent_has_died(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("multiprocessing.reduction.send_handle", refuse)
+    with closing(TrialProcess(settings, WarmProcess(settings))) as process, pytest.raises(TrialDied):
+        process.run(trial_of(settings, "fedavg"), ignore)
+
+
+LOADING = """
+import os, sys, time
+from pathlib import Path
+import fedbench.runs.engines.forks as forks
+from fedbench.core.spec import RunSpec
+from fedbench.runs.engines.warm import WarmProcess
+from fedbench.runs.prepare import Settings
+
+def load(self, spec):
+    print(os.getpid(), flush=True)
+    time.sleep(120)
+
+if __name__ == "__main__":
+    forks.Loader.load = load
+    warm = WarmProcess(Settings(Path("."), None), fork_without=())
+    warm.begin(forks.Work(print, None, RunSpec()))
+    time.sleep(120)
+"""
+
+
+def test_a_warm_process_ends_with_its_worker_while_it_loads() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        warm = psutil.Process(int(worker.stdout.readline()))
+        worker.kill()
+        warm.wait(30)
 
 
 @pytest.mark.parametrize("is_over", [False, True])

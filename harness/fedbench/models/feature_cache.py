@@ -25,7 +25,7 @@ def encode(
     batch_size: int = 256,
     device: str | torch.device = "cpu",
     data: str = "",
-    before_writing: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """The encoder's output for every image, (n, ...) on the CPU; not to be changed in place.
 
@@ -35,22 +35,23 @@ def encode(
     computed and written there, by one process while others that need the same wait. A subset is cut out of its
     source's file, so long-tailed or split runs of any seed share one; without a cache only the subset is encoded.
     Images go to the encoder on ``device``. ``data`` is what ``fedbench cache list`` says the images are.
-    ``before_writing`` is called before anything is computed for a file, and may raise: then there will be none.
+    ``check`` is called before and after a file's features are computed, and may raise: then there will be none.
     """
     if len(images) == 0:
         raise FedbenchError("no images to encode: the split is empty.")
     if cache_dir is None:
         return _compute(images, encoder, batch_size, device)
     if isinstance(images, Subset):
-        return encode(images.source, encoder, cache_dir, batch_size, device, data, before_writing)[images.indices]
+        return encode(images.source, encoder, cache_dir, batch_size, device, data, check)[images.indices]
     # Other devices round otherwise, and numbers must not depend on which one filled the cache.
     kind = torch.device(device).type
     key = hashlib.sha256(f"{images.content_hash()} {encoder.key} {kind}".encode()).hexdigest()
     file = cache_dir / f"{key}.safetensors"
 
     def make() -> Content:
-        before_writing()
+        check()
         features = _compute(images, encoder, batch_size, device)
+        check()
         # a name is for people: what makes a difference to the features is in the encoder's key
         about = {"data": data, "encoder": getattr(encoder, "name", type(encoder).__name__)}
         return {"features": features}, {**about, "key": key, "sha256": _checksum(features), "shape": _shape(features)}

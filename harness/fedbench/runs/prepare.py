@@ -107,8 +107,9 @@ def prepare(
         if not encode_all:
             return UncachedFeatures(Pixels(split.images), encoder, device)
         untouched.require()
+        untouched.require_modes(encoder)
         check = partial(untouched.require_weights, encoder)
-        rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset, before_writing=check)
+        rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset, check=check)
         return FeatureInputs(rows.to(device))
 
     def inputs(split: Split, of: Model = model) -> InputSource:

@@ -5,6 +5,9 @@ Features go into a cache that all methods read, under a name that tells of image
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +19,10 @@ from fedbench.models.clip.backbone import ClipBackbone, digest_of_weights
 def switches() -> dict[str, object]:
     """What any code of a process can set for all the rest, by what it is called in messages."""
     cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    kinds = [
+        getattr(place, name, None) for place in (mkldnn, torch.backends.cuda, cudnn) for name in ("matmul", "conv")
+    ]
+    places = [torch.backends, mkldnn, cudnn, *kinds]
     return {
         "torch.set_default_dtype": torch.get_default_dtype(),
         "torch.set_default_device": torch.get_default_device(),
@@ -24,10 +31,19 @@ def switches() -> dict[str, object]:
         "torch.autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
         "torch.backends.mkldnn": (mkldnn.enabled, mkldnn.deterministic),
         "torch.backends.cudnn": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32),
-        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.set_float32_matmul_precision": _read(torch.get_float32_matmul_precision),
+        "torch.backends.*.fp32_precision": [_read(partial(getattr, place, "fp32_precision", "")) for place in places],
         "torch.use_deterministic_algorithms": torch.get_deterministic_debug_mode(),
         "torch.set_num_threads": torch.get_num_threads(),
     }
+
+
+def _read(switch: Callable[[], object]) -> object:
+    """The value of a switch; where newer and older names of one switch contradict each other, torch's complaint."""
+    try:
+        return switch()
+    except RuntimeError as error:
+        return str(error)
 
 
 class Untouched:
@@ -58,6 +74,15 @@ class Untouched:
         if len(after) != len(self._marks) or not all(same):
             raise MethodFault(self._weights_text("the backbone"))
 
+    def require_modes(self, encoder: FrozenEncoder) -> None:
+        """Raise MethodFault where the ``encoder`` is in training mode or has hooks; cheap."""
+        backbone = getattr(encoder, "backbone", None)
+        if isinstance(backbone, ClipBackbone) and _computes_otherwise(backbone.module):
+            raise MethodFault(
+                f"{self._who} puts {backbone.name} into training mode or adds hooks to it, and features are encoded "
+                "that other methods read as well; change a copy (copy.deepcopy)."
+            )
+
     def require_weights(self, encoder: FrozenEncoder) -> None:
         """Raise MethodFault where the ``encoder``'s weights are not those of its key; reads all of them."""
         backbone = getattr(encoder, "backbone", None)
@@ -67,7 +92,8 @@ class Untouched:
     def _weights_text(self, whose: str) -> str:
         return (
             f"{self._who} changes the weights of {whose} in place, and features are encoded that other methods read "
-            "as well; change a copy (copy.deepcopy)."
+            "as well; change a copy (copy.deepcopy). In one process with others (--engine in-process) it may have been "
+            "a row before it."
         )
 
 
@@ -75,3 +101,11 @@ def _marks(module: nn.Module) -> list[tuple[Tensor, int, int]]:
     """Each tensor, how often it was changed, and where its values are; changes through ``.data`` are not counted."""
     tensors = list(module.state_dict(keep_vars=True).values())
     return [(tensor, tensor._version, tensor.data_ptr()) for tensor in tensors]
+
+
+def _computes_otherwise(module: nn.Module) -> bool:
+    """Whether a part of a frozen encoder is in training mode, or has hooks or a forward pass of somebody's own."""
+    return any(
+        part.training or part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+        for part in module.modules()
+    )

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _USER = re.compile(r"(://[^/\s:@'\"]*:)[^\s'\"<>]+@")
-_USER_OF_SITE = re.compile(r"(https?://)[^/?#\s'\"<>@]+@", re.IGNORECASE)
+_USER_OF_SITE = re.compile(r"(https?://)[^/?#\s'\"<>]+@", re.IGNORECASE)
 """A site's user may be a token, whole or beside a password that says nothing; a database's is a name."""
 _OPTION = re.compile(
     r"([?&;][^=&;\s'\"]*(?:pass|pwd|token|secret|key|sig|auth|credential)[^=&;\s'\"]*=)[^&;\s'\"<>)]*", re.IGNORECASE
@@ -31,7 +31,7 @@ def keep_secret(uri: str) -> None:
     except ValueError:  # no address; whoever opens it says so
         return
     user, _, password = parts.netloc.rpartition("@")[0].partition(":")
-    options = [found.group(0).rpartition("=")[2] for found in _SECRET.finditer(f"?{parts.query}")]
+    options = [found.group(0).partition("=")[2] for found in _SECRET.finditer(f"?{parts.query}")]
     secrets = [(secret, _SHORTEST) for secret in (password, *options)]
     secrets += [(user, _SHORTEST_TOKEN)] if parts.scheme in ("http", "https") else []
     forms = ((form, least) for secret, least in secrets for form in (secret, unquote(secret)))

@@ -70,6 +70,10 @@ def serve(control: Connection, settings: Settings, memory: int | None, inherited
         _limit_memory(psutil.Process().memory_info().data + memory)
     parent = multiprocessing.parent_process()
     assert parent is not None
+    if inherited:  # forked from the worker itself, whose end it would notice only once all is loaded
+        _control_process(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent.pid:
+            return
     loader = Loader(settings)
     try:
         while parent.sentinel not in wait([control, parent.sentinel]):

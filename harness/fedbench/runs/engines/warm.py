@@ -67,9 +67,12 @@ class WarmProcess:
             self._start(there, alone, there, self._settings, self._memory, work)
             return
         assert self._control is not None and self._process is not None
-        with there, suppress(OSError):  # it has died since; `look` says so
-            self._control.send_bytes(pickle.dumps(work))
-            reduction.send_handle(self._control, there.fileno(), self._process.pid)
+        with there:
+            try:
+                self._control.send_bytes(pickle.dumps(work))
+                reduction.send_handle(self._control, there.fileno(), self._process.pid)
+            except OSError:  # it has died since, or would wait for the rest for ever; `look` says so
+                self._process.kill()
 
     def signs(self) -> list[Any]:
         """What `multiprocessing.connection.wait` can wait for: one of them is ready once there is something to see."""
