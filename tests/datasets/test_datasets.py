@@ -867,6 +867,7 @@ def test_real_cifar10_parquet(shared_data, scratch):
         assert split.labels.unique().tolist() == list(range(10)) and len(split.images) == len(split.labels)
 
 
+@pytest.mark.slow
 def test_real_pacs_archive(shared_data, scratch):
     if not (shared_data / "pacs128.tar").is_file():
         pytest.skip(f"no PACS archive in {shared_data}")

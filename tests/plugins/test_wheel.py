@@ -89,6 +89,7 @@ def test_the_wheel_registers_the_command_and_every_method(site: Path) -> None:
     assert (metadata / "licenses" / "LICENSE").is_file()
 
 
+@pytest.mark.slow
 def test_list_run_and_leaderboard_work_from_the_wheel_in_an_empty_folder(site: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(SUITE)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FEDBENCH_", "MLFLOW_"))}

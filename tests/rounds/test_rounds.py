@@ -259,6 +259,7 @@ print(json.dumps(out))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_and_any_order_of_runs_give_identical_metrics():
     def child(*methods):
         environment = {**os.environ, "PYTHONHASHSEED": str(len(methods[0]))}

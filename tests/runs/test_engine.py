@@ -236,6 +236,7 @@ def test_what_a_run_measured_before_it_failed_is_in_the_store(settings, tmp_path
     assert [(metric.step, metric.value) for metric in history] == measured and len(measured) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the process table of Linux")
 def test_workers_import_no_mlflow_and_end_when_their_parent_is_killed(tmp_path):
     # a parent that starts a worker with a long job, says what the worker has imported and its process id, and waits

@@ -76,6 +76,7 @@ def carried_out(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     yield folder, done
 
 
+@pytest.mark.slow
 def test_every_kind_of_failure_is_contained_and_told(carried_out):
     folder, done = carried_out
     assert done.returncode == 1, done.stderr
@@ -96,6 +97,7 @@ def test_every_kind_of_failure_is_contained_and_told(carried_out):
     assert all("allocate memory" in reason for reason in leaked)
 
 
+@pytest.mark.slow
 def test_what_does_not_fail_has_the_numbers_of_fedavg(carried_out):
     folder, _ = carried_out
     client = open_store(store_uri(str(folder / "fedbench-store")), create=False)
@@ -107,6 +109,7 @@ def test_what_does_not_fail_has_the_numbers_of_fedavg(carried_out):
     assert {run.data.params["method"] for run in finished} == FINE and len(finals) == 1
 
 
+@pytest.mark.slow
 def test_the_leaderboard_names_the_failures(carried_out):
     _, done = carried_out
     table = done.stdout.splitlines()

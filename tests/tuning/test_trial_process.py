@@ -143,6 +143,7 @@ def statuses(folder: Path, study: optuna.Study) -> dict[int, str]:
     return {t.number: client.get_run(t.user_attrs["mlflow_run"]).info.status for t in study.trials}
 
 
+@pytest.mark.slow
 def test_what_trials_do_to_their_process_meets_no_other_trial_and_the_worker_lives_on(
     tmp_path: Path, settings: Settings
 ) -> None:

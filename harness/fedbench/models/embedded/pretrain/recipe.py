@@ -96,11 +96,12 @@ class Recipe:
 DEFAULT = Recipe()
 
 SMOKE = Recipe(
+    batch=32,
     images=300,
     render_processes=1,
     render_parts=2,
     teacher=Stage(
-        samples=640,
+        samples=160,
         learning_rate=1e-3,
         captions=CaptionMix(misnaming=0.0),
         hue_share=0.2,
@@ -108,7 +109,7 @@ SMOKE = Recipe(
         augmentation=0.0,
         bag_of_words=1.0,
     ),
-    student=Stage(samples=256, learning_rate=1e-3, captions=CaptionMix(), hue_share=0.3),
-    refinement=Stage(samples=256, learning_rate=6e-4, captions=CaptionMix(misnaming=1.35), hue_share=0.4),
+    student=Stage(samples=64, learning_rate=1e-3, captions=CaptionMix(), hue_share=0.3),
+    refinement=Stage(samples=64, learning_rate=6e-4, captions=CaptionMix(misnaming=1.35), hue_share=0.4),
     gate=GateSizes(ten_classes=100, probe=150, twenty_classes=100, pairs=50),
 )
