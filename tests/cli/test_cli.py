@@ -79,7 +79,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data set `embedded` is the tiny one of `fedbench.testing`."""
     for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
-    monkeypatch.setattr("fedbench.runs.looking.can_fork", lambda: False)  # nothing is patched in another process
+    monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 
 
 def test_a_process_of_its_own_ends_with_the_exit_code_and_all_it_has_said(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fedbench.cli.app import main
 from fedbench.core.spec import RunSpec, Training
 from fedbench.models.inputs import ImageInputs
 from fedbench.rounds.run import Run
-from fedbench.runs import looking, memory
+from fedbench.runs import inspection, memory
 from fedbench.runs.memory import measure, memory_of, moments, saved_bytes, step_bytes, step_bytes_on
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_spec
@@ -126,7 +126,7 @@ def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.chdir(tmp_path)
     for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
-    monkeypatch.setattr("fedbench.runs.looking.can_fork", lambda: False)  # nothing is patched in another process
+    monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 
     def call(*arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", ["fedbench", *arguments])
@@ -180,11 +180,11 @@ def test_rows_that_differ_in_how_data_are_dealt_are_measured_once(
 ) -> None:
     measured: list[str] = []
 
-    def counting(run: Run) -> memory.Measured:
+    def counting(run: Run) -> memory.MeasuredMemory:
         measured.append(run.spec.setting)
         return measure(run)
 
-    monkeypatch.setattr(looking, "measure", counting)
+    monkeypatch.setattr(inspection, "measure", counting)
     (tmp_path / "grid.yaml").write_text(
         "name: grid\nscenario: {preset: label-skew, clients: 4, min_client_size: 2}\nbackbone: convnet\n"
         "training: {rounds: 1, batch_size: 8}\nrows: [{method: fedavg}]\n"

@@ -76,7 +76,7 @@ def test_without_faults_the_whole_cohort_trains_and_arrives() -> None:
 
 def test_faults_befall_the_clients_they_can_befall_as_often_as_said() -> None:
     drawn = schedules(FAULTY)
-    asked, training = (sum(len(who) for who in of) for of in zip(*((s.asked, s.training) for s in drawn), strict=True))
+    asked, training = (sum(len(who) for who in of) for of in zip(*((s.chosen, s.training) for s in drawn), strict=True))
     late, partial = sum(len(s.late) for s in drawn), sum(len(s.work) for s in drawn)
     corrupt = sum(len(s.corrupt) for s in drawn)
 
@@ -88,7 +88,7 @@ def test_faults_befall_the_clients_they_can_befall_as_often_as_said() -> None:
     # what never arrives cannot arrive damaged
     assert is_share(corrupt, training - late, 0.25)
     for s in drawn:
-        assert set(s.training) <= set(s.asked) and s.late | s.corrupt | s.work.keys() <= set(s.training)
+        assert set(s.training) <= set(s.chosen) and s.late | s.corrupt | s.work.keys() <= set(s.training)
         assert not s.late & s.corrupt
 
 
@@ -103,7 +103,7 @@ def test_stragglers_do_a_uniform_share_of_their_steps() -> None:
 def test_a_fault_is_drawn_alike_whichever_others_there_are(name: str) -> None:
     alone = Scenario.model_validate({"participation": 0.5, name: getattr(FAULTY, name), "straggler_work": 0.25})
     for ours, others in zip(schedules(alone, 50), schedules(FAULTY, 50), strict=True):
-        assert ours.asked == others.asked
+        assert ours.chosen == others.chosen
         remaining = set(others.training)
         assert name != "dropout" or ours.training == others.training
         assert others.late == ours.late & remaining or name != "late_dropout"

@@ -85,7 +85,7 @@ def fedbench(
     (tmp_path / "remote.yaml").write_text(SUITE)
     for module in ("fedbench.runs.loaded", "fedbench.runs.prepare"):
         monkeypatch.setattr(f"{module}.load_dataset", lambda *_, **__: tiny_dataset())
-    monkeypatch.setattr("fedbench.runs.looking.can_fork", lambda: False)  # nothing is patched in another process
+    monkeypatch.setattr("fedbench.runs.inspection.can_fork", lambda: False)  # nothing is patched in another process
 
     def call(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["fedbench", *arguments, "--store", server])

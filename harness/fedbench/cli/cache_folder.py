@@ -34,7 +34,7 @@ _DAY = 86_400
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A file of the cache."""
 
     file: Path
@@ -56,13 +56,13 @@ class Entry:
         return (time.time() - self.changed) / _DAY
 
 
-def entries(cache_dir: Path) -> list[Entry]:
+def entries(cache_dir: Path) -> list[CacheEntry]:
     """Every cache file below ``cache_dir``, features before data, the newest first; none where there is no folder."""
     found = [_entry(file, kind) for folder, kind in _folders(cache_dir) for file in _files(folder, kind)]
     return sorted(filter(None, found), key=lambda entry: (entry.kind != "features", -entry.changed))
 
 
-def remove(chosen: Iterable[Entry]) -> int:
+def remove(chosen: Iterable[CacheEntry]) -> int:
     """Delete the files and what stands beside them; the bytes freed. FedbenchError where one can't be deleted.
 
     A run that reads one goes on, since Linux keeps a mapped file until nobody needs it.
@@ -105,13 +105,13 @@ def _files(folder: Path, kind: Kind) -> Iterator[Path]:
     return (path for path in _listed(folder) if _PATTERNS[kind].fullmatch(path.name))
 
 
-def _entry(file: Path, kind: Kind) -> Entry | None:
+def _entry(file: Path, kind: Kind) -> CacheEntry | None:
     """None where the file was deleted meanwhile."""
     try:
         status = file.stat()
     except FileNotFoundError:
         return None
-    made = Entry(file, kind, status.st_size, status.st_mtime)
+    made = CacheEntry(file, kind, status.st_size, status.st_mtime)
     if file.suffix == ".json":
         return replace(made, data="checksum of image files")
     try:

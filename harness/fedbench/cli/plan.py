@@ -13,10 +13,10 @@ from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.rounds.executors.memory import MEMORY
-from fedbench.runs.looking import Failed, Prepared, looks
+from fedbench.runs.inspection import Failed, Prepared, looks
 from fedbench.runs.memory import Memory
 from fedbench.runs.prepare import Settings
-from fedbench.suites.added import is_added, told_of_added
+from fedbench.suites.added import is_added, text_of_added
 from fedbench.suites.expand import expand, narrowed, single
 from fedbench.suites.resolve import Overrides, parse_assignment
 from fedbench.suites.suite import Suite, load_suite, suite_names
@@ -119,7 +119,7 @@ def requested(
         say(
             f"dataset={dict(sets)['dataset']} picks {counted(chosen, 'setting')} of the {known} of scale {picked.scale}"
         )
-    for line in told_of_added(suite, picked):
+    for line in text_of_added(suite, picked):
         say(line)
     return suite, _tuned(specs, selection.tuned, dict(sets), store, storage) if selection.tuned else specs
 

@@ -48,7 +48,7 @@ _REQUESTS = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredResults:
     """The runs of a suite that ended, one line each, oldest first; of several with one run id the newest."""
 
     finished: pd.DataFrame
@@ -57,7 +57,7 @@ class Stored:
     """The same columns without metrics, and ``failure``: the reason, on one line."""
 
 
-def load_runs(uri: str, suite: str | None = None) -> Stored:
+def load_runs(uri: str, suite: str | None = None) -> StoredResults:
     """The runs of ``suite`` (None: of all suites) that finished and those that failed, whatever code made them.
 
     A run id may be among both. Raises FedbenchError where there are neither, with the command that fills the store.
@@ -80,7 +80,7 @@ def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
     return stored.finished
 
 
-def _read_store(uri: str, suite: str | None) -> tuple[Stored | None, int]:
+def _read_store(uri: str, suite: str | None) -> tuple[StoredResults | None, int]:
     """What the store has of the suite, None for nothing that ended; and how many runs have not finished."""
     client = _reader(uri, suite)
     finished, failed, unfinished = [], [], 0
@@ -100,7 +100,7 @@ def _read_store(uri: str, suite: str | None) -> tuple[Stored | None, int]:
     parts = [_newest(client, lines) for lines in (finished, failed)]
     done = parts[0] if finished else parts[1].drop(columns="failure").iloc[:0]
     lost = parts[1] if failed else done.iloc[:0].assign(failure="")
-    return Stored(done, lost), unfinished
+    return StoredResults(done, lost), unfinished
 
 
 def _find_files(lines: Sequence[dict[str, Any]]) -> None:

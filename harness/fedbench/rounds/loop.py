@@ -41,7 +41,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     spec, number = run.spec, state.round + 1
     started = time.perf_counter()
     who = schedule_of(run, number)
-    up, down = survey(run, state, number, who.asked, who.training)
+    up, down = survey(run, state, number, who.chosen, who.training)
     reports: list[tuple[int, Mapping[str, float]]] = []
     rejected = 0
     exchanges = run.assembly.hooks.exchanges(round=number, spec=spec, state=state.server)
@@ -51,7 +51,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
             "be a whole number above 0."
         )
     for exchange in range(exchanges):
-        sent = {client: broadcast(run, state, client, exchange) for client in who.asked}
+        sent = {client: broadcast(run, state, client, exchange) for client in who.chosen}
         down += sum(sent_bytes(run, state, b) for b in sent.values())
         tasks = [
             client_task(run, state, number, exchange, client, sent[client], who.work.get(client, 1.0))
@@ -67,7 +67,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
             continue
         reports += [(u.client, u.metrics) for u in updates]
         state = aggregated_state(run, state, updates, exchange, exchanges)
-    counts = (len(who.asked) - len(who.training), len(who.late), len(who.work), rejected)
+    counts = (len(who.chosen) - len(who.training), len(who.late), len(who.work), rejected)
     loss, further = mean_metrics([metrics for _, metrics in reports])
     record = RoundRecord(
         round=number,

@@ -45,7 +45,7 @@ class StepBytes:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredMemory:
     """What has to be tried out to know what a run needs; partition, seeds, rates and budget don't matter."""
 
     step: StepBytes | None
@@ -81,7 +81,7 @@ class Memory:
         return None if self.step is None else self.weights + self.samples + self.step
 
 
-def measure(run: Run) -> Measured:
+def measure(run: Run) -> MeasuredMemory:
     """Try out one sample and one local step of ``run``.
 
     A step that its method cannot take without what a real run does before it (a survey, say) stays unmeasured.
@@ -98,10 +98,10 @@ def measure(run: Run) -> Measured:
         except Exception as error:
             # what a method keeps between rounds is not there yet, or it has a bug that a real run will show whole
             unmeasured = f"{type(error).__name__}: {(str(error).splitlines() or ['no reason given'])[0]}"
-    return Measured(step, kept, sum(beside), sum(sizes), unmeasured)
+    return MeasuredMemory(step, kept, sum(beside), sum(sizes), unmeasured)
 
 
-def memory_of(run: Run, frozen: Sequence[nn.Module], measured: Measured) -> Memory:
+def memory_of(run: Run, frozen: Sequence[nn.Module], measured: MeasuredMemory) -> Memory:
     """What ``run`` needs with the ``frozen`` modules that it reads. A run without weights takes no step."""
     weights = weight_bytes(run, frozen)
     samples = sample_bytes(run, measured.table_row) + len(run.train) * measured.side_row

@@ -23,7 +23,7 @@ from fedbench.scenarios.partitions.rounding import floor
 class Schedule:
     """The clients of one round by what they do in it, each ascending."""
 
-    asked: tuple[int, ...]
+    chosen: tuple[int, ...]
     """Sampled; they are sent the model."""
     training: tuple[int, ...]
     """Those of them that train; the others drop out."""
@@ -37,7 +37,7 @@ class Schedule:
 
 def schedule(round: int, clients: int, scenario: Scenario, seed: int) -> Schedule:
     """Who takes part in ``round`` of ``clients``, and what goes wrong; perhaps nobody trains, or nothing arrives."""
-    asked = cohort(round, clients, scenario.participation, 0.0, seed)
+    chosen = cohort(round, clients, scenario.participation, 0.0, seed)
     training = cohort(round, clients, scenario.participation, scenario.dropout, seed)
 
     def luckless(purpose: str, probability: float) -> list[int]:
@@ -51,7 +51,7 @@ def schedule(round: int, clients: int, scenario: Scenario, seed: int) -> Schedul
     shares = _luck("straggler work", round, clients, seed) if stragglers else np.zeros(0)
     least = scenario.straggler_work
     return Schedule(
-        asked=tuple(asked),
+        chosen=tuple(chosen),
         training=tuple(training),
         late=late,
         work={client: least + (1 - least) * float(shares[client]) for client in stragglers},
@@ -78,6 +78,6 @@ def _luck(purpose: str, round: int, clients: int, seed: int) -> NDArray[np.float
 
 @lru_cache(maxsize=2)
 def _sampled(round: int, clients: int, participation: float, seed: int) -> tuple[int, ...]:
-    """Those who are asked; a round wants to know it twice, with those who drop out and without."""
+    """The cohort as drawn; a round needs it twice, with those who drop out and without."""
     size = max(floor(participation * clients), 1)
     return tuple(sorted(numpy_generator(seed, "cohort", round).choice(clients, size=size, replace=False).tolist()))

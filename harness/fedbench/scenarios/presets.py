@@ -9,7 +9,7 @@ UNSET_DOMAIN = "unset"
 """The held-out domain of a preset that can't know the data set's domains; building it asks for a real one."""
 
 _PRESETS: dict[str, tuple[str, Scenario]] = {
-    "iid": ("samples dealt evenly at random, 20 clients, all take part", Scenario(partition="iid")),
+    "iid": ("samples partitioned evenly at random, 20 clients, all take part", Scenario(partition="iid")),
     "label-skew": (
         "Dirichlet(0.5) by class, capped as in NIID-Bench, 20 clients, 40 % a round",
         Scenario(partition="dirichlet", participation=0.4),
@@ -31,7 +31,7 @@ _PRESETS: dict[str, tuple[str, Scenario]] = {
         Scenario(partition="domain", domain_split="60/20/20", holdout_domain=UNSET_DOMAIN),
     ),
     "base-to-new": (
-        "the last half of the classes unseen (CoOp's base-to-new split), the others dealt as in label-skew",
+        "the last half of the classes unseen (CoOp's base-to-new split), the others partitioned as in label-skew",
         Scenario(unseen_classes=0.5, partition="dirichlet", participation=0.4),
     ),
     "longtail": (

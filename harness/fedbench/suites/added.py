@@ -15,7 +15,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import stack_names
 from fedbench.models.names import canonical_backbone
 from fedbench.plugins.assembly import find_method
-from fedbench.suites.layers import READ_BY_SOME, Source, section_of
+from fedbench.suites.layers import READ_BY_SOME, LayerSource, section_of
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Row, Suite
 
@@ -43,7 +43,7 @@ def added_rows(suite: Suite, method: str, overrides: Overrides) -> list[Added]:
     return [mine, *further] if uses_own or not further else further
 
 
-def told_of_added(suite: Suite, overrides: Overrides) -> Iterator[str]:
+def text_of_added(suite: Suite, overrides: Overrides) -> Iterator[str]:
     """A line for each method of ``overrides`` without a row in ``suite``, where backbones had to be chosen."""
     grid = _Grid.of(suite, overrides)
     named = {backbone for row in grid.rows if (backbone := grid.backbone(row)) is not None}
@@ -107,8 +107,8 @@ def _beside(
             taken |= {(name, backbone) for name in free}
             made = Row(
                 method=method,
-                set=_shared(Source("", row.set, row, ("set",)), decided),
-                at={name: _shared(Source("", own, row, ("at", name)), decided) for name, own in row.at.items()},
+                set=_shared(LayerSource("", row.set, row, ("set",)), decided),
+                at={name: _shared(LayerSource("", own, row, ("at", name)), decided) for name, own in row.at.items()},
                 only=() if len(free) == len(grid.own) else tuple(free),
             )
             yield Added(made, (backbone,), row.label or row.method)
@@ -121,7 +121,7 @@ def _decided(method: str, overrides: Overrides) -> set[str]:
     return given.union(*recipes)
 
 
-def _shared(source: Source, decided: Collection[str]) -> dict[str, Any]:
+def _shared(source: LayerSource, decided: Collection[str]) -> dict[str, Any]:
     """Of a row's settings those of the run, its data and its training that nobody has ``decided``."""
     found = {}
     for key, value in source.settings.items():

@@ -11,7 +11,7 @@ from fedbench.core.hyper import declared
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.datasets.aliases import same_data
 from fedbench.suites.added import added_rows
-from fedbench.suites.layers import READ_BY_SOME, Source, reads, section_of
+from fedbench.suites.layers import READ_BY_SOME, LayerSource, reads, section_of
 from fedbench.suites.resolve import Cell, Find, Overrides, checked_seed, finder, resolve
 from fedbench.suites.suite import Row, Scale, Setting, Suite
 
@@ -121,12 +121,12 @@ def _refuse_stray_keys(suite: Suite, rows: Iterable[Row], overrides: Overrides, 
     everywhere = _methods(suite.rows)
     for scale_name, scale in suite.scales.items():
         where = f"suite {suite.name!r}, scale {scale_name!r}:"
-        _refuse_stray(Source(where, scale.set, scale, ("set",)), everywhere, find)
+        _refuse_stray(LayerSource(where, scale.set, scale, ("set",)), everywhere, find)
         for setting in scale.settings:
             where = f"suite {suite.name!r}, setting {setting.name!r}:"
-            _refuse_stray(Source(where, setting.set, setting, ("set",)), everywhere, find)
+            _refuse_stray(LayerSource(where, setting.set, setting, ("set",)), everywhere, find)
     stacks = _methods(rows)
-    _refuse_stray(Source("--set", dict(overrides.sets)), stacks, find)
+    _refuse_stray(LayerSource("--set", dict(overrides.sets)), stacks, find)
 
 
 def _methods(rows: Iterable[Row]) -> list[str]:
@@ -134,7 +134,7 @@ def _methods(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.stack))
 
 
-def _refuse_stray(source: Source, stacks: Sequence[str], find: Find) -> None:
+def _refuse_stray(source: LayerSource, stacks: Sequence[str], find: Find) -> None:
     for key in source.settings:
         try:
             _refuse_unread(key, stacks, source.described, find)

@@ -23,7 +23,7 @@ READ_BY_SOME = ("text_encoder", "teacher")
 
 
 @dataclass(frozen=True)
-class Source:
+class LayerSource:
     """Settings, and where they stand."""
 
     described: str
@@ -49,7 +49,7 @@ class Draft:
     places: dict[tuple[str, str], str] = field(default_factory=dict)
     """Where the settings stand that were put last, by section and name; those of a whole scenario by no name."""
 
-    def start(self, training: Source, scenario: str | dict[str, Any]) -> None:
+    def start(self, training: LayerSource, scenario: str | dict[str, Any]) -> None:
         """The suite's own training and scenario."""
         for name in training.settings:
             if name not in Training.model_fields:
@@ -57,16 +57,16 @@ class Draft:
                 raise _at(training.place(name), unknown_name(f"training setting in {training.described}", name, known))
         self.training = dict(training.settings)
         self.stand(training, "training")
-        whole = Source(training.described, {"scenario": scenario}, training.part)
+        whole = LayerSource(training.described, {"scenario": scenario}, training.part)
         self.apply(whole, strict=False)
         inside = scenario if isinstance(scenario, dict) else {}
-        self.stand(Source(training.described, inside, training.part, ("scenario",)), "scenario")
+        self.stand(LayerSource(training.described, inside, training.part, ("scenario",)), "scenario")
 
-    def stand(self, source: Source, section: str) -> None:
+    def stand(self, source: LayerSource, section: str) -> None:
         """Remember where the settings of a section stand."""
         self.places |= {(section, name): source.place(name) for name in source.settings}
 
-    def apply(self, source: Source, *, strict: bool) -> None:
+    def apply(self, source: LayerSource, *, strict: bool) -> None:
         """Put the settings of ``source`` over the others; ``strict`` refuses those that the methods would not read."""
         # a scenario by name comes first, so that the order in which settings are given does not matter
         for key, value in sorted(source.settings.items(), key=lambda pair: pair[0] != "scenario"):

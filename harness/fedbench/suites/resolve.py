@@ -20,7 +20,7 @@ from fedbench.core.spec import MOST_SEED, RunSpec, Training
 from fedbench.datasets.aliases import same_data
 from fedbench.models.names import canonical_backbone
 from fedbench.plugins.assembly import find_method
-from fedbench.suites.layers import Draft, Source
+from fedbench.suites.layers import Draft, LayerSource
 from fedbench.suites.safe_yaml import read_yaml
 from fedbench.suites.suite import Key, Row, Scale, Setting, Suite
 
@@ -72,16 +72,16 @@ class Cell:
         ]
         return tuple(dict(key) for key in dict.fromkeys(tuple(sorted(key.items())) for key in keys))
 
-    def of_the_suite(self, where: str) -> Iterator[Source]:
+    def of_the_suite(self, where: str) -> Iterator[LayerSource]:
         """Settings of the scale and of the grid, weakest first."""
         for named, part in self._parts():
-            yield Source(f"{where}, {named}", part.set, part, ("set",))
+            yield LayerSource(f"{where}, {named}", part.set, part, ("set",))
 
-    def of_the_method(self, where: str) -> Iterator[Source]:
+    def of_the_method(self, where: str) -> Iterator[LayerSource]:
         """What scale and grid say of the methods that the row runs, weakest first."""
         for named, part in self._parts():
             for method in self.row.stack:
-                yield Source(f"{where}, {named}, of {method}", part.of.get(method, {}), part, ("of", method))
+                yield LayerSource(f"{where}, {named}, of {method}", part.of.get(method, {}), part, ("of", method))
 
     def _parts(self) -> Iterator[tuple[str, Scale | Setting]]:
         if self.scale is not None:
@@ -89,10 +89,10 @@ class Cell:
         if self.setting is not None:
             yield f"setting {self.name!r}", self.setting
 
-    def of_the_row(self, where: str, scale: str) -> Iterator[Source]:
+    def of_the_row(self, where: str, scale: str) -> Iterator[LayerSource]:
         """The row's own settings, weakest first: those everywhere, those at the scale called ``scale``."""
-        yield Source(f"{where}, row {self.row.method!r}", self.row.set, self.row, ("set",))
-        yield Source(f"{where}, row {self.row.method!r}, at the scale", self.at or {}, self.row, ("at", scale))
+        yield LayerSource(f"{where}, row {self.row.method!r}", self.row.set, self.row, ("set",))
+        yield LayerSource(f"{where}, row {self.row.method!r}, at the scale", self.at or {}, self.row, ("at", scale))
 
 
 def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides, find: Find | None = None) -> RunSpec:
@@ -112,8 +112,8 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides, find: Fin
         run={"dataset": suite.dataset, "backbone": suite.backbone},
         params={name: {} for name in stack},
     )
-    draft.stand(Source(where, {"dataset": suite.dataset, "backbone": suite.backbone}, suite), "run")
-    draft.start(Source(where, suite.training, suite, ("training",)), suite.scenario)
+    draft.stand(LayerSource(where, {"dataset": suite.dataset, "backbone": suite.backbone}, suite), "run")
+    draft.start(LayerSource(where, suite.training, suite, ("training",)), suite.scenario)
     for source in cell.of_the_suite(where):
         draft.apply(source, strict=False)
     given = {key: _listed(key, text) if key in _LISTS else text for key, text in overrides.sets}
@@ -122,11 +122,11 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides, find: Fin
     draft.training |= _recipe(classes, decided)
     if "scenario" in given:
         # another scenario for the whole suite: what a row needs of its own (hidden labels) still holds in it
-        draft.apply(Source("--set", {"scenario": given.pop("scenario")}), strict=False)
+        draft.apply(LayerSource("--set", {"scenario": given.pop("scenario")}), strict=False)
     for source in own:
         draft.apply(source, strict=True)
     of_the_cell = str(draft.run["dataset"])
-    draft.apply(Source("--set", given), strict=False)
+    draft.apply(LayerSource("--set", given), strict=False)
     draft.run["backbone"] = canonical_backbone(str(draft.run["backbone"]))
     same_cell = all(
         key in _SAME_CELL or (key == "dataset" and same_data(value, of_the_cell))

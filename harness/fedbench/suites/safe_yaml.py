@@ -81,9 +81,9 @@ def read_yaml(text: str | bytes, where: str) -> tuple[yaml.Node | None, Any]:
             loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        line_said = f", line {mark.line + 1}" if mark else ""
+        line_in_words = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise FedbenchError(f"{where}{line_said}: not valid YAML: {problem}.") from None
+        raise FedbenchError(f"{where}{line_in_words}: not valid YAML: {problem}.") from None
 
 
 def _decoded(text: bytes, where: str) -> str:

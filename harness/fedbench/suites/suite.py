@@ -61,7 +61,7 @@ PUBLISHED_METRICS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceInFile:
     """Where a part of a suite stands: its file, the path to it there, and the lines of all that is in the file."""
 
     file: str
@@ -71,7 +71,7 @@ class Place:
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-    _place: Place | None = PrivateAttr(None)
+    _place: PlaceInFile | None = PrivateAttr(None)
 
     def place(self, *further: int | str) -> str:
         """``mine.yaml, line 7, rows.1.set.lr: `` for what stands ``further`` in this part; "" for one of no file."""
@@ -218,7 +218,7 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
         path = [str(part) for part in first["loc"]]
         problem = problem_of(first, _model_at(path))
         raise FedbenchError(f"{where}, line {_line_of(node, first['loc'])}, {'.'.join(path)}: {problem}") from None
-    _place(suite, Place(where, _lines(node)))
+    _place(suite, PlaceInFile(where, _lines(node)))
     suite._text = text if isinstance(text, str) else text.decode()
     for scale in suite.scales.values():
         names = [setting.name for setting in scale.settings]
@@ -281,7 +281,7 @@ def _lines(node: yaml.Node | None, path: tuple[int | str, ...] = ()) -> dict[tup
     return lines
 
 
-def _place(suite: Suite, place: Place) -> None:
+def _place(suite: Suite, place: PlaceInFile) -> None:
     """Tell every part of ``suite`` where it stands, so that errors found later can say it as well."""
     suite._place = place
     for position, row in enumerate(suite.rows):

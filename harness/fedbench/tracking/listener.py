@@ -48,12 +48,12 @@ from fedbench.tracking.store import (
 from fedbench.tracking.tags import (
     code_tags,
     command_code_tags,
+    described_by,
     flat_params,
     info_tags,
     provenance_tags,
     run_note,
     run_tags,
-    said_of,
 )
 
 # isort: split
@@ -204,18 +204,18 @@ class Tracking:
     def _end_early(self, spec: RunSpec, reason: str, status: str, note: str) -> None:
         if spec.run_id not in self._open:
             self._begin(spec, {})
-        tags = {FAILURE: reason, NOTE: f"{said_of(spec)} {note}"}
+        tags = {FAILURE: reason, NOTE: f"{described_by(spec)} {note}"}
         set_tags(self._client, self._open[spec.run_id].id, tags)
         self._end(spec.run_id, status)
 
     def _begin(self, spec: RunSpec, facts: Mapping[str, str]) -> None:
         made_by = {**self._provenance, **code_tags(self._codes.of(spec.method))}
-        tags = {**run_tags(spec), **made_by, **facts, NOTE: f"{said_of(spec)} It has not ended."}
+        tags = {**run_tags(spec), **made_by, **facts, NOTE: f"{described_by(spec)} It has not ended."}
         if self._claims is not None:
             tags[CLAIMS] = self._claims.shared_by
             # this process has the claim, so whoever began these is dead
             for left in self._running(f"tags.`fedbench.run_id` = '{spec.run_id}'"):
-                self._give_up(left, f"{said_of(spec)} Its process was killed.")
+                self._give_up(left, f"{described_by(spec)} Its process was killed.")
         run = begin_run(
             self._client, self._experiment, f"{spec.title} · seed {spec.seed}", tags, parent=self._parent_id()
         )

@@ -110,10 +110,10 @@ def run_note(spec: RunSpec, summary: Mapping[str, float], last_round: int) -> st
     """One paragraph of Markdown about a finished run: what it is, its final numbers, how to evaluate it again."""
     numbers = [f"{called} **{summary[name]:.1f} %**" for name, called in _NOTED.items() if name in summary]
     again = f"Evaluate its model again: `fedbench evaluate {spec.run_id}`"
-    return f"{said_of(spec)} After {counted(last_round, 'round')}: {', '.join(numbers)}. {again}"
+    return f"{described_by(spec)} After {counted(last_round, 'round')}: {', '.join(numbers)}. {again}"
 
 
-def said_of(spec: RunSpec) -> str:
+def described_by(spec: RunSpec) -> str:
     """The run in one sentence of Markdown."""
     where = f", setting **{spec.setting}**" if spec.setting else ""
     return f"**{spec.row}**{where}, seed {spec.seed}, on `{spec.dataset}`."

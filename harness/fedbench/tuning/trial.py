@@ -48,7 +48,7 @@ class Tuned:
     study_name: str
 
 
-class Reports:
+class TrialReports:
     """Hears of all the trial's runs: tells the study each round's mean over seeds, and ends pruned trials.
 
     Also keeps those means by round, for whoever records the trial.
@@ -139,7 +139,7 @@ def _is_queued(trial: optuna.Trial) -> bool:
 
 
 def score(
-    trial: optuna.Trial, specs: Sequence[RunSpec], budget: Budget, process: TrialProcess, reports: Reports
+    trial: optuna.Trial, specs: Sequence[RunSpec], budget: Budget, process: TrialProcess, reports: TrialReports
 ) -> tuple[float, ...]:
     """The values of the objectives, means over ``specs``, one run a seed.
 

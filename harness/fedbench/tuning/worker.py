@@ -27,7 +27,17 @@ from fedbench.runs.prepare import Settings
 from fedbench.tuning.storage import SignsOfLife, open_storage
 from fedbench.tuning.studies import Budget, counted, record_of, try_again
 from fedbench.tuning.tracking import TrialTracking
-from fedbench.tuning.trial import Reports, Surplus, Tuned, claim, outcome_of_twin, pruner, sampler, score, trial_specs
+from fedbench.tuning.trial import (
+    Surplus,
+    TrialReports,
+    Tuned,
+    claim,
+    outcome_of_twin,
+    pruner,
+    sampler,
+    score,
+    trial_specs,
+)
 from fedbench.tuning.trial_process import TrialBroke, TrialDied, TrialProcess
 
 _POLL = 1.0
@@ -214,7 +224,7 @@ def _one_trial(
         tracking.began(trial, values)
         if known is not None:
             return known
-        reports = Reports(trial, budget)
+        reports = TrialReports(trial, budget)
         try:
             return score(trial, trial_specs(row.spec, values, budget), budget, process, reports)
         except TrialPruned:

@@ -15,7 +15,7 @@ from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.wording import counted
 
 if TYPE_CHECKING:
-    from fedbench.cli.cache_folder import Entry
+    from fedbench.cli.cache_folder import CacheEntry
 
 KINDS = ("features", "data")
 
@@ -95,11 +95,11 @@ def _in_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _counted(chosen: Sequence[Entry]) -> str:
+def _counted(chosen: Sequence[CacheEntry]) -> str:
     return f"{counted(len(chosen), 'file')}, {megabytes(sum(entry.size for entry in chosen))} MB"
 
 
-def _age(entry: Entry) -> str:
+def _age(entry: CacheEntry) -> str:
     """In the largest unit that fits."""
     for unit, length in (("d", 1.0), ("h", 1 / 24)):
         if entry.days >= length:

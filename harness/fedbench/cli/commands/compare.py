@@ -26,7 +26,7 @@ _SPARKS = 60
 """Rounds in the table and in a sparkline at most."""
 
 
-class Format(enum.StrEnum):
+class ComparisonFormat(enum.StrEnum):
     """How a comparison is shown."""
 
     terminal = "terminal"
@@ -38,14 +38,14 @@ def compare(
     right: Annotated[str, typer.Argument(metavar="RUN", help="The run beside it.")],
     store: Store = None,
     classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False,
-    shape: Annotated[Format, typer.Option("--format", help="How it is shown.")] = Format.terminal,
+    shape: Annotated[ComparisonFormat, typer.Option("--format", help="How it is shown.")] = ComparisonFormat.terminal,
 ) -> None:
     """Compare two recorded runs: settings, provenance, final metrics and curves."""
     from fedbench.tracking.recorded.comparison import compare as beside
     from fedbench.tracking.store import store_uri
 
     comparison = beside(store_uri(store, to_write=False), left, right)
-    if shape is Format.json:
+    if shape is ComparisonFormat.json:
         sys.stdout.write(_as_json(comparison))
     else:
         _show(comparison, classes)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fedbench.leaderboard.model import Board
     from fedbench.leaderboard.published import Published
-    from fedbench.leaderboard.results import Stored
+    from fedbench.leaderboard.results import StoredResults
     from fedbench.suites.suite import Suite
 
 
@@ -129,7 +129,7 @@ def leaderboard(
         sys.stdout.write(text[shape](board))
 
 
-def _overruled(read: Suite, given: ReadingOptions, stored: Stored) -> Suite:
+def _overruled(read: Suite, given: ReadingOptions, stored: StoredResults) -> Suite:
     """The suite's way of reading, with what the command line says; FedbenchError for what no run has."""
     from fedbench.core.metric_names import DOMAINS
     from fedbench.leaderboard.board import baseline_named, metric_named
@@ -192,7 +192,7 @@ def _write_page(
     write_page(path, read.name, read.description, results, board, curves, federations, command)
 
 
-def _made_by(stored: Stored, given: ReadingOptions) -> str:
+def _made_by(stored: StoredResults, given: ReadingOptions) -> str:
     """All commands behind the results and failures, oldest first, then this one; a line each."""
     runs = [run for frame in (stored.finished, stored.failed) for run in frame.to_dict("records")]
     runs.sort(key=lambda run: run["started"])

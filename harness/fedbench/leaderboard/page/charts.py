@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from fedbench.core.wording import MEGA, megabytes, spread
 from fedbench.leaderboard.page import svg as draw
-from fedbench.leaderboard.page.svg import Frame, Scale
+from fedbench.leaderboard.page.svg import AxisScale, Frame
 
 _WIDTH, _HEIGHT = 540.0, 350.0
 _FRAME = Frame(54, 14, _WIDTH - 14, _HEIGHT - 50)
@@ -77,7 +77,7 @@ def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
     return draw.markup(svg)
 
 
-def _curve(svg: draw.Element, one: Series, x: Scale, y: Scale) -> None:
+def _curve(svg: draw.Element, one: Series, x: AxisScale, y: AxisScale) -> None:
     made = draw.group(svg, one.kind, one.style, one.summary)
     dash = draw.DASHES[one.style // 6 % len(draw.DASHES)]
     if len(one.rounds) == 1:
@@ -153,7 +153,7 @@ def _front(svg: draw.Element, places: Sequence[tuple[float, float]]) -> None:
     draw.path(draw.group(svg, "front", title="Pareto front"), f"{steps}H{draw.number(_FRAME.right)}", "frontline")
 
 
-def _costing(svg: draw.Element, one: Series, place: tuple[float, float], x: Scale, y: Scale) -> None:
+def _costing(svg: draw.Element, one: Series, place: tuple[float, float], x: AxisScale, y: AxisScale) -> None:
     made = draw.group(svg, one.kind, one.style, one.summary)
     way = one.rounds[(one.rounds["bytes"] >= x.low * MEGA) & (one.rounds["mean"] >= y.low)]
     way = way.iloc[_thinned(len(way), _MOST_POINTS)] if len(way) else way
@@ -222,7 +222,7 @@ def _groups_legend(svg: draw.Element, groups: Sequence[str]) -> None:
 
 
 def _bars_of(
-    svg: draw.Element, row: Bars, groups: Sequence[str], x: Scale, top: float, thick: float, room: float
+    svg: draw.Element, row: Bars, groups: Sequence[str], x: AxisScale, top: float, thick: float, room: float
 ) -> None:
     name, _, rest = row.name.partition(" · ")
     centre = top + room / 2

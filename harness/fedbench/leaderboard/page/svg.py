@@ -24,7 +24,7 @@ DASHES = ("", "6 3", "2 2.5", "9 3 2 3")
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """Where values lie on a drawing: ``low`` at ``start``, ``high`` at ``end`` (user units), linear or logarithmic."""
 
     low: float
@@ -50,7 +50,7 @@ class Frame:
     bottom: float
 
 
-def linear(values: Sequence[float], start: float, end: float, *, whole: bool = False, tight: bool = False) -> Scale:
+def linear(values: Sequence[float], start: float, end: float, *, whole: bool = False, tight: bool = False) -> AxisScale:
     """A scale over ``values`` that ends on ticks (``tight``: on the values); ``whole`` has integer ticks only."""
     low, high = min(values), max(values)
     if low == high:
@@ -60,15 +60,15 @@ def linear(values: Sequence[float], start: float, end: float, *, whole: bool = F
         ticks = [tick for tick in ticks if low <= tick <= high]
     else:
         low, high = ticks[0], ticks[-1]
-    return Scale(low, high, start, end, tuple(ticks))
+    return AxisScale(low, high, start, end, tuple(ticks))
 
 
-def logarithmic(values: Sequence[float], start: float, end: float) -> Scale:
+def logarithmic(values: Sequence[float], start: float, end: float) -> AxisScale:
     """A logarithmic scale over ``values`` (all above 0) with some room at both sides; ticks at 1, or 1, 2 and 5."""
     low, high = min(values) / 1.3, max(values) * 1.3
     subs = (1.0,) if high / low > 300 else (1.0, 2.0, 5.0)
     ticks = LogLocator(base=10, subs=subs, numticks=20).tick_values(low, high)
-    return Scale(low, high, start, end, tuple(float(t) for t in ticks if low <= t <= high), log=True)
+    return AxisScale(low, high, start, end, tuple(float(t) for t in ticks if low <= t <= high), log=True)
 
 
 def drawing(width: float, height: float, key: str, title: str, description: str, kind: str) -> Element:
@@ -128,7 +128,9 @@ def polyline(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
 
 
-def axes(svg: Element, frame: Frame, x: Scale, y: Scale, labels: tuple[str, str], name: Callable[[float], str]) -> None:
+def axes(
+    svg: Element, frame: Frame, x: AxisScale, y: AxisScale, labels: tuple[str, str], name: Callable[[float], str]
+) -> None:
     """Grid lines, ticks and the ``labels`` of both axes; ``name`` writes a tick of the horizontal one."""
     grid = group(svg, "grid")
     for tick in y.ticks:

@@ -10,7 +10,7 @@ import torchvision.transforms.v2.functional  # noqa: F401
 
 import fedbench.models.clip.loading
 import fedbench.models.clip.tokens
-import fedbench.runs.looking
+import fedbench.runs.inspection
 
 fedbench.models.clip.tokens.byte_pairs()  # a fifth of a second for whoever is first to encode a text
 gc.freeze()  # a collection in a worker would else write to every imported object, and so copy the memory it shares

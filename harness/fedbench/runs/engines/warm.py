@@ -25,7 +25,7 @@ _PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
-class Progress:
+class WorkProgress:
     """What became of a piece of work since the last look."""
 
     events: tuple[Any, ...] = ()
@@ -80,7 +80,7 @@ class WarmProcess:
         sentinel = None if self._process is None else self._process.sentinel
         return [sign for sign in (self._control, self._events, sentinel) if sign is not None]
 
-    def look(self) -> Progress:
+    def look(self) -> WorkProgress:
         """What has happened since the last look; does not wait."""
         is_dead, code, is_over = self._process is None or not self._process.is_alive(), None, False
         try:
@@ -93,7 +93,7 @@ class WarmProcess:
         events = self._emitted()
         if is_over:
             self._hang_up()
-        return Progress(tuple(events), is_over, code)
+        return WorkProgress(tuple(events), is_over, code)
 
     def stop(self) -> None:
         """End the work under way with all that it has started; there are no further events of it."""
@@ -174,7 +174,7 @@ class Apart:
             self.close()
             self._warm = WarmProcess(self._settings)
         self._warm.begin(work)
-        progress = Progress()
+        progress = WorkProgress()
         try:
             while not progress.is_over:
                 wait(self._warm.signs())

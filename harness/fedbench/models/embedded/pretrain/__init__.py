@@ -17,7 +17,7 @@ from fedbench.datasets.embedded import CLASSNAMES, GENERATOR_VERSION, TEN_CLASSE
 from fedbench.datasets.embedded.captions import MISNAMED, vocabulary
 from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
 from fedbench.models.embedded.pretrain import gate
-from fedbench.models.embedded.pretrain.contrastive import Progress, Setting
+from fedbench.models.embedded.pretrain.contrastive import StageSetting, TrainingProgress
 from fedbench.models.embedded.pretrain.corpus import render_corpus
 from fedbench.models.embedded.pretrain.recipe import DEFAULT, SMOKE, Recipe
 from fedbench.models.embedded.pretrain.student import build, distil_student, refine_student, student_config
@@ -40,13 +40,15 @@ def _examiner(tokenizer: FoldedTokenizer, recipe: Recipe) -> Callable[[CLIP], st
     return examine
 
 
-def _kept(path: Path, model: CLIP, run: Callable[[], tuple[CLIP, Progress]], log: Log) -> tuple[CLIP, Progress]:
+def _kept(
+    path: Path, model: CLIP, run: Callable[[], tuple[CLIP, TrainingProgress]], log: Log
+) -> tuple[CLIP, TrainingProgress]:
     """The outcome of a stage: read from `path` into `model` if it is there, else run and stored."""
     if path.exists():
         log(f"reusing {path.name}")
         stored = torch.load(path)
         model.load_state_dict(stored["weights"])
-        return model.eval(), Progress(**stored["progress"])
+        return model.eval(), TrainingProgress(**stored["progress"])
     model, done = run()
     torch.save({"weights": model.state_dict(), "progress": asdict(done)}, path)
     return model, done
@@ -57,7 +59,7 @@ def _key(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
-def _train_all(setting: Setting, checkpoints: Path, log: Log) -> tuple[CLIP, dict[str, Progress]]:
+def _train_all(setting: StageSetting, checkpoints: Path, log: Log) -> tuple[CLIP, dict[str, TrainingProgress]]:
     recipe, tokenizer = setting.recipe, setting.tokenizer
     base = (GENERATOR_VERSION, recipe.seed, recipe.images, recipe.difficulty, recipe.batch, recipe.teacher)
     log(f"teacher: {recipe.teacher.samples} samples")
@@ -117,7 +119,7 @@ def _pretrain(output_dir: Path, recipe: Recipe, checkpoints: Path, log: Log) -> 
     log(f"rendering {recipe.images} images")
     corpus = render_corpus(recipe)
     render_seconds = time.perf_counter() - start
-    setting = Setting(corpus, tokenizer, recipe, log, _examiner(tokenizer, recipe))
+    setting = StageSetting(corpus, tokenizer, recipe, log, _examiner(tokenizer, recipe))
     model, progress = _train_all(setting, checkpoints, log)
     _store(model, tokenizer, output_dir)
     log("measuring")

@@ -35,7 +35,7 @@ ExtraLoss = Callable[[Step], Tensor]
 
 
 @dataclass
-class Progress:
+class TrainingProgress:
     """What a finished stage reports."""
 
     samples: int = 0
@@ -46,7 +46,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Setting:
+class StageSetting:
     """What a stage trains on."""
 
     corpus: Rendered
@@ -92,13 +92,13 @@ def learning_rate(stage: Stage, step: int, progress: float) -> float:
 def train(
     model: CLIP,
     stage: Stage,
-    setting: Setting,
+    setting: StageSetting,
     seed: int,
     extra_loss: ExtraLoss | None = None,
     extra_parameters: Iterable[nn.Parameter] = (),
-) -> Progress:
+) -> TrainingProgress:
     """Train both towers in place on image-caption pairs, with bf16 arithmetic; `extra_loss` is added each step."""
-    done, recipe = Progress(), setting.recipe
+    done, recipe = TrainingProgress(), setting.recipe
     generator = torch.Generator().manual_seed(seed)
     optimiser = _optimiser(model, extra_parameters, recipe)
     cpu_start, wall_start, recent, next_report = time.process_time(), time.perf_counter(), 0.0, 0.05

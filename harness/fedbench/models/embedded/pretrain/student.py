@@ -8,7 +8,7 @@ from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 from torch import Tensor, nn
 
 from fedbench.models.embedded.pretrain.augment import normalise
-from fedbench.models.embedded.pretrain.contrastive import Progress, Setting, Step, train
+from fedbench.models.embedded.pretrain.contrastive import StageSetting, Step, TrainingProgress, train
 from fedbench.models.embedded.pretrain.teacher import (
     EMBED_DIM,
     LAYER1_CHANNELS,
@@ -60,7 +60,7 @@ def grid_positions() -> Tensor:
     return torch.cat(waves, dim=1)
 
 
-def build_student(teacher: CLIP, setting: Setting) -> CLIP:
+def build_student(teacher: CLIP, setting: StageSetting) -> CLIP:
     """A student with sine positions and the teacher's text tower and logit scale."""
     torch.manual_seed(setting.recipe.seed + 1)
     model = build(student_config(setting.tokenizer.vocab_size, setting.recipe.context_length))
@@ -75,7 +75,7 @@ def build_student(teacher: CLIP, setting: Setting) -> CLIP:
 class Imitation(nn.Module):
     """Loss that draws the student's embedding and patch tokens towards what the teacher sees in the same pixels."""
 
-    def __init__(self, teacher: CLIP, student: CLIP, setting: Setting) -> None:
+    def __init__(self, teacher: CLIP, student: CLIP, setting: StageSetting) -> None:
         """Hook both models and standardise the teacher's maps on some images."""
         super().__init__()
         self.weights = setting.recipe.distillation
@@ -126,7 +126,7 @@ class Imitation(nn.Module):
         return fade * loss
 
 
-def distil_student(teacher: CLIP, setting: Setting) -> tuple[CLIP, Progress]:
+def distil_student(teacher: CLIP, setting: StageSetting) -> tuple[CLIP, TrainingProgress]:
     """Stage 1: contrastive training with the teacher's help, which fades out before the end."""
     model = build_student(teacher, setting)
     imitation = Imitation(teacher, model, setting)
@@ -138,6 +138,6 @@ def distil_student(teacher: CLIP, setting: Setting) -> tuple[CLIP, Progress]:
     return plain.eval(), done
 
 
-def refine_student(model: CLIP, setting: Setting) -> Progress:
+def refine_student(model: CLIP, setting: StageSetting) -> TrainingProgress:
     """Stage 2, in place: contrastive training alone, with sub-types misnamed more often."""
     return train(model, setting.recipe.refinement, setting, setting.recipe.seed + 3000)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedbench.datasets.embedded import Attributes
 from fedbench.datasets.embedded.captions import captions
-from fedbench.models.embedded.pretrain.contrastive import Progress, Setting, Step, train
+from fedbench.models.embedded.pretrain.contrastive import StageSetting, Step, TrainingProgress, train
 
 EMBED_DIM = 128
 TEXT_WIDTH, TEXT_HEADS, TEXT_LAYERS = 64, 2, 2
@@ -31,7 +31,7 @@ class BagOfWords(nn.Module):
     It gives the image tower something to learn while the text tower still maps all captions to one place.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: StageSetting) -> None:
         """Weigh each token row by its inverse document frequency in captions of the first images."""
         super().__init__()
         stage, tokenizer = setting.recipe.teacher, setting.tokenizer
@@ -57,7 +57,7 @@ class BagOfWords(nn.Module):
         return loss
 
 
-def train_teacher(setting: Setting) -> tuple[CLIP, Progress]:
+def train_teacher(setting: StageSetting) -> tuple[CLIP, TrainingProgress]:
     """Train the teacher on cleanly named captions, easy images first; it comes back in evaluation mode."""
     recipe = setting.recipe
     torch.manual_seed(recipe.seed)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from fedbench.core.errors import FedbenchError
 from fedbench.runs.engines.ray.shipping import Shipped, environment, ship
-from fedbench.runs.engines.ray.worker import Message, Place, stream
+from fedbench.runs.engines.ray.worker import Message, PlaceOfWork, stream
 from fedbench.runs.engines.scheduler import default_workers
 from fedbench.runs.engines.workers import Notice
 
@@ -33,7 +33,7 @@ class Task:
     """A piece of work that was given to Ray."""
 
     stream: Any
-    place: Place | None = None
+    place: PlaceOfWork | None = None
     """Known once it has begun."""
 
 
@@ -65,7 +65,7 @@ class RayNodes:
             self._connect(address, folder)
         try:
             if not self.room():
-                raise FedbenchError(f"nothing can be run on this Ray cluster: {self._told_shortage()}")
+                raise FedbenchError(f"nothing can be run on this Ray cluster: {self._reported_shortage()}")
         except BaseException:
             self.close()
             raise
@@ -92,7 +92,7 @@ class RayNodes:
             self._had_room = time.monotonic()
         elif time.monotonic() - self._had_room > _NO_ROOM:
             raise FedbenchError(
-                f"the Ray cluster has lost its nodes: {self._told_shortage()} What is finished is kept; the same "
+                f"the Ray cluster has lost its nodes: {self._reported_shortage()} What is finished is kept; the same "
                 "command goes on."
             )
         return room
@@ -191,7 +191,7 @@ class RayNodes:
             counts.append(math.floor(gpus) * each if self._gpus < 1 else math.floor(gpus / self._gpus))
         return int(min(counts))
 
-    def _told_shortage(self) -> str:
+    def _reported_shortage(self) -> str:
         nodes = [
             f"{node['NodeManagerAddress']} with {node['Resources'].get('CPU', 0):g} CPUs and "
             f"{node['Resources'].get('GPU', 0):g} GPUs"
@@ -243,7 +243,7 @@ def _reach(address: str) -> None:
     socket.create_connection((host, int(port)), timeout=_REACHABLE).close()
 
 
-def _loss_text(error: Exception, place: Place | None, exceptions: Any) -> str:
+def _loss_text(error: Exception, place: PlaceOfWork | None, exceptions: Any) -> str:
     """Why a task was lost, in words."""
     where = "before it began" if place is None else f"on {place.address} (process {place.process})"
     if isinstance(error, exceptions.WorkerCrashedError):

@@ -32,7 +32,7 @@ _LOOK_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceOfWork:
     """Where a piece of work is."""
 
     address: str
@@ -45,7 +45,7 @@ class Place:
 class Message:
     """A part of the stream."""
 
-    place: Place | None = None
+    place: PlaceOfWork | None = None
     """Said first."""
     events: tuple[Any, ...] = ()
 
@@ -55,7 +55,7 @@ def stream(body: Callable[..., None], *arguments: Any) -> Iterator[bytes]:
     import ray
 
     util: Any = ray.util
-    place = Place(util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), os.getpid())
+    place = PlaceOfWork(util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), os.getpid())
     yield pickle.dumps(Message(place))
     emitted: queue.SimpleQueue[Any] = queue.SimpleQueue()
     end, raised = object(), []

@@ -23,7 +23,7 @@ from fedbench.runs.engines.forkserver import can_fork
 from fedbench.runs.engines.processes import exit_text
 from fedbench.runs.engines.warm import Apart
 from fedbench.runs.loaded import Loaded, Loader
-from fedbench.runs.memory import Measured, Memory, measure, memory_of
+from fedbench.runs.memory import MeasuredMemory, Memory, measure, memory_of
 from fedbench.runs.prepare import Settings, backbone_for, dataset_for, enlargement, prepare
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Prepared:
     """Of a dry run only."""
     sent: int = 0
     """Trained parameters that leave the client; its private ones do not. Of a dry run only."""
-    measured: Mapping[str, Measured] = field(default_factory=dict)
+    measured: Mapping[str, MeasuredMemory] = field(default_factory=dict)
     """What was tried out for ``memory``, by what it depends on."""
 
 
@@ -69,7 +69,7 @@ class LookRequest:
     """A run to look at."""
 
     spec: RunSpec
-    known: Mapping[str, Measured] | None = None
+    known: Mapping[str, MeasuredMemory] | None = None
     """What was measured for other runs; None: its memory is not wanted, and all its features are to be encoded."""
 
 
@@ -112,7 +112,7 @@ def looks(
     images than it takes to tell what memory a run needs. Raises FedbenchError where a run's process ends before its
     data are loaded.
     """
-    known: dict[str, Measured] = {}
+    known: dict[str, MeasuredMemory] = {}
     shown = {""}
     with closing(_Here(settings) if in_process or not can_fork() else _Elsewhere(settings)) as place:
         for spec in _by_what_they_read(specs):
@@ -173,7 +173,7 @@ def _by_what_they_read(specs: Sequence[RunSpec]) -> list[RunSpec]:
     return sorted(specs, key=lambda spec: (datasets.index(spec.dataset), backbones.index(spec.backbone)))
 
 
-def _measured(run: Run, backbone: Backbone, known: Mapping[str, Measured]) -> Prepared:
+def _measured(run: Run, backbone: Backbone, known: Mapping[str, MeasuredMemory]) -> Prepared:
     """Runs that differ in nothing that matters to their memory are measured once."""
     key = _memory_key(run)
     measured = known[key] if key in known else measure(run)
