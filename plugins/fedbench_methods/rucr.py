@@ -39,8 +39,9 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.text.classifier import unit
-from fedbench.toolkit.fedavg import average, largest_logit, participant_shares, weighted_mean
-from fedbench.toolkit.heads import largest_logit_with_head, retrained
+from fedbench.toolkit.fedavg import average, participant_shares, weighted_mean
+from fedbench.toolkit.heads import largest_logit_with_kept_head, retrained
+from fedbench.toolkit.losses import mean_cross_entropy
 from fedbench.toolkit.prototypes import class_means, client_features, mean_over_holders, spread
 
 SENT_DOWN = ("prototypes", "prior", "directions")
@@ -107,7 +108,7 @@ def unification_loss(
     similarity = (unit(features) @ unit(prototypes).T) / temperature * owned
     is_label = labels[:, None] == torch.arange(len(prototypes), device=labels.device)
     scores = similarity + is_label * log_prior
-    return -torch.log_softmax(scores, dim=1).gather(1, labels[:, None]).mean()
+    return mean_cross_entropy(scores, labels)
 
 
 def scaled_log(prior: Tensor, weight: float) -> Tensor:
@@ -233,7 +234,4 @@ class RUCR(fb.Method[RUCRParams]):
     @hookimpl
     def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """The largest logit with the rectified head, once there is one; a fine-tuned model keeps its own."""
-        kept = task.state.get(self.name, {})
-        if HEAD[0] not in kept or task.client is not None:
-            return largest_logit(task)
-        return largest_logit_with_head(task, kept["head.weight"], kept["head.bias"])
+        return largest_logit_with_kept_head(task, self.name)
