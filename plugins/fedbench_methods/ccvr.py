@@ -35,9 +35,8 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
 from fedbench.models.heads import scaled_logits
-from fedbench.toolkit.fedavg import largest_logit
 from fedbench.toolkit.gaussians import class_report, drawn, pooled_by_class, shrunk
-from fedbench.toolkit.heads import fresh_head, largest_logit_with_head, retrained
+from fedbench.toolkit.heads import fresh_head, largest_logit_with_kept_head, retrained
 from fedbench.toolkit.prototypes import client_features
 
 
@@ -114,7 +113,7 @@ def virtual_features(
 
 
 class CCVR(fb.Method[CCVRParams]):
-    """Calibrates the head after training, on features drawn from every class's pooled Gaussian."""
+    """Calibrates the classifier once at the end, on virtual features drawn from a Gaussian for each class."""
 
     name = "ccvr"
     citation = "Luo et al., No Fear of Heterogeneity: Classifier Calibration, NeurIPS 2021"
@@ -163,8 +162,6 @@ class CCVR(fb.Method[CCVRParams]):
     @hookimpl
     def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """The largest logit with the calibrated head, once there is one; a fine-tuned model keeps its own."""
-        kept = task.state.get(self.name)
-        if kept is None or task.client is not None:
-            return largest_logit(task)
-        model = with_powers(task.model, task.model.linear_head, self.params.power)
-        return largest_logit_with_head(replace(task, model=model), kept["head.weight"], kept["head.bias"])
+        calibrated = self.name in task.state and task.client is None
+        model = with_powers(task.model, task.model.linear_head, self.params.power) if calibrated else task.model
+        return largest_logit_with_kept_head(replace(task, model=model), self.name)

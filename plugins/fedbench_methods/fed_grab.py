@@ -13,26 +13,24 @@ z-scored, shifted to minimum 0, divided by their sum; the mean of that over the 
 share. Largest first, the classes that begin at 95 % of the sum or later are the tail, and these are controlled.
 
 Answers: start, broadcast, local_loss, aggregate. Stacks with methods that add loss terms. Sends a flag a class down. A
-client keeps D, u and the last errors from one participation to its next; they move at every step, so clients train one
-after another. DPA needs a linear head. Meant for networks whose logits start near zero. The rows of a text-initialised
-CLIP head start equally long, so that DPA soon controls one class or none; `controlled=all` is the other form.
-Left open / contradicted. The paper's equations were not at hand, these are the released code's. In its main script
-  - the classifier is in no optimiser and stays random: here it is trained, with the balanced gradient;
-  - DPA is not called, all classes are controlled: DPA is half of the method as the abstract describes it, so it is the
-    default, and `controlled=all` the script's way. No class is controlled before the first aggregation;
-  - a gate that no text mentions exempts controlled classes (weight 1, not counted in D), visited in index order, with
-    probability 0.1^{i/(m−1)}, i being those exempted so far of m: class 0 always. Off; `gate=0.1` has it;
-  - averages take client sizes in a random order: here a client's own;
-  - the bound of 100 on u has no effect: here it has, `clamp=0` is without.
-Where an update is lost, D is that before: its gradients never reach the global classifier.
-D of an uncontrolled class goes on, its u and errors wait, as there. D may grow without end, and with it Ki's part of
-u: `reset=round` begins every participation with a new controller. That code has lr 0.03, momentum 0.5, batch size 10.
+client keeps D, u and the last errors between participations; they move at every step: clients train one after another.
+DPA needs a linear head. Meant for networks whose logits start near zero: rows of a text-initialised CLIP head start
+equally long, and DPA soon controls one class or none (`controlled=all` is the other form). No class is controlled
+before the first aggregation. Where an update is lost, D is that before. D of an uncontrolled class goes on, its u and
+errors wait. D may grow without end: `reset=round` begins every participation with a new controller.
+The paper's equations were not at hand, these are the released code's (lr 0.03, momentum 0.5, batch 10). There
+- the classifier is in no optimiser and stays random: here it is trained, with the balanced gradient;
+- DPA is not called: here it is the default, being half of the method in the abstract (`controlled=all`: without);
+- a gate that no text mentions exempts controlled classes (weight 1, not counted in D), visited in index order, with
+  probability 0.1^{i/(m−1)}, i being those exempted so far of m: class 0 always. Off here; `gate=0.1` has it;
+- averages take client sizes in a random order: here a client's own;
+- the bound of 100 on u has no effect: here it has, `clamp=0` is without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -153,7 +151,7 @@ def tail_classes(shares: Tensor) -> Tensor:
 
 
 class FedGraB(fb.Method[FedGraBParams]):
-    """One-versus-rest training whose gradients a controller balances class by class."""
+    """Balances the gradients of every class by a controller on each client, in one-versus-rest training."""
 
     name = "fed-grab"
     citation = "Xiao et al., Fed-GraB: Self-Adjusting Gradient Balancer, NeurIPS 2023"
@@ -192,12 +190,7 @@ class FedGraB(fb.Method[FedGraBParams]):
         exempt = self._exempt(step, controlled)
         weights = gradient_weights(state.output, targets, controlled & ~exempt)
         counted = torch.where(exempt, 0.0, batch_balance(logits, targets, weights))
-        step.task.state[self.name] = {
-            "balance": state.balance + counted,
-            "output": state.output,
-            "error": state.error,
-            "earlier": state.earlier,
-        }
+        step.task.state[self.name] = vars(replace(state, balance=state.balance + counted))
         return balanced_loss(logits, targets, weights)
 
     def _kept(self, step: fb.LocalStep, like: Tensor) -> Controller:
@@ -206,7 +199,7 @@ class FedGraB(fb.Method[FedGraBParams]):
         if kept is None or (step.number == 0 and self.params.reset == "round"):
             zeros = torch.zeros_like(like)
             return Controller(zeros, zeros, zeros, zeros)
-        return Controller(kept["balance"], kept["output"], kept["error"], kept["earlier"])
+        return Controller(**kept)
 
     def _exempt(self, step: fb.LocalStep, controlled: Tensor) -> Tensor:
         """Which classes the gate exempts from this batch, (C,) bool; none where it is off."""

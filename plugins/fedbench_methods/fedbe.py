@@ -11,14 +11,14 @@ mean prediction of FedAvg's model w̄, the samples and the clients' own models b
 by SGD, the weights averaged along the way (SWA); the average is the next global model.
 
 Answers: aggregate. Stacks with methods that change what clients do and keep no tensor private. Requires server_data.
-Left open / contradicted: the code's v is at least 1e-5, which for a large tensor is more than v itself and makes the
-draw isotropic noise: here the floor is 0, `variance_floor` sets it. Its loss is the mean over classes as well, C times
-smaller (`reduction=mean`), its budget 20 epochs on 10,000 samples, 1560 steps, averaged every 25 from step 500 on: here
-it is 100 steps of the loss above, averaged over the same part of them. Its option for the server's learning rate is not
-read, and it does not run as released. A client whose tensor did not move has no direction in it and is left out
-there. Samples have w̄'s running statistics, since drawn variances may be negative; those of the average are taken anew
-from the server's samples. With steps = 0 it is FedAvg. w̄ weighs each participant by its own n_k (the code's weights
-are by position, right at full participation only).
+With steps = 0 it is FedAvg. Samples have w̄'s running statistics, since drawn variances may be negative; those of the
+average are taken anew from the server's samples. A client whose tensor did not move is left out of its directions.
+The released code, which does not run as it is, differs:
+- Its v is at least 1e-5, for a large tensor more than v itself: the draw is isotropic noise. Floor here: 0.
+- Its loss is the mean over classes as well, C times smaller (`reduction=mean`).
+- Its budget is 20 epochs on 10,000 samples, 1560 steps, averaged every 25 from step 500 on. Here it is 100 steps,
+  averaged over the same part of them. Its option for the server's learning rate is not read.
+- Its weights in w̄ are by position, right at full participation only. Here a participant has its own n_k.
 Cost: M + S + 1 forward passes over the server's samples for S participants, and `steps` steps a round: 1.0 s of a core
 for convnet, S = 8 and 200 samples.
 """
@@ -38,11 +38,14 @@ from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.toolkit.fedavg import mean_model, participant_shares, weighted_mean
 from fedbench.toolkit.server_training import (
     Course,
+    batch_field,
     client_models,
     divergence_gradient,
     ensemble,
     granted,
+    rate_field,
     server_batches,
+    steps_field,
     trained_copy,
 )
 
@@ -83,22 +86,11 @@ class FedBeParams:
     use_mean: bool = hyper(True, symbol="w̄", choices=(True, False), source="whether w̄ teaches; paper: yes")
     use_clients: bool = hyper(True, symbol="w_k", choices=(True, False), source="whether the w_k teach; use_client")
     sharpening: float = hyper(0.5, symbol="T", low=0.25, high=1.0, needs="steps", source="released code: squares")
-    steps: int = hyper(
-        100,
-        symbol="N",
-        low=1,
-        high=10_000,
-        log=True,
-        neutral=0,
-        search=False,
-        source="released code 20 epochs, 1560 steps",
-    )
-    lr: float = hyper(
-        1e-3, symbol="η_s", low=1e-5, high=0.1, log=True, search=(1e-4, 1e-2), needs="steps", source="released code"
-    )
+    steps: int = steps_field("released code 20 epochs, 1560 steps")
+    lr: float = rate_field("released code")
     momentum: float = hyper(0.9, symbol="ρ_s", low=0.0, high=0.99, search=False, source="released code")
     weight_decay: float = hyper(1e-5, symbol="λ_s", low=0.0, high=0.1, search=False, source="released code")
-    batch_size: int = hyper(128, symbol="b", low=2, high=4096, log=True, search=False, source="released code")
+    batch_size: int = batch_field("released code")
     reduction: Literal["batch", "mean"] = hyper(
         "batch", symbol="L", choices=("batch", "mean"), source="batch: a divergence; mean: by C as well, released code"
     )
@@ -162,7 +154,7 @@ def draw_models(task: fb.AggregationTask, params: FedBeParams) -> Iterator[fb.Te
 
 
 class FedBE(fb.Method[FedBeParams]):
-    """Distils a Bayesian ensemble of sampled and real models into FedAvg's."""
+    """Distils an ensemble of sampled and real models into FedAvg's, on samples at the server."""
 
     name = "fedbe"
     citation = "Chen and Chao, FedBE: Bayesian Model Ensemble for Federated Learning, ICLR 2021"

@@ -7,13 +7,14 @@ samples without labels: with o_k the logits of client k's model and o_s the stud
 by Adam on batches of the server's samples, gradients clipped, the rate falling to zero by half a cosine.
 
 Answers: aggregate. Stacks with methods that change what clients do and keep no tensor private. Requires server_data.
-Left open / contradicted: the released code starts from the plain mean of the clients' weights, the paper's Algorithm 1
-from FedAvg's (`student_start`). At T = 1, the default of both, the loss is the same with and without T²; the code has
-no such factor, here it is on: without it a higher T would also be a T² times smaller gradient (Hinton et al. 2015).
-The mean over teachers of their divergences (avg_losses, the code's fall-back) differs from that of avg_probs by a
-constant, so its steps are the same. The code stops early by the accuracy on labelled validation data, takes the best
-student, and can drop teachers below 1.2 times chance by it: with unlabelled data only there are fixed steps, the last
-student, and all teachers. Teachers answer in eval mode, the student trains in train mode on batch statistics, so with
+Left open / contradicted:
+- The released code starts from the plain mean of the clients' weights, Algorithm 1 from FedAvg's (`student_start`).
+- The code has no T², here it is on: without it a higher T is also a T² times smaller gradient (Hinton et al. 2015). At
+  T = 1, the default of both, it is the same.
+- The code's fall-back avg_losses differs from avg_probs by a constant in the loss: its steps are the same.
+- By labelled validation data the code stops early, takes the best student and can drop teachers below 1.2 times chance.
+  With unlabelled data only there are fixed steps, the last student, and all teachers.
+Teachers answer in eval mode, the student trains in train mode on batch statistics, so with
 batch-norm it moves even where all teachers agree with it; without, its gradient is then exactly zero. So it is, always,
 for avg_logits on a linear head over frozen features: the mean head has the mean logits, and FedDF is the uniform mean.
 There avg_probs differs, and by Adam at 1e-3 fits the ensemble of head-biased clients fully, well below the mean: suite
@@ -35,11 +36,14 @@ from fedbench.api import AggregationTask, GlobalModel, InputSource, Method, hook
 from fedbench.toolkit.fedavg import mean_model
 from fedbench.toolkit.server_training import (
     Course,
+    batch_field,
     client_models,
     divergence_gradient,
     ensemble,
     granted,
+    rate_field,
     server_batches,
+    steps_field,
     trained_copy,
 )
 
@@ -50,16 +54,7 @@ Scheme = Literal["avg_logits", "avg_probs", "avg_losses"]
 class FedDfParams:
     """Hyper-parameters of FedDF."""
 
-    steps: int = hyper(
-        100,
-        symbol="N",
-        low=1,
-        high=10_000,
-        log=True,
-        neutral=0,
-        search=False,
-        source="released code 10 000, stopped early on labelled data",
-    )
+    steps: int = steps_field("released code 10 000, stopped early on labelled data")
     scheme: Scheme = hyper(
         "avg_logits",
         symbol="q",
@@ -70,12 +65,8 @@ class FedDfParams:
     t_squared: bool = hyper(
         True, symbol="T²", choices=(True, False), source="Hinton et al. 2015; released code: without, at T = 1 the same"
     )
-    lr: float = hyper(
-        1e-3, symbol="η_s", low=1e-5, high=0.1, log=True, search=(1e-4, 1e-2), needs="steps", source="released code"
-    )
-    batch_size: int = hyper(
-        128, symbol="b", low=2, high=4096, log=True, search=False, source="released code 128, in its README 64"
-    )
+    lr: float = rate_field("released code")
+    batch_size: int = batch_field("released code 128, in its README 64")
     clip: float = hyper(5.0, symbol="‖g‖", low=0.1, high=100.0, log=True, search=False, source="released code")
     student_start: Literal["uniform", "fedavg"] = hyper(
         "uniform",
@@ -97,7 +88,7 @@ def student_gradient(logits: Tensor, targets: Tensor, temperature: float, t_squa
 
 
 class FedDF(Method[FedDfParams]):
-    """Distils the ensemble of the participants' models into their mean."""
+    """Distils the ensemble of the clients' models into their mean, on samples at the server."""
 
     name = "feddf"
     citation = "Lin et al., Ensemble Distillation for Robust Model Fusion, NeurIPS 2020"

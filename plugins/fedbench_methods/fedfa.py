@@ -12,20 +12,20 @@ all entries, running statistics included, and sends S with them. Evaluated is th
 
 Answers: build_model, start, broadcast, local_loss, aggregate. Stacks with methods that add loss terms (fedprox, moon);
 those read the outputs of the same augmented pass. Needs a backbone with convolution blocks, which is trained whole.
-Paper against released code: there S is one variance over clients and channels, so that G = 1 everywhere
-(`sharing=as_released`). The paper's algorithm starts running means at 0 and 1 in every round; the code goes on from the
-average over clients, as here. Until S is known, G is 1. The code divides variances by n - 1; here it is n, so that a
-batch of one, a map of one pixel and a cohort of one have the variance 0 rather than none. As in the code, 1e-6 is added
-to every variance, gradients pass through V, and blocks end behind their pooling (also the fifth of AlexNet; for other
-networks see `fedbench.models.cnn.nets`). The code keeps a client's optimiser for the whole run; here it is rebuilt.
 `weighting` is of weights and running statistics alike, whatever the run's: with p = 0 it is FedAvg in a run with
-weighting=uniform, bit for bit, batch-norm included.
+weighting=uniform, bit for bit, batch-norm included. Until S is known, G is 1. Paper against released code:
+- S is one variance over clients and channels in the code, so that G = 1 everywhere (`sharing=as_released`).
+- Running means start at 0 and 1 in every round of the paper; the code goes on from the clients' average, as here.
+- The code divides variances by n - 1; here it is n: a batch, a map or a cohort of one has the variance 0.
+- As in the code, 1e-6 is added to every variance, gradients pass through V, and blocks end behind their pooling (also
+  the fifth of AlexNet; for other networks see `fedbench.models.cnn.nets`).
+- The code keeps a client's optimiser for the whole run; here it is rebuilt.
 Cost: beside the weights, 4 c floats a block are sent down and 2 c up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -123,7 +123,7 @@ def variance_over_clients(running: Sequence[Tensor], sharing: str) -> Tensor:
 
 
 class FedFA(fb.Method[FedFAParams]):
-    """Augments channel statistics of feature maps by how much they differ within the batch and between clients."""
+    """Augments statistics of feature maps by how much they differ within a batch and between clients."""
 
     name = "fedfa"
     citation = "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023"
@@ -150,11 +150,7 @@ class FedFA(fb.Method[FedFAParams]):
     @hookimpl
     def start(self, task: fb.StartTask) -> None:
         """S is the same for all channels until clients have sent their statistics."""
-        task.state[self.name] = {
-            tensor_name("shared", statistic, block): torch.ones_like(task.model.buffers[name])
-            for statistic in STATISTICS
-            for block, name in enumerate(_running_names(task.model, statistic))
-        }
+        task.state[self.name] = _shared(task.model, lambda name: torch.ones_like(task.model.buffers[name]))
 
     @hookimpl
     def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
@@ -174,16 +170,20 @@ class FedFA(fb.Method[FedFAParams]):
     @hookimpl
     def aggregate(self, task: fb.AggregationTask) -> fb.GlobalModel:
         """The plain mean of weights and running statistics; S from the clients' running statistics."""
-        task.state[self.name] = {
-            tensor_name("shared", statistic, block): variance_over_clients(
-                [update.buffers[name] for update in task.updates], self.params.sharing
-            )
-            for statistic in STATISTICS
-            for block, name in enumerate(_running_names(task.model, statistic))
-        }
+
+        def variance(name: str) -> Tensor:
+            return variance_over_clients([update.buffers[name] for update in task.updates], self.params.sharing)
+
+        task.state[self.name] = _shared(task.model, variance)
         return mean_model(task, self.params.weighting)
 
 
 def _running_names(model: fb.Model, statistic: str) -> list[str]:
     """The names of the running ``statistic`` of all blocks, in their order."""
     return [name for name in model.buffers if name.startswith(f"fedfa.running.{statistic}.")]
+
+
+def _shared(model: fb.Model, of: Callable[[str], Tensor]) -> fb.Tensors:
+    """S of both statistics and all blocks, by name: ``of`` the name of the block's running statistic."""
+    names = [name for statistic in STATISTICS for name in _running_names(model, statistic)]
+    return {name.replace("running", "shared"): of(name) for name in names}

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedbench.api import LocalStep, Method, hookimpl, hyper
+from fedbench.toolkit.losses import mean_cross_entropy
 
 FEWEST = 1e-8
 """What stands for n_c where a client has no sample of class c."""
@@ -53,11 +54,6 @@ def calibrated(logits: Tensor, counts: Tensor, tau: float) -> Tensor:
     return logits - tau * counts.float().clamp(min=FEWEST).pow(-0.25)
 
 
-def kept_in(logits: Tensor, labels: Tensor) -> Tensor:
-    """−a_y + log Σ_c exp(a_c), the mean over the batch, with ``logits`` a (batch, C) and ``labels`` (batch,)."""
-    return -torch.log_softmax(logits, dim=1).gather(1, labels[:, None]).mean()
-
-
 def left_out(logits: Tensor, labels: Tensor) -> Tensor:
     """−a_y + log Σ_{c≠y} exp(a_c), the mean over the batch: as printed, unbounded below."""
     positive = logits.gather(1, labels[:, None])
@@ -66,7 +62,7 @@ def left_out(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class FedLC(Method[FedLcParams]):
-    """Cross-entropy on logits calibrated by the client's class counts."""
+    """Calibrates logits by the client's class counts, so that its rare classes need a larger margin."""
 
     name = "fedlc"
     citation = "Zhang et al., Label Distribution Skew via Logits Calibration, ICML 2022"
@@ -76,5 +72,5 @@ class FedLC(Method[FedLcParams]):
     @hookimpl
     def local_loss(self, step: LocalStep) -> Tensor:
         """Cross-entropy of the calibrated logits."""
-        loss = kept_in if self.params.denominator == "include" else left_out
+        loss = mean_cross_entropy if self.params.denominator == "include" else left_out
         return loss(calibrated(step.outputs.logits, step.task.visible_counts, self.params.tau), step.labels)

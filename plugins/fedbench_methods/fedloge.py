@@ -11,24 +11,22 @@ Backbone and global head W_g are averaged by samples; the local head W_k stays w
 
 Answers: build_model, private, local_loss, evaluate. Stacks with methods that add loss terms or aggregate otherwise;
 their terms see the global head's logits. Nothing is sent beyond FedAvg's weights: E follows from the run's seed.
-The three updates of the paper are one step on the sum, since no weight is in two of the terms. Both trained heads start
-alike. In the code E keeps a random frozen bias (`etf_bias=random`); zero by default. The code's training script reports
-the generic model with E as its head (`generic=fixed`), GLA-FR is a script of its own, which the default follows. The
-code's local evaluation puts −1e10 on classes that the client has no test samples of, which tells the model about test
-labels: not done. The paper's transfer of norms is a plain row scaling in the code, as here, without a division by
-‖w_g,c‖.
-E starts with rows of length τ and the rate falls linearly to zero: 2,000 steps then reach the ideal angle (96.38° at
-C = 10) where the code's 10,000 at a constant rate, from rows of length 0.6, oscillate 0.1° below. Cost, once a run, on
-one CPU core: 0.6 s at C = 10, d = 512; 4.5 s at C = 100; minutes at C = 1000, d = 2048. Such angles need d ≥ C − 1:
-refused otherwise.
-A local head stays as trained where the client's update was lost: it is the client's alone.
-Needs a model with a linear head. On frozen CLIP features there is no backbone to train: E is left out, and the global
-head is FedAvg's. ρ is the length of rows inside the model's scale s, which all heads share.
+Needs a linear head and d ≥ C − 1. On frozen CLIP features E is left out, and the global head is FedAvg's.
+The paper's three updates are one step on the sum: no weight is in two of the terms. Both trained heads start alike.
+A local head stays as trained where the client's update was lost. ρ is a length inside the model's scale s, which all
+heads share. Where paper and released code disagree:
+- E keeps a random frozen bias in the code (`etf_bias=random`). Default: zero.
+- The code's training script reports the generic model with E as its head (`generic=fixed`). Default: GLA-FR, a script
+  of its own there.
+- The code's local evaluation puts −1e10 on classes without test samples of the client. Not here: that reveals labels.
+- The transfer of norms is a plain row scaling in the code, as here, without a division by ‖w_g,c‖.
+- E starts with rows of length τ, and the rate falls linearly to zero: 2,000 steps reach the ideal angle (96.38° at
+  C = 10). The code's 10,000 at a constant rate, from rows of length 0.6, oscillate 0.1° below.
+Cost of E, once a run, on one core: 0.6 s at C = 10, d = 512; 4.5 s at C = 100; minutes at C = 1000, d = 2048.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -38,15 +36,13 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import default_model, scaled_logits
+from fedbench.toolkit.etf import row_norms, sparse_simplex, unit_rows
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, predicted_classes
 from fedbench.toolkit.heads import fresh_head
+from fedbench.toolkit.losses import mean_cross_entropy
 
 WEIGHT, BIAS = "local.weight", "local.bias"
 FIXED, FIXED_BIAS = "etf.weight", "etf.bias"
-SMALLEST = 1e-12
-"""Length of a row below which it is not divided by."""
-RATE = 1e-4
-"""Adam's, of the released code; falls to zero here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,77 +63,6 @@ class FedLoGeParams:
     exponent: float = hyper(1.0, symbol="γ", low=0.0, high=1.5, source="released code: 1")
 
 
-def simplex(num_classes: int, width: int, generator: torch.Generator) -> Tensor:
-    """Rows (C, d) of length one with cosine −1/(C−1) to each other, turned at random, float64; d ≥ C − 1.
-
-    P (I − 11ᵀ/C) is an orthonormal basis (d, C−1) times that of the vectors (C,) of sum zero, so C − 1 columns do.
-    """
-    turned = torch.randn(width, num_classes - 1, generator=generator, dtype=torch.float64)
-    sum_zero = torch.eye(num_classes, dtype=torch.float64)[:, 1:] - 1 / num_classes
-    rows: Tensor = torch.linalg.qr(sum_zero).Q @ torch.linalg.qr(turned).Q.T
-    return math.sqrt(num_classes / (num_classes - 1)) * rows
-
-
-def kept_entries(rows: int, width: int, sparsity: float, generator: torch.Generator) -> Tensor:
-    """(C, d) float64: 0 in a random share ``sparsity`` of the entries, else 1. FedbenchError for a row of zeros."""
-    keep = torch.ones(rows * width, dtype=torch.float64)
-    keep[torch.randperm(len(keep), generator=generator)[: round(sparsity * len(keep))]] = 0
-    if not keep.view(rows, width).any(dim=1).all():
-        raise FedbenchError(
-            f"fedloge.sparsity={sparsity} leaves a class without any of its {width} entries; choose a smaller one."
-        )
-    return keep.view(rows, width)
-
-
-def row_norms(weight: Tensor) -> Tensor:
-    """‖w_c‖, (C, 1)."""
-    norms: Tensor = torch.linalg.vector_norm(weight, dim=1, keepdim=True)
-    return norms
-
-
-def unit_rows(weight: Tensor) -> Tensor:
-    """Rows of length one; zero stays zero."""
-    return weight / row_norms(weight).clamp_min(SMALLEST)
-
-
-def smallest_angles(weight: Tensor) -> Tensor:
-    """arccos max_{c'≠c} cos(e_c, e_c') of each row, (C,), in radians."""
-    cosines = unit_rows(weight) @ unit_rows(weight).T
-    nearest = cosines.masked_fill(torch.eye(len(weight), dtype=torch.bool), -2.0).amax(dim=1)
-    # the slope of arccos is infinite at both ends
-    return torch.arccos(nearest.clamp(-1 + 1e-6, 1 - 1e-6))
-
-
-def simplex_loss(weight: Tensor, norm: float) -> Tensor:
-    """Σ_c (‖e_c‖ − τ)² − (1/C) Σ_c arccos max_{c'≠c} cos(e_c, e_c'), a scalar; ``weight`` (C, d)."""
-    return (row_norms(weight) - norm).square().sum() - smallest_angles(weight).mean()
-
-
-def sparse_simplex(
-    num_classes: int, width: int, sparsity: float, norm: float, steps: int, generator: torch.Generator
-) -> Tensor:
-    """E (C, d) float32: `simplex`, made sparse, then ``steps`` of Adam on norms and angles of what is left (SSE-C).
-
-    Without sparsity it is the simplex with rows of length ``norm``, to what the steps move it by.
-    """
-    if width < num_classes - 1:
-        raise FedbenchError(
-            f"fedloge needs features of width {num_classes - 1} or more for {num_classes} classes, to hold as many "
-            f"vectors at equal angles; this backbone has {width}: choose a wider one."
-        )
-    start = simplex(num_classes, width, generator)
-    keep = kept_entries(num_classes, width, sparsity, generator).float()
-    rows = (norm * unit_rows(start.float() * keep)).requires_grad_()
-    optimiser = torch.optim.Adam([rows], lr=RATE)
-    for step in range(steps):
-        optimiser.param_groups[0]["lr"] = RATE * (1 - step / steps)
-        loss = simplex_loss(rows * keep, norm)
-        optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-    return (rows * keep).detach()
-
-
 def realigned(weight: Tensor, norm: float) -> Tensor:
     """ŵ_c = ρ w_c / ‖w_c‖, (C, d); a row of zeros stays one."""
     return norm * unit_rows(weight)
@@ -148,13 +73,8 @@ def personal_head(general: Tensor, local: Tensor, exponent: float) -> Tensor:
     return general * row_norms(local) ** exponent + local
 
 
-def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """−log softmax(logits)_y, the mean over the batch; ``logits`` (b, C), ``labels`` (b,)."""
-    return -torch.log_softmax(logits, dim=1).gather(1, labels[:, None]).mean()
-
-
 class FedLoGe(fb.Method[FedLoGeParams]):
-    """A fixed head trains the backbone; a global and a private head learn on its features."""
+    """A fixed equiangular classifier shapes the features, on which a global head and one of each client's own learn."""
 
     name = "fedloge"
     citation = "Xiao et al., FedLoGe: Joint Local and Generic Federated Learning, ICLR 2024"

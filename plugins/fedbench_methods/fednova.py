@@ -72,7 +72,7 @@ def normalised_shares(shares: Tensor, weight: Tensor, tau_eff: Tensor) -> Tensor
 
 
 class FedNova(fb.Method[FedNovaParams]):
-    """Normalises each client's change by its local progress."""
+    """Averages the clients' changes normalised by how many local steps each took."""
 
     name = "fednova"
     citation = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"

@@ -58,7 +58,7 @@ def not_true_distillation(logits: Tensor, received: Tensor, labels: Tensor, tau:
 
 
 class FedNTD(Method[FedNtdParams]):
-    """Adds not-true distillation from the received model to every local step."""
+    """Distils what the received model thinks of the classes that are not true."""
 
     name = "fedntd"
     citation = "Lee et al., Preservation of the Global Knowledge by Not-True Distillation, NeurIPS 2022"

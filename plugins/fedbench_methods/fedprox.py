@@ -4,9 +4,9 @@ MLSys 2020.
 Each local step minimises  F_k(w) + (mu/2) ||w - w^t||^2   (Eq. 2), w^t the weights received in round t.
 
 Answers: loss_terms. Stacks with any method that does not replace local_train.
-Left open / contradicted: the authors' released solver has no momentum; here it is the run's. Some released baselines
-use the norm without the square, (mu/2) ||w - w^t||, and so does the code the FedCLIP paper compares with: offered as
-`form=sqrt`, default the paper's. Running statistics are no weights, so no term pulls them.
+Running statistics are no weights, so no term pulls them. Left open / contradicted:
+- The authors' released solver has no momentum; here it is the run's.
+- Some released baselines, the FedCLIP authors' too, use (mu/2) ||w - w^t||: `form=sqrt`. Default: the paper's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def unsquared_term(weights: Tensors, received: Tensors, mu: float) -> Tensor:
 
 
 class FedProx(Method[FedProxParams]):
-    """Adds the proximal term to every local step."""
+    """Adds (μ/2)‖w − wᵗ‖² to every local loss, a pull back to the received weights."""
 
     name = "fedprox"
     citation = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"

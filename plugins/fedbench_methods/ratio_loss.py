@@ -12,13 +12,16 @@ In the first round all weights are 1: it is FedAvg's.
 Answers: broadcast, local_loss, aggregate. Stacks with methods that answer none of these and keep no tensor private.
 Requires server_labels, and a model with a linear head (`Model.head`). β = 0 and α = 1 is FedAvg, bit for bit
 where clients train one after another.
-Left open / contradicted: the code takes the first 63 training images of a class, which its clients train on too; here
-the server's samples are no client's, unless scenario.server_source=shared. It averages clients without weights; here
-the run's `weighting` says. It takes log(softmax(o)), which is −∞ where the softmax underflows; here log_softmax. R_p
-reaches the code's cap of 5000 on CLIP features, and a class weight of 501 makes training diverge: the cap is 50 here.
-The code does not divide by the mean weight, which, often 2 to 4, then acts as a factor on the learning rate;
-weights with `normalise=False` and `cap=5000` are the code's. `ratio=climb` is the form of CLIMB's authors, from one
-gradient at wᵗ, R_p = |mean_j (C − 1) D_p[p, j] / Σ_{q≠p} D_q[p, j]|, without the j where that sum is 0.
+`ratio=climb` is the form of CLIMB's authors, from one gradient at wᵗ,
+    R_p = |mean_j (C − 1) D_p[p, j] / Σ_{q≠p} D_q[p, j]|, without the j where that sum is 0
+Left open / contradicted, by the released code:
+- It takes the first 63 training images of a class, which its clients train on too. Here the server's samples are no
+  client's, unless scenario.server_source=shared.
+- It averages clients without weights; here the run's `weighting` says.
+- It takes log(softmax(o)), which is −∞ where the softmax underflows; here log_softmax.
+- Its cap is 5000, which R_p reaches on CLIP features: a class weight of 501 makes training diverge. Here it is 50.
+- It does not divide by the mean weight, which, often 2 to 4, then acts as a factor on the learning rate.
+  `normalise=False` with `cap=5000` has the code's weights.
 Copies are trained as many epochs as the clients, by the run's optimiser. Left out: the monitor that estimates the
 composition of the clients' data, which the loss does not use.
 Cost: C trainings on one class's samples a round, on the server: 0.1 s of a core for convnet, 10 classes of 20 samples
@@ -103,7 +106,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
 
 
 class RatioLoss(fb.Method[RatioLossParams]):
-    """Weighs every class by how much a few samples of it change the output layer."""
+    """Weights every class in the loss by how much a few labelled samples at the server change the output layer."""
 
     name = "ratio-loss"
     citation = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"

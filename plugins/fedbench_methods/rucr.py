@@ -12,18 +12,18 @@ each client of the cohort trains its updated head on m such v of every class c, 
 n_k. The global model with this head is what is evaluated from then on; clients train from FedAvg's weights.
 
 Answers: survey, report, reported, broadcast, loss_terms, after_training, aggregate, evaluate. Stacks with
-methods that change the local loss only. With loss_weight=0 and rectify_rounds=0 it is FedAvg bit for bit.
-The published equations were not at hand: this follows the released code, which exists twice. The original scripts have
-a cosine head of scale 30, the cleaned code a plain linear one. Here the head is the model's own, linear one
-(`Model.head`), its fixed scale s included. Virtual features have at most unit length, as what a head on CLIP reads has;
-features of a CNN are longer, so its rectified head is trained at another length than it is used at, as in the cleaned
-code, whose `left` is the default. Both codes take means and z̃ in train mode, on batch statistics; here it is
-eval mode, since means under batch statistics depend on how samples are batched. It reports the best round on the test
-set, of 150. z̃ are drawn without replacement; where a client has fewer than m samples they start over (the code fails).
+methods that change the local loss only. With loss_weight=0 and rectify_rounds=0 it is FedAvg bit for bit. On frozen
+features the term moves nothing and is refused: set loss_weight=0. Fine-tuning is by the base loss alone.
 `rectify_rounds` counts from the end: in a run of `rectify_rounds` + 1 rounds or fewer, every round surveys everyone.
-Guards: a class nobody reports has P_c = 0, cosine 0 and no prior, and gets no virtual features.
-On frozen features the term moves nothing and is refused: set loss_weight=0 and have the rectification alone.
-Fine-tuning after the last round is by the base loss alone: no prototypes are sent for it.
+A class nobody reports has P_c = 0, cosine 0 and no prior, and gets no virtual features.
+The published equations were not at hand: this follows the released code, which exists twice.
+- The original scripts have a cosine head of scale 30, the cleaned code a plain linear one. Here the head is the model's
+  own (`Model.head`), its fixed scale s included.
+- Virtual features have at most unit length, as what a head on CLIP reads has. Features of a CNN are longer, so its
+  rectified head is used at another length, as in the cleaned code, whose `left` is the default.
+- Both codes take means and z̃ on batch statistics, which depend on how samples are batched. Here it is eval mode.
+- z̃ are drawn without replacement; with fewer than m samples they start over, where the code fails.
+- The code reports the best round on the test set, of 150.
 Cost: two forward passes of all clients' samples at most, one before a round and one to rectify; C d + C numbers up and
 down a round, in the last rounds also from all clients, with a model down to each. Privacy: exact class counts.
 """
@@ -39,8 +39,9 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.text.classifier import unit
-from fedbench.toolkit.fedavg import average, largest_logit, participant_shares, weighted_mean
-from fedbench.toolkit.heads import largest_logit_with_head, retrained
+from fedbench.toolkit.fedavg import average, participant_shares, weighted_mean
+from fedbench.toolkit.heads import largest_logit_with_kept_head, retrained
+from fedbench.toolkit.losses import mean_cross_entropy
 from fedbench.toolkit.prototypes import class_means, client_features, mean_over_holders, spread
 
 SENT_DOWN = ("prototypes", "prior", "directions")
@@ -107,7 +108,7 @@ def unification_loss(
     similarity = (unit(features) @ unit(prototypes).T) / temperature * owned
     is_label = labels[:, None] == torch.arange(len(prototypes), device=labels.device)
     scores = similarity + is_label * log_prior
-    return -torch.log_softmax(scores, dim=1).gather(1, labels[:, None]).mean()
+    return mean_cross_entropy(scores, labels)
 
 
 def scaled_log(prior: Tensor, weight: float) -> Tensor:
@@ -129,7 +130,7 @@ def virtual_features(
 
 
 class RUCR(fb.Method[RUCRParams]):
-    """Pulls features towards prototypes that the cohort shares, and rectifies the head in the last rounds."""
+    """Pulls features towards shared prototypes, and rectifies the classifier on mixed features in the last rounds."""
 
     name = "rucr"
     citation = "Huang et al., Representation Unification and Classifier Rectification, IEEE TIFS 2024"
@@ -196,10 +197,9 @@ class RUCR(fb.Method[RUCRParams]):
         """In the last rounds the updated head, trained on virtual features of every class."""
         if "directions" not in task.payload:
             return None
-        params, head = self.params, task.model.linear_head
+        params, head, directions = self.params, task.model.linear_head, task.payload["directions"]
         generator = task.generator("virtual-features")
         features = client_features(task, task.received, task.buffers)
-        directions = task.payload["directions"]
         [classes] = torch.nonzero(directions.any(dim=1), as_tuple=True)
         made = virtual_features(
             directions[classes], features, params.virtual_features, params.left, params.right, generator
@@ -233,7 +233,4 @@ class RUCR(fb.Method[RUCRParams]):
     @hookimpl
     def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """The largest logit with the rectified head, once there is one; a fine-tuned model keeps its own."""
-        kept = task.state.get(self.name, {})
-        if HEAD[0] not in kept or task.client is not None:
-            return largest_logit(task)
-        return largest_logit_with_head(task, kept["head.weight"], kept["head.bias"])
+        return largest_logit_with_kept_head(task, self.name)

@@ -7,7 +7,8 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.types import LabelledBatch, Model, Outputs
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench_methods.fedlc import FedLC, FedLcParams, calibrated, kept_in, left_out
+from fedbench.toolkit.losses import mean_cross_entropy
+from fedbench_methods.fedlc import FedLC, FedLcParams, calibrated, left_out
 
 LOGITS = torch.tensor([[1.0, 0.0]])
 # n = (16, 1), tau = 1: n^(-1/4) = (1/2, 1), a = (1/2, -1)
@@ -34,7 +35,7 @@ def test_calibration_is_of_the_clients_own_counts_and_rare_classes_lose_most():
 # log(1 + e^-1.5) = .201413, log(1 + e^1.5) = 1.701413
 @pytest.mark.parametrize(("label", "expected"), [(0, 0.201413), (1, 1.701413)])
 def test_with_the_positive_in_the_denominator_it_is_cross_entropy_of_the_calibrated_logits(label, expected):
-    assert kept_in(A, torch.tensor([label])).item() == pytest.approx(expected, abs=1e-6)
+    assert mean_cross_entropy(A, torch.tensor([label])).item() == pytest.approx(expected, abs=1e-6)
 
 
 # only the other class is left in the sum: -a_y + a_other
@@ -51,14 +52,14 @@ def test_as_printed_with_three_classes():
 
 def test_both_are_means_over_the_batch():
     both, labels = A.expand(2, 2), torch.tensor([0, 1])
-    assert kept_in(both, labels).item() == pytest.approx((0.201413 + 1.701413) / 2, abs=1e-6)
+    assert mean_cross_entropy(both, labels).item() == pytest.approx((0.201413 + 1.701413) / 2, abs=1e-6)
     assert left_out(both, labels).item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_printed_form_is_unbounded_below_and_the_default_is_not():
     far = torch.tensor([[1e4, 0.0]])
     assert left_out(far, torch.tensor([0])).item() == -1e4
-    assert kept_in(far, torch.tensor([0])).item() == 0.0
+    assert mean_cross_entropy(far, torch.tensor([0])).item() == 0.0
     assert FedLcParams().denominator == "include"
 
 
@@ -107,7 +108,7 @@ def test_as_printed_a_client_of_one_class_pulls_the_absent_ones_down(make_step):
     torch.testing.assert_close(logits.grad, torch.tensor([[-1.0, 0.5, 0.5]]))
 
 
-@pytest.mark.parametrize("loss", [kept_in, left_out])
+@pytest.mark.parametrize("loss", [mean_cross_entropy, left_out])
 def test_extreme_logits_stay_finite(loss):
     logits = torch.tensor([[900.0, -900.0, 0.0]], requires_grad=True)
     value = loss(calibrated(logits, torch.tensor([4, 0, 9]), 10.0), torch.tensor([1]))

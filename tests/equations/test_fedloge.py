@@ -15,6 +15,7 @@ from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import rounds, train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.toolkit.etf import kept_entries, simplex, simplex_loss, smallest_angles, sparse_simplex
 from fedbench_methods.fedloge import (
     BIAS,
     FIXED,
@@ -22,13 +23,8 @@ from fedbench_methods.fedloge import (
     WEIGHT,
     FedLoGe,
     FedLoGeParams,
-    kept_entries,
     personal_head,
     realigned,
-    simplex,
-    simplex_loss,
-    smallest_angles,
-    sparse_simplex,
 )
 
 LOCAL = frozenset({WEIGHT, BIAS})
@@ -48,7 +44,7 @@ def test_without_sparsity_and_steps_the_gram_matrix_is_that_of_a_simplex(classes
 
 
 def test_features_narrower_than_classes_minus_one_are_refused():
-    with pytest.raises(FedbenchError, match="width 3 or more for 4 classes"):
+    with pytest.raises(FedbenchError, match="4 vectors at equal angles, .*width 3 or more"):
         sparse_simplex(4, 2, 0.0, 1.0, 0, seeded())
     with pytest.raises(FedbenchError, match="this backbone has 2: choose a wider one"):
         tiny_run(tiny_spec("fedloge", backbone="resnet8?width=1&projector=2"))

@@ -24,6 +24,7 @@ from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, Eval
 from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, Tensors, Update
 from fedbench.models.heads import default_model
 from fedbench.toolkit.local_training import local_sgd
+from fedbench.toolkit.losses import mean_cross_entropy
 
 EVALUATION_BATCH = 500
 AVERAGED_AT_ONCE = 2**16
@@ -37,10 +38,7 @@ NEEDS_LABELS = (
 
 def cross_entropy(step: LocalStep) -> Tensor:
     """Mean cross-entropy of the batch. Raises FedbenchError where the scenario hides the labels."""
-    labels = step.labels[:, None]
-    # what torch's own gives, in operations that vmap takes as they are: a cohort's step of PromptFL is 3 % faster
-    chosen = torch.log_softmax(step.outputs.logits, dim=1).gather(1, labels)
-    return -chosen.mean()
+    return mean_cross_entropy(step.outputs.logits, step.labels)
 
 
 def weighted_mean(values: list[Tensor], shares: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ from fedbench.core.hooks import hookimpl
 from fedbench.core.hyper import hyper
 from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask
 from fedbench.core.types import Broadcast, Predictions, Tensors, Update
-from fedbench.toolkit.fedavg import EVALUATION_BATCH, average, largest_logit
-from fedbench.toolkit.heads import fresh_head, largest_logit_with_head, retrained
+from fedbench.toolkit.fedavg import EVALUATION_BATCH, average
+from fedbench.toolkit.heads import fresh_head, largest_logit_with_kept_head, retrained
 from fedbench.toolkit.siamese_augmentation import augmented
 
 GradientForm = Literal["official", "paper"]
@@ -237,16 +237,6 @@ class FederatedFeatures:
         task.state[self.name] = {"features": features, "head.weight": weight, "head.bias": bias}
         return weights
 
-    def evaluate(self, task: EvaluationTask) -> Predictions:
-        """The largest logit of the global model with the re-trained head in place of its own.
-
-        A client's fine-tuned model keeps its own head, which is what was tuned.
-        """
-        if task.client is not None:
-            return largest_logit(task)
-        state = task.state[self.name]
-        return largest_logit_with_head(task, state["head.weight"], state["head.bias"])
-
 
 class RetrainedHead:
     """For plugin classes to inherit: every hook but ``aggregate``, on what the plugin sets as ``federated``."""
@@ -271,4 +261,4 @@ class RetrainedHead:
     @hookimpl
     def evaluate(self, task: EvaluationTask) -> Predictions:
         """The largest logit with the re-trained head."""
-        return self.federated.evaluate(task)
+        return largest_logit_with_kept_head(task, self.federated.name)

@@ -57,9 +57,14 @@ def retrained(
     return head[:, :-1].contiguous(), head[:, -1] / scale
 
 
-def largest_logit_with_head(task: EvaluationTask, weight: Tensor, bias: Tensor) -> Predictions:
-    """The largest logit of the global model with the head ``weight`` (C, d) and ``bias`` (C,) in place of its own."""
-    if task.model.head is None:
-        raise ValueError("a model without linear head got one to evaluate with")
-    swapped = {task.model.head.weight: weight, task.model.head.bias: bias}
+def largest_logit_with_kept_head(task: EvaluationTask, method: str) -> Predictions:
+    """The largest logit with "head.weight" (C, d) and "head.bias" (C,) of the server state of ``method``.
+
+    The model's own head serves where the state has none yet, and for a client's fine-tuned model, whose head is tuned.
+    """
+    kept = task.state.get(method, {})
+    if "head.weight" not in kept or task.client is not None:
+        return largest_logit(task)
+    head = task.model.linear_head
+    swapped = {head.weight: kept["head.weight"], head.bias: kept["head.bias"]}
     return largest_logit(replace(task, weights={**task.weights, **swapped}))

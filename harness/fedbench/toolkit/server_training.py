@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from fedbench.core.errors import Unworkable
+from fedbench.core.hyper import hyper
 from fedbench.core.tasks import AggregationTask, ServerData
 from fedbench.core.types import GlobalModel, InputSource, Model, Tensors
 from fedbench.toolkit.fedavg import EVALUATION_BATCH
@@ -51,6 +52,21 @@ class Course:
         """Whether the weights after ``step``, from 1, go into the mean."""
         first = self.averaged_from
         return first is not None and step >= first and (step - first) % self.averaged_every == 0
+
+
+def steps_field(source: str) -> int:
+    """The hyper-parameter N: how many steps the server takes a round."""
+    return hyper(100, symbol="N", low=1, high=10_000, log=True, neutral=0, search=False, source=source)
+
+
+def rate_field(source: str) -> float:
+    """The hyper-parameter η_s, the server's learning rate."""
+    return hyper(1e-3, symbol="η_s", low=1e-5, high=0.1, log=True, search=(1e-4, 1e-2), needs="steps", source=source)
+
+
+def batch_field(source: str) -> int:
+    """The hyper-parameter b, the server's batch size."""
+    return hyper(128, symbol="b", low=2, high=4096, log=True, search=False, source=source)
 
 
 def granted(task: AggregationTask) -> ServerData:
