@@ -90,7 +90,7 @@ def class_aware_loss(images: Tensor, texts: Tensor, labels: Tensor, prior: Tenso
 
 
 class CAPT(fb.Method[CaptParams]):
-    """Two kinds of prompts, averaged inside two kinds of client clusters, at a pace that a bandit sets."""
+    """General and class-aware prompts, averaged inside clusters of clients."""
 
     name = "capt"
     citation = "Hou et al., CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning, 2025"

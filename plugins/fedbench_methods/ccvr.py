@@ -113,7 +113,7 @@ def virtual_features(
 
 
 class CCVR(fb.Method[CCVRParams]):
-    """Calibrates the classifier once at the end, on virtual features drawn from a Gaussian for each class."""
+    """Calibrates the classifier on virtual features, once at the end."""
 
     name = "ccvr"
     citation = "Luo et al., No Fear of Heterogeneity: Classifier Calibration, NeurIPS 2021"

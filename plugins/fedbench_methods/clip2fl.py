@@ -123,7 +123,7 @@ def text_contrast(features: Tensor, text: Tensor, tau: float) -> Tensor:
 
 
 class CLIP2FL(RetrainedHead, Method[CLIP2FLParams]):
-    """CReFF with CLIP as a teacher of the clients, and with CLIP's text as prototypes at the server."""
+    """CReFF plus distillation from CLIP and a prototype contrast on the server."""
 
     name = "clip2fl"
     citation = "Shi et al., CLIP-guided Federated Learning on Heterogeneous and Long-Tailed Data, AAAI 2024"

@@ -27,7 +27,7 @@ def pooled(federation: Federation) -> Federation:
 
 
 class ClipLinearCentralized(Method[NoParams]):
-    """Pools all clients into one."""
+    """Linear head on pooled CLIP features, an upper bound."""
 
     name = "clip-linear-centralized"
     citation = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"

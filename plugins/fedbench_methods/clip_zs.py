@@ -19,7 +19,7 @@ from fedbench.models.heads import clip_of, scaled_logits
 
 
 class ClipZeroShot(Method[NoParams]):
-    """Zero-shot CLIP as a model without weights."""
+    """Zero-shot CLIP, nothing trained or sent."""
 
     name = "clip-zs"
     citation = "Radford et al., Learning Transferable Visual Models, ICML 2021"

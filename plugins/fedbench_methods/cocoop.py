@@ -75,7 +75,7 @@ def in_chunks(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> 
 
 
 class CoCoOp(Method[CoCoOpParams]):
-    """A shared context, and a small network that moves it for every image, learned by FedAvg."""
+    """A context that a small network moves for every image."""
 
     name = "cocoop"
     citation = "Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022"

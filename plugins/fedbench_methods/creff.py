@@ -52,7 +52,7 @@ class CReFFParams(FeatureParams):
 
 
 class CReFF(RetrainedHead, Method[CReFFParams]):
-    """Re-trains the classifier at the server, on features learned by gradient matching."""
+    """Re-trains the classifier on federated features learned by gradient matching."""
 
     name = "creff"
     citation = "Shang et al., Classifier Re-Training with Federated Features, IJCAI 2022"

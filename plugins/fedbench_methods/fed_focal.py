@@ -53,7 +53,7 @@ def focal_loss(logits: Tensor, labels: Tensor, gamma: float, alpha: float) -> Te
 
 
 class FedFocal(Method[FedFocalParams]):
-    """Trains with the focal loss, in which samples that are already right count less."""
+    """FedAvg with the focal loss."""
 
     name = "fed-focal"
     citation = "Sarkar et al., Fed-Focal Loss for imbalanced data classification, arXiv 2011.06283, 2020"

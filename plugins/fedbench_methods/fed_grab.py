@@ -151,7 +151,7 @@ def tail_classes(shares: Tensor) -> Tensor:
 
 
 class FedGraB(fb.Method[FedGraBParams]):
-    """Balances the gradients of every class by a controller on each client, in one-versus-rest training."""
+    """Balances every class's gradients by a controller on each client."""
 
     name = "fed-grab"
     citation = "Xiao et al., Fed-GraB: Self-Adjusting Gradient Balancer, NeurIPS 2023"

@@ -73,7 +73,7 @@ def moved(received: Tensor, mean: Tensor, velocity: Tensor, beta: float, server_
 
 
 class FedAvgM(Method[FedAvgMParams]):
-    """Averages as FedAvg does, with momentum on the server."""
+    """Momentum on the server."""
 
     name = "fedavgm"
     citation = "Hsu, Qi, Brown, Effects of Non-Identical Data Distribution, arXiv 1909.06335, 2019"

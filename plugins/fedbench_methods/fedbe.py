@@ -154,7 +154,7 @@ def draw_models(task: fb.AggregationTask, params: FedBeParams) -> Iterator[fb.Te
 
 
 class FedBE(fb.Method[FedBeParams]):
-    """Distils an ensemble of sampled and real models into FedAvg's, on samples at the server."""
+    """Distils a Bayesian ensemble of clients on samples at the server, with averaged students."""
 
     name = "fedbe"
     citation = "Chen and Chao, FedBE: Bayesian Model Ensemble for Federated Learning, ICLR 2021"

@@ -55,7 +55,7 @@ def mean_layers(own: Mapping[int, fb.Tensors]) -> fb.Tensors:
 
 
 class FedBN(fb.Method[FedBnParams]):
-    """Keeps batch-norm with the clients."""
+    """Batch-norm layers stay with the clients."""
 
     name = "fedbn"
     citation = "Li et al., FedBN: FL on Non-IID Features via Local Batch Normalization, ICLR 2021"

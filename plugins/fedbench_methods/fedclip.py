@@ -119,7 +119,7 @@ class _Towers(nn.Module):
 
 
 class FedCLIP(fb.Method[FedClipParams]):
-    """The attention adapter and its in-batch contrastive loss."""
+    """An attention adapter on frozen CLIP features; on texts, both, with trained encoders."""
 
     name = "fedclip"
     citation = "Lu et al., FedCLIP, IEEE Data Eng. Bulletin 46(1), 2023"

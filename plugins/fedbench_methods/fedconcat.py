@@ -114,7 +114,7 @@ def cluster_model(state: fb.Tensors, cluster: int) -> fb.Tensors:
 
 
 class FedConcat(fb.Method[FedConcatParams]):
-    """Trains a model in each cluster of clients, then one head on the features of all of them."""
+    """Clusters clients, concatenates the clusters' encoders."""
 
     name = "fedconcat"
     citation = "Diao, Li, He, Exploiting Label Skews with Model Concatenation, AAAI 2024"

@@ -88,7 +88,7 @@ def student_gradient(logits: Tensor, targets: Tensor, temperature: float, t_squa
 
 
 class FedDF(Method[FedDfParams]):
-    """Distils the ensemble of the clients' models into their mean, on samples at the server."""
+    """Distils the ensemble of clients on samples at the server."""
 
     name = "feddf"
     citation = "Lin et al., Ensemble Distillation for Robust Model Fusion, NeurIPS 2020"

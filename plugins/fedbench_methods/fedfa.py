@@ -123,7 +123,7 @@ def variance_over_clients(running: Sequence[Tensor], sharing: str) -> Tensor:
 
 
 class FedFA(fb.Method[FedFAParams]):
-    """Augments statistics of feature maps by how much they differ within a batch and between clients."""
+    """Augments feature statistics by what clients share."""
 
     name = "fedfa"
     citation = "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023"

@@ -125,7 +125,7 @@ def prompt_templates(prompt: str, templates: Sequence[str]) -> tuple[str, ...]:
 
 
 class FedGLCL(fb.Method[FedGlclParams]):
-    """Image embeddings trained to meet fixed class text, without a classifier."""
+    """Class text instead of a classifier; any text encoder, also trained (FedGLCL-L)."""
 
     name = "fedglcl"
     citation = "Yan et al., Language-driven Representation Learning for Heterogeneous FL, ICLR 2025"

@@ -62,7 +62,7 @@ def left_out(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class FedLC(Method[FedLcParams]):
-    """Calibrates logits by the client's class counts, so that its rare classes need a larger margin."""
+    """Calibrates logits by the client's class counts."""
 
     name = "fedlc"
     citation = "Zhang et al., Label Distribution Skew via Logits Calibration, ICML 2022"

@@ -74,7 +74,7 @@ def personal_head(general: Tensor, local: Tensor, exponent: float) -> Tensor:
 
 
 class FedLoGe(fb.Method[FedLoGeParams]):
-    """A fixed equiangular classifier shapes the features, on which a global head and one of each client's own learn."""
+    """A fixed sparse equiangular classifier shapes features, generic and own heads."""
 
     name = "fedloge"
     citation = "Xiao et al., FedLoGe: Joint Local and Generic Federated Learning, ICLR 2024"

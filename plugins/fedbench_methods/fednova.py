@@ -72,7 +72,7 @@ def normalised_shares(shares: Tensor, weight: Tensor, tau_eff: Tensor) -> Tensor
 
 
 class FedNova(fb.Method[FedNovaParams]):
-    """Averages the clients' changes normalised by how many local steps each took."""
+    """Averages updates normalised by the clients' local steps."""
 
     name = "fednova"
     citation = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"

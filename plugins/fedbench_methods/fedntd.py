@@ -58,7 +58,7 @@ def not_true_distillation(logits: Tensor, received: Tensor, labels: Tensor, tau:
 
 
 class FedNTD(Method[FedNtdParams]):
-    """Distils what the received model thinks of the classes that are not true."""
+    """Distils the received model's view of the classes that are not true."""
 
     name = "fedntd"
     citation = "Lee et al., Preservation of the Global Knowledge by Not-True Distillation, NeurIPS 2022"

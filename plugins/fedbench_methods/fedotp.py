@@ -127,7 +127,7 @@ def transported(patches: Tensor, texts: Tensor, params: FedOtpParams, *, checked
 
 
 class FedOTP(fb.Method[FedOtpParams]):
-    """A shared and a private prompt, between which optimal transport divides an image's patches."""
+    """A global and a private prompt divide an image's patches by optimal transport."""
 
     name = "fedotp"
     citation = "Li et al., Global and Local Prompts Cooperation via Optimal Transport for FL, CVPR 2024"

@@ -106,7 +106,7 @@ def paper_loss(z: Tensor, labels: Tensor, sent: fb.Tensors, temperature: float) 
 
 
 class FedPCL(fb.Method[FedPclParams]):
-    """Clients train projectors of their own towards everyone's class prototypes."""
+    """Contrasts projected features with all clients' prototypes."""
 
     name = "fedpcl"
     citation = "Tan et al., FL from Pre-trained Models: A Contrastive Learning Approach, NeurIPS 2022"

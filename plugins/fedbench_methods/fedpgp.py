@@ -80,7 +80,7 @@ def placeholder_texts(tower: PromptTower) -> Tensor:
 
 
 class FedPGP(fb.Method[FedPgpParams]):
-    """A shared prompt with a private low-rank addition, kept apart by a contrast with CLIP's own texts."""
+    """A shared prompt with a private low-rank addition."""
 
     name = "fedpgp"
     citation = "Cui et al., Harmonizing Generalization and Personalization in FPL, ICML 2024"

@@ -86,7 +86,7 @@ def _seen_only(task: fb.ClientTask, seen: Tensor) -> fb.ClientTask:
 
 
 class FedProto(fb.Method[FedProtoParams]):
-    """Clients train whole models of their own, tied by the mean features of each class."""
+    """Shares class prototypes, models stay with the clients."""
 
     name = "fedproto"
     citation = "Tan et al., FedProto: Federated Prototype Learning, AAAI 2022"

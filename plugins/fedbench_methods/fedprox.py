@@ -42,7 +42,7 @@ def unsquared_term(weights: Tensors, received: Tensors, mu: float) -> Tensor:
 
 
 class FedProx(Method[FedProxParams]):
-    """Adds (μ/2)‖w − wᵗ‖² to every local loss, a pull back to the received weights."""
+    """Adds (μ/2)‖w − wᵗ‖² to every local loss."""
 
     name = "fedprox"
     citation = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"

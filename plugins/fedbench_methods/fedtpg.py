@@ -107,7 +107,7 @@ def layer_of(weights: Mapping[str, Tensor], layer: str) -> tuple[Tensor, Tensor]
 
 
 class FedTPG(fb.Method[FedTpgParams]):
-    """A generator from class names to their context, learned by FedAvg."""
+    """Generates the context from the class names."""
 
     name = "fedtpg"
     citation = "Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024"

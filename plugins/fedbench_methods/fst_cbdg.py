@@ -133,7 +133,7 @@ def text_sampling_loss(logits: Tensor, classes: Tensor, reduction: str) -> Tenso
 
 
 class FSTCBDG(fb.Method[FstCbdgParams]):
-    """Self-training of a linear head, with synthetic features around the class texts."""
+    """Learns without labels: self-training and synthetic text features."""
 
     name = "fst-cbdg"
     citation = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"

@@ -64,7 +64,7 @@ def squared_distance(texts: Tensor, teacher: Tensor) -> Tensor:
 
 
 class KgCoOp(Method[KgCoOpParams]):
-    """PromptFL with a pull of the learned texts towards hand-written ones."""
+    """PromptFL's context, held near hand-written texts."""
 
     name = "kgcoop"
     citation = "Yao et al., Prompt Tuning with Knowledge-guided Context Optimization, CVPR 2023"

@@ -66,7 +66,7 @@ def initial_words(clip: ClipBackbone, length: int) -> tuple[Tensor, str]:
 
 
 class MaPLe(Method[MapleParams]):
-    """Prompts in the first layers of both towers, those of the image tower coupled to those of the text tower."""
+    """Prompts in the first layers of both towers, those of images coupled to those of text."""
 
     name = "maple"
     citation = "Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023"

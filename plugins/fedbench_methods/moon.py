@@ -70,7 +70,7 @@ def _with_prefix(kept: Tensors, prefix: str) -> Tensors:
 
 
 class MOON(Method[MoonParams]):
-    """Adds the contrast of three models to every local step."""
+    """Contrasts the local, the global and the previous model's features."""
 
     name = "moon"
     citation = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"

@@ -46,7 +46,7 @@ class PromptFlParams:
 
 
 class PromptFL(Method[PromptFlParams]):
-    """A context shared by all classes (or one a class), learned by FedAvg."""
+    """A learnable context before the class names."""
 
     name = "promptfl"
     citation = "Guo et al., PromptFL: Let Federated Participants Cooperatively Learn Prompts, TMC 2024"

@@ -106,7 +106,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
 
 
 class RatioLoss(fb.Method[RatioLossParams]):
-    """Weights every class in the loss by how much a few labelled samples at the server change the output layer."""
+    """Class weights from labelled samples at the server."""
 
     name = "ratio-loss"
     citation = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"

@@ -130,7 +130,7 @@ def virtual_features(
 
 
 class RUCR(fb.Method[RUCRParams]):
-    """Pulls features towards shared prototypes, and rectifies the classifier on mixed features in the last rounds."""
+    """Unifies representations by prototypes, rectifies the classifier by mixed features."""
 
     name = "rucr"
     citation = "Huang et al., Representation Unification and Classifier Rectification, IEEE TIFS 2024"

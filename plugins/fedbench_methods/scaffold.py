@@ -92,7 +92,7 @@ def full_gradient(task: fb.ClientTask) -> fb.Tensors:
 
 
 class SCAFFOLD(fb.Method[ScaffoldParams]):
-    """Corrects client drift by control variates, of the server and of every client."""
+    """Corrects client drift by control variates."""
 
     name = "scaffold"
     citation = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"

@@ -53,7 +53,7 @@ def normalised_rows(weight: Tensor, tau: float) -> Tensor:
 
 
 class TauNorm(Method[TauNormParams]):
-    """FedAvg, evaluated with a classifier whose rows are brought nearer to one length."""
+    """FedAvg, evaluated with a normalised classifier."""
 
     name = "tau-norm"
     citation = "Kang et al., Decoupling Representation and Classifier, ICLR 2020"

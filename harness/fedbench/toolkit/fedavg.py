@@ -118,13 +118,14 @@ def predicted_classes(task: EvaluationTask, weights: Tensors, buffers: Tensors) 
 
 
 class FedAvg(Method[NoParams]):
-    """The reference answers. ``replaced`` names the hooks a method of the run owns: reaching one here is a bug."""
+    """Weighted averaging of local SGD; also the default answer to every hook."""
 
     name = "fedavg"
     citation = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
 
     def __init__(self, params: NoParams) -> None:
         super().__init__(params)
+        # the hooks that a method of the run owns: reaching one here is a bug
         self.replaced: Mapping[str, str] = {}
 
     def _refuse_if_replaced(self, hook: str) -> None:
