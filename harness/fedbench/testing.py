@@ -205,8 +205,7 @@ def check_resumes(names: list[str]) -> None:
         expected = {}
         for name in names:
             spec = tiny_spec(name)
-            run = tiny_run(spec)
-            half = final_state(run, until=TINY_ROUNDS // 2)
+            half = final_state(run := tiny_run(spec), until=TINY_ROUNDS // 2)
             save_state(half, Path(folder) / f"{name}.safetensors", spec.run_id)
             expected[name] = digest(final_state(run, half))
         command = [sys.executable, "-m", "fedbench.resume_check", folder, *names, "--", *map(str, PLUGIN_FILES.get())]

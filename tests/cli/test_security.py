@@ -34,8 +34,8 @@ from fedbench.cli.commands import ui as ui_command
 from fedbench.cli.console import cell, complain, console, say, table
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
-from fedbench.core.tensor_cache import kept
 from fedbench.datasets import load_dataset
+from fedbench.datasets.tensor_cache import kept
 from fedbench.leaderboard.results import load_results
 from fedbench.models.clip import loading as checkpoints
 from fedbench.models.clip.loading import load_clip, published_digest

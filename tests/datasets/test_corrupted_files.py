@@ -28,10 +28,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedbench.core import tensor_cache as kept
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import TensorImages
 from fedbench.datasets import load_dataset
+from fedbench.datasets import tensor_cache as kept
 from fedbench.models.clip.loading import load_clip
 from fedbench.models.feature_cache import encode
 from fedbench.models.names import parse_backbone

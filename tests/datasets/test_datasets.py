@@ -17,12 +17,12 @@ import pytest
 import torch
 from PIL import Image
 
-from fedbench.core import tensor_cache as kept
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, TensorImages
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
 from fedbench.datasets import SOURCES, cache, dataset_names, images, load_dataset
+from fedbench.datasets import tensor_cache as kept
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
 from fedbench.datasets.embedded import CLASSNAMES
 from fedbench.datasets.images import ImageFiles

@@ -17,9 +17,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedbench.core import tensor_cache as kept
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Subset, TensorImages
+from fedbench.datasets import tensor_cache as kept
 from fedbench.models.feature_cache import encode
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import TensorImages
 from fedbench.core.files import read_bytes, replacing
-from fedbench.core.tensor_cache import Content, kept
-from fedbench.core.tensor_cache import damaged as kept_damaged
 from fedbench.core.types import Tensors
+from fedbench.datasets.tensor_cache import Content, kept
+from fedbench.datasets.tensor_cache import damaged as kept_damaged
 
 _KIND = "data cache"
 _ABOUT = "data"

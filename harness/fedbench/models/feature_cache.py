@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import ImageSource, Subset
-from fedbench.core.tensor_cache import Content, damaged, kept
 from fedbench.core.types import FrozenEncoder
+from fedbench.datasets.tensor_cache import Content, damaged, kept
 
 _KIND = "feature cache"
 _KEPT = (torch.float32, torch.float16)
