@@ -18,7 +18,17 @@ from fedbench.leaderboard.rows.untrained import is_untrained
 from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import suite_names
 from fedbench.tracking.databases import shown
-from fedbench.tracking.store import EXPERIMENT, FAILURE, FINAL, HARNESS, local_artifacts, open_store, runs_of
+from fedbench.tracking.store import (
+    EXPERIMENT,
+    FAILURE,
+    FINAL,
+    HARNESS,
+    REQUESTS,
+    local_artifacts,
+    metric_values,
+    open_store,
+    runs_of,
+)
 from fedbench.tracking.tags import DEFAULTS
 
 # isort: split
@@ -43,8 +53,6 @@ GROUPS = tuple(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", 
 _OVERALL = "global_accuracy"
 _TRAFFIC = ("bytes_up_total", "bytes_down_total")
 _FEDERATION = "federation.json"
-_REQUESTS = 8
-"""Made at a time: a server far away answers one in the time it answers all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,12 +180,7 @@ def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd
     wanted = list(dict.fromkeys([_OVERALL, headline, *GROUPS]))
     wanted = [name for name in wanted if FINAL + name in results]
     run_ids = dict(zip(results["mlflow_id"], results["run_id"], strict=True))
-    pairs = [(run, name) for run in run_ids for name in (*wanted, *_TRAFFIC)]
-    points: list[tuple[str, int, str, float]] = []
-    if client is not None:
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            histories = pool.map(lambda one: client.get_metric_history(*one), pairs)
-            points = [(run, p.step, name, p.value) for (run, name), h in zip(pairs, histories, strict=True) for p in h]
+    points = [] if client is None else metric_values(client, list(run_ids), [*wanted, *_TRAFFIC])
     frame = pd.DataFrame(points, columns=["mlflow_id", "round", "metric", "value"])
     curves = frame.pivot_table(index=["mlflow_id", "round"], columns="metric", values="value", aggfunc="last")
     tracked = [name for name in wanted if name in curves]
@@ -198,7 +201,7 @@ def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any
     client = open_store(uri, create=False)
     if client is None:
         return {}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_REQUESTS) as pool:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(REQUESTS) as pool:
         runs = list(dict.fromkeys(results["mlflow_id"]))
         read = list(pool.map(lambda run: _federation(client, uri, run, Path(folder)), runs))
     return {run: federation for run, federation in zip(runs, read, strict=True) if federation is not None}

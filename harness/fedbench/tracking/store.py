@@ -7,7 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -57,6 +58,8 @@ _SQLITE = "sqlite:///"
 _SMALL_TABLES = ("experiments", "runs", "tags", "params", "latest_metrics")
 """MLflow's, without the metrics by round."""
 _PAGE = 1000
+REQUESTS = 8
+"""Made at a time: a server far away answers one in the time it answers all."""
 _TABLES_SECONDS = 120
 """For which another process may take to make the tables of a database."""
 
@@ -233,6 +236,23 @@ def ui_command(uri: str) -> list[str]:
 
 def _database(uri: str) -> Path | None:
     return Path(uri.removeprefix(_SQLITE)).absolute() if uri.startswith(_SQLITE) else None
+
+
+def metric_values(client: MlflowClient, runs: Sequence[str], names: Sequence[str]) -> list[tuple[str, int, str, float]]:
+    """All values that were logged of the metrics ``names``: MLflow id, step, metric, value.
+
+    One query per metric where the store is a database; else one request per run and metric, several at a time.
+    """
+    store = client._tracking_client.store
+    if isinstance(store, SqlAlchemyStore):
+        bulk: Any = store.get_metric_history_bulk
+        parts = [runs[start : start + _PAGE] for start in range(0, len(runs), _PAGE)]
+        points = ((n, p) for n in names for part in parts for p in bulk(part, n, sys.maxsize))
+        return [(point.run_id, point.step, name, point.value) for name, point in points]
+    pairs = [(run, name) for run in runs for name in names]
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        histories = pool.map(lambda one: client.get_metric_history(*one), pairs)
+        return [(run, p.step, name, p.value) for (run, name), h in zip(pairs, histories, strict=True) for p in h]
 
 
 def _create(database: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 ALPHA = 0.05
 """Level of a two-sided test, after correction."""
@@ -58,6 +57,8 @@ def paired(ours: Sequence[float], theirs: Sequence[float], test: Test = Test.t) 
     if np.ptp(differences) == 0:
         return Outcome(float("nan"), EQUAL)
     if test is Test.t:
+        from scipy import stats  # takes a second, and most tables have too few seeds for a test
+
         return Outcome(float(stats.ttest_rel(ours, theirs).pvalue))
     return _wilcoxon(differences[differences != 0])
 
@@ -85,6 +86,8 @@ def _wilcoxon(differences: NDArray[np.float64]) -> Outcome:
     count = len(differences)
     if count < Test.wilcoxon.needed:
         return Outcome(float("nan"), f"needs {Test.wilcoxon.needed} seeds that differ, has {count}")
+    from scipy import stats
+
     if len(np.unique(np.abs(differences))) == count:
         return Outcome(float(stats.wilcoxon(differences, method="exact").pvalue))
     if count > _MOST_WITH_TIES:
