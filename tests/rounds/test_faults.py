@@ -175,10 +175,10 @@ def test_a_round_from_which_nothing_comes_leaves_model_and_server_as_they_were(s
     assert first == second and third != second
     assert plugin.aggregated == [[0, 3]] * 2 * exchanges
     assert record.cohort == () and "train_loss" not in record.metrics and record.metrics["global_accuracy"] >= 0
-    assert record.bytes_down == exchanges * len(empty.asked) * run.info.round_bytes
+    assert record.bytes_down == exchanges * len(empty.chosen) * run.info.round_bytes
     arrived = exchanges * len(empty.corrupt)
     assert record.bytes_up == arrived * (run.info.round_bytes + 12)
-    assert record.faults == counts(len(empty.asked) - len(empty.training), len(empty.late), 0, arrived)
+    assert record.faults == counts(len(empty.chosen) - len(empty.training), len(empty.late), 0, arrived)
     assert bool(record.executor) == bool(empty.training)
     assert last.cohort == (0, 3) and last.faults == counts(0, 0, 0, 0)
 

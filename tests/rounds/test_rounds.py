@@ -196,7 +196,8 @@ def test_received_weights_are_never_changed_in_place():
 def test_hidden_labels_leave_no_label_in_the_batch():
     assert not hasattr(UnlabelledBatch(torch.zeros(1), torch.zeros(1)), "labels")
     with pytest.raises(FedbenchError, match="needs labels, which this scenario hides"):
-        task = SimpleNamespace(spec=RunSpec(method="fedavg"))
+        model = SimpleNamespace(forward=lambda *given: SimpleNamespace(logits=torch.zeros(1, 2)))
+        task = SimpleNamespace(spec=RunSpec(method="fedavg"), model=model)
         cross_entropy(LocalStep({}, {}, UnlabelledBatch(torch.zeros(1), torch.zeros(1)), task, 0))
 
 
