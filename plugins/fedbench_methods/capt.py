@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ from torch.nn.functional import cross_entropy, one_hot
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import clip_of, scaled_logits
-from fedbench.models.prompts.context import INITS, Init, initial_context
+from fedbench.models.prompts.context import Init, initial_context
 from fedbench.models.prompts.image_tokens import require_vision_transformer
 from fedbench.models.prompts.prompted_clip import PromptedClip, coupling, prompted_clip
 from fedbench.toolkit import clustering as grouping
@@ -59,21 +60,21 @@ class CaptParams:
 
     context_length: int = hyper(4, symbol="M", low=1, high=32, search=(1, 8), when=GENERAL, source="appendix B")
     class_length: int = hyper(4, symbol="m", low=1, high=32, search=(1, 8), when=OF_CLASS, source="reconst.: as M")
-    init: Init = hyper("random", symbol="P⁰", choices=INITS, source="section 3.1 names both")
+    init: Init = hyper("random", symbol="P⁰", source="section 3.1 names both")
     balance: float = hyper(1.0, symbol="λ", low=0.01, high=10.0, log=True, off=0.0, source="Eq. 4; section 4.1: 1")
-    loss_on: str = hyper("integrated", symbol="t in L_c", choices=("parts", "integrated"), source="reconstruction")
+    loss_on: Literal["parts", "integrated"] = hyper("integrated", symbol="t in L_c", source="reconstruction")
     prompts: str = hyper("both", symbol="P_g, P_c", choices=tuple(BLOCKS), source="Table 4")
-    vl_align: bool = hyper(True, symbol="F", choices=(True, False), source="Eq. 3, as MaPLe; Table 5")
-    clustering: bool = hyper(True, symbol="clusters", choices=(True, False), source="section 3.3; Table 4")
+    vl_align: bool = hyper(True, symbol="F", source="Eq. 3, as MaPLe; Table 5")
+    clustering: bool = hyper(True, symbol="clusters", source="section 3.3; Table 4")
     similar_clusters: int = hyper(3, symbol="k_s", low=1, high=20, search=(1, 6), when=GROUPED, source="section 4.1: 3")
     complementary_clusters: int = hyper(
         3, symbol="k_h", low=1, high=20, search=(1, 6), when=GROUPED, source="Fig. 6: 4"
     )
-    similarity: grouping.Similarity = hyper("js", symbol="S", choices=grouping.SIMILARITIES, source="Eq. 5; Table 8")
-    algorithm: grouping.Algorithm = hyper("kmeans", symbol="clusterer", choices=grouping.ALGORITHMS, source="Table 9")
-    het_cluster: str = hyper("balanced", symbol="C_ij", choices=("balanced", "literal"), source="Eq. 6, see above")
-    class_weighting: str = hyper("samples", symbol="n_i", choices=("samples", "class_counts"), source="n_i,k for P_c,k")
-    scheduler: str = hyper("bandit", symbol="MAB", choices=("bandit", "fixed"), source="Table 5; fixed: arm (1, 1)")
+    similarity: grouping.Similarity = hyper("js", symbol="S", source="Eq. 5; Table 8")
+    algorithm: grouping.Algorithm = hyper("kmeans", symbol="clusterer", source="Table 9")
+    het_cluster: Literal["balanced", "literal"] = hyper("balanced", symbol="C_ij", source="Eq. 6, see above")
+    class_weighting: Literal["samples", "class_counts"] = hyper("samples", symbol="n_i", source="n_i,k for P_c,k")
+    scheduler: Literal["bandit", "fixed"] = hyper("bandit", symbol="MAB", source="Table 5; fixed: arm (1, 1)")
     epsilon: float = hyper(0.1, symbol="ε", low=0.0, high=1.0, search=False, source="Eq. 8; value: reconstruction")
     bonus: float = hyper(0.5, symbol="c", low=0.0, high=2.0, search=False, source="Eq. 8; value: reconstruction")
     cost: float = hyper(0.01, symbol="κ", low=0.0, high=1.0, search=False, source="reconstruction")

@@ -70,7 +70,7 @@ class CCVRParams:
     )
     batch_size: int = hyper(256, symbol="b_c", low=1, high=10000, search=False, source="RUCR's script; another 64")
     head_start: Literal["warm", "fresh"] = hyper(
-        "warm", symbol="φ̂", choices=("warm", "fresh"), source="not given; warm, from the global head, in all code"
+        "warm", symbol="φ̂", source="not given; warm, from the global head, in all code"
     )
     shrinkage: float = hyper(
         0.0, symbol="ρ", low=1e-3, high=1.0, log=True, off=0.0, needs="epochs", source="not in the paper; 0: S_c"

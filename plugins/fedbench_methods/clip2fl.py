@@ -42,7 +42,6 @@ TEACHER_SCALE = 100.0
 """Of the cosines in the teacher's logits: fixed in the released code, whatever scale the teacher learned."""
 PAPER_PROMPT = "This is a {}"
 Form = Literal["variant", "paper", "official"]
-FORMS: tuple[Form, ...] = ("variant", "paper", "official")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,19 +72,18 @@ class CLIP2FLParams(FeatureParams):
     )
     tau: float = hyper(0.1, symbol="τ", low=0.05, high=1.0, needs="eta", source="released code; not in the paper")
     variant: Literal["paper", "official"] = hyper(
-        "paper", symbol="variant", choices=("paper", "official"), source="paper, or released code where they disagree"
+        "paper", symbol="variant", source="paper, or released code where they disagree"
     )
-    contrast_form: Form = hyper("variant", symbol="L_pcl", choices=FORMS, source="Eq. 7, or released code")
-    gradient_form: Form = hyper("variant", symbol="D", choices=FORMS, source="Eq. 6, or released code")
+    contrast_form: Form = hyper("variant", symbol="L_pcl", source="Eq. 7, or released code")
+    gradient_form: Form = hyper("variant", symbol="D", source="Eq. 6, or released code")
     head_start: Literal["variant", "fresh", "warm", "global"] = hyper(
         "variant",
         symbol="φ̂",
-        choices=("variant", "fresh", "warm", "global"),
         neutral="global",
         source="warm: Eq. 10; fresh: released code; global: from the FedAvg head",
     )
     prompt: Literal["variant", "paper", "templates"] = hyper(
-        "variant", symbol="prompt", choices=("variant", "paper", "templates"), source=f"{PAPER_PROMPT}, or the run's"
+        "variant", symbol="prompt", source=f"{PAPER_PROMPT}, or the run's"
     )
 
 

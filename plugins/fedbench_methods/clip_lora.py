@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -50,12 +50,12 @@ class ClipLoraParams:
 
     rank: int = hyper(2, symbol="r", low=1, high=64, search=(1, 16), source="paper and released code")
     alpha: float = hyper(1.0, symbol="α", low=0.1, high=64.0, log=True, search=False, source="released code")
-    scaling: str = hyper("root", symbol="γ", choices=("root", "linear"), source="released code: α/√r; linear: α/r")
+    scaling: Literal["root", "linear"] = hyper("root", symbol="γ", source="released code: α/√r; linear: α/r")
     dropout: float = hyper(0.25, symbol="p", low=0.05, high=0.9, off=0.0, search=(0.05, 0.3), source="released code")
-    projections: str = hyper("qkv", symbol="W", choices=("q", "v", "qv", "qkv", "qkvo"), source="released code")
-    encoders: str = hyper("both", symbol="f, g", choices=("both", "image", "text"), source="released code")
-    lora_agg: str = hyper(
-        "factors", symbol="mean", choices=("factors", "freeze_A", "product_svd"), source="not stated by CAPT"
+    projections: Literal["q", "v", "qv", "qkv", "qkvo"] = hyper("qkv", symbol="W", source="released code")
+    encoders: Literal["both", "image", "text"] = hyper("both", symbol="f, g", source="released code")
+    lora_agg: Literal["factors", "freeze_A", "product_svd"] = hyper(
+        "factors", symbol="mean", source="not stated by CAPT"
     )
 
 

@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedbench.api import FedbenchError, Method, Model, ModelSetup, Outputs, hookimpl, hyper, torch_generator
 from fedbench.models.heads import clip_of, linear_layer
-from fedbench.models.prompts.context import INITS, Init, initial_context, prompt_tower
+from fedbench.models.prompts.context import Init, initial_context, prompt_tower
 
 SEQUENCES = 1024
 """Texts encoded at once, though never less than one image's: of each, ViT-B/16 keeps 1.4 MB for the gradient."""
@@ -43,7 +43,7 @@ class CoCoOpParams:
     reduction: int = hyper(
         16, symbol="r", low=1, high=64, search=False, source="released code: the meta-net is d / 16 wide inside"
     )
-    init: Init = hyper("words", symbol="v⁰", choices=INITS, source='released scripts: "a photo of a"')
+    init: Init = hyper("words", symbol="v⁰", source='released scripts: "a photo of a"')
     context_length: int = hyper(
         4, symbol="M", low=1, high=32, search=(1, 16), when={"init": ("random",)}, source="released scripts; words: 4"
     )

@@ -39,13 +39,11 @@ class CReFFParams(FeatureParams):
     gradient_form: GradientForm = hyper(
         "official",
         symbol="D",
-        choices=("official", "paper"),
         source="official: rows summed, the bias one more (released code); paper: mean over rows, no bias (Eq. 6)",
     )
     head_start: HeadStart = hyper(
         "fresh",
         symbol="φ̂",
-        choices=("fresh", "warm", "global"),
         neutral="global",
         source="fresh: released code; warm: Eq. 10, from the last one; global: from the FedAvg head",
     )

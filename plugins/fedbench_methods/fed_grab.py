@@ -63,13 +63,13 @@ class FedGraBParams:
         source="released code, where it has no effect",
     )
     controlled: Literal["tail", "all"] = hyper(
-        "tail", symbol="DPA", choices=("tail", "all"), source="the paper's abstract; all: released main script"
+        "tail", symbol="DPA", source="the paper's abstract; all: released main script"
     )
     gate: float = hyper(
         0.0, symbol="gate", low=0.01, high=1.0, off=0.0, search=False, source="released code 0.1; not described"
     )
     reset: Literal["never", "round"] = hyper(
-        "never", symbol="D = u = 0", choices=("never", "round"), source="released code; round is against wind-up"
+        "never", symbol="D = u = 0", source="released code; round is against wind-up"
     )
 
 

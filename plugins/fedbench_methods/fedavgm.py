@@ -50,7 +50,6 @@ class FedAvgMParams:
     form: Form = hyper(
         "accumulating",
         symbol="form",
-        choices=("accumulating", "ema", "nesterov"),
         needs="beta",
         source="accumulating: paper; ema: the MOON authors' code; nesterov: torch's SGD, in FL-bench",
     )

@@ -58,10 +58,7 @@ class FedBeParams:
 
     samples: int = hyper(10, symbol="M", low=0, high=100, search=(5, 20), source="paper and released code")
     teacher_mix: TeacherMix = hyper(
-        "gaussian",
-        symbol="p(w|D)",
-        choices=("gaussian", "gaussian_paper", "dirichlet"),
-        source="gaussian: released code; gaussian_paper, dirichlet: paper",
+        "gaussian", symbol="p(w|D)", source="gaussian: released code; gaussian_paper, dirichlet: paper"
     )
     var_scale: float = hyper(
         0.1,
@@ -83,8 +80,8 @@ class FedBeParams:
         when={"teacher_mix": ("dirichlet",)},
         source="released code; every client's",
     )
-    use_mean: bool = hyper(True, symbol="w̄", choices=(True, False), source="whether w̄ teaches; paper: yes")
-    use_clients: bool = hyper(True, symbol="w_k", choices=(True, False), source="whether the w_k teach; use_client")
+    use_mean: bool = hyper(True, symbol="w̄", source="whether w̄ teaches; paper: yes")
+    use_clients: bool = hyper(True, symbol="w_k", source="whether the w_k teach; use_client")
     sharpening: float = hyper(0.5, symbol="T", low=0.25, high=1.0, needs="steps", source="released code: squares")
     steps: int = steps_field("released code 20 epochs, 1560 steps")
     lr: float = rate_field("released code")
@@ -92,7 +89,7 @@ class FedBeParams:
     weight_decay: float = hyper(1e-5, symbol="λ_s", low=0.0, high=0.1, search=False, source="released code")
     batch_size: int = batch_field("released code")
     reduction: Literal["batch", "mean"] = hyper(
-        "batch", symbol="L", choices=("batch", "mean"), source="batch: a divergence; mean: by C as well, released code"
+        "batch", symbol="L", source="batch: a divergence; mean: by C as well, released code"
     )
     swa_start: float = hyper(
         0.32, symbol="SWA", low=0.0, high=1.0, search=False, source="part of the steps; released 500 of 1560; 1: off"

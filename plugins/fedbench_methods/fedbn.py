@@ -38,9 +38,7 @@ from fedbench.toolkit.fedavg import largest_logit, mean_model, predicted_classes
 class FedBnParams:
     """Hyper-parameters of FedBN."""
 
-    weighting: Literal["uniform", "samples"] = hyper(
-        "uniform", symbol="1/m", choices=("uniform", "samples"), source="released code; samples as FedAvg"
-    )
+    weighting: Literal["uniform", "samples"] = hyper("uniform", symbol="1/m", source="released code; samples as FedAvg")
 
 
 def mean_layers(own: Mapping[int, fb.Tensors]) -> fb.Tensors:

@@ -59,10 +59,10 @@ class FedClipParams:
         source="released code: h = d; CAPT's re-implementation uses 128; 0 means d",
     )
     adapters: Literal["image", "text", "both", "none"] = hyper(
-        "image", symbol="g", choices=("image", "text", "both", "none"), source="section 3.3; others: Figure 3(a)"
+        "image", symbol="g", source="section 3.3; others: Figure 3(a)"
     )
     encoders: Literal["frozen", "trained"] = hyper(
-        "frozen", symbol="f^I, f^T", choices=("frozen", "trained"), source="section 3.3; trained: Figure 3(b)"
+        "frozen", symbol="f^I, f^T", source="section 3.3; trained: Figure 3(b)"
     )
 
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -62,11 +63,8 @@ class FedConcatParams:
     stage1: float = hyper(
         0.5, symbol="R₁/R", low=0.0, high=1.0, search=(0.1, 0.9), source="ours; the script: 50 of 1,050 rounds"
     )
-    head_start: str = hyper(
-        "warm",
-        symbol="W⁰",
-        choices=("warm", "fresh"),
-        source="warm: released code on CIFAR-100 and Tiny-ImageNet; fresh: on the others",
+    head_start: Literal["warm", "fresh"] = hyper(
+        "warm", symbol="W⁰", source="warm: released code on CIFAR-100 and Tiny-ImageNet; fresh: on the others"
     )
 
 

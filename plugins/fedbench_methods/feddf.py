@@ -56,22 +56,16 @@ class FedDfParams:
 
     steps: int = steps_field("released code 10 000, stopped early on labelled data")
     scheme: Scheme = hyper(
-        "avg_logits",
-        symbol="q",
-        choices=("avg_logits", "avg_probs", "avg_losses"),
-        source="Eq. 3 and released README: avg_logits; its code falls back to avg_losses",
+        "avg_logits", symbol="q", source="Eq. 3 and released README: avg_logits; its code falls back to avg_losses"
     )
     temperature: float = hyper(1.0, symbol="T", low=1.0, high=4.0, needs="steps", source="released code 1")
-    t_squared: bool = hyper(
-        True, symbol="T²", choices=(True, False), source="Hinton et al. 2015; released code: without, at T = 1 the same"
-    )
+    t_squared: bool = hyper(True, symbol="T²", source="Hinton et al. 2015; released code: without, at T = 1 the same")
     lr: float = rate_field("released code")
     batch_size: int = batch_field("released code 128, in its README 64")
     clip: float = hyper(5.0, symbol="‖g‖", low=0.1, high=100.0, log=True, search=False, source="released code")
     student_start: Literal["uniform", "fedavg"] = hyper(
         "uniform",
         symbol="x_{t,0}",
-        choices=("uniform", "fedavg"),
         neutral="fedavg",
         source="uniform: released code; fedavg: Algorithm 1, weighted by n_k",
     )

@@ -52,13 +52,10 @@ class FedFAParams:
         0.99, symbol="α", low=0.0, high=0.999, search=False, needs="probability", source="paper and released code"
     )
     sharing: Literal["per_channel", "as_released"] = hyper(
-        "per_channel",
-        symbol="S",
-        choices=("per_channel", "as_released"),
-        source="paper; as_released is one variance over clients and channels, G = 1",
+        "per_channel", symbol="S", source="paper; as_released is one variance over clients and channels, G = 1"
     )
     weighting: Literal["uniform", "samples"] = hyper(
-        "uniform", symbol="1/M", choices=("uniform", "samples"), source="paper and released code; samples as FedAvg"
+        "uniform", symbol="1/M", source="paper and released code; samples as FedAvg"
     )
 
 

@@ -57,17 +57,15 @@ class FedGlclParams:
 
     tau: float = hyper(0.07, symbol="τ", low=0.01, high=1.0, log=True, source="section 5.1; smaller is better")
     denominator: Literal["include", "exclude"] = hyper(
-        "include", symbol="j≠y", choices=("include", "exclude"), source="released code; exclude is Eq. 7 as printed"
+        "include", symbol="j≠y", source="released code; exclude is Eq. 7 as printed"
     )
     projector: Literal["linear", "mlp"] = hyper(
-        "linear", symbol="H", choices=("linear", "mlp"), source="released code (AlexNet); mlp is Table 8 (ResNet-50)"
+        "linear", symbol="H", source="released code (AlexNet); mlp is Table 8 (ResNet-50)"
     )
     projector_norm: Literal["l2", "bn"] = hyper(
-        "l2", symbol="Normalize", choices=("l2", "bn"), source="Table 8 says Normalize; bn in the released code"
+        "l2", symbol="Normalize", source="Table 8 says Normalize; bn in the released code"
     )
-    final_relu: bool = hyper(
-        False, symbol="ReLU", choices=(False, True), source="not the paper's: Table 8 and the code end in a ReLU"
-    )
+    final_relu: bool = hyper(False, symbol="ReLU", source="not the paper's: Table 8 and the code end in a ReLU")
     dim: int = hyper(
         640,
         symbol="V",
@@ -76,13 +74,11 @@ class FedGlclParams:
         search=False,
         source="section 5.1; for drawn text vectors, an encoder has its own width",
     )
-    prompt: Literal["template", "bare", "ensemble"] = hyper(
-        "template", symbol="prompt", choices=("template", "bare", "ensemble"), source="section 3.2; Table 9"
-    )
+    prompt: Literal["template", "bare", "ensemble"] = hyper("template", symbol="prompt", source="section 3.2; Table 9")
     proxy: Literal["none", "imagenet"] = hyper(
-        "none", symbol="proxy", choices=("none", "imagenet"), source="Table 10: names of other classes in their place"
+        "none", symbol="proxy", source="Table 10: names of other classes in their place"
     )
-    trainable_text: bool = hyper(False, symbol="FedGLCL-L", choices=(False, True), source="section 5.5, FedGLCL-L")
+    trainable_text: bool = hyper(False, symbol="FedGLCL-L", source="section 5.5, FedGLCL-L")
     text_lr_factor: float = hyper(
         0.1,
         symbol="η_T/η",

@@ -45,7 +45,7 @@ class FedLcParams:
         source="FL-bench; 0 with y in the sum is FedAvg",
     )
     denominator: Literal["include", "exclude"] = hyper(
-        "include", symbol="c ≠ y", choices=("include", "exclude"), source="FL-bench; exclude is the paper's formula"
+        "include", symbol="c ≠ y", source="FL-bench; exclude is the paper's formula"
     )
 
 

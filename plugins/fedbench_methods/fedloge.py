@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -52,12 +53,9 @@ class FedLoGeParams:
     sparsity: float = hyper(0.6, symbol="β", low=0.0, high=0.9, source="released code")
     norm: float = hyper(0.1, symbol="τ", low=0.05, high=1.0, log=True, source="released code")
     steps: int = hyper(2000, symbol="T_E", low=0, high=100_000, search=False, source="released code: 10,000")
-    etf_bias: str = hyper("zero", symbol="b_E", choices=("zero", "random"), source="random: released code")
-    generic: str = hyper(
-        "realigned",
-        symbol="GLA-FR",
-        choices=("realigned", "fixed"),
-        source="realigned: paper; fixed: E, what the released training script reports",
+    etf_bias: Literal["zero", "random"] = hyper("zero", symbol="b_E", source="random: released code")
+    generic: Literal["realigned", "fixed"] = hyper(
+        "realigned", symbol="GLA-FR", source="realigned: paper; fixed: E, what the released training script reports"
     )
     realigned_norm: float = hyper(1.7, symbol="ρ", low=0.1, high=10.0, log=True, source="released code")
     exponent: float = hyper(1.0, symbol="γ", low=0.0, high=1.5, source="released code: 1")

@@ -51,7 +51,6 @@ class FedNovaParams:
     tau_eff: Literal["weights", "steps"] = hyper(
         "weights",
         symbol="τ_eff",
-        choices=("weights", "steps"),
         needs="mu",
         source="weights: Σ p_k a_k; steps: Σ p_k τ_k, the released code where μ > 0",
     )

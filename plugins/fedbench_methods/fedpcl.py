@@ -55,7 +55,7 @@ class FedPclParams:
     temperature: float = hyper(0.07, symbol="τ", low=0.03, high=0.5, log=True, source="released code")
     dim: int = hyper(256, symbol="d", low=2, high=4096, search=False, source="released code")
     loss: Literal["released", "paper"] = hyper(
-        "released", symbol="L", choices=("released", "paper"), source="released: Σ L_k of its code; paper: L_g + L_p"
+        "released", symbol="L", source="released: Σ L_k of its code; paper: L_g + L_p"
     )
 
 

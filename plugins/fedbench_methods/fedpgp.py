@@ -55,7 +55,7 @@ class FedPgpParams:
     )
     tau: float = hyper(0.5, symbol="τ", low=0.05, high=1.0, log=True, needs="mu", source="released code")
     anchor: Literal["template", "placeholder"] = hyper(
-        "template", symbol="z⁰", choices=("template", "placeholder"), source="run's templates; placeholder: the code"
+        "template", symbol="z⁰", source="run's templates; placeholder: the code"
     )
 
 

@@ -48,24 +48,20 @@ class FedProtoParams:
         1.0, symbol="λ", low=0.01, high=10.0, log=True, neutral=0.0, source="released code: 1, on CIFAR-10 0.1"
     )
     mean: Literal["clients", "samples"] = hyper(
-        "clients", symbol="P_j", choices=("clients", "samples"), source="clients: released code; samples: n_kj / N_j"
+        "clients", symbol="P_j", source="clients: released code; samples: n_kj / N_j"
     )
     prototypes: Literal["recomputed", "running"] = hyper(
         "recomputed",
         symbol="C_j^k",
-        choices=("recomputed", "running"),
         source="recomputed: its definition, after training; running: released code, during the last epoch",
     )
     evaluation: Literal["prototype", "classifier"] = hyper(
         "prototype",
         symbol="ŷ",
-        choices=("prototype", "classifier"),
         when={"aggregate_weights": (False,)},
         source="both in the released code, of the client's own model",
     )
-    aggregate_weights: bool = hyper(
-        False, symbol="w", choices=(False, True), neutral=True, source="True: comparisons in the FedGLCL paper"
-    )
+    aggregate_weights: bool = hyper(False, symbol="w", neutral=True, source="True: comparisons in the FedGLCL paper")
 
 
 def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:

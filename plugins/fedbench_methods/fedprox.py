@@ -29,7 +29,7 @@ class FedProxParams:
         0.01, symbol="μ", low=1e-4, high=1.0, log=True, neutral=0.0, source="Eq. 2; the paper tries 0.001 to 1"
     )
     form: Literal["squared", "sqrt"] = hyper(
-        "squared", symbol="form", choices=("squared", "sqrt"), source="Eq. 2; sqrt as in the FedCLIP authors' baseline"
+        "squared", symbol="form", source="Eq. 2; sqrt as in the FedCLIP authors' baseline"
     )
 
 

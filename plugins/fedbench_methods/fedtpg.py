@@ -52,7 +52,7 @@ class FedTpgParams:
 
     context_length: int = hyper(4, symbol="M", low=1, high=32, search=(2, 8), source="released code: 4")
     context: Literal["all", "present"] = hyper(
-        "all", symbol="T", choices=("all", "present"), source="names read in training; present: the paper's clients"
+        "all", symbol="T", source="names read in training; present: the paper's clients"
     )
 
 

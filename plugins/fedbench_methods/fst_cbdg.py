@@ -64,24 +64,20 @@ class FstCbdgParams:
         needs="text_weight",
         source="Eq. 5; the paper gives no value",
     )
-    reduction: Literal["sum", "mean"] = hyper("sum", symbol="Σ", choices=("sum", "mean"), source="Eq. 6 is a sum")
+    reduction: Literal["sum", "mean"] = hyper("sum", symbol="Σ", source="Eq. 6 is a sum")
     scale: float = hyper(1.0, symbol="s", low=1.0, high=100.0, log=True, source="Eqs. 1 and 2 have none; CLIP's is 100")
-    unit_features: bool = hyper(
-        True, symbol="|I| = |T| = 1", choices=(True, False), source="not given; fits the entropies of Fig. 2"
-    )
-    self_training: bool = hyper(True, symbol="L_iST", choices=(True, False), source="Eq. 8; false: only L_tSamp")
-    sampling: Literal["balanced", "equal"] = hyper(
-        "balanced", symbol="n_k", choices=("balanced", "equal"), source="Eq. 7; equal as in Table 4"
-    )
-    detach: bool = hyper(True, symbol="∂q = 0", choices=(True, False), source="not given; q is a target")
+    unit_features: bool = hyper(True, symbol="|I| = |T| = 1", source="not given; fits the entropies of Fig. 2")
+    self_training: bool = hyper(True, symbol="L_iST", source="Eq. 8; false: only L_tSamp")
+    sampling: Literal["balanced", "equal"] = hyper("balanced", symbol="n_k", source="Eq. 7; equal as in Table 4")
+    detach: bool = hyper(True, symbol="∂q = 0", source="not given; q is a target")
     q_update: Literal["batch", "all"] = hyper(
-        "batch", symbol="j in Eq. 4", choices=("batch", "all"), source="Alg. 1: each iteration; of which images is open"
+        "batch", symbol="j in Eq. 4", source="Alg. 1: each iteration; of which images is open"
     )
     restart: Literal["keep", "received"] = hyper(
-        "keep", symbol="q⁰", choices=("keep", "received"), source="Eq. 2 once; received: anew by each round's model"
+        "keep", symbol="q⁰", source="Eq. 2 once; received: anew by each round's model"
     )
     weighting: Literal["uniform", "samples"] = hyper(
-        "uniform", symbol="E_c", choices=("uniform", "samples"), source="Alg. 1; section 3.1 also calls it FedAvg's"
+        "uniform", symbol="E_c", source="Alg. 1; section 3.1 also calls it FedAvg's"
     )
 
 

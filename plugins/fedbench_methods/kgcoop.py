@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedbench.api import LocalStep, Method, Model, ModelSetup, hookimpl, hyper
 from fedbench.models.heads import TextOutputs, clip_of, text_classifier
-from fedbench.models.prompts.context import INITS, Init, initial_context, prompt_tower
+from fedbench.models.prompts.context import Init, initial_context, prompt_tower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,9 @@ class KgCoOpParams:
         8.0, symbol="λ", low=0.1, high=20.0, log=True, off=0.0, source="released scripts, cosine form; 0 is PromptFL"
     )
     kg_form: Literal["cosine", "sqeuclid"] = hyper(
-        "cosine", symbol="L_kg", choices=("cosine", "sqeuclid"), source="released code; sqeuclid, twice it: the paper"
+        "cosine", symbol="L_kg", source="released code; sqeuclid, twice it: the paper"
     )
-    init: Init = hyper("words", symbol="v⁰", choices=INITS, source='released code: always "a photo of a"')
+    init: Init = hyper("words", symbol="v⁰", source='released code: always "a photo of a"')
     context_length: int = hyper(
         4,
         symbol="M",

@@ -28,7 +28,7 @@ from torch.nn.functional import linear, normalize
 from fedbench.api import FedbenchError, Method, Model, ModelSetup, Outputs, Tensors, hookimpl, hyper, torch_generator
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.heads import TextOutputs, clip_of, linear_layer, scaled_logits
-from fedbench.models.prompts.context import INITS, Init, prompt_tower, random_context, word_context
+from fedbench.models.prompts.context import Init, prompt_tower, random_context, word_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class MapleParams:
 
     context_length: int = hyper(2, symbol="M", low=1, high=32, search=(1, 4), source="released code; CAPT: 4")
     depth: int = hyper(9, symbol="J", low=1, high=48, search=(1, 12), source="released code; at most all layers")
-    init: Init = hyper("words", symbol="P_0", choices=INITS, source="released code; words for M up to 4")
+    init: Init = hyper("words", symbol="P_0", source="released code; words for M up to 4")
 
 
 def couplings(depth: int, text_width: int, image_width: int, seed: int) -> Tensors:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from fedbench.api import Method, Model, ModelSetup, hookimpl, hyper
 from fedbench.models.heads import clip_of, text_classifier
-from fedbench.models.prompts.context import INITS, POSITIONS, Init, Position, initial_context, prompt_tower
+from fedbench.models.prompts.context import Init, Position, initial_context, prompt_tower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +36,9 @@ class PromptFlParams:
         when={"init": ("random",)},
         source="released code; init=words has 4, the tokens of 'a photo of a'",
     )
-    position: Position = hyper(
-        "end", symbol="position", choices=POSITIONS, source="of the class name; released code: end"
-    )
-    init: Init = hyper("random", symbol="v⁰", choices=INITS, source="released code: N(0, 0.02²)")
-    per_class: bool = hyper(
-        False, symbol="CSC", choices=(False, True), source="a context a class, K M d_t floats; released code: off"
-    )
+    position: Position = hyper("end", symbol="position", source="of the class name; released code: end")
+    init: Init = hyper("random", symbol="v⁰", source="released code: N(0, 0.02²)")
+    per_class: bool = hyper(False, symbol="CSC", source="a context a class, K M d_t floats; released code: off")
 
 
 class PromptFL(Method[PromptFlParams]):

@@ -57,16 +57,13 @@ class RatioLossParams:
     alpha: float = hyper(1.0, symbol="α", low=0.0, high=10.0, search=False, source="both released codes")
     beta: float = hyper(0.1, symbol="β", low=0.01, high=1.0, log=True, neutral=0.0, source="both released codes")
     ratio: Literal["released", "climb"] = hyper(
-        "released", symbol="R", choices=("released", "climb"), source="released: trained copies; climb: one gradient"
+        "released", symbol="R", source="released: trained copies; climb: one gradient"
     )
     cap: float = hyper(
         50.0, symbol="R_max", low=1.0, high=1e6, log=True, search=False, needs="beta", source="released code 5000"
     )
     normalise: bool = hyper(
-        True,
-        symbol="w",
-        choices=(True, False),
-        source="whether the weights have mean 1; False with cap=5000: released code",
+        True, symbol="w", source="whether the weights have mean 1; False with cap=5000: released code"
     )
 
 

@@ -56,9 +56,9 @@ class ScaffoldParams:
     server_lr: float = hyper(
         1.0, symbol="η_g", low=0.01, high=10.0, log=True, search=(0.1, 1.0), source="Alg. 1; released code 1"
     )
-    option: Literal["II", "I"] = hyper("II", symbol="option", choices=("II", "I"), source="Alg. 1, line 12")
+    option: Literal["II", "I"] = hyper("II", symbol="option", source="Alg. 1, line 12")
     weighting: Literal["uniform", "samples"] = hyper(
-        "uniform", symbol="1/m", choices=("uniform", "samples"), source="uniform: Alg. 1; samples: released code"
+        "uniform", symbol="1/m", source="uniform: Alg. 1; samples: released code"
     )
 
 

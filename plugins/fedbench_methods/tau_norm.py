@@ -41,9 +41,7 @@ class TauNormParams:
         search=(0.0, 1.5),
         source="released code tries 0 to 2; CReFF gives none, 1 makes all rows one length",
     )
-    use_bias: bool = hyper(
-        False, symbol="b", choices=(False, True), neutral=True, source="released code drops the bias"
-    )
+    use_bias: bool = hyper(False, symbol="b", neutral=True, source="released code drops the bias")
 
 
 def normalised_rows(weight: Tensor, tau: float) -> Tensor:

@@ -10,13 +10,14 @@ import argparse
 import statistics
 import time
 from dataclasses import replace
+from typing import get_args
 
 import open_clip
 import torch
 
 from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.prompts.context import POSITIONS, prompt_tower, random_context
+from fedbench.models.prompts.context import Position, prompt_tower, random_context
 
 NAMES = ("airplane", "bird", "boat", "car", "cat", "chair", "dog", "flower", "house", "tree")
 KINDS = ("red", "old", "tall", "wet", "small", "dark", "open", "flat", "loud", "plain")
@@ -50,7 +51,7 @@ def main():
     arguments.add_argument("--tower", default="embedded", help="or an architecture of open_clip, with random weights")
     arguments.add_argument("--classes", type=int, default=10, help="up to 100")
     arguments.add_argument("--length", type=int, default=16, help="M")
-    arguments.add_argument("--position", default="end", choices=POSITIONS)
+    arguments.add_argument("--position", default="end", choices=get_args(Position))
     arguments.add_argument("--per-class", action="store_true", help="a context of each class's own")
     chosen = arguments.parse_args()
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from typing import get_args
 
 import open_clip
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.prompts import causal_text
 from fedbench.models.prompts.causal_text import can_pack
-from fedbench.models.prompts.context import POSITIONS, prompt_tower, word_context
+from fedbench.models.prompts.context import Position, prompt_tower, word_context
 from fedbench.models.transform import PixelTransform
 from fedbench.testing import tiny_backbone
 
@@ -77,7 +78,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("position", get_args(Position))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_packed_texts_are_the_whole_texts(clip, layout, position):
     for truncate in (True, False):

@@ -1,13 +1,14 @@
 """Client clusters: CAPT (arXiv 2503.06993), Eqs. 5 and 6 and appendix D, and means inside clusters."""
 
 from math import log
+from typing import get_args
 
 import pytest
 import torch
 
 from fedbench.toolkit.clustering import (
-    ALGORITHMS,
-    SIMILARITIES,
+    Algorithm,
+    Similarity,
     class_shares,
     client_weights,
     cluster_means,
@@ -59,7 +60,7 @@ def test_similarities_by_hand():
         "total_variation": 1 - 0.25,
         "cosine": 0.5 / (0.5**0.5 * 0.625**0.5),  # (1/8 + 3/8) / (|p| |q|)
     }
-    assert set(expected) == set(SIMILARITIES)
+    assert set(expected) == set(get_args(Similarity))
     for measure, value in expected.items():
         got = similarity_matrix(shares(p, q), measure)
         assert got[0, 1].item() == pytest.approx(value, abs=1e-3), measure
@@ -104,14 +105,14 @@ def test_without_a_head_or_with_a_tail_as_large_the_median_parts_them():
 TWO_KINDS = torch.tensor([[9, 1, 0], [0, 1, 8], [8, 2, 0], [1, 0, 9], [9, 0, 1], [0, 2, 9]])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("measure", SIMILARITIES)
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
+@pytest.mark.parametrize("measure", get_args(Similarity))
 def test_clients_of_two_kinds_form_two_clusters_numbered_by_appearance(algorithm, measure):
     got = similar_clients(TWO_KINDS, measure, 2, algorithm, seed=0)
     assert got.tolist() == [0, 1, 0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
 def test_clustering_repeats_and_leaves_the_global_generators_alone(algorithm):
     rows = torch.rand(12, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     before = torch.get_rng_state()

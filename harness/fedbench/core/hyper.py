@@ -7,7 +7,7 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import pydantic
 
@@ -99,9 +99,9 @@ def hyper(
 
     ``symbol`` as the paper writes it, ``source`` where default and range come from, ``low`` / ``high`` / ``log`` or
     ``choices`` the range, ``neutral`` the value that turns the method into FedAvg, ``off`` one outside the range that
-    switches its term off. Optuna searches the range of a number, or the part of it that ``search`` gives, ``when``
-    other hyper-parameters have the values named and the one it ``needs`` is not off; choices (variants, ablations) only
-    with ``search=True``.
+    switches its term off. A field of type bool or Literal has its choices from its type. Optuna searches the range of a
+    number, or the part of it that ``search`` gives, ``when`` other hyper-parameters have the values named and the one
+    it ``needs`` is not off; choices (variants, ablations) only with ``search=True``.
     A default outside its own range, or a search outside it, raises ValueError at import.
     """
     given = None if choices is None else tuple(choices)
@@ -155,9 +155,20 @@ def declared(params: type) -> dict[str, Declared]:
             f"{params.__name__}: {name!r}, which another hyper-parameter depends on, is none of its own."
         )
     return {
-        f.name: Declared(f.name, types[f.name], f.default, cast(Hyper, f.metadata["hyper"]))
+        f.name: Declared(f.name, types[f.name], f.default, _with_choices(f.metadata["hyper"], types[f.name], f.default))
         for f in dataclasses.fields(params)
     }
+
+
+def _with_choices(hyper: Hyper, kind: Any, default: Any) -> Hyper:
+    """``hyper`` with the choices that the type ``kind`` names, unless it has its own; the default must be one."""
+    if hyper.choices is None and kind is bool and isinstance(default, bool):
+        hyper = dataclasses.replace(hyper, choices=(default, not default))
+    if hyper.choices is None and typing.get_origin(kind) is typing.Literal:
+        hyper = dataclasses.replace(hyper, choices=typing.get_args(kind))
+    if not hyper.admits(default):
+        raise FedbenchError(f"the default {default!r} of {hyper.symbol} is not {hyper.allowed()}.")
+    return hyper
 
 
 def _is_frozen(params: Any) -> bool:
@@ -185,17 +196,16 @@ def parse_value(key: str, parameter: Declared, value: object) -> Any:
             raise ValueError("pydantic would take it for 0 or 1")
         parsed = pydantic.TypeAdapter(parameter.type).validate_python(value)
     except ValueError:  # pydantic's ValidationError is one
-        raise FedbenchError(
-            f"{key}={value!r} is not a {_type_name(parameter.type)}; allowed: {parameter.hyper.allowed()} "
-            f"(symbol {parameter.hyper.symbol}, default {parameter.default!r})."
-        ) from None
+        if parameter.hyper.choices is None:
+            kind = getattr(parameter.type, "__name__", parameter.type)
+            raise FedbenchError(
+                f"{key}={value!r} is not a {kind}; allowed: {parameter.hyper.allowed()} "
+                f"(symbol {parameter.hyper.symbol}, default {parameter.default!r})."
+            ) from None
+        parsed = value
     if not parameter.hyper.admits(parsed):
         raise FedbenchError(
             f"{key}={value!r} is out of range; allowed: {parameter.hyper.allowed()} "
             f"(symbol {parameter.hyper.symbol}, default {parameter.default!r}, {parameter.hyper.source})."
         )
     return parsed
-
-
-def _type_name(kind: Any) -> str:
-    return getattr(kind, "__name__", str(kind))

@@ -15,10 +15,8 @@ from fedbench.core.randomness import seed_sequence
 from fedbench.scenarios.groups import cumulative_exclusive
 
 Similarity = Literal["js", "kl", "wasserstein", "total_variation", "cosine"]
-SIMILARITIES: tuple[Similarity, ...] = ("js", "kl", "wasserstein", "total_variation", "cosine")
 
 Algorithm = Literal["kmeans", "gmm", "hierarchical", "spectral", "dbscan"]
-ALGORITHMS: tuple[Algorithm, ...] = ("kmeans", "gmm", "hierarchical", "spectral", "dbscan")
 
 SMOOTHING = 1e-3
 """Added to class shares before a Kullback-Leibler divergence, which is infinite for a class that one side lacks."""

@@ -59,12 +59,11 @@ class FeatureParams:
     batch_real: int = hyper(32, symbol="batch_real", low=1, high=1024, log=True, search=False, source="released code")
     repeats: int = hyper(10, symbol="repeats", low=1, high=100, search=False, source="released code")
     augment: Literal["dsa", "none"] = hyper(
-        "dsa", symbol="dsa", choices=("dsa", "none"), source="released code; images only, cached features never"
+        "dsa", symbol="dsa", source="released code; images only, cached features never"
     )
     extractor: Literal["received", "updated"] = hyper(
         "received",
         symbol="θ",
-        choices=("received", "updated"),
         source="released code: the broadcast backbone; Algorithm 1 reads as the locally updated one",
     )
 

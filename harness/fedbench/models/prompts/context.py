@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from open_clip.model import CLIP
 
 Position = Literal["end", "middle", "front"]
-POSITIONS: tuple[Position, ...] = ("end", "middle", "front")
 
 Init = Literal["random", "words"]
-INITS: tuple[Init, ...] = ("random", "words")
 
 PLACEHOLDERS = ("X", "x", "o", "a")
 """Words that may hold the context's places while texts are tokenised; the first that is one token is taken."""
