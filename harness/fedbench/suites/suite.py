@@ -182,11 +182,10 @@ class Suite(_Part):
         return tuple(dict.fromkeys(setting.name for scale in self.scales.values() for setting in scale.settings))
 
 
-def suite_names() -> dict[str, str]:
-    """The suites that ship with fedbench: name -> description."""
-    folder = resources.files("fedbench_suites")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-    return {name.removesuffix(".yaml"): load_suite(name.removesuffix(".yaml")).description for name in names}
+def suite_names() -> list[str]:
+    """The suites that ship with fedbench, in alphabetical order."""
+    files = (entry.name for entry in resources.files("fedbench_suites").iterdir())
+    return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
 
 
 def load_suite(name: str) -> Suite:
@@ -199,11 +198,11 @@ def load_suite(name: str) -> Suite:
         if content is None:
             raise FedbenchError(f"suite file {name!r} does not exist; see `fedbench list suites` for names.")
         return parse_suite(content, name)
-    folder = resources.files("fedbench_suites")
-    known = [entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")]
-    if name not in known:
-        raise unknown_name("suite", name, known, "See `fedbench list suites`, or give the path of a .yaml file.")
-    return parse_suite((folder / f"{name}.yaml").read_bytes(), f"{name}.yaml")
+    if name not in suite_names():
+        raise unknown_name(
+            "suite", name, suite_names(), "See `fedbench list suites`, or give the path of a .yaml file."
+        )
+    return parse_suite(resources.files("fedbench_suites").joinpath(f"{name}.yaml").read_bytes(), f"{name}.yaml")
 
 
 def parse_suite(text: str | bytes, where: str) -> Suite:

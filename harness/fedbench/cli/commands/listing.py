@@ -64,9 +64,9 @@ def _described(kind: str) -> Mapping[str, str]:
         from fedbench.models import backbone_names
 
         return backbone_names()
-    from fedbench.suites.suite import suite_names
+    from fedbench.suites.suite import load_suite, suite_names
 
-    return suite_names()
+    return {name: load_suite(name).description for name in suite_names()}
 
 
 def _list_methods(files: tuple[Path, ...]) -> None:
