@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 from unittest.mock import patch
 
 import torch
@@ -29,6 +29,8 @@ from fedbench.core.hyper import declared
 from fedbench.core.randomness import torch_generator
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import Backbone
+from fedbench.datasets import tensor_cache
 from fedbench.models import load_backbone
 from fedbench.plugins.assembly import PLUGIN_FILES, assemble, find_method
 from fedbench.plugins.declaration import HOOK_NAMES
@@ -42,9 +44,6 @@ from fedbench.rounds.state import RunState, all_tensors, private_tensors, save_s
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.suites.resolve import Cell, Overrides, resolve
 from fedbench.suites.suite import Row, Suite
-
-if TYPE_CHECKING:
-    from fedbench.core.types import Backbone
 
 TINY_ROUNDS = 4
 RESUME_SECONDS = 900
@@ -92,13 +91,9 @@ def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **traini
     # "convnet" sorts after "clip:embedded": a stack gets the CNN as soon as one of its methods asks for it
     backbone = backbone or max(contract_backbone(name) for name in method.split("+"))
     budget: dict[str, object] = {"rounds": TINY_ROUNDS, "batch_size": 8, "lr": 0.01}
+    labels: Literal["hidden", "visible"] = "hidden" if hidden else "visible"
     scenario = Scenario(
-        partition="dirichlet",
-        dirichlet_alpha=1.0,
-        clients=4,
-        participation=0.5,
-        min_client_size=4,
-        labels="hidden" if hidden else "visible",
+        partition="dirichlet", dirichlet_alpha=1.0, clients=4, participation=0.5, min_client_size=4, labels=labels
     )
     if required_by(method.split("+")).keys() & {"server_data", "server_labels"}:
         scenario = scenario.model_copy(update={"server_samples": 5, "server_labels": "visible"})
@@ -109,10 +104,15 @@ def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **traini
 
 
 def tiny_run(spec: RunSpec, *, executor: ExecutorName = "auto", cores: int = 1) -> Run:
-    """``spec`` assembled on the tiny data set, without any cache on disk."""
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(data_dir=Path(folder), cache_dir=Path(folder), executor=executor, cores=cores)
-        return prepare(spec, settings, dataset=tiny_dataset(), backbone=tiny_backbone(spec.backbone))
+    """``spec`` assembled on the tiny data set, whose features are encoded once a process."""
+    tensor_cache.forget()
+    folder = Path(_scratch().name)
+    settings = Settings(data_dir=folder, cache_dir=folder, executor=executor, cores=cores)
+    return prepare(spec, settings, dataset=tiny_dataset(), backbone=tiny_backbone(spec.backbone))
+
+
+_scratch = lru_cache(tempfile.TemporaryDirectory)
+"""A folder that goes with the process."""
 
 
 def final_state(run: Run, state: RunState | None = None, until: int | None = None) -> RunState:

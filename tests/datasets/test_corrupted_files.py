@@ -353,7 +353,7 @@ def outcomes(make: Callable[[Path], Case], folder: Path, numbers: range) -> Iter
         with tempfile.NamedTemporaryFile(dir=case.file.parent, delete=False) as temporary:
             temporary.write(hurt)
         Path(temporary.name).replace(case.file)
-        kept._whole.cache_clear()
+        kept.forget()
         yield how, outcome(case, whole, folder, make in SOURCES)
 
 

@@ -205,7 +205,7 @@ def test_damaged_cache_is_named_and_never_replaced(load, tmp_path, damage):
     file.write_bytes({"truncated": data[:-1000], "one byte changed": data, "empty": b""}[damage])
     before = file.read_bytes()
     # as a new process: one that has found a file whole reads it again only when its time of change says so
-    kept._whole.cache_clear()
+    kept.forget()
     message = error_of(load, "embedded?train=40&test=40")
     assert f"{str(file)!r} is damaged" in message and f"delete it and run again: rm {file}" in message
     assert file.read_bytes() == before

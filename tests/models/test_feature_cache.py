@@ -47,7 +47,7 @@ def files(folder: Path) -> list[Path]:
 
 def as_new_process() -> None:
     """Forget which files this process has checked."""
-    kept._whole.cache_clear()
+    kept.forget()
 
 
 def test_second_call_reads_the_file(images: TensorImages, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_method_under_another_name_is_refused(monkeypatch):
         def load(self):
             return fedprox
 
-    monkeypatch.setattr(module, "entry_points", lambda group: [Point()])
+    monkeypatch.setattr(module, "installed_methods", lambda: [Point()])
     with pytest.raises(FedbenchError, match="calls itself 'fedprox' but is registered as 'other'"):
         module.find_method("other")
 
@@ -146,6 +146,6 @@ def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch):
         def load(self):
             raise ModuleNotFoundError("No module named 'nowhere'")
 
-    monkeypatch.setattr(module, "entry_points", lambda group: [Point()])
+    monkeypatch.setattr(module, "installed_methods", lambda: [Point()])
     with pytest.raises(FedbenchError, match="'broken' .*nowhere:Broken.* cannot be imported"):
         module.find_method("broken")

@@ -14,6 +14,7 @@ from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
 from fedbench.plugins import assembly as assemble
 from fedbench.plugins.assembly import find_method, load_plugin_file
+from fedbench.plugins.installed import GROUP
 
 RIGHT = """
 from dataclasses import dataclass
@@ -184,7 +185,7 @@ class Package:
 
 
 def point(name, value, package):
-    made = EntryPoint(name, value, assemble.GROUP)
+    made = EntryPoint(name, value, GROUP)
     vars(made).update(dist=Package(package))
     return made
 
@@ -192,10 +193,10 @@ def point(name, value, package):
 @pytest.fixture
 def installed(monkeypatch):
     """Further installed methods beside those of this package."""
-    real = list(assemble.entry_points(group=assemble.GROUP))
+    real = list(assemble.installed_methods())
 
     def install(*further):
-        monkeypatch.setattr(assemble, "entry_points", lambda group: [*real, *further])
+        monkeypatch.setattr(assemble, "installed_methods", lambda: [*real, *further])
 
     return install
 

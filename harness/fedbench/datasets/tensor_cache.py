@@ -51,6 +51,11 @@ def kept(file: Path, kind: str, make: Callable[[], Content], fault: Callable[[Pa
         raise damaged(file, kind, str(found)) from None
 
 
+def forget() -> None:
+    """Let this process read files anew: tensors that somebody changed in place are as they were written."""
+    _whole.cache_clear()
+
+
 def damaged(file: Path, kind: str, reason: str) -> FedbenchError:
     """The error for a cache file that can't be read back."""
     return FedbenchError(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,11 +23,11 @@ from fedbench.core.notifications import PROJECT, Notifications
 from fedbench.core.spec import stack_names
 from fedbench.plugins.declaration import HOOK_NAMES, check_method
 from fedbench.plugins.importing import importing
+from fedbench.plugins.installed import installed_methods
 from fedbench.plugins.notifications import notifications
 from fedbench.plugins.watch import watched
 from fedbench.toolkit.fedavg import FedAvg
 
-GROUP = "fedbench.methods"
 PLUGIN_FILES: ContextVar[tuple[Path, ...]] = ContextVar("PLUGIN_FILES", default=())
 """Files whose methods `find_method` knows whoever calls it; see `plugins_everywhere`."""
 _LIST_HINT = "See `fedbench list methods`."
@@ -224,7 +224,7 @@ def _blamed(
 def _entry_points() -> dict[str, list[EntryPoint]]:
     """The installed methods: name -> the entry points of that name, more than one where these are not one object."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=GROUP):
+    for point in installed_methods():
         alike = found.setdefault(point.name, [])
         if point.value not in [other.value for other in alike]:
             alike.append(point)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import fedbench
+from fedbench.plugins.installed import installed_methods
 
 _GIT_SECONDS = 5.0
 _LIBRARIES = {
@@ -53,7 +54,7 @@ def roots() -> dict[str, Path]:
     Imports none of them.
     """
     found = {"fedbench": Path(fedbench.__file__).parent}
-    for point in entry_points(group="fedbench.methods"):
+    for point in installed_methods():
         package = point.value.partition(":")[0].partition(".")[0]
         spec = None if package in found else find_spec(package)
         if spec is not None and spec.origin is not None:

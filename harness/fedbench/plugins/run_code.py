@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import fedbench
 from fedbench.core.spec import stack_names
-from fedbench.plugins.assembly import GROUP, source_of
+from fedbench.plugins.assembly import source_of
+from fedbench.plugins.installed import installed_methods
 from fedbench.plugins.provenance import roots, versions
 from fedbench.plugins.sources import PLUGIN, digest_of, files_of, files_under
 
@@ -91,7 +92,7 @@ class Codes:
     @cached_property
     def _ours(self) -> frozenset[str]:
         """The distribution that fedbench itself comes in."""
-        points = [point for point in entry_points(group=GROUP) if _is_harness(point)]
+        points = [point for point in installed_methods() if _is_harness(point)]
         return frozenset(point.dist.name for point in points if point.dist is not None)
 
     def _of_method(self, name: str) -> MethodCode | None:
@@ -129,7 +130,7 @@ def files_beside(plugin_files: Iterable[Path] = ()) -> dict[str, Path]:
     the same.
     """
     registering = frozenset(roots())
-    points = [point for point in entry_points(group=GROUP) if not _is_harness(point)]
+    points = [point for point in installed_methods() if not _is_harness(point)]
     found = {name: path for point in points for name, path in files_of(point.module, registering, point.dist).items()}
     for number, plugin in enumerate(plugin_files):
         for name, path in files_of(plugin, registering).items():

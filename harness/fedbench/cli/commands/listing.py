@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +45,9 @@ def _names(kind: str, files: tuple[Path, ...]) -> list[str]:
 
         return method_names(files)
     if kind == "methods":  # names of installed ones need no torch, and assembly imports it
-        return sorted({point.name for point in entry_points(group="fedbench.methods")})
+        from fedbench.plugins.installed import installed_methods
+
+        return sorted({point.name for point in installed_methods()})
     return list(_described(kind))
 
 

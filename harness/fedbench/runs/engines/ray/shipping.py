@@ -13,13 +13,12 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 import fedbench
 from fedbench.core.errors import FedbenchError
-from fedbench.plugins.assembly import GROUP
+from fedbench.plugins.installed import GROUP, installed_methods
 from fedbench.plugins.provenance import roots, versions
 from fedbench.plugins.run_code import code_hash, files_beside
 from fedbench.plugins.sources import PLUGIN, files_under
@@ -95,7 +94,7 @@ def _write_metadata(folder: Path) -> None:
     A distribution that the worker has installed as well is hidden by that.
     """
     by_distribution: dict[tuple[str, str], list[str]] = {}
-    for point in entry_points(group=GROUP):
+    for point in installed_methods():
         name, version = ("unknown", "0") if point.dist is None else (point.dist.name, point.dist.version)
         by_distribution.setdefault((name, version), []).append(f"{point.name} = {point.value}")
     for (name, version), lines in by_distribution.items():
