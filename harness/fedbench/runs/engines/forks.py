@@ -27,6 +27,7 @@ import psutil
 import torch
 
 from fedbench.core.spec import RunSpec
+from fedbench.plugins.installed import installed_methods
 from fedbench.runs.loaded import Loaded, Loader
 from fedbench.runs.prepare import Settings
 
@@ -75,6 +76,7 @@ def serve(control: Connection, settings: Settings, memory: int | None, inherited
         if os.getppid() != parent.pid:
             return
     loader = Loader(settings)
+    installed_methods()  # read here once instead of in every run
     try:
         while parent.sentinel not in wait([control, parent.sentinel]):
             message = control.recv_bytes()

@@ -6,11 +6,13 @@ None of it starts threads or uses an accelerator.
 import atexit
 import gc
 
+import numpy.ma  # noqa: F401 - numpy.unique imports it when it is first called
 import torchvision.transforms.v2.functional  # noqa: F401
 
 import fedbench.models.clip.loading
 import fedbench.models.clip.tokens
 import fedbench.runs.inspection
+import fedbench.scenarios.build
 
 fedbench.models.clip.tokens.byte_pairs()  # a fifth of a second for whoever is first to encode a text
 gc.freeze()  # a collection in a worker would else write to every imported object, and so copy the memory it shares
