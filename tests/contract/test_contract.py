@@ -18,8 +18,13 @@ def test_method_keeps_the_contract(method, check):
     check(method)
 
 
-def test_four_rounds_equal_two_rounds_saved_loaded_in_a_new_process_and_two_more():
-    testing.check_resumes(METHODS)
+KEEPING = ["capt", "fedconcat", "fedloge", "moon", "rucr", "scaffold", THIRD_PARTY]
+"""Of those that keep something from round to round, one of each kind."""
+
+
+@pytest.mark.parametrize("methods", [KEEPING, pytest.param(METHODS, marks=pytest.mark.slow)], ids=["kinds", "all"])
+def test_four_rounds_equal_two_rounds_saved_loaded_in_a_new_process_and_two_more(methods):
+    testing.check_resumes(methods)
 
 
 def test_third_party_method_is_found_by_name_and_listed():

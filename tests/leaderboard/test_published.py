@@ -1,6 +1,7 @@
 """Published numbers and the suites that replay them: every key finds its number, and every number its run."""
 
 import json
+from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
@@ -42,8 +43,12 @@ REPLAYS = [name for name in suite_names() if load_suite(name).published]
 
 @pytest.fixture(scope="module", params=REPLAYS)
 def replay(request):
+    """Suite, published numbers, runs at paper scale, and which numbers a run's key picks, looked up once a key."""
     suite = load_suite(request.param)
-    return suite, load_published(suite.published, FOLDER), expand(suite, Overrides(scale="paper", seeds=(0,)))
+    facts = load_published(suite.published, FOLDER)
+    picked = lru_cache(maxsize=None)(lambda items: matching(facts, dict(items)))
+    specs = expand(suite, Overrides(scale="paper", seeds=(0,)))
+    return suite, facts, specs, lambda key: picked(tuple(sorted(key.items())))
 
 
 def test_the_five_papers_have_a_suite():
@@ -51,8 +56,8 @@ def test_the_five_papers_have_a_suite():
 
 
 def test_every_row_and_every_setting_joins_a_published_number(replay):
-    suite, facts, specs = replay
-    hit = [(spec, key) for spec in specs for key in spec.published if len(matching(facts, key))]
+    suite, _, specs, pick = replay
+    hit = [(spec, key) for spec in specs for key in spec.published if len(pick(key))]
     settings = {spec.setting for spec, _ in hit}
     wanted = {setting.name for setting in suite.scales["paper"].settings if setting.published}
     assert wanted == settings, f"settings without a published number: {sorted(wanted - settings)}"
@@ -66,10 +71,10 @@ def test_every_row_and_every_setting_joins_a_published_number(replay):
 
 
 def test_a_key_and_a_metric_pick_one_number(replay):
-    suite, facts, specs = replay
+    suite, _, specs, pick = replay
     assert all(spec.setting for spec in specs)
     for key in {tuple(sorted(key.items())) for spec in specs for key in spec.published}:
-        found = matching(facts, dict(key))
+        found = pick(dict(key))
         for printed in suite.published_metrics.values():
             values = found.loc[found["metric"] == printed, "value"]
             assert values.astype(float).nunique() <= 1, (key, printed)
@@ -107,12 +112,12 @@ LEFT_OUT = {
 
 
 def test_every_published_accuracy_of_a_registered_method_is_replayed(replay):
-    suite, facts, specs = replay
+    suite, facts, specs, pick = replay
     known = set(method_names())
     joined = set()
     for spec in specs:
         for key in spec.published:
-            joined |= set(matching(facts, key).index)
+            joined |= set(pick(key).index)
     wanted = facts[facts["metric"].isin(suite.published_metrics.values())]
     wanted = wanted[~wanted["table"].isin(LEFT_OUT[suite.published])]
     wanted = wanted[wanted["variant"] != "text encoder=GloVe"]  # word vectors, for which no loader is built

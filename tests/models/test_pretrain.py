@@ -60,6 +60,7 @@ def test_the_pipeline_writes_a_loadable_encoder_and_its_card(smoke: tuple[Path, 
     assert any("zero_shot_10" in sentence for sentence in card["violated_gates"])
 
 
+@pytest.mark.slow
 def test_a_changed_last_stage_reuses_the_stages_before(smoke: tuple[Path, dict[str, Any]]) -> None:
     folder, card = smoke
     recipe = replace(SMOKE, refinement=replace(SMOKE.refinement, samples=128))
@@ -154,6 +155,7 @@ def test_shipped_tokens_and_card_belong_to_the_shipped_weights() -> None:
     assert gate.digest(SHIPPED) == card["sha256"]
 
 
+@pytest.mark.slow
 def test_shipped_encoder_is_imperfect_by_the_intended_amount() -> None:
     # Fresh seed, small samples: the bounds are those of the gate, give or take two standard errors.
     measured = gate.measure(

@@ -144,7 +144,10 @@ def stopped(spec: RunSpec, settings: Settings, after: int) -> None:
         run_spec(spec, settings, [StopAfter(after)])
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedglcl+moon", "fedloge", "capt", "unseeded"])
+@pytest.mark.parametrize(
+    "method",
+    ["scaffold", "unseeded", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedglcl+moon", "fedloge", "capt"))],
+)
 def test_a_run_stopped_twice_ends_as_one_that_never_stopped(settings, method):
     spec = spec_of(method, settings, eval_every=2, finetune_epochs=0 if method == "fedloge" else 1)
     whole = run_spec(spec, replace(settings, checkpoints=None))

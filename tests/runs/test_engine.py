@@ -198,10 +198,10 @@ def test_a_run_that_takes_too_long_is_ended_and_the_others_go_on(settings, tmp_p
         Overrides(methods=("waiting", "fedavg"), seeds=(0,), plugin_files=mine.plugin_files),
     )
     began = time.monotonic()
-    events = list(execute(specs, mine, workers=1, engine=Processes(mine, 1), policy=Policy(timeout=15)))
+    events = list(execute(specs, mine, workers=1, engine=Processes(mine, 1), policy=Policy(timeout=6)))
     assert time.monotonic() - began < 50
     (failed,) = [event for event in events if isinstance(event, RunFailed)]
-    assert (failed.spec.method, failed.reason) == ("waiting", "timed out: took more than 15 s (--run-timeout)")
+    assert (failed.spec.method, failed.reason) == ("waiting", "timed out: took more than 6 s (--run-timeout)")
     assert [e.spec.method for e in events if isinstance(e, RunFinished)] == ["fedavg"]
 
 

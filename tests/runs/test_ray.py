@@ -238,6 +238,7 @@ def test_a_worker_forks_the_runs_of_a_command_from_one_process_and_those_of_anot
     assert ray_worker._processes(other) is not first and closed == [first]
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cluster_changes_nothing_for_the_next_one_on_the_same_worker(
     address: str, settings: Settings, tmp_path: Path
 ) -> None:
@@ -428,6 +429,7 @@ def job_of(folder: Path, settings: Settings, trials: int) -> tuple[Job, Any]:
     return Job(url, (Tuned(spec, space, record.study_name),), settings, "ray", uri), study
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_trials_on_a_cluster_are_those_of_this_process_and_a_lost_worker_is_replaced(
     address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool

@@ -100,6 +100,7 @@ def fedbench(
     return call
 
 
+@pytest.mark.slow
 def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
     server: str, fedbench: Callable[..., Ended], tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def check_the_parent(server: str) -> None:
     assert len(children) == 2
 
 
+@pytest.mark.slow
 def test_a_server_has_its_web_interface_already(server: str, fedbench: Callable[..., Ended]) -> None:
     ended = fedbench("ui")
     assert ended.code == 2

@@ -242,6 +242,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_warm_process_ends_with_its_worker_while_it_loads() -> None:
     with subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
@@ -287,8 +288,9 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads the process table of Linux")
-@pytest.mark.parametrize("ending", [pytest.param("by itself", marks=pytest.mark.slow), "killed"])
+@pytest.mark.parametrize("ending", ["by itself", "killed"])
 def test_processes_of_trials_end_with_their_worker_and_workers_with_their_parent(
     tmp_path: Path, settings: Settings, ending: str
 ) -> None:

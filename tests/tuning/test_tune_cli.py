@@ -101,19 +101,19 @@ def test_bad_input_is_told_and_nothing_is_stored(
 
 
 def test_tune_then_run_then_read(fedbench: Command, folder: Path) -> None:
-    code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--trials", "4", "--jobs", "1")
+    code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--trials", "2", "--jobs", "1")
     assert code == 0, out
-    assert out.count("(4/4)") == 2
+    assert out.count("(2/2)") == 2
     assert "run it       fedbench run --suite toy.yaml --tuned toy" in out
     told = "improved" if "no trial was better" not in out else "not improved"
 
     code, out, _ = fedbench("study", "toy", "--output", "figures")
     assert code == 0
     assert ("no trial was better" in out) == (told == "not improved")
-    assert "budget       4 trials: global_accuracy" in out
+    assert "budget       2 trials: global_accuracy" in out
     for row in ("fedavg-clip-embedded", "fedprox-clip-embedded"):
         assert {path.name for path in (folder / "figures" / row).iterdir()} >= {"trials.csv", "slices.png"}
-        assert len(pd.read_csv(folder / "figures" / row / "trials.csv")) == 4
+        assert len(pd.read_csv(folder / "figures" / row / "trials.csv")) == 2
 
     code, out, _ = fedbench("run", "--suite", "toy.yaml", "--seed", "0", "--jobs", "1")
     assert code == 0
@@ -164,7 +164,7 @@ def test_a_study_cut_short_says_so_and_is_recorded_as_what_it_was(fedbench: Comm
     study.set_user_attr("fedbench", json.dumps(longer))
     code, out, _ = fedbench("run", "--suite", "toy.yaml", "--tuned", "toy", "--dry-run")
     assert code == 0
-    assert "fedprox · clip:embedded: 4 of 50 trials are over" in out
+    assert "fedprox · clip:embedded: 2 of 50 trials are over" in out
     assert "had unequal budgets" in out
 
 
