@@ -12,18 +12,14 @@ A general prompt P_g (M, d_t), a prompt of each class P_c (K, m, d_t) and a coup
     Q(a) ← Q(a) + (r − Q(a)) / N(a);  ε-greedy on Q(a) + c √(ln(t+1) / (N(a)+1))                          (Eqs. 7, 8)
 
 Answers: build_model, start, exchanges, broadcast, local_loss, aggregate. Stacks with methods that add loss terms.
-No code is published, and the text of the paper used here lacks its formulas: all equations are reconstructions. Its
-prose fixes λ = 1, the global prior π_k = N_k / N, "only the prompt corresponding to the true class is updated", JS,
-k-means, and what is averaged inside which clusters. Reconstructed without support in the prose:
-  - the bandit: step 1/N(a), ε, c; arms {1, 2, 3} exchanges inside clusters a round × {1, 2, 5} rounds between global
-    means; r = relative fall of the clients' mean training loss (the server has no validation data) − κ bytes / most
-    bytes. An arm of more exchanges also trains more; its bytes are counted.
-  - `het_cluster=balanced` deals clients in turn by tail share. K-means on the rows of C (`literal`) gathers clients of
-    like tail share, the opposite of the stated aim. Head and tail: 75 / 95 % of all that is reported, as in appendix B.
-  - t_k takes the place of t^c_k in L_c (`loss_on=integrated`), other classes' t_k constant, their P_g too. With `parts`
-    no loss sees what predicts: 52 to 58 % on the embedded long tail, where zero-shot CLIP has 68. m = M.
-  - F is averaged over all participants. Global prompts, used on the test set, are the clusters' mean by the samples of
-    their clients; at a global mean every cluster takes them over. A cluster without participants keeps its own.
+No code is published, and the text used here lacks the formulas: all equations are reconstructions. The prose fixes
+λ = 1, π_k = N_k / N, that only the true class's prompt is updated, JS, k-means, and what is averaged where. The rest:
+- The bandit: 1/N(a), ε, c; arms {1, 2, 3} exchanges a round × {1, 2, 5} rounds between global means; r = relative fall
+  of the mean training loss − κ bytes / most bytes. More exchanges also train more.
+- `het_cluster=balanced` deals clients in turn by tail share; `literal`, k-means on the rows of C, gathers like ones,
+  the opposite of the stated aim. Head and tail: 75 / 95 % of all that is reported (appendix B).
+- L_c reads t_k (`loss_on=integrated`), other classes' constant; m = M. With `parts`: 52 to 58 %, zero-shot CLIP: 68.
+- F is averaged over all, global prompts over clusters by samples; at a global mean clusters take them over.
 SGD at 1e-3 is the paper's; decay would move prompts of absent classes. `vl_align=off` makes features cacheable.
 """
 
@@ -31,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal
 
 import torch
@@ -48,7 +43,7 @@ from fedbench.toolkit import clustering as grouping
 from fedbench.toolkit.bandit import Pace, mean_loss
 from fedbench.toolkit.fedavg import average
 
-ARMS = tuple(product((1, 2, 3), (1, 2, 5)))
+ARMS = tuple((exchanges, rounds) for exchanges in (1, 2, 3) for rounds in (1, 2, 5))
 BLOCKS = {"general": ("prompt.general",), "class": ("prompt.class",), "both": ("prompt.general", "prompt.class")}
 DRAWN, GROUPED = {"init": ("random",)}, {"clustering": (True,)}
 GENERAL, OF_CLASS = {**DRAWN, "prompts": ("both", "general")}, {**DRAWN, "prompts": ("both", "class")}
@@ -67,9 +62,7 @@ class CaptParams:
     vl_align: bool = hyper(True, symbol="F", source="Eq. 3, as MaPLe; Table 5")
     clustering: bool = hyper(True, symbol="clusters", source="section 3.3; Table 4")
     similar_clusters: int = hyper(3, symbol="k_s", low=1, high=20, search=(1, 6), when=GROUPED, source="section 4.1: 3")
-    complementary_clusters: int = hyper(
-        3, symbol="k_h", low=1, high=20, search=(1, 6), when=GROUPED, source="Fig. 6: 4"
-    )
+    complementary_clusters: int = hyper(3, symbol="k_h", low=1, high=20, search=(1, 6), when=GROUPED, source="Fig. 6")
     similarity: grouping.Similarity = hyper("js", symbol="S", source="Eq. 5; Table 8")
     algorithm: grouping.Algorithm = hyper("kmeans", symbol="clusterer", source="Table 9")
     het_cluster: Literal["balanced", "literal"] = hyper("balanced", symbol="C_ij", source="Eq. 6, see above")
@@ -81,10 +74,8 @@ class CaptParams:
 
 
 def class_aware_loss(images: Tensor, texts: Tensor, labels: Tensor, prior: Tensor, scale: float) -> Tensor:
-    """L_c (Eq. 2), a scalar, from unit ``images`` f_x (B, d) and ``texts`` t (K, d), ``labels`` (B,), ``prior`` π (K,).
-
-    A sample moves the text of its own class only. log 0 = −∞ leaves out classes that nobody has.
-    """
+    """L_c (Eq. 2), a scalar, of unit ``images`` f_x (B, d), ``texts`` t (K, d), ``labels`` (B,), ``prior`` π (K,)."""
+    # a sample moves the text of its own class only; log 0 = −∞ leaves out classes that nobody has
     own = one_hot(labels, len(texts)).bool()
     cosines = torch.where(own, images @ texts.T, images @ texts.detach().T)
     return cross_entropy(scale * cosines + prior.log(), labels)
@@ -95,7 +86,6 @@ class CAPT(fb.Method[CaptParams]):
 
     name = "capt"
     citation = "Hou et al., CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning, 2025"
-    Params = CaptParams
     recipe = {"optimizer": "sgd", "lr": 1e-3, "weight_decay": 0.0}
     requires = ("labels", "clip")
 
@@ -103,20 +93,18 @@ class CAPT(fb.Method[CaptParams]):
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """The prompts, and with `vl_align` their coupling to the image tower (Eq. 3)."""
         clip, params, names, seed = clip_of(setup), self.params, setup.classnames, setup.spec.seed
-        drawn = {
-            "prompt.general": initial_context(clip, seed, params.context_length, params.init),
-            "prompt.class": initial_context(clip, seed, params.class_length, params.init, classes=len(names)),
-        }
+        general = initial_context(clip, seed, params.context_length, params.init)
+        of_class = initial_context(clip, seed, params.class_length, params.init, classes=len(names))
+        drawn = {"prompt.general": general, "prompt.class": of_class}
         weights = {name: drawn[name] for name in BLOCKS[params.prompts]}
-        visual = None
-        if params.vl_align:
-            visual = require_vision_transformer(clip, "capt appends tokens to the image tower", "capt.vl_align=off")
-        model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, visual)
-        if visual is None:
+        if not params.vl_align:
+            model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, None)
             return fb.Model(weights=weights, forward=model, encoder=clip.image_encoder())
         if params.prompts == "class":
             raise FedbenchError("capt.prompts=class has nothing to couple with images; set capt.vl_align=off.")
-        weights |= coupling(drawn["prompt.general"].shape[-1], visual.conv1.out_channels, seed)
+        visual = require_vision_transformer(clip, "capt appends tokens to the image tower", "capt.vl_align=off")
+        model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, visual)
+        weights |= coupling(general.shape[-1], visual.conv1.out_channels, seed)
         return fb.Model(weights=weights, forward=model, transform=clip.transform)
 
     @hookimpl
@@ -129,9 +117,8 @@ class CAPT(fb.Method[CaptParams]):
             by_class = name == "prompt.class" and params.class_weighting == "class_counts"
             weighting = params.class_weighting if by_class else task.spec.training.weighting
             state[f"{name}.held"] = grouping.client_weights(counts, weighting)
-            clusters = state[f"{name}.clusters"] = self._clusters(name, counts, task.spec.seed)
-            prompt = task.model.weights[name].to(task.spec.device)
-            state[name] = prompt.expand(int(clusters.max()) + 1, *prompt.shape).clone()
+            state[f"{name}.clusters"] = clusters = self._clusters(name, counts, task.spec.seed)
+            state[name] = torch.stack([task.model.weights[name].to(task.spec.device)] * (int(clusters.max()) + 1))
         task.state[self.name] = state
         return {"class_counts": counts}
 
@@ -154,8 +141,8 @@ class CAPT(fb.Method[CaptParams]):
         assert isinstance(model, PromptedClip)
         images = model.images(step.weights, step.batch.inputs)
         if params.prompts != "class":
-            texts = model.texts("general", step.weights)
-            terms.append(cross_entropy(scaled_logits(images, texts, None, model.scale), labels))
+            logits = scaled_logits(images, model.texts("general", step.weights), None, model.scale)
+            terms.append(cross_entropy(logits, labels))
         if params.prompts != "general":
             texts = model.texts("class" if params.loss_on == "parts" else params.prompts, step.weights)
             prior = step.task.payload["prior"].to(images.device)
@@ -172,10 +159,8 @@ class CAPT(fb.Method[CaptParams]):
             state[name], weights[name] = grouping.clustered_average(state[name], values, *how)
         if task.exchange + 1 == task.exchanges:
             generator = fb.torch_generator(task.spec.seed, "capt-bandit", task.round + 1)
-            ended, due = self._pace.end_round(state, mean_loss(task.updates), generator)
-            state |= ended
-            if due:
-                state |= {name: weights[name].expand_as(state[name]).clone() for name in names}
+            ended, is_due = self._pace.end_round(state, mean_loss(task.updates), generator)
+            state |= ended | {n: weights[n].expand_as(state[n]).clone() for n in names if is_due}
         task.state[self.name] = state
         return weights
 
@@ -191,5 +176,5 @@ class CAPT(fb.Method[CaptParams]):
             return torch.zeros(len(counts), dtype=torch.int64)
         if name == "prompt.class":
             return grouping.similar_clients(counts, params.similarity, params.similar_clusters, params.algorithm, seed)
-        rule = params.algorithm if params.het_cluster == "literal" else None
-        return grouping.complementary_clients(counts, params.complementary_clusters, rule, seed)
+        rule, count = params.algorithm if params.het_cluster == "literal" else None, params.complementary_clusters
+        return grouping.complementary_clients(counts, count, rule, seed)

@@ -117,7 +117,6 @@ class CCVR(fb.Method[CCVRParams]):
 
     name = "ccvr"
     citation = "Luo et al., No Fear of Heterogeneity: Classifier Calibration, NeurIPS 2021"
-    Params = CCVRParams
     requires = ("labels", "linear_head")
 
     @hookimpl

@@ -125,7 +125,6 @@ class CLIP2FL(RetrainedHead, Method[CLIP2FLParams]):
 
     name = "clip2fl"
     citation = "Shi et al., CLIP-guided Federated Learning on Heterogeneous and Long-Tailed Data, AAAI 2024"
-    Params = CLIP2FLParams
     reads = ("teacher", "tune", "head_scale")
     requires = ("labels", "linear_head")
 

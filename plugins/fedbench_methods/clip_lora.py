@@ -87,7 +87,6 @@ class ClipLoRA(fb.Method[ClipLoraParams]):
 
     name = "clip-lora"
     citation = "Zanella and Ben Ayed, Low-Rank Few-Shot Adaptation of VLMs, CVPR Workshops 2024"
-    Params = ClipLoraParams
     recipe = {"optimizer": "adamw", "lr": 2e-4, "weight_decay": 1e-2}
     requires = ("labels", "clip")
 

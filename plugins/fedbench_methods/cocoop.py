@@ -8,28 +8,27 @@ Every image moves the context that it is classified with; CLIP is frozen:
 Trained and sent: v (M, d_t) and the meta-net, M d_t + (d+1) d/r + (d/r+1) d_t floats: 35,360 for ViT-B/16, M = 4.
 
 Answers: build_model. Everything else is FedAvg; stacks with methods that add loss terms or aggregate otherwise.
-A step encodes B·K texts, evaluation K a test image. Beyond `SEQUENCES` of them images are taken in chunks, and a chunk
-is computed again in the backward pass, so that memory is that of one chunk; where a batch may need more than one,
-clients train one after another. Values and gradients are those of the whole batch, to rounding.
-Paper against released code: "a photo of a" as initial context (M = 4) is that of the released scripts; 16 is only the
-default of their configuration. The meta-net starts as torch's linear layers do, so round 0 is not zero-shot CLIP; with
-W_b = 0 and c = 0 the model is PromptFL. The code trains on batches of one image for want of memory; here it is the
-run's batch size, as in CAPT's comparison as far as that can be seen. Recipe: SGD 2e-3 of the code, with momentum 0.9
-and decay 5e-4 of the toolbox it is built on; its cosine schedule and warm-up epoch have no counterpart in a round.
+A step encodes B·K texts, evaluation K a test image. More than `SEQUENCES` are encoded in chunks, computed again in the
+backward pass: memory is one chunk's, values and gradients are the whole batch's to rounding, and clients train in turn.
+Paper against released code:
+- Its scripts start from "a photo of a" (M = 4); 16 is only the default of its configuration.
+- It trains on batches of one image for want of memory. Here it is the run's batch size.
+- Its cosine schedule and warm-up have no counterpart in a round. Recipe: SGD 2e-3, momentum 0.9, decay 5e-4.
+The meta-net starts as torch's linear layers do, so round 0 is not zero-shot. With W_b = 0 and c = 0 it is PromptFL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, normalize, relu
-from torch.utils.checkpoint import checkpoint
 
 from fedbench.api import FedbenchError, Method, Model, ModelSetup, Outputs, hookimpl, hyper, torch_generator
 from fedbench.models.heads import clip_of, linear_layer
+from fedbench.models.prompts.chunks import in_chunks
 from fedbench.models.prompts.context import Init, initial_context, prompt_tower
 
 SEQUENCES = 1024
@@ -40,9 +39,7 @@ SEQUENCES = 1024
 class CoCoOpParams:
     """Hyper-parameters of CoCoOp."""
 
-    reduction: int = hyper(
-        16, symbol="r", low=1, high=64, search=False, source="released code: the meta-net is d / 16 wide inside"
-    )
+    reduction: int = hyper(16, symbol="r", low=1, high=64, search=False, source="released code: d / 16 inside")
     init: Init = hyper("words", symbol="v⁰", source='released scripts: "a photo of a"')
     context_length: int = hyper(
         4, symbol="M", low=1, high=32, search=(1, 16), when={"init": ("random",)}, source="released scripts; words: 4"
@@ -60,26 +57,11 @@ def conditional_context(features: Tensor, weights: Mapping[str, Tensor]) -> Tens
     return weights["prompt.context"] + meta_net(features, weights)[:, None, None, :]
 
 
-def in_chunks(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
-    """``function`` of ``rows`` (b, ...), which takes each by itself, at most ``size`` at once.
-
-    Of more than one chunk nothing but the result is kept for the gradient: it is computed again in the backward pass.
-    """
-    if len(rows) <= size:
-        return function(rows)
-    chunks = torch.split(rows, size)
-    if not torch.is_grad_enabled():
-        return torch.cat([function(chunk) for chunk in chunks])
-    again = [checkpoint(function, chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
-    return torch.cat(again)
-
-
 class CoCoOp(Method[CoCoOpParams]):
     """A context that a small network moves for every image."""
 
     name = "cocoop"
     citation = "Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022"
-    Params = CoCoOpParams
     requires = ("clip",)
     recipe = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4}
 

@@ -54,7 +54,6 @@ class CReFF(RetrainedHead, Method[CReFFParams]):
 
     name = "creff"
     citation = "Shang et al., Classifier Re-Training with Federated Features, IJCAI 2022"
-    Params = CReFFParams
     requires = ("labels", "linear_head")
 
     def __init__(self, params: CReFFParams) -> None:

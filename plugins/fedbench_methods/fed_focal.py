@@ -57,7 +57,6 @@ class FedFocal(Method[FedFocalParams]):
 
     name = "fed-focal"
     citation = "Sarkar et al., Fed-Focal Loss for imbalanced data classification, arXiv 2011.06283, 2020"
-    Params = FedFocalParams
     requires = ("labels",)
 
     @hookimpl

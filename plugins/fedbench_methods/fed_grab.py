@@ -14,33 +14,29 @@ share. Largest first, the classes that begin at 95 % of the sum or later are the
 
 Answers: start, broadcast, local_loss, aggregate. Stacks with methods that add loss terms. Sends a flag a class down. A
 client keeps D, u and the last errors between participations; they move at every step: clients train one after another.
-DPA needs a linear head. Meant for networks whose logits start near zero: rows of a text-initialised CLIP head start
-equally long, and DPA soon controls one class or none (`controlled=all` is the other form). No class is controlled
-before the first aggregation. Where an update is lost, D is that before. D of an uncontrolled class goes on, its u and
-errors wait. D may grow without end: `reset=round` begins every participation with a new controller.
+DPA needs a linear head, with logits that start near zero: rows of a text-initialised CLIP head start equally long, and
+one class or none is controlled (`controlled=all` controls every class). None is before the first aggregation.
+D stays where an update is lost and goes on for uncontrolled classes; it may grow without end (`reset=round`: anew).
 The paper's equations were not at hand, these are the released code's (lr 0.03, momentum 0.5, batch 10). There
 - the classifier is in no optimiser and stays random: here it is trained, with the balanced gradient;
 - DPA is not called: here it is the default, being half of the method in the abstract (`controlled=all`: without);
-- a gate that no text mentions exempts controlled classes (weight 1, not counted in D), visited in index order, with
-  probability 0.1^{i/(m−1)}, i being those exempted so far of m: class 0 always. Off here; `gate=0.1` has it;
-- averages take client sizes in a random order: here a client's own;
-- the bound of 100 on u has no effect: here it has, `clamp=0` is without.
+- a gate that no text mentions exempts the i-th controlled class of m with probability 0.1^{i/(m−1)}: off (`gate=0.1`);
+- averages take client sizes in a random order (here a client's own), and the bound of 100 on u has no effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
-from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+from torch.nn.functional import one_hot
 
 import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
 from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.losses import balanced_loss
 
 TAIL_FROM = 0.95
 """The share of all samples, by DPA's estimate, that larger classes have together before the tail begins."""
@@ -53,24 +49,10 @@ class FedGraBParams:
     kp: float = hyper(10.0, symbol="Kp", low=1.0, high=100.0, log=True, off=0.0, source="released code")
     ki: float = hyper(0.01, symbol="Ki", low=1e-3, high=0.1, log=True, off=0.0, source="released code")
     kd: float = hyper(0.1, symbol="Kd", low=0.01, high=1.0, log=True, off=0.0, source="released code")
-    clamp: float = hyper(
-        100.0,
-        symbol="max u",
-        low=10.0,
-        high=100.0,
-        off=0.0,
-        search=False,
-        source="released code, where it has no effect",
-    )
-    controlled: Literal["tail", "all"] = hyper(
-        "tail", symbol="DPA", source="the paper's abstract; all: released main script"
-    )
-    gate: float = hyper(
-        0.0, symbol="gate", low=0.01, high=1.0, off=0.0, search=False, source="released code 0.1; not described"
-    )
-    reset: Literal["never", "round"] = hyper(
-        "never", symbol="D = u = 0", source="released code; round is against wind-up"
-    )
+    clamp: float = hyper(100.0, symbol="max u", low=10.0, high=100.0, off=0.0, search=False, source="released code")
+    controlled: Literal["tail", "all"] = hyper("tail", symbol="DPA", source="abstract; all: released main script")
+    gate: float = hyper(0.0, symbol="gate", low=0.01, high=1.0, off=0.0, search=False, source="released code 0.1")
+    reset: Literal["never", "round"] = hyper("never", symbol="D = u = 0", source="released code; round: no wind-up")
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,28 +75,14 @@ def controller_moved(state: Controller, controlled: Tensor, params: FedGraBParam
     now = -state.balance
     change = params.kp * (now - state.error) + params.ki * now + params.kd * (now - 2 * state.error + state.earlier)
     output = state.output + change
-    if params.clamp:
-        output = output.clamp(-params.clamp, params.clamp)
+    output = output.clamp(-params.clamp, params.clamp) if params.clamp else output
     moved = zip((output, now, state.error), (state.output, state.error, state.earlier), strict=True)
     return Controller(state.balance, *(torch.where(controlled, new, old) for new, old in moved))
 
 
 def gradient_weights(output: Tensor, targets: Tensor, balanced: Tensor) -> Tensor:
     """w⁺_j or w⁻_j for every sample and class, (batch, C), by ``targets`` y (batch, C); 1 where not ``balanced``."""
-    weights = torch.where(targets > 0, weight_of(output), weight_of(-output))
-    return torch.where(balanced, weights, 1.0)
-
-
-def one_versus_rest(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """L = (1/B) Σ_i Σ_j BCE(σ(o_ij), y_ij), each term times ``weights`` (batch, C) where given."""
-    return binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / len(logits)
-
-
-def balanced_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """L without weights in value, and with ``weights`` times ∂L/∂o as its gradient; all (batch, C)."""
-    # weights are constants: what multiplies a term multiplies its gradient
-    weighted = one_versus_rest(logits, targets, weights)
-    return one_versus_rest(logits, targets).detach() + (weighted - weighted.detach())
+    return torch.where(balanced, torch.where(targets > 0, weight_of(output), weight_of(-output)), 1.0)
 
 
 def batch_balance(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -122,10 +90,9 @@ def batch_balance(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
     return -(weights * (logits.detach().sigmoid() - targets)).sum(dim=0) / len(logits)
 
 
-def exempted(controlled: Sequence[bool], ratio: float, draws: Sequence[float]) -> list[bool]:
+def exempted(controlled: list[bool], ratio: float, draws: list[float]) -> list[bool]:
     """The gate: of m ``controlled`` classes in index order one is exempt where its draw is below ratio^{i/(m−1)}, i
-    being how many already are. The first always is.
-    """
+    being how many already are. The first always is."""
     last, exempt = max(sum(controlled) - 1, 1), list[bool]()
     for is_controlled, draw in zip(controlled, draws, strict=True):
         exempt.append(is_controlled and draw < ratio ** (sum(exempt) / last))
@@ -133,11 +100,9 @@ def exempted(controlled: Sequence[bool], ratio: float, draws: Sequence[float]) -
 
 
 def estimated_shares(weight: Tensor) -> Tensor:
-    """DPA: class shares (C,) float64 from the head ``weight`` (C, d); all alike where the rows have one length.
-
-    A z-score's mean and deviation drop out of (x − min) / Σ (x − min).
-    """
-    lengths = vector_norm(weight.double(), dim=1)
+    """DPA: class shares (C,) float64 from the head ``weight`` (C, d); all alike where the rows have one length."""
+    # a z-score's mean and deviation drop out of (x − min) / Σ (x − min)
+    lengths = torch.linalg.vector_norm(weight.double(), dim=1)
     above = lengths - lengths.min()
     return above / above.sum() if above.sum() > 0 else torch.full_like(above, 1 / len(above))
 
@@ -155,7 +120,6 @@ class FedGraB(fb.Method[FedGraBParams]):
 
     name = "fed-grab"
     citation = "Xiao et al., Fed-GraB: Self-Adjusting Gradient Balancer, NeurIPS 2023"
-    Params = FedGraBParams
     requires: tuple[str, ...] = ("labels", "linear_head")
 
     def __init__(self, params: FedGraBParams) -> None:
@@ -175,17 +139,15 @@ class FedGraB(fb.Method[FedGraBParams]):
     @hookimpl
     def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """The global weights and, with DPA, which classes are controlled."""
-        if self.params.controlled == "all":
-            return fb.Broadcast(task.weights)
-        return fb.Broadcast(task.weights, {"controlled": task.state[self.name]["controlled"]})
+        state = task.state.get(self.name, {})
+        return fb.Broadcast(task.weights, {name: state[name] for name in state if name == "controlled"})
 
     @hookimpl
     def local_loss(self, step: fb.LocalStep) -> Tensor:
         """L with the balanced gradient; the client's controller moves."""
         logits = step.outputs.logits.float()
         targets = one_hot(step.labels, logits.shape[1]).to(logits)
-        everything = torch.ones_like(targets[0], dtype=torch.bool)
-        controlled = everything if self.params.controlled == "all" else step.task.payload["controlled"]
+        controlled = step.task.payload.get("controlled", torch.ones_like(targets[0], dtype=torch.bool))
         state = controller_moved(self._kept(step, targets[0]), controlled, self.params)
         exempt = self._exempt(step, controlled)
         weights = gradient_weights(state.output, targets, controlled & ~exempt)
@@ -195,27 +157,24 @@ class FedGraB(fb.Method[FedGraBParams]):
 
     def _kept(self, step: fb.LocalStep, like: Tensor) -> Controller:
         """The client's controller before this step: all zero at first."""
-        kept = step.task.state.get(self.name)
-        if kept is None or (step.number == 0 and self.params.reset == "round"):
-            zeros = torch.zeros_like(like)
-            return Controller(zeros, zeros, zeros, zeros)
-        return Controller(**kept)
+        is_new = step.number == 0 and self.params.reset == "round"
+        kept = None if is_new else step.task.state.get(self.name)
+        return Controller(*[torch.zeros_like(like)] * 4) if kept is None else Controller(**kept)
 
     def _exempt(self, step: fb.LocalStep, controlled: Tensor) -> Tensor:
         """Which classes the gate exempts from this batch, (C,) bool; none where it is off."""
         if not self.params.gate:
             return torch.zeros_like(controlled)
-        draws = torch.rand(len(controlled), generator=step.generator("gradient-gate"))
-        exempt = exempted(controlled.tolist(), self.params.gate, draws.tolist())
-        return torch.tensor(exempt, device=controlled.device)
+        draws = torch.rand(len(controlled), generator=step.generator("gradient-gate")).tolist()
+        return torch.tensor(exempted(controlled.tolist(), self.params.gate, draws), device=controlled.device)
 
     @hookimpl
     def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """The mean weighted by samples; with DPA, the tail by the lengths of the head's rows up to this round."""
         weights = average(task)
         if self.params.controlled == "tail":
-            kept, head = task.state[self.name], task.model.linear_head
+            kept, now = task.state[self.name], estimated_shares(weights[task.model.linear_head.weight])
             rounds = kept["rounds"] + 1
-            shares = kept["shares"] + (estimated_shares(weights[head.weight]) - kept["shares"]) / rounds
+            shares = kept["shares"] + (now - kept["shares"]) / rounds
             task.state[self.name] = {"shares": shares, "rounds": rounds, "controlled": tail_classes(shares)}
         return weights

@@ -76,7 +76,6 @@ class FedAvgM(Method[FedAvgMParams]):
 
     name = "fedavgm"
     citation = "Hsu, Qi, Brown, Effects of Non-Identical Data Distribution, arXiv 1909.06335, 2019"
-    Params = FedAvgMParams
 
     @hookimpl
     def aggregate(self, task: AggregationTask) -> Tensors:

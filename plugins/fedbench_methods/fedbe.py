@@ -16,11 +16,9 @@ average are taken anew from the server's samples. A client whose tensor did not 
 The released code, which does not run as it is, differs:
 - Its v is at least 1e-5, for a large tensor more than v itself: the draw is isotropic noise. Floor here: 0.
 - Its loss is the mean over classes as well, C times smaller (`reduction=mean`).
-- Its budget is 20 epochs on 10,000 samples, 1560 steps, averaged every 25 from step 500 on. Here it is 100 steps,
-  averaged over the same part of them. Its option for the server's learning rate is not read.
+- Its budget is 1560 steps, averaged every 25 from step 500 on. Here it is 100, averaged over the same part of them.
 - Its weights in w̄ are by position, right at full participation only. Here a participant has its own n_k.
-Cost: M + S + 1 forward passes over the server's samples for S participants, and `steps` steps a round: 1.0 s of a core
-for convnet, S = 8 and 200 samples.
+Cost: M + S + 1 passes over the server's samples for S clients, `steps` steps a round: 1.0 s for convnet, S = 8, 200.
 """
 
 from __future__ import annotations
@@ -35,21 +33,11 @@ from torch import Tensor
 
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
+from fedbench.toolkit import server_training as server
 from fedbench.toolkit.fedavg import mean_model, participant_shares, weighted_mean
-from fedbench.toolkit.server_training import (
-    Course,
-    batch_field,
-    client_models,
-    divergence_gradient,
-    ensemble,
-    granted,
-    rate_field,
-    server_batches,
-    steps_field,
-    trained_copy,
-)
 
 TeacherMix = Literal["gaussian", "gaussian_paper", "dirichlet"]
+GAUSSIAN, DIRICHLET = {"teacher_mix": ("gaussian",)}, {"teacher_mix": ("dirichlet",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,33 +49,21 @@ class FedBeParams:
         "gaussian", symbol="p(w|D)", source="gaussian: released code; gaussian_paper, dirichlet: paper"
     )
     var_scale: float = hyper(
-        0.1,
-        symbol="s",
-        low=0.0,
-        high=10.0,
-        search=(0.01, 1.0),
-        when={"teacher_mix": ("gaussian",)},
-        source="released code",
+        0.1, symbol="s", low=0.0, high=10.0, search=(0.01, 1.0), when=GAUSSIAN, source="released code"
     )
     variance_floor: float = hyper(0.0, symbol="floor", low=0.0, high=1.0, search=False, source="released code 1e-5")
     step_length: float = hyper(1.0, symbol="ρ", low=0.1, high=10.0, log=True, search=False, source="released code")
     concentration: float = hyper(
-        1.0,
-        symbol="a",
-        low=0.01,
-        high=100.0,
-        log=True,
-        when={"teacher_mix": ("dirichlet",)},
-        source="released code; every client's",
+        1.0, symbol="a", low=0.01, high=100.0, log=True, when=DIRICHLET, source="released code; every client's"
     )
     use_mean: bool = hyper(True, symbol="w̄", source="whether w̄ teaches; paper: yes")
     use_clients: bool = hyper(True, symbol="w_k", source="whether the w_k teach; use_client")
     sharpening: float = hyper(0.5, symbol="T", low=0.25, high=1.0, needs="steps", source="released code: squares")
-    steps: int = steps_field("released code 20 epochs, 1560 steps")
-    lr: float = rate_field("released code")
+    steps: int = server.steps_field("released code 20 epochs, 1560 steps")
+    lr: float = server.rate_field("released code")
     momentum: float = hyper(0.9, symbol="ρ_s", low=0.0, high=0.99, search=False, source="released code")
     weight_decay: float = hyper(1e-5, symbol="λ_s", low=0.0, high=0.1, search=False, source="released code")
-    batch_size: int = batch_field("released code")
+    batch_size: int = server.batch_field("released code")
     reduction: Literal["batch", "mean"] = hyper(
         "batch", symbol="L", source="batch: a divergence; mean: by C as well, released code"
     )
@@ -155,7 +131,6 @@ class FedBE(fb.Method[FedBeParams]):
 
     name = "fedbe"
     citation = "Chen and Chao, FedBE: Bayesian Model Ensemble for Federated Learning, ICLR 2021"
-    Params = FedBeParams
     requires = ("server_data", "whole_model")
 
     def __init__(self, params: FedBeParams) -> None:
@@ -170,22 +145,22 @@ class FedBE(fb.Method[FedBeParams]):
         for weights in draw_models(task, self.params):
             yield fb.GlobalModel(weights, mean.buffers)
         if self.params.use_clients:
-            yield from client_models(task)
+            yield from server.client_models(task)
 
     def targets(self, task: fb.AggregationTask, inputs: fb.InputSource, mean: fb.GlobalModel) -> Tensor:
         """q (n, C): the sharpened mean prediction of all teachers for each of the server's n samples."""
         soft = partial(torch.softmax, dim=1)
-        return sharpened(ensemble(task.model, self.teachers(task, mean), inputs, soft), self.params.sharpening)
+        return sharpened(server.ensemble(task.model, self.teachers(task, mean), inputs, soft), self.params.sharpening)
 
     @hookimpl
     def aggregate(self, task: fb.AggregationTask) -> fb.GlobalModel:
         """FedAvg's model after `steps` of distillation: the average of the weights on the way."""
-        params, inputs = self.params, granted(task).inputs
+        params, inputs = self.params, server.granted(task).inputs
         start = mean_model(task, task.spec.training.weighting)
         targets = self.targets(task, inputs, start)
         generator = task.generator("distillation")
-        course = Course(
-            server_batches(len(inputs), params.batch_size, params.steps, generator),
+        course = server.Course(
+            server.server_batches(len(inputs), params.batch_size, params.steps, generator),
             lambda weights: torch.optim.SGD(
                 weights.values(), lr=params.lr, momentum=params.momentum, weight_decay=params.weight_decay
             ),
@@ -195,6 +170,6 @@ class FedBE(fb.Method[FedBeParams]):
         divisor = targets.shape[1] if params.reduction == "mean" else 1
 
         def gradient(logits: Tensor, index: Tensor) -> Tensor:
-            return divergence_gradient(logits, targets[index]) / divisor
+            return server.divergence_gradient(logits, targets[index]) / divisor
 
-        return trained_copy(task.model, start, inputs, gradient, course)
+        return server.trained_copy(task.model, start, inputs, gradient, course)

@@ -57,7 +57,6 @@ class FedBN(fb.Method[FedBnParams]):
 
     name = "fedbn"
     citation = "Li et al., FedBN: FL on Non-IID Features via Local Batch Normalization, ICLR 2021"
-    Params = FedBnParams
     keeps_lost_training = True
 
     @hookimpl

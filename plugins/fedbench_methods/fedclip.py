@@ -12,34 +12,32 @@ Figure 3's variants: `adapters=text` or `both` puts an adapter of the same shape
 stacked with fedprox, "CLIP FedProx". Its fine-tuning after the last round is the run's `finetune_epochs`.
 
 Answers: build_model, local_loss. Stacks with methods that add loss terms or aggregate otherwise.
-Paper against released code: the paper weights clients by n_i, the code uniformly (`weighting=uniform` of the run); the
-paper names Adam without settings, the code's Adam (0.9, 0.98), ε 1e-6 and coupled decay 0.2 are the recipe here. Other
-samples of a sample's own class count as negatives, in both; the loss therefore has a floor. Eq. 30 prints |I| under T
-and Eq. 32 targets 0..B: typos. Adapter width: the code's d; `hidden=128` is the size CAPT compares with.
-Left open, as the code has no variant: the text adapter reads raw features like the image adapter, prompt by prompt
-before templates are averaged, so that uniform gates are zero-shot CLIP; "CLIP FedAvg" takes the same loss and trains
-all of CLIP, its logit scale too. The recipe is the adapter's: whole towers want a smaller learning rate and decay.
+Paper against released code, and left open:
+- The paper weights clients by n_i, the code uniformly (`weighting=uniform` of the run).
+- The paper names Adam without settings. The recipe is the code's: Adam (0.9, 0.98), ε 1e-6, coupled decay 0.2. It is
+  the adapter's: whole towers want a smaller learning rate and decay.
+- Samples of a sample's own class count as negatives in both; the loss therefore has a floor.
+- Eq. 30 prints |I| under T and Eq. 32 targets 0..B: typos. Adapter width: the code's d; CAPT compares with 128.
+- The code has no variants. The text adapter reads raw features, prompt by prompt before templates are averaged, so that
+  uniform gates are zero-shot CLIP; "CLIP FedAvg" takes the same loss and trains all of CLIP, its logit scale too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
 
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
-from fedbench.models.clip.backbone import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
+from fedbench.models.clip.backbone import ClipBackbone, Towers, class_vectors, fill_templates, truncated
 from fedbench.models.heads import clip_of
 from fedbench.models.per_thread import per_thread
-
-if TYPE_CHECKING:
-    from open_clip.model import CLIP
 
 IMAGE, TEXT = "adapter.", "adapter.text."
 """Where the names of the adapters' weights begin."""
@@ -50,20 +48,9 @@ PREFIXES = {"image": (IMAGE,), "text": (TEXT,), "both": (IMAGE, TEXT), "none": (
 class FedClipParams:
     """Hyper-parameters of FedCLIP."""
 
-    hidden: int = hyper(
-        0,
-        symbol="h",
-        low=0,
-        high=4096,
-        search=False,
-        source="released code: h = d; CAPT's re-implementation uses 128; 0 means d",
-    )
-    adapters: Literal["image", "text", "both", "none"] = hyper(
-        "image", symbol="g", source="section 3.3; others: Figure 3(a)"
-    )
-    encoders: Literal["frozen", "trained"] = hyper(
-        "frozen", symbol="f^I, f^T", source="section 3.3; trained: Figure 3(b)"
-    )
+    hidden: int = hyper(0, symbol="h", low=0, high=4096, search=False, source="code: 0, which means d; CAPT: 128")
+    adapters: Literal["image", "text", "both", "none"] = hyper("image", symbol="g", source="section 3.3; Figure 3(a)")
+    encoders: Literal["frozen", "trained"] = hyper("frozen", symbol="f^I, f^T", source="section 3.3; Figure 3(b)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,33 +92,12 @@ def initial_adapter(dim: int, hidden: int, seed: int, prefix: str = IMAGE) -> fb
     return adapter
 
 
-class _Towers(nn.Module):
-    """Raw features of images (b, d) and of all classes' prompts (m, d), and s."""
-
-    def __init__(self, clip: CLIP, tokens: Tensor) -> None:
-        super().__init__()
-        self.clip = clip
-        self.tokens = tokens
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        prompts = encode_tokens(self.clip, self.tokens.to(pixels.device))
-        return self.clip.encode_image(pixels), prompts, self.clip.logit_scale.exp()
-
-
 class FedCLIP(fb.Method[FedClipParams]):
     """An attention adapter on frozen CLIP features; on texts, both, with trained encoders."""
 
     name = "fedclip"
     citation = "Lu et al., FedCLIP, IEEE Data Eng. Bulletin 46(1), 2023"
-    Params = FedClipParams
-    recipe = {
-        "optimizer": "adam",
-        "lr": 5e-5,
-        "beta1": 0.9,
-        "beta2": 0.98,
-        "eps": 1e-6,
-        "weight_decay": 0.2,
-    }
+    recipe = {"optimizer": "adam", "lr": 5e-5, "beta1": 0.9, "beta2": 0.98, "eps": 1e-6, "weight_decay": 0.2}
     requires = ("labels", "clip")
 
     def __init__(self, params: FedClipParams) -> None:
@@ -163,7 +129,7 @@ class FedCLIP(fb.Method[FedClipParams]):
     def _trained(self, backbone: ClipBackbone, texts: list[str], num_classes: int, adapters: fb.Tensors) -> fb.Model:
         """The model whose weights are the adapters and all of CLIP, which reads images."""
         clip = backbone.module
-        towers = _Towers(clip, truncated(backbone.tokenizer(texts), clip))
+        towers = Towers(clip, truncated(backbone.tokenizer(texts), clip))
         weights = {f"clip.{name}": value.detach().clone() for name, value in clip.named_parameters()}
         state = {f"clip.{name}": value.clone() for name, value in clip.state_dict().items()}
         buffers = {name: value for name, value in state.items() if name not in weights}

@@ -8,26 +8,22 @@
 
 Answers: build_model, start, broadcast, local_loss, aggregate, evaluate. Stacks with methods whose terms read weights
 only (fedprox); one that reads the model's outputs is refused when stage 2 begins, where the model has none.
-The script runs 50 rounds of 1,050 as stage 1. Runs here are shorter, and clusters see few clients a round: half of the
-rounds, so that all methods have the same number (`stage1` is a share). The code warm-starts the wide head for CIFAR-100
-and Tiny-ImageNet: the default for all; otherwise it starts a new one (`head_start=fresh`). In stage 2 its clients take
-three mini-batches a round; here E epochs like every method. Its encoders stay in train mode in stage 2, so that
-batch-norm statistics follow whichever client came last; here weights and statistics are frozen, and features are those
-of eval mode. Left out: Laplace noise on the label shares (eps); FedConcat-ID, which infers them; the code's k-means of
-capped cluster size and its own stage-1 weight decay for CIFAR-100 and Tiny-ImageNet.
-Evaluated is the concatenated model: in stage 1 with the warm-started head (a reporting rule, nothing depends on it), in
-stage 2 with the trained one. What each client is scored on as its own is its cluster's model as stage 1 left it (with
-M = 1, FedAvg's). A cluster without participants keeps its model; one that never had any keeps the initial model, and
-adds it to the sum.
-On frozen CLIP features an encoder has no weights: all M parts are the same features, and a wide head is no more than a
-linear head whose weight, but not its bias, has M times the learning rate; clusters then differ in stage 1 only.
+Left open / contradicted:
+- The script runs 50 rounds of 1,050 as stage 1. Runs here are shorter, and clusters see few clients: half of them.
+- The code warm-starts the wide head for CIFAR-100 and Tiny-ImageNet, here for all (`head_start=fresh`: a new one).
+- In stage 2 its clients take three mini-batches a round, here E epochs. Its encoders stay in train mode, so that
+  batch-norm statistics follow whichever client came last; here weights and statistics are frozen, in eval mode.
+- Left out: noise on the label shares (eps), FedConcat-ID, k-means of capped size, a stage-1 weight decay of its own.
+Evaluated is the concatenated model, in stage 1 with the warm-started head (a reporting rule). A client's own model is
+its cluster's as stage 1 left it (with M = 1, FedAvg's). A cluster that never had participants keeps the initial model.
+On frozen CLIP features all M parts are the same features: clusters then differ in stage 1 only.
 Cost: label shares up once; in stage 2 the wide head both ways, and all encoders down once a client (again to one that
 dropped out, of whom the server does not know); M forward passes without gradients a step, and a prediction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,23 +32,16 @@ from torch import Tensor
 
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
-from fedbench.models.heads import default_model, scaled_logits
+from fedbench.models.heads import default_model
+from fedbench.toolkit.cluster_models import BIAS, WEIGHT, averaged_in_clusters, concatenated, model_of, stacked_models
 from fedbench.toolkit.clustering import class_shares, cluster_rows
-from fedbench.toolkit.fedavg import (
-    average,
-    average_buffers,
-    cross_entropy,
-    participant_shares,
-    predicted_classes,
-    weighted_mean,
-)
+from fedbench.toolkit.fedavg import average, cross_entropy, participant_shares, predicted_classes, weighted_mean
 from fedbench.toolkit.heads import fresh_head
 
-WEIGHT, BIAS = "wide.weight", "wide.bias"
-ENCODER, HEAD = "encoder/", "head/"
-"""Before the names of the clusters' tensors in the server's state, each (M, ...)."""
 CLUSTER, REACHED = "cluster", "reached"
 """Each client's cluster, (N,) int64, and whether it has the encoders, (N,) bool."""
+ENCODERS, HEADS = "fedconcat encoders", "fedconcat heads"
+"""The clusters' tensors in the server's state, (M, ...) by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +49,8 @@ class FedConcatParams:
     """Hyper-parameters of FedConcat."""
 
     clusters: int = hyper(5, symbol="M", low=1, high=20, search=(2, 10), source="released script: 5")
-    stage1: float = hyper(
-        0.5, symbol="R₁/R", low=0.0, high=1.0, search=(0.1, 0.9), source="ours; the script: 50 of 1,050 rounds"
-    )
-    head_start: Literal["warm", "fresh"] = hyper(
-        "warm", symbol="W⁰", source="warm: released code on CIFAR-100 and Tiny-ImageNet; fresh: on the others"
-    )
+    stage1: float = hyper(0.5, symbol="R₁/R", low=0.0, high=1.0, search=(0.1, 0.9), source="ours; script: 50 of 1,050")
+    head_start: Literal["warm", "fresh"] = hyper("warm", symbol="W⁰", source="warm: code on CIFAR-100, Tiny-ImageNet")
 
 
 def first_stage(training: fb.Training, share: float) -> int:
@@ -78,37 +63,10 @@ def warm_start(weights: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
     return weights.transpose(0, 1).flatten(1), biases.sum(dim=0)
 
 
-def concatenated(model: fb.Model, encoders: fb.Tensors) -> fb.Model:
-    """``model`` on the features of all encoders side by side, (b, M d), under a wide head WEIGHT (C, M d), BIAS (C,).
-
-    ``encoders`` are weights and running statistics by name, (M, ...). They are read in eval mode, without gradients.
-    """
-    head = model.linear_head
-    width = model.weights[head.weight].shape[1]
-
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
-        weight, bias = tensors[WEIGHT], tensors[BIAS]
-        parts = []
-        with torch.no_grad():
-            for m in range(weight.shape[1] // width):
-                own = {name: tensor[m] for name, tensor in encoders.items()}
-                # the model wants a head to run; the logits of this one go unread
-                own |= {head.weight: weight[:, :width], head.bias: bias}
-                parts.append(model.forward(own, inputs, False).features)
-        features = torch.cat(parts, dim=1)
-        return fb.Outputs(scaled_logits(features, weight, bias, head.scale), features)
-
-    return replace(model, forward=forward)
-
-
-def named(state: fb.Tensors, prefix: str) -> fb.Tensors:
-    """The tensors of ``state`` whose names begin with ``prefix``, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-
-
-def cluster_model(state: fb.Tensors, cluster: int) -> fb.Tensors:
-    """Weights and running statistics of one cluster, by name."""
-    return {name: tensor[cluster] for name, tensor in {**named(state, ENCODER), **named(state, HEAD)}.items()}
+def keep(state: MutableMapping[str, fb.Tensors], stacked: fb.Tensors, head: tuple[str, str]) -> None:
+    """Write the clusters' models (M, ...) in ``state``, the ``head`` apart from the encoder."""
+    state[ENCODERS] = {name: tensor for name, tensor in stacked.items() if name not in head}
+    state[HEADS] = {name: stacked[name] for name in head}
 
 
 class FedConcat(fb.Method[FedConcatParams]):
@@ -116,7 +74,6 @@ class FedConcat(fb.Method[FedConcatParams]):
 
     name = "fedconcat"
     citation = "Diao, Li, He, Exploiting Label Skews with Model Concatenation, AAAI 2024"
-    Params = FedConcatParams
     reads = ("tune", "head_scale")
     requires = ("labels", "linear_head", "whole_model")
 
@@ -140,13 +97,9 @@ class FedConcat(fb.Method[FedConcatParams]):
         """Label shares go up once; clients are clustered by them, and every cluster starts from the model's tensors."""
         shares = class_shares(task.class_counts).float()
         cluster = cluster_rows(shares, self.params.clusters, "kmeans", task.spec.seed)
-        head = task.model.linear_head
-        state = {CLUSTER: cluster, REACHED: torch.zeros(len(cluster), dtype=torch.bool)}
-        for name, tensor in {**task.model.weights, **task.model.buffers}.items():
-            prefix = HEAD if name in (head.weight, head.bias) else ENCODER
-            # copies: what one cluster learns must not show in another
-            state[prefix + name] = torch.stack([tensor] * (int(cluster.max()) + 1)).to(task.spec.device)
-        task.state[self.name] = state
+        task.state[self.name] = {CLUSTER: cluster, REACHED: torch.zeros(len(cluster), dtype=torch.bool)}
+        models = stacked_models(task.model, int(cluster.max()) + 1, task.spec.device)
+        keep(task.state, models, task.model.linear_head.names)
         return {"label_shares": shares}
 
     @hookimpl
@@ -154,11 +107,11 @@ class FedConcat(fb.Method[FedConcatParams]):
         """Stage 1: the model of the client's cluster. Stage 2: the wide head, and once a client all encoders."""
         state = task.state[self.name]
         if WEIGHT in state:
-            wide, encoders = {name: state[name] for name in (WEIGHT, BIAS)}, named(state, ENCODER)
+            wide, encoders = {name: state[name] for name in (WEIGHT, BIAS)}, task.state[ENCODERS]
             if state[REACHED][task.client]:
                 return fb.Broadcast(wide, buffers={}, held=encoders)
             return fb.Broadcast(wide, encoders, buffers={})
-        own = cluster_model(state, int(state[CLUSTER][task.client]))
+        own = model_of({**task.state[ENCODERS], **task.state[HEADS]}, int(state[CLUSTER][task.client]))
         weights = {name: own.pop(name) for name in task.weights}
         return fb.Broadcast(weights, buffers=own)
 
@@ -182,11 +135,12 @@ class FedConcat(fb.Method[FedConcatParams]):
             state[REACHED][[update.client for update in task.updates]] = True
             task.state[self.name] = state
             return task.weights
-        self._average_in_clusters(task, state)
+        models = averaged_in_clusters(task, task.state[ENCODERS] | task.state[HEADS], state[CLUSTER].tolist())
+        keep(task.state, models, task.model.linear_head.names)
         rounds = first_stage(task.spec.training, self.params.stage1)
         is_over = task.round >= rounds and task.exchange + 1 == task.exchanges
         if is_over and rounds < task.spec.training.rounds:
-            state[WEIGHT], state[BIAS] = self._first_wide_head(task, state)
+            state[WEIGHT], state[BIAS] = self._first_wide_head(task)
         task.state[self.name] = state
         return average(task)
 
@@ -197,39 +151,20 @@ class FedConcat(fb.Method[FedConcatParams]):
         if task.client is not None and WEIGHT not in task.weights:
             # a cluster's model, fine-tuned by a client
             return fb.Predictions(predicted_classes(task, task.weights, task.buffers))
-        if task.client is not None:
-            wide = task.weights
-        elif WEIGHT in state:
-            wide = {name: state[name] for name in (WEIGHT, BIAS)}
-        else:
-            wide = dict(zip((WEIGHT, BIAS), self._warm_head(task.model, state), strict=True))
-        whole = replace(task, model=concatenated(task.model, named(state, ENCODER)))
-        labels = predicted_classes(whole, wide, {})
+        wide = task.weights if task.client is not None else state
+        if WEIGHT not in wide:
+            heads = [task.state[HEADS][name] for name in task.model.linear_head.names]
+            wide = dict(zip((WEIGHT, BIAS), warm_start(*heads), strict=True))
+        whole = replace(task, model=concatenated(task.model, task.state[ENCODERS]))
+        labels = predicted_classes(whole, {name: wide[name] for name in (WEIGHT, BIAS)}, {})
         clusters = {client: int(state[CLUSTER][client]) for client in task.clients}
-        own = {m: predicted_classes(task, cluster_model(state, m), {}) for m in set(clusters.values())}
+        models = task.state[ENCODERS] | task.state[HEADS]
+        own = {m: predicted_classes(task, model_of(models, m), {}) for m in set(clusters.values())}
         return fb.Predictions(labels, {client: own[m] for client, m in clusters.items()})
 
-    def _average_in_clusters(self, task: fb.AggregationTask, state: fb.Tensors) -> None:
-        """FedAvg inside each cluster that has participants, written in ``state``; the others keep their model."""
-        for name, tensor in state.items():
-            state[name] = tensor.clone() if name.startswith((ENCODER, HEAD)) else tensor
-        stacked = {**named(state, ENCODER), **named(state, HEAD)}
-        of_client = state[CLUSTER].tolist()
-        for cluster in range(max(of_client) + 1):
-            members = tuple(update for update in task.updates if of_client[update.client] == cluster)
-            if members:
-                means = average(replace(task, updates=members))
-                means |= average_buffers(members, task.spec.training.weighting, task.buffers)
-                for name, mean in means.items():
-                    stacked[name][cluster] = mean
-
-    def _warm_head(self, model: fb.Model, state: fb.Tensors) -> tuple[Tensor, Tensor]:
-        head = model.linear_head
-        return warm_start(state[HEAD + head.weight], state[HEAD + head.bias])
-
-    def _first_wide_head(self, task: fb.AggregationTask, state: fb.Tensors) -> tuple[Tensor, Tensor]:
+    def _first_wide_head(self, task: fb.AggregationTask) -> tuple[Tensor, Tensor]:
         """What stage 2 starts from, (C, M d) and (C,)."""
-        weight, bias = self._warm_head(task.model, state)
+        weight, bias = warm_start(*(task.state[HEADS][name] for name in task.model.linear_head.names))
         if self.params.head_start == "warm":
             return weight, bias
         new_weight, new_bias = fresh_head(len(bias), weight.shape[1], fb.torch_generator(task.spec.seed, "wide head"))

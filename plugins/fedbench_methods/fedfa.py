@@ -12,13 +12,12 @@ all entries, running statistics included, and sends S with them. Evaluated is th
 
 Answers: build_model, start, broadcast, local_loss, aggregate. Stacks with methods that add loss terms (fedprox, moon);
 those read the outputs of the same augmented pass. Needs a backbone with convolution blocks, which is trained whole.
-`weighting` is of weights and running statistics alike, whatever the run's: with p = 0 it is FedAvg in a run with
-weighting=uniform, bit for bit, batch-norm included. Until S is known, G is 1. Paper against released code:
+`weighting` is of weights and running statistics alike: with p = 0 it is FedAvg under weighting=uniform, bit for bit.
+Left open / contradicted (until S is known, G is 1):
 - S is one variance over clients and channels in the code, so that G = 1 everywhere (`sharing=as_released`).
 - Running means start at 0 and 1 in every round of the paper; the code goes on from the clients' average, as here.
 - The code divides variances by n - 1; here it is n: a batch, a map or a cohort of one has the variance 0.
-- As in the code, 1e-6 is added to every variance, gradients pass through V, and blocks end behind their pooling (also
-  the fifth of AlexNet; for other networks see `fedbench.models.cnn.nets`).
+- As in the code, 1e-6 is added to every variance, gradients pass through V, and blocks end behind their pooling.
 - The code keeps a client's optimiser for the whole run; here it is rebuilt.
 Cost: beside the weights, 4 c floats a block are sent down and 2 c up.
 """
@@ -48,15 +47,11 @@ class FedFAParams:
     """Hyper-parameters of FedFA."""
 
     probability: float = hyper(0.5, symbol="p", low=0.1, high=1.0, off=0.0, source="paper and released code; 0: FedAvg")
-    decay: float = hyper(
-        0.99, symbol="α", low=0.0, high=0.999, search=False, needs="probability", source="paper and released code"
-    )
+    decay: float = hyper(0.99, symbol="α", low=0.0, high=0.999, search=False, needs="probability", source="paper")
     sharing: Literal["per_channel", "as_released"] = hyper(
         "per_channel", symbol="S", source="paper; as_released is one variance over clients and channels, G = 1"
     )
-    weighting: Literal["uniform", "samples"] = hyper(
-        "uniform", symbol="1/M", source="paper and released code; samples as FedAvg"
-    )
+    weighting: Literal["uniform", "samples"] = hyper("uniform", symbol="1/M", source="paper; samples: as FedAvg")
 
 
 def tensor_name(kind: str, statistic: str, block: int) -> str:
@@ -124,7 +119,6 @@ class FedFA(fb.Method[FedFAParams]):
 
     name = "fedfa"
     citation = "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023"
-    Params = FedFAParams
     reads = ("tune",)
     requires = ("labels",)
 

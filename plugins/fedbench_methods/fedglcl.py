@@ -125,7 +125,6 @@ class FedGLCL(fb.Method[FedGlclParams]):
 
     name = "fedglcl"
     citation = "Yan et al., Language-driven Representation Learning for Heterogeneous FL, ICLR 2025"
-    Params = FedGlclParams
     recipe = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-5}
     reads = ("text_encoder",)
     requires = ("labels",)

@@ -66,7 +66,6 @@ class FedLC(Method[FedLcParams]):
 
     name = "fedlc"
     citation = "Zhang et al., Label Distribution Skew via Logits Calibration, ICML 2022"
-    Params = FedLcParams
     requires = ("labels",)
 
     @hookimpl

@@ -76,7 +76,6 @@ class FedLoGe(fb.Method[FedLoGeParams]):
 
     name = "fedloge"
     citation = "Xiao et al., FedLoGe: Joint Local and Generic Federated Learning, ICLR 2024"
-    Params = FedLoGeParams
     keeps_lost_training = True
     reads = ("tune", "head_scale")
     requires = ("labels", "linear_head")

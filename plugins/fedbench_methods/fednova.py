@@ -11,15 +11,12 @@ a_k = ‖a_{k,·}‖₁ the weight of all its gradients in it,
 (`fedbench.toolkit.local_training`). Equal a_k make it FedAvg bit for bit, whatever the p_k.
 
 Answers: start (refuses what it is not defined for), loss_terms (μ > 0), after_training (sends a_k), aggregate. Stacks
-with any method that replaces neither local_train nor aggregate. What other methods add to the loss, a proximal term
-too, is part of g and leaves a_k alone; to take the pull into a_k use this method's own μ. Only SGD, since another
-optimiser's change is no sum of gradients; μ > 0 needs one learning rate for all weights. Running statistics are
-averaged by the harness: τ_eff / a_k > 1 would extrapolate a variance below zero, as some implementations do.
-Left open / contradicted: with μ > 0 the released code takes τ_eff = Σ p_k τ_k, the raw steps: `tau_eff=steps`; default
-the equations', which keep the step as long as FedAvg's. It also adds the proximal gradient after the momentum; here it
-is part of the loss and passes through it, so for μ and ρ together a_k is worked out for that. A client's change is
-sent as its weights, from which the server has d_k. One released baseline also adds an untrained correction (nova_ccvr)
-to the gradients: left out.
+with any method that replaces neither local_train nor aggregate. A proximal term of another method is part of g and
+leaves a_k alone; to take the pull into a_k use this method's own μ, which needs one learning rate for all weights.
+Left open / contradicted:
+- With μ > 0 the released code takes τ_eff = Σ p_k τ_k, the raw steps: `tau_eff=steps`. The equations' is the default.
+- It adds the proximal gradient after the momentum. Here it is part of the loss, and a_k is worked out for that.
+- Running statistics are averaged by the harness: τ_eff / a_k > 1 would extrapolate a variance below zero.
 Cost: four bytes a client more (eight with tau_eff=steps), with gmf one copy of the weights on the server.
 """
 
@@ -33,7 +30,7 @@ from torch import Tensor
 
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
-from fedbench.toolkit.fedavg import participant_shares, weighted_mean
+from fedbench.toolkit.fedavg import mean_over_clients, participant_shares, weighted_mean
 from fedbench.toolkit.local_training import gradient_weight, local_steps, rates_by_name
 from fedbench.toolkit.losses import proximal_term
 
@@ -44,21 +41,9 @@ WEIGHT, STEPS = "fednova.a", "fednova.tau"
 class FedNovaParams:
     """Hyper-parameters of FedNova."""
 
-    gmf: float = hyper(
-        0.0, symbol="gmf", low=0.1, high=0.99, off=0.0, search=(0.1, 0.95), source="released code: 0; also 0.5, 0.9"
-    )
+    gmf: float = hyper(0.0, symbol="gmf", low=0.1, high=0.99, off=0.0, search=(0.1, 0.95), source="released code: 0")
     mu: float = hyper(0.0, symbol="μ", low=1e-4, high=1.0, log=True, off=0.0, source="released code: 0, no such term")
-    tau_eff: Literal["weights", "steps"] = hyper(
-        "weights",
-        symbol="τ_eff",
-        needs="mu",
-        source="weights: Σ p_k a_k; steps: Σ p_k τ_k, the released code where μ > 0",
-    )
-
-
-def mean_over_clients(values: Tensor, shares: Tensor) -> Tensor:
-    """Σ p_k v_k of (m,) float64, a scalar; equal values come back bit for bit."""
-    return values[0] + (shares * (values - values[0])).sum()
+    tau_eff: Literal["weights", "steps"] = hyper("weights", symbol="τ_eff", needs="mu", source="steps: released code")
 
 
 def normalised_shares(shares: Tensor, weight: Tensor, tau_eff: Tensor) -> Tensor:
@@ -75,7 +60,6 @@ class FedNova(fb.Method[FedNovaParams]):
 
     name = "fednova"
     citation = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
-    Params = FedNovaParams
     requires = ("sgd",)
 
     @hookimpl
@@ -83,8 +67,7 @@ class FedNova(fb.Method[FedNovaParams]):
         """Nothing; FedbenchError for μ > 0 with several learning rates."""
         if self.params.mu and len(set(rates_by_name(task.spec.training, task.model, 1).values())) > 1:
             raise FedbenchError(
-                "fednova.mu above 0 needs one learning rate for all weights, and this model has several; set "
-                "fednova.mu=0, or stack fedprox for the proximal term."
+                "fednova.mu above 0 needs one learning rate, and this model has several; stack fedprox."
             )
 
     @hookimpl
@@ -107,21 +90,16 @@ class FedNova(fb.Method[FedNovaParams]):
         weight = torch.tensor([float(u.payload[WEIGHT]) for u in task.updates], dtype=torch.float64)
         counted = torch.tensor([float(u.payload[STEPS]) for u in task.updates]) if self._counts_steps else weight
         parts = normalised_shares(shares, weight, mean_over_clients(counted.double(), shares))
-        stepped = {
-            name: weighted_mean([x, *(u.weights[name] for u in task.updates)], parts)
-            for name, x in task.weights.items()
-        }
+        stepped = {n: weighted_mean([x, *(u.weights[n] for u in task.updates)], parts) for n, x in task.weights.items()}
         return self._with_momentum(task, stepped) if self.params.gmf else stepped
 
     def _with_momentum(self, task: fb.AggregationTask, stepped: fb.Tensors) -> fb.Tensors:
         """x − η u, from where x would be without the momentum; u is kept."""
-        gmf, before = self.params.gmf, task.state.get(self.name, {})
-        rates = rates_by_name(task.spec.training, task.model, task.round)
-        task.state[self.name] = {
-            name: gmf * before.get(name, torch.zeros_like(x)) + (x - stepped[name]) / rates[name]
-            for name, x in task.weights.items()
-        }
-        return {name: x - rates[name] * task.state[self.name][name] for name, x in task.weights.items()}
+        gmf, rates = self.params.gmf, rates_by_name(task.spec.training, task.model, task.round)
+        before = task.state.get(self.name) or {name: torch.zeros_like(x) for name, x in task.weights.items()}
+        u = {n: gmf * before[n] + (x - stepped[n]) / rates[n] for n, x in task.weights.items()}
+        task.state[self.name] = u
+        return {name: x - rates[name] * u[name] for name, x in task.weights.items()}
 
     @property
     def _counts_steps(self) -> bool:

@@ -62,7 +62,6 @@ class FedNTD(Method[FedNtdParams]):
 
     name = "fedntd"
     citation = "Lee et al., Preservation of the Global Knowledge by Not-True Distillation, NeurIPS 2022"
-    Params = FedNtdParams
     requires = ("labels",)
 
     @hookimpl

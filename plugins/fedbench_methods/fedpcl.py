@@ -13,20 +13,19 @@ Client k predicts by the nearest of its own C_j^k (in squared error): the column
 
 Answers: build_model, private, broadcast, local_loss, after_training, aggregate, evaluate. Stacks with methods that add
 loss terms on weights or features. There is no global model, hence no global columns. Needs a CLIP backbone, whose image
-features are r, as the encoder gives them; the paper joins several backbones, here there is one. A network trained from
-scratch has nothing frozen to read and is refused.
-Left open or contradicted: the code's loss is the default, the paper's an option (`loss=paper`; with the positive in its
-denominators, and the global prototypes for classes that a client lacks, as in the code). Two views of an image that is
-not augmented, as of the code on Office, are the same: so here, where features are computed once. The cross-entropy that
-the code computes is not in its loss; its head is left out, so that there are no logits. In round 1 there are no
-prototypes: no weight has a gradient, the optimiser takes no step, and the projector stays as it was, also under weight
-decay (the code's zero loss lets Adam's decay of 1e-4 move it), unless a method stacked on it adds a term. Prototypes
-are computed after training, in eval mode, and not brought to length one. Where not all clients take part, the server
-keeps the last set of each, P is the mean over these, and only clients with a set are summed over; a sample whose class
-nobody has sent yet adds zero. Where an update is lost, projector and prototypes are those before: the server's set is
-one of them. A client that never took part predicts with its initial projector by the nearest P_j.
-Cost: k 256 floats up for the k classes a client has; (N + 1) C 256 floats down, N the clients of the federation, zeros
-for classes they lack included; masks besides. Each client's projector is kept and saved with the run.
+features are r; the paper joins several backbones. A network trained from scratch has nothing frozen to read.
+Left open / contradicted:
+- The code's loss is the default, the paper's an option (`loss=paper`; the positive is in its denominators, and global
+  prototypes stand for classes that a client lacks, as in the code). The code's unused cross-entropy head is left out.
+- Two views of an image that is not augmented are the same, as of the code on Office; here features are computed once.
+- In round 1 there are no prototypes: no gradient, no step, nor weight decay (the code's Adam decays), unless a method
+  stacked on it adds a term.
+- Prototypes are computed after training, in eval mode, and not brought to length one.
+- Under partial participation the server keeps the last set of each client. P is the mean over these, and only clients
+  with a set are summed over. A sample whose class nobody has sent yet adds zero.
+- Where an update is lost, projector and prototypes are those before. A client that never took part predicts with its
+  initial projector by the nearest P_j.
+Cost: k 256 floats up for the k classes a client has; (N + 1) C 256 floats and masks down, N all clients.
 """
 
 from __future__ import annotations
@@ -54,9 +53,7 @@ class FedPclParams:
 
     temperature: float = hyper(0.07, symbol="τ", low=0.03, high=0.5, log=True, source="released code")
     dim: int = hyper(256, symbol="d", low=2, high=4096, search=False, source="released code")
-    loss: Literal["released", "paper"] = hyper(
-        "released", symbol="L", source="released: Σ L_k of its code; paper: L_g + L_p"
-    )
+    loss: Literal["released", "paper"] = hyper("released", symbol="L", source="released: Σ L_k; paper: L_g + L_p")
 
 
 def filled_sets(sets: Tensor, present: Tensor, shared: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,10 +66,9 @@ def filled_sets(sets: Tensor, present: Tensor, shared: Tensor) -> tuple[Tensor, 
 
 
 def contrast_to_batch(similarity: Tensor, labels: Tensor) -> Tensor:
-    """−(1/|S_i|) Σ_{s ∈ S_i} log softmax_{a ≠ i}(similarity_ia)_s, (..., b), from ``similarity`` (..., b, b).
+    """−(1/|S_i|) Σ_{s ∈ S_i} log softmax_{a ≠ i}(similarity_ia)_s, (..., b), from ``similarity`` (..., b, b) over τ.
 
-    Row i holds those of the anchor of sample i with every sample, over τ; ``labels`` (b,). The batch counts twice, as
-    two equal views, of which an anchor leaves out its own sample once.
+    Row i is of the anchor of sample i; ``labels`` (b,). The batch counts twice, and an anchor omits its sample once.
     """
     views = 2 - torch.eye(len(labels), device=similarity.device)
     others = (similarity + views.log()).logsumexp(dim=-1)
@@ -110,7 +106,6 @@ class FedPCL(fb.Method[FedPclParams]):
 
     name = "fedpcl"
     citation = "Tan et al., FL from Pre-trained Models: A Contrastive Learning Approach, NeurIPS 2022"
-    Params = FedPclParams
     recipe = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-4}
     requires = ("labels", "clip")
 
@@ -178,9 +173,7 @@ class FedPCL(fb.Method[FedPclParams]):
     def _predicted(self, task: fb.EvaluationTask, client: int, weights: fb.Tensors, buffers: fb.Tensors) -> Tensor:
         """Classes (n,) by the nearest of the client's own prototypes, or of the global ones where it has none."""
         if self.name not in task.state:
-            raise FedbenchError(
-                "fedpcl has no prototypes to predict by before an update has arrived; set rounds to 1 or more."
-            )
+            raise FedbenchError("fedpcl has no prototypes before an update has arrived; set rounds to 1 or more.")
         server, own = task.state[self.name], task.client_state.get(client, {}).get(self.name)
         means, holds = (server["shared"], server["present"].any(0)) if own is None else (own["means"], own["holds"])
         return nearest_class(client_features(task, weights, buffers), means, holds).cpu()

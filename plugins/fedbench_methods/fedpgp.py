@@ -6,21 +6,18 @@ A prompt σ (M, d_t) that all clients share, and a low-rank addition U V, (M, b)
     L = CE(s f_x·z_k, y) + μ L_con                                                       (s: CLIP's own scale, frozen)
     L_con = −(1/K) Σ_k log [e^{c(z⁰,z^s)/τ} / (e^{c(z⁰,z^s)/τ} + e^{c(z^s,z)/τ})],   c the cosine
     σ ← Σ_i (n_i / Σ_j n_j) σ_i;   U and V stay
-The term pulls the shared prompt to what CLIP knows and pushes the personal one away from it. σ is sent; U and V are
-not, nor counted or averaged. All three are drawn from N(0, 0.02²), U and V alike for all clients.
+The term pulls the shared prompt to what CLIP knows and pushes the personal one away. Only σ is sent, counted, averaged.
+All three are drawn from N(0, 0.02²), U and V alike for all clients.
 
 Answers: build_model, private, loss_terms, evaluate. Stacks with methods that change the base loss, add terms or
-aggregate otherwise; terms on the weights (fedprox) hold U and V as well. Any CLIP, ResNets included.
-Own models, in the columns `personal_...`, are the new σ with the client's U V; a client that has not taken part has the
-first draw. U V stays as trained where the update with σ was lost. The global model is σ alone. U V is 1e-3 at first, so
-that c(z^s, z) is nearly 1 and the push outweighs the pull; not zero as with LoRA, so that round 0 of the own models is
-not PromptFL's.
-Paper against released code: z⁰ is there the text "X X ... X name." of M placeholders (`anchor=placeholder`); here it
-is that of the run's `templates`, which say what CLIP knows. The script's two prompts a client give 2K logits for K
-labels, of which the second half is never a target; here there is one. The script's b = 8 and μ = 0.5 are the defaults;
-the code's are 4 and 1. Its `init=words` ends in an error and is not offered. The code lets all clients train in the
-first round and carries momentum from client to client; here the run's participation holds, and each begins anew.
-Recipe: SGD 1e-3 of the code, with momentum 0.9 and decay 5e-4 of the toolbox it is built on. μ = 0 leaves L_con out.
+aggregate otherwise; terms on the weights (fedprox) hold U and V as well. Any CLIP. Own models (`personal_...`) are the
+new σ with the client's U V, at first a common draw: 1e-3, not zero as with LoRA. U V stays where an update was lost.
+Paper against released code:
+- z⁰ is there the text of M placeholders (`anchor=placeholder`); here that of the run's `templates`, which CLIP knows.
+- The script's two prompts a client give 2K logits for K labels, half of them never a target; here there is one.
+- The script's b = 8 and μ = 0.5 are the defaults; the code's are 4 and 1. Its `init=words` ends in an error.
+- All its clients train in round 1, and momentum stays with a client. Here participation holds, and each begins anew.
+Recipe: SGD 1e-3 of the code, with momentum 0.9 and decay 5e-4 of the toolbox it is built on.
 """
 
 from __future__ import annotations
@@ -35,13 +32,11 @@ from torch.nn.functional import normalize, softplus
 
 import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
-from fedbench.models.clip.backbone import encode_tokens
 from fedbench.models.heads import TextOutputs, clip_of, scaled_logits
-from fedbench.models.prompts.context import PromptTower, initial_context, prompt_tower, random_context
+from fedbench.models.prompts.context import initial_context, prompt_tower, random_context
 from fedbench.toolkit.fedavg import personal_predictions
 
-SHARED, LEFT, RIGHT = "prompt.global", "prompt.U", "prompt.V"
-ANCHOR = "anchor"
+SHARED, LEFT, RIGHT, ANCHOR = "prompt.global", "prompt.U", "prompt.V", "anchor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +45,9 @@ class FedPgpParams:
 
     context_length: int = hyper(16, symbol="M", low=1, high=64, search=(4, 16), source="released code: 16")
     bottleneck: int = hyper(8, symbol="b", low=1, high=64, search=(2, 16), source="released script; by default 4")
-    mu: float = hyper(
-        0.5, symbol="μ", low=0.1, high=10.0, log=True, off=0.0, source="released script; by default 1; 0: no L_con"
-    )
+    mu: float = hyper(0.5, symbol="μ", low=0.1, high=10.0, log=True, off=0.0, source="released script; by default 1")
     tau: float = hyper(0.5, symbol="τ", low=0.05, high=1.0, log=True, needs="mu", source="released code")
-    anchor: Literal["template", "placeholder"] = hyper(
-        "template", symbol="z⁰", source="run's templates; placeholder: the code"
-    )
+    anchor: Literal["template", "placeholder"] = hyper("template", symbol="z⁰", source="ours; placeholder: the code")
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,18 +64,11 @@ def contrast(anchor: Tensor, shared: Tensor, personal: Tensor, tau: float) -> Te
     return softplus((push - pull) / tau).mean()
 
 
-def placeholder_texts(tower: PromptTower) -> Tensor:
-    """Unit text features (K, d) of what the tower's context stands in place of: "X X ... X name."."""
-    with torch.no_grad():
-        return normalize(encode_tokens(tower.clip, tower.tokens), dim=-1)
-
-
 class FedPGP(fb.Method[FedPgpParams]):
     """A shared prompt with a private low-rank addition."""
 
     name = "fedpgp"
     citation = "Cui et al., Harmonizing Generalization and Personalization in FPL, ICML 2024"
-    Params = FedPgpParams
     requires = ("clip",)
     recipe = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
     keeps_lost_training = True
@@ -96,7 +80,7 @@ class FedPGP(fb.Method[FedPgpParams]):
         length, rank = params.context_length, params.bottleneck
         tower, scale = prompt_tower(clip, setup.classnames, length), clip.logit_scale
         template = params.anchor == "template"
-        anchor = clip.text_features(setup.classnames, setup.spec.templates) if template else placeholder_texts(tower)
+        anchor = clip.text_features(setup.classnames, setup.spec.templates) if template else tower.placeholder_texts()
 
         def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
             personal = tensors[SHARED] + tensors[LEFT] @ tensors[RIGHT]
@@ -104,11 +88,9 @@ class FedPGP(fb.Method[FedPgpParams]):
             features = normalize(inputs, dim=-1)
             return PersonalOutputs(scaled_logits(features, own, None, scale), features, own, shared)
 
-        weights = {
-            SHARED: initial_context(clip, seed, length, "random"),
-            LEFT: random_context(seed, "U of fedpgp", length, rank),
-            RIGHT: random_context(seed, "V of fedpgp", rank, tower.width),
-        }
+        left = random_context(seed, "U of fedpgp", length, rank)
+        right = random_context(seed, "V of fedpgp", rank, tower.width)
+        weights = {SHARED: initial_context(clip, seed, length, "random"), LEFT: left, RIGHT: right}
         return fb.Model(weights=weights, forward=forward, encoder=clip.image_encoder(), constants={ANCHOR: anchor})
 
     @hookimpl
@@ -119,10 +101,8 @@ class FedPGP(fb.Method[FedPgpParams]):
     @hookimpl
     def loss_terms(self, step: fb.LocalStep) -> Tensor | None:
         """μ L_con, on the texts that the step's logits come from; none where μ = 0."""
-        if not self.params.mu:
-            return None
-        outputs = cast(PersonalOutputs, step.outputs)
-        return self.params.mu * contrast(step.model.constants[ANCHOR], outputs.shared, outputs.texts, self.params.tau)
+        mu, tau, made = self.params.mu, self.params.tau, cast(PersonalOutputs, step.outputs)
+        return mu * contrast(step.model.constants[ANCHOR], made.shared, made.texts, tau) if mu else None
 
     @hookimpl
     def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:

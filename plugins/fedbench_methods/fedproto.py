@@ -86,7 +86,6 @@ class FedProto(fb.Method[FedProtoParams]):
 
     name = "fedproto"
     citation = "Tan et al., FedProto: Federated Prototype Learning, AAAI 2022"
-    Params = FedProtoParams
     keeps_lost_training = True
     requires: tuple[str, ...] = ("labels", "trained_features")
 

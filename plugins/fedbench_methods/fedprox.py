@@ -46,7 +46,6 @@ class FedProx(Method[FedProxParams]):
 
     name = "fedprox"
     citation = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
-    Params = FedProxParams
 
     @hookimpl
     def loss_terms(self, step: LocalStep) -> Tensor:

@@ -10,21 +10,19 @@ without labels. In every local iteration, in this order (Alg. 1):
     L_tSamp = -Σ_k Σ_{j≤n_k} log f(z_kj)_k,   z_kj ~ N(T_k, σ² I)      (Eqs. 5, 6)
     minimise L_iST + λ L_tSamp                                         (Eq. 8)
 The server takes the plain mean of the participants' W and b (Alg. 1). A client keeps q, which is of its own images
-alone, between its rounds, also where its update was lost. T is known
-to every client, as Alg. 1 has it; its C d floats, sent once, are not counted.
+alone, also where its update was lost. T is known to every client (Alg. 1); its C d floats are not counted.
 
 Answers: build_model, local_loss, aggregate. Never reads a label, hidden or not. Stacks with methods that add loss
 terms, and with clip-linear-centralized: there the clients are pooled, still without labels.
-Ablations: `text_weight=0` is "only L_iST", `self_training=false` "only L_tSamp" (stacked with clip-linear-centralized
-its "centralized" row, Table 3), `sampling=equal` gives every class round(mean_k n_k) instances (Table 4, whose common
-number is not printed: the mean keeps the budget).
-Left open or contradicted, no code being released: σ; s and whether features have unit length (the entropies printed,
-all close to log K, speak for unit length and s = 1; `unit_features=false` leaves T at its own length too, so that
-round 0 ranks products, not cosines); batch size (50 in the FedNTD code whose settings the paper shares). γ is 0 in the
-experiments, positive in the text. Fractions of (1 + γ) max m are rounded to the nearest whole number. Only L_iST cannot
-move at all by these equations, since f = q at W_0 and so the gradient is zero (but for weight decay), yet the paper's
-moves: `detach=false`, `restart=received`, `q_update=all` and `scale` are where its code may differ. The sum in Eq. 6
-outweighs the mean of Eq. 3 by far and makes W grow, which is what sharpens f at s = 1.
+Ablations: `text_weight=0` is "only L_iST", `self_training=false` "only L_tSamp" (with clip-linear-centralized Table 3's
+"centralized"), `sampling=equal` gives every class round(mean_k n_k) instances (Table 4, at Eq. 7's budget).
+Left open / contradicted, no code being released:
+- σ, batch size, s and unit length: the entropies printed, all close to log K, speak for unit length and s = 1.
+  `unit_features=false` leaves T at its own length, so that round 0 ranks products, not cosines.
+- γ is 0 in the experiments, positive in the text. Fractions of (1 + γ) max m are rounded to the nearest whole number.
+- Only L_iST cannot move by these equations: f = q at W_0, and the gradient is zero. The paper's moves: `detach=false`,
+  `restart=received`, `q_update=all` and `scale` are where its code may differ.
+- The sum in Eq. 6 outweighs the mean of Eq. 3 and makes W grow, which sharpens f at s = 1.
 """
 
 from __future__ import annotations
@@ -48,21 +46,10 @@ class FstCbdgParams:
     """Hyper-parameters of FST-CBDG."""
 
     beta: float = hyper(0.9, symbol="β", low=0.0, high=0.99, source="Eq. 4, section 4.1")
-    gamma: float = hyper(
-        0.0, symbol="γ", low=0.0, high=1.0, needs="text_weight", source="section 4.1; the text after Eq. 7 has γ > 0"
-    )
-    text_weight: float = hyper(
-        1.0, symbol="λ", low=0.01, high=10.0, log=True, off=0.0, source="Eq. 8, section 4.1; 0: only L_iST"
-    )
+    gamma: float = hyper(0.0, symbol="γ", low=0.0, high=1.0, needs="text_weight", source="section 4.1; Eq. 7: γ > 0")
+    text_weight: float = hyper(1.0, symbol="λ", low=0.01, high=10.0, log=True, off=0.0, source="Eq. 8, section 4.1")
     sigma: float = hyper(
-        0.01,
-        symbol="σ",
-        low=1e-4,
-        high=0.1,
-        log=True,
-        off=0.0,
-        needs="text_weight",
-        source="Eq. 5; the paper gives no value",
+        0.01, symbol="σ", low=1e-4, high=0.1, log=True, off=0.0, needs="text_weight", source="Eq. 5 without a value"
     )
     reduction: Literal["sum", "mean"] = hyper("sum", symbol="Σ", source="Eq. 6 is a sum")
     scale: float = hyper(1.0, symbol="s", low=1.0, high=100.0, log=True, source="Eqs. 1 and 2 have none; CLIP's is 100")
@@ -70,15 +57,9 @@ class FstCbdgParams:
     self_training: bool = hyper(True, symbol="L_iST", source="Eq. 8; false: only L_tSamp")
     sampling: Literal["balanced", "equal"] = hyper("balanced", symbol="n_k", source="Eq. 7; equal as in Table 4")
     detach: bool = hyper(True, symbol="∂q = 0", source="not given; q is a target")
-    q_update: Literal["batch", "all"] = hyper(
-        "batch", symbol="j in Eq. 4", source="Alg. 1: each iteration; of which images is open"
-    )
-    restart: Literal["keep", "received"] = hyper(
-        "keep", symbol="q⁰", source="Eq. 2 once; received: anew by each round's model"
-    )
-    weighting: Literal["uniform", "samples"] = hyper(
-        "uniform", symbol="E_c", source="Alg. 1; section 3.1 also calls it FedAvg's"
-    )
+    q_update: Literal["batch", "all"] = hyper("batch", symbol="j in Eq. 4", source="Alg. 1; of which images is open")
+    restart: Literal["keep", "received"] = hyper("keep", symbol="q⁰", source="Eq. 2; received: by each round's model")
+    weighting: Literal["uniform", "samples"] = hyper("uniform", symbol="E_c", source="Alg. 1; samples: section 3.1")
 
 
 def probabilities(logits: Tensor) -> Tensor:
@@ -104,19 +85,16 @@ def pseudo_class_counts(soft_labels: Tensor) -> Tensor:
 
 def balanced_counts(counts: Tensor, gamma: float) -> Tensor:
     """n_k = (1 + γ) max m - m_k (Eq. 7), from ``counts`` m (C,); m_k + n_k is the same whole number for every k."""
-    level = ((1 + gamma) * counts.max().double()).round().long()
-    return level - counts
+    return ((1 + gamma) * counts.max().double()).round().long() - counts
 
 
 def equal_counts(counts: Tensor, gamma: float) -> Tensor:
     """round(mean_k n_k) for every class, (C,): the sampling that Table 4 compares with, at Eq. 7's budget."""
-    mean = balanced_counts(counts, gamma).double().mean().round().long()
-    return mean.expand_as(counts)
+    return balanced_counts(counts, gamma).double().mean().round().long().expand_as(counts)
 
 
 def text_samples(text: Tensor, amounts: Tensor, sigma: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """n_k draws z ~ N(T_k, σ² I) a class (Eq. 5): (Σ n_k, d) and their classes (Σ n_k,), from ``text`` T (C, d)."""
-    # how many are drawn depends on the data: the one place where a loss has to wait for its tensors
     classes = torch.arange(len(text), device=text.device).repeat_interleave(amounts)
     noise = torch.randn(len(classes), text.shape[1], generator=generator)
     return text[classes] + sigma * noise.to(text.device), classes
@@ -124,8 +102,7 @@ def text_samples(text: Tensor, amounts: Tensor, sigma: float, generator: torch.G
 
 def text_sampling_loss(logits: Tensor, classes: Tensor, reduction: str) -> Tensor:
     """L_tSamp = -Σ log f(z)_k (Eq. 6), or divided by the number of samples; zero without any. ``logits`` (n, C)."""
-    total = cross_entropy(logits, classes, reduction="sum")
-    return total if reduction == "sum" else total / max(len(classes), 1)
+    return cross_entropy(logits, classes, reduction="sum") / (1 if reduction == "sum" else max(len(classes), 1))
 
 
 class FSTCBDG(fb.Method[FstCbdgParams]):
@@ -133,7 +110,6 @@ class FSTCBDG(fb.Method[FstCbdgParams]):
 
     name = "fst-cbdg"
     citation = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
-    Params = FstCbdgParams
     requires = ("clip",)
     recipe = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
     keeps_lost_training = True
@@ -147,9 +123,8 @@ class FSTCBDG(fb.Method[FstCbdgParams]):
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """f with W_0 = T, b_0 = 0 (section 3.1)."""
         clip, templates = clip_of(setup), setup.spec.templates
-        if self.params.unit_features:
-            text = clip.text_features(setup.classnames, templates)
-        else:
+        text = clip.text_features(setup.classnames, templates)
+        if not self.params.unit_features:
             raw = clip.encode_text(fill_templates(setup.classnames, templates))
             text = raw.reshape(len(templates), len(setup.classnames), -1).mean(dim=0)
         model = head_on_features(clip, text, self.params.scale, unit_features=self.params.unit_features)
@@ -188,8 +163,8 @@ class FSTCBDG(fb.Method[FstCbdgParams]):
         """L_tSamp (Eq. 6) on new draws for the pseudo-class ``counts`` m (C,)."""
         chosen = self.params
         amounts = (balanced_counts if chosen.sampling == "balanced" else equal_counts)(counts, chosen.gamma)
-        generator = step.generator("text-samples")
-        features, classes = text_samples(step.model.constants["text"], amounts, chosen.sigma, generator)
+        text, generator = step.model.constants["text"], step.generator("text-samples")
+        features, classes = text_samples(text, amounts, chosen.sigma, generator)
         logits = scaled_logits(features, step.weights["head.weight"], step.weights["head.bias"], chosen.scale)
         return text_sampling_loss(logits, classes, chosen.reduction)
 

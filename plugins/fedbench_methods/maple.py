@@ -9,11 +9,11 @@ All of them are sent: J M d_t + J (d_t d_v + d_v) floats. From layer J on the to
 
 Answers: build_model. Everything else is FedAvg; stacks with methods that add loss terms or aggregate otherwise.
 `maple+fedavg` of CAPT's tables is `maple`. The mean of the P_j and of the F_j is not the mean of the F_j(P_j).
-The method is centralised in its paper; the recipe is that of its released code (SGD 3.5e-3, decay 5e-4) without its
-cosine schedule and warm-up, which local epochs of a round do not have; CAPT runs it with M = 4 and SGD 1e-3.
-As in the code `init=words` trains the first M words of "a photo of a" and keeps the others: "<P_0> of a name." for
-M = 2. P_1 .. and all F_j are drawn, so round 0 is not zero-shot CLIP. Towers with fewer than J layers get prompts at as
-many as the shallower one has. Images pass the tower in every step, so nothing is cached; ResNets have no tokens.
+Left open / contradicted:
+- The paper is centralised. Recipe: its code's SGD 3.5e-3, decay 5e-4, without schedule and warm-up; CAPT: M = 4, 1e-3.
+- As in the code `init=words` trains the first M words of "a photo of a" and keeps the others: "<P_0> of a name." if
+  M = 2. P_1 .. and all F_j are drawn, so round 0 is not zero-shot CLIP.
+- Towers with fewer than J layers get prompts at as many as the shallower one has. ResNets have no tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from fedbench.models.prompts.context import Init, prompt_tower, random_context, 
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 
 log = logging.getLogger(__name__)
-
 WORDS = ("a", "photo", "of", "a")
 
 
@@ -70,7 +69,6 @@ class MaPLe(Method[MapleParams]):
 
     name = "maple"
     citation = "Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023"
-    Params = MapleParams
     requires = ("clip",)
     recipe = {"optimizer": "sgd", "lr": 3.5e-3, "momentum": 0.9, "weight_decay": 5e-4}
 
@@ -87,17 +85,14 @@ class MaPLe(Method[MapleParams]):
         if self.params.init == "words":
             first, kept = initial_words(clip, length)
         tower = prompt_tower(clip, [f"{kept} {name}".strip() for name in setup.classnames], length)
-        deeper = {
-            f"prompt.{layer}": random_context(seed, f"context {layer}", length, width) for layer in range(1, depth)
-        }
-        weights = {"prompt.0": first, **deeper, **couplings(depth, width, visual.conv1.out_channels, seed)}
+        weights = {"prompt.0": first}
+        weights |= {f"prompt.{at}": random_context(seed, f"context {at}", length, width) for at in range(1, depth)}
+        weights |= couplings(depth, width, visual.conv1.out_channels, seed)
 
         def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
             prompts = [tensors[f"prompt.{layer}"] for layer in range(depth)]
-            tokens = [
-                linear(prompt, tensors[f"coupling.{layer}.weight"], tensors[f"coupling.{layer}.bias"])
-                for layer, prompt in enumerate(prompts)
-            ]
+            maps = [(tensors[f"coupling.{layer}.weight"], tensors[f"coupling.{layer}.bias"]) for layer in range(depth)]
+            tokens = [linear(prompt, weight, bias) for prompt, (weight, bias) in zip(prompts, maps, strict=True)]
             texts = tower.encode(prompts[0], deep=[[prompt] for prompt in prompts[1:]])
             features = normalize(encode_with_tokens(visual, inputs, tokens[0], deep=tokens[1:]), dim=-1)
             return TextOutputs(scaled_logits(features, texts, None, clip.logit_scale), features, texts)

@@ -74,7 +74,6 @@ class MOON(Method[MoonParams]):
 
     name = "moon"
     citation = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
-    Params = MoonParams
     requires: tuple[str, ...] = ("trained_features",)
     keeps_lost_training = True
 

@@ -107,7 +107,6 @@ class RatioLoss(fb.Method[RatioLossParams]):
 
     name = "ratio-loss"
     citation = "Wang et al., Addressing Class Imbalance in Federated Learning, AAAI 2021"
-    Params = RatioLossParams
     requires = ("labels", "server_labels", "linear_head", "whole_model")
 
     @hookimpl

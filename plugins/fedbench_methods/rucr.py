@@ -11,26 +11,23 @@ The server averages as FedAvg does. In the last `rectify_rounds` + 1 rounds ever
 each client of the cohort trains its updated head on m such v of every class c, labelled c; the heads are averaged by
 n_k. The global model with this head is what is evaluated from then on; clients train from FedAvg's weights.
 
-Answers: survey, report, reported, broadcast, loss_terms, after_training, aggregate, evaluate. Stacks with
-methods that change the local loss only. With loss_weight=0 and rectify_rounds=0 it is FedAvg bit for bit. On frozen
-features the term moves nothing and is refused: set loss_weight=0. Fine-tuning is by the base loss alone.
-`rectify_rounds` counts from the end: in a run of `rectify_rounds` + 1 rounds or fewer, every round surveys everyone.
-A class nobody reports has P_c = 0, cosine 0 and no prior, and gets no virtual features.
+Answers: survey, report, reported, broadcast, loss_terms, after_training, aggregate, evaluate. Stacks with methods that
+change the local loss only. With loss_weight=0 and rectify_rounds=0 it is FedAvg bit for bit. On frozen features it
+moves nothing and is refused: set loss_weight=0. Fine-tuning is by the base loss alone. In a run of `rectify_rounds` + 1
+rounds or fewer, every round surveys everyone.
 The published equations were not at hand: this follows the released code, which exists twice.
-- The original scripts have a cosine head of scale 30, the cleaned code a plain linear one. Here the head is the model's
-  own (`Model.head`), its fixed scale s included.
-- Virtual features have at most unit length, as what a head on CLIP reads has. Features of a CNN are longer, so its
-  rectified head is used at another length, as in the cleaned code, whose `left` is the default.
+- The original scripts have a cosine head of scale 30, the cleaned code a plain linear one, whose `left` is the default
+  (0.1 with the cosine). Here the head is the model's own, its fixed scale s included.
+- Virtual features have at most unit length, as what a head on CLIP reads has; features of a CNN are longer.
 - Both codes take means and z̃ on batch statistics, which depend on how samples are batched. Here it is eval mode.
 - z̃ are drawn without replacement; with fewer than m samples they start over, where the code fails.
-- The code reports the best round on the test set, of 150.
-Cost: two forward passes of all clients' samples at most, one before a round and one to rectify; C d + C numbers up and
-down a round, in the last rounds also from all clients, with a model down to each. Privacy: exact class counts.
+Cost: two passes of all clients' samples at most; C d + C numbers up and down a round, in the last rounds also from all
+clients, with a model down to each. Privacy: exact class counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,73 +39,37 @@ from fedbench.models.text.classifier import unit
 from fedbench.toolkit.fedavg import average, participant_shares, weighted_mean
 from fedbench.toolkit.heads import largest_logit_with_kept_head, retrained
 from fedbench.toolkit.losses import mean_cross_entropy
-from fedbench.toolkit.prototypes import class_means, client_features, mean_over_holders, spread
+from fedbench.toolkit.prototypes import class_means, client_features, merged
 
-SENT_DOWN = ("prototypes", "prior", "directions")
-"""What the server keeps of a survey until the round ends, and sends to the cohort."""
-HEAD = ("head.weight", "head.bias")
+SENT_DOWN = ("prototypes", "prior", "directions")  # of a survey, until the round ends
+HEAD, RECTIFY = ("head.weight", "head.bias"), "rectify_rounds"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RUCRParams:
     """Hyper-parameters of RUCR; defaults are those of CIFAR-10 at an imbalance of 100."""
 
-    loss_weight: float = hyper(
-        0.15, symbol="λ", low=0.01, high=2.0, log=True, neutral=0.0, source="code, C10 IF100; 0.05 to 1 elsewhere"
-    )
+    loss_weight: float = hyper(0.15, symbol="λ", low=0.01, high=2.0, log=True, neutral=0.0, source="code, C10 IF100")
     temperature: float = hyper(0.9, symbol="t", low=0.05, high=1.0, log=True, needs="loss_weight", source="code 0.9")
-    prior_weight: float = hyper(
-        1.0, symbol="a", low=0.0, high=10.0, search=False, needs="loss_weight", source="code's `times`, 1"
-    )
-    rectify_rounds: int = hyper(
-        20, symbol="crt_ep", low=1, high=1000, neutral=0, search=False, source="code 20, its last 21 rounds; 0: none"
-    )
+    prior_weight: float = hyper(1.0, symbol="a", low=0.0, high=10.0, search=False, needs="loss_weight", source="code")
+    rectify_rounds: int = hyper(20, symbol="crt_ep", low=1, high=1000, neutral=0, search=False, source="code; 0: none")
     virtual_features: int = hyper(
-        100, symbol="m", low=1, high=1000, log=True, search=False, needs="rectify_rounds", source="a class; code 100"
+        100, symbol="m", low=1, high=1000, log=True, search=False, needs=RECTIFY, source="a class; code 100"
     )
-    left: float = hyper(
-        0.35,
-        symbol="left",
-        low=0.0,
-        high=1.0,
-        search=(0.0, 0.6),
-        needs="rectify_rounds",
-        source="code with the linear head, C10 IF100; with the cosine head 0.1",
-    )
-    right: float = hyper(
-        0.95, symbol="right", low=0.0, high=1.0, search=(0.8, 1.0), needs="rectify_rounds", source="code 0.95"
-    )
-    rectify_epochs: int = hyper(
-        50, symbol="local_bal_ep", low=1, high=1000, search=False, needs="rectify_rounds", source="code 50"
-    )
-    lr_head: float = hyper(
-        0.01, symbol="lr_cls", low=1e-3, high=0.1, log=True, needs="rectify_rounds", source="code 0.01"
-    )
-    batch_size: int = hyper(
-        256, symbol="crt_batch_size", low=1, high=10000, search=False, needs="rectify_rounds", source="code 256"
-    )
-
-
-def merged(reports: Collection[fb.Tensors], *, unit_length: bool = False) -> Tensor:
-    """P over the clients of ``reports``, (C, d): means by class weighted by counts; of μ/|μ| with ``unit_length``.
-
-    Each has "means" (k, d) of the k classes the client owns and "counts" (C,). A class that nobody owns is zero.
-    """
-    counts = torch.stack([report["counts"] for report in reports])
-    means = torch.stack([spread(report["means"], report["counts"] > 0) for report in reports])
-    return mean_over_holders(unit(means) if unit_length else means, counts)
+    left: float = hyper(0.35, symbol="left", low=0.0, high=1.0, search=(0.0, 0.6), needs=RECTIFY, source="code, linear")
+    right: float = hyper(0.95, symbol="right", low=0.0, high=1.0, search=(0.8, 1.0), needs=RECTIFY, source="code")
+    rectify_epochs: int = hyper(50, symbol="local_bal_ep", low=1, high=1000, search=False, needs=RECTIFY, source="code")
+    lr_head: float = hyper(0.01, symbol="lr_cls", low=1e-3, high=0.1, log=True, needs=RECTIFY, source="code 0.01")
+    batch_size: int = hyper(256, symbol="crt_batch_size", low=1, high=10000, search=False, needs=RECTIFY, source="code")
 
 
 def unification_loss(
     features: Tensor, labels: Tensor, prototypes: Tensor, log_prior: Tensor, owned: Tensor, temperature: float
 ) -> Tensor:
-    """CE(s, y), the mean over the batch: ``features`` z (b, d), ``labels`` (b,), ``prototypes`` P (C, d), a log π (C,),
-    ``owned`` (C,) bool.
-    """
+    """CE(s, y), a scalar, of z (b, d), ``labels`` (b,), ``prototypes`` P (C, d), a log π (C,), ``owned`` (C,) bool."""
     similarity = (unit(features) @ unit(prototypes).T) / temperature * owned
     is_label = labels[:, None] == torch.arange(len(prototypes), device=labels.device)
-    scores = similarity + is_label * log_prior
-    return mean_cross_entropy(scores, labels)
+    return mean_cross_entropy(similarity + is_label * log_prior, labels)
 
 
 def scaled_log(prior: Tensor, weight: float) -> Tensor:
@@ -124,8 +85,8 @@ def virtual_features(
     # without replacement, and over again where a client has fewer than m samples
     turns = torch.arange(count) % len(features)
     picks = torch.stack([torch.randperm(len(features), generator=generator)[turns] for _ in range(kinds)])
-    shares = torch.rand(kinds, count, 1, generator=generator, dtype=torch.float64)
-    shares = torch.round(left + (right - left) * shares, decimals=2).float().to(device)
+    drawn = left + (right - left) * torch.rand(kinds, count, 1, generator=generator, dtype=torch.float64)
+    shares = torch.round(drawn, decimals=2).float().to(device)
     return shares * directions[:, None, :] + (1 - shares) * unit(features)[picks.to(device)]
 
 
@@ -134,7 +95,6 @@ class RUCR(fb.Method[RUCRParams]):
 
     name = "rucr"
     citation = "Huang et al., Representation Unification and Classifier Rectification, IEEE TIFS 2024"
-    Params = RUCRParams
     requires: tuple[str, ...] = ("labels", "linear_head", "trained_features")
 
     def __init__(self, params: RUCRParams) -> None:
@@ -183,14 +143,11 @@ class RUCR(fb.Method[RUCRParams]):
     @hookimpl
     def loss_terms(self, step: fb.LocalStep) -> Tensor | None:
         """λ CE(s, y)."""
-        params, payload = self.params, step.task.payload
-        if not params.loss_weight or "prototypes" not in payload:
+        params, sent = self.params, step.task.payload
+        if not params.loss_weight or "prototypes" not in sent:
             return None
-        log_prior = scaled_log(payload["prior"], params.prior_weight)
-        owned = step.task.visible_counts > 0
-        return params.loss_weight * unification_loss(
-            step.outputs.features, step.labels, payload["prototypes"], log_prior, owned, params.temperature
-        )
+        what = (sent["prototypes"], scaled_log(sent["prior"], params.prior_weight), step.task.visible_counts > 0)
+        return params.loss_weight * unification_loss(step.outputs.features, step.labels, *what, params.temperature)
 
     @hookimpl
     def after_training(self, task: fb.ClientTask, update: fb.Update) -> fb.Tensors | None:
@@ -201,21 +158,11 @@ class RUCR(fb.Method[RUCRParams]):
         generator = task.generator("virtual-features")
         features = client_features(task, task.received, task.buffers)
         [classes] = torch.nonzero(directions.any(dim=1), as_tuple=True)
-        made = virtual_features(
-            directions[classes], features, params.virtual_features, params.left, params.right, generator
-        )
-        weight, bias = retrained(
-            head.scale * made,
-            update.weights[head.weight],
-            update.weights[head.bias],
-            head.scale,
-            params.rectify_epochs,
-            params.lr_head,
-            generator,
-            classes=classes,
-            batch_size=params.batch_size,
-        )
-        return dict(zip(HEAD, (weight, bias), strict=True))
+        mixed = (params.virtual_features, params.left, params.right, generator)
+        made = head.scale * virtual_features(directions[classes], features, *mixed)
+        start, how = (update.weights[head.weight], update.weights[head.bias]), (params.rectify_epochs, params.lr_head)
+        trained = retrained(made, *start, head.scale, *how, generator, classes=classes, batch_size=params.batch_size)
+        return dict(zip(HEAD, trained, strict=True))
 
     @hookimpl
     def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
@@ -224,10 +171,8 @@ class RUCR(fb.Method[RUCRParams]):
         if all(name in update.payload for update in task.updates for name in HEAD):
             shares = participant_shares(task.updates, task.spec.training.weighting)
             kept |= {name: weighted_mean([u.payload[name] for u in task.updates], shares) for name in HEAD}
-        if task.exchange == task.exchanges - 1:
-            # of this round's model: the next survey is not sent them
-            kept = {name: tensor for name, tensor in kept.items() if name not in SENT_DOWN}
-        task.state[self.name] = kept
+        is_over = task.exchange == task.exchanges - 1  # what is of this round's model is not sent with the next survey
+        task.state[self.name] = {name: kept[name] for name in kept if not (is_over and name in SENT_DOWN)}
         return average(task)
 
     @hookimpl

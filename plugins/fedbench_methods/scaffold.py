@@ -96,7 +96,6 @@ class SCAFFOLD(fb.Method[ScaffoldParams]):
 
     name = "scaffold"
     citation = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
-    Params = ScaffoldParams
     requires = ("sgd",)
 
     @hookimpl

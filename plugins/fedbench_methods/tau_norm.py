@@ -55,7 +55,6 @@ class TauNorm(Method[TauNormParams]):
 
     name = "tau-norm"
     citation = "Kang et al., Decoupling Representation and Classifier, ICLR 2020"
-    Params = TauNormParams
     requires = ("linear_head",)
 
     @hookimpl

@@ -12,17 +12,16 @@ from fedbench.core.tasks import AggregationTask, BroadcastTask, StartTask
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.rounds.loop import train_round
 from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.toolkit.losses import balanced_loss, one_versus_rest
 from fedbench_methods.fed_grab import (
     Controller,
     FedGraB,
     FedGraBParams,
-    balanced_loss,
     batch_balance,
     controller_moved,
     estimated_shares,
     exempted,
     gradient_weights,
-    one_versus_rest,
     tail_classes,
     weight_of,
 )

@@ -23,17 +23,26 @@ from fedbench.toolkit.local_training import batches_of
 from fedbench_methods.fedconcat import (
     BIAS,
     CLUSTER,
+    ENCODERS,
+    HEADS,
     REACHED,
     WEIGHT,
     FedConcat,
     FedConcatParams,
-    cluster_model,
     first_stage,
-    named,
     warm_start,
 )
 
 CNN = "resnet8?width=1"
+
+
+def cluster_model(server, cluster):
+    return {name: tensor[cluster] for name, tensor in {**server[ENCODERS], **server[HEADS]}.items()}
+
+
+def flat(server):
+    """Copies of all that the server keeps."""
+    return {f"{part}/{name}": t.clone() for part, kept in server.items() for name, t in kept.items()}
 
 
 def shifted(tensors, inputs, training):
@@ -109,42 +118,42 @@ def test_means_are_by_samples_inside_a_cluster_and_global_ones_over_all():
     plugin, spec, state, _ = started(FOUR, clusters=2)
     updates = [update(0, 1, 1.0, 2.0, 7), update(1, 3, 5.0, 6.0, 8), update(2, 2, 10.0, 3.0, 9)]
     weights = aggregated(plugin, spec, state, updates)
-    kept = state["fedconcat"]
+    kept, heads = state[ENCODERS], state[HEADS]
     # cluster 0: (1·1 + 3·5) / 4 = 4, statistic (1·2 + 3·6) / 4 = 5, counter of its first client; cluster 1: client 2's
-    assert kept["encoder/enc"].tolist() == [4.0, 10.0]
-    assert kept["head/head.weight"].tolist() == [[[4.0], [4.0]], [[10.0], [10.0]]]
-    assert kept["head/head.bias"].tolist() == [[4.0, 4.0], [10.0, 10.0]]
-    assert kept["encoder/mean"].tolist() == [5.0, 3.0]
-    assert kept["encoder/count"].tolist() == [7, 9]
+    assert kept["enc"].tolist() == [4.0, 10.0]
+    assert heads["head.weight"].tolist() == [[[4.0], [4.0]], [[10.0], [10.0]]]
+    assert heads["head.bias"].tolist() == [[4.0, 4.0], [10.0, 10.0]]
+    assert kept["mean"].tolist() == [5.0, 3.0]
+    assert kept["count"].tolist() == [7, 9]
     # (1·1 + 3·5 + 2·10) / 6 = 6
     assert weights["enc"].item() == 6.0
 
 
 def test_a_state_of_an_earlier_round_is_left_as_it_was():
     plugin, spec, state, _ = started(FOUR, clusters=2)
-    earlier = dict(state["fedconcat"])
+    earlier = dict(state[ENCODERS])
     before = {name: tensor.clone() for name, tensor in earlier.items()}
     aggregated(plugin, spec, state, [update(0, 1, 4.0, 2.0, 7), update(2, 2, 10.0, 3.0, 9)])
     assert all(torch.equal(before[name], tensor) for name, tensor in earlier.items())
-    assert state["fedconcat"]["encoder/enc"].tolist() == [4.0, 10.0]
+    assert state[ENCODERS]["enc"].tolist() == [4.0, 10.0]
 
 
 def test_a_cluster_without_participants_keeps_its_model():
     plugin, spec, state, _ = started(FOUR, clusters=2)
     aggregated(plugin, spec, state, [update(2, 2, 10.0, 3.0, 9)])
-    assert state["fedconcat"]["encoder/enc"].tolist() == [1.0, 10.0]
+    assert state[ENCODERS]["enc"].tolist() == [1.0, 10.0]
     aggregated(plugin, spec, state, [update(0, 2, 4.0, 2.0, 5)], round=2)
-    kept = state["fedconcat"]
-    assert kept["encoder/enc"].tolist() == [4.0, 10.0]
-    assert kept["encoder/mean"].tolist() == [2.0, 3.0]
-    assert kept["encoder/count"].tolist() == [5, 9]
+    kept = state[ENCODERS]
+    assert kept["enc"].tolist() == [4.0, 10.0]
+    assert kept["mean"].tolist() == [2.0, 3.0]
+    assert kept["count"].tolist() == [5, 9]
 
 
 @pytest.mark.parametrize("clusters", [1, 2])
 def test_clusters_start_as_copies_not_as_one_tensor(clusters):
     model = small_model()
     _, _, state, _ = started(FOUR, model=model, clusters=clusters)
-    tensor = state["fedconcat"]["encoder/enc"]
+    tensor = state[ENCODERS]["enc"]
     tensor[0] = 9.0
     assert tensor.tolist() == [9.0, 1.0][:clusters]
     assert model.weights["enc"].item() == 1.0
@@ -168,7 +177,7 @@ def test_one_cluster_in_stage_1_is_fedavg_bit_for_bit(backbone):
     run, plain = (tiny_run(s, executor="sequential") for s in (ours, tiny_spec("fedavg", backbone=backbone, rounds=2)))
     state, fedavg = final_state(run), final_state(plain)
     assert digest(state) == digest(fedavg)
-    for name, tensor in cluster_model(state.server["fedconcat"], 0).items():
+    for name, tensor in cluster_model(state.server, 0).items():
         assert torch.equal(tensor, {**fedavg.weights, **fedavg.buffers}[name])
     _, predictions = evaluate(run, state)
     expected = predict(plain, fedavg, plain.test).labels
@@ -252,7 +261,7 @@ def test_stage_2_sends_the_wide_head_and_the_encoders_once_a_client_that_answere
 
 def test_wide_heads_are_averaged_uniformly_and_the_global_weights_stay():
     plugin, spec, state = stage_2()
-    before = {name: t.clone() for name, t in named(state["fedconcat"], "encoder/").items()}
+    before = {name: t.clone() for name, t in state[ENCODERS].items()}
     updates = [
         Update(0, {WEIGHT: torch.full((2, 2), 1.0), BIAS: torch.full((2,), 2.0)}, {}, 1),
         Update(1, {WEIGHT: torch.full((2, 2), 5.0), BIAS: torch.full((2,), 4.0)}, {}, 3),
@@ -262,7 +271,7 @@ def test_wide_heads_are_averaged_uniformly_and_the_global_weights_stay():
     assert state["fedconcat"][WEIGHT].tolist() == [[3.0, 3.0], [3.0, 3.0]]
     assert state["fedconcat"][BIAS].tolist() == [3.0, 3.0]
     assert weights["enc"].item() == 1.0
-    assert all(torch.equal(before[name], t) for name, t in named(state["fedconcat"], "encoder/").items())
+    assert all(torch.equal(before[name], t) for name, t in state[ENCODERS].items())
 
 
 def test_stage_2_loss_is_cross_entropy_on_eval_features_that_training_does_not_move(make_step):
@@ -306,7 +315,7 @@ def cnn_run():
 
 def test_encoders_and_their_statistics_are_bit_for_bit_constant_in_stage_2():
     _, after = cnn_run()
-    first, last = (named(after[i][0].server["fedconcat"], "encoder/") for i in (2, 4))
+    first, last = (after[i][0].server[ENCODERS] for i in (2, 4))
     assert any("running_var" in name for name in first)
     assert all(torch.equal(tensor, last[name]) for name, tensor in first.items())
     heads = [after[i][0].server["fedconcat"][WEIGHT] for i in (2, 4)]
@@ -329,7 +338,7 @@ def test_warm_head_of_trained_clusters_gives_the_sum_of_their_logits():
     run, after = cnn_run()
     state = after[2][0].server["fedconcat"]
     images = run.test.read(torch.arange(6))
-    outputs = [run.model.forward(cluster_model(state, m), images, False) for m in range(2)]
+    outputs = [run.model.forward(cluster_model(after[2][0].server, m), images, False) for m in range(2)]
     wide = torch.cat([o.features for o in outputs], dim=1) @ state[WEIGHT].T + state[BIAS]
     torch.testing.assert_close(wide, outputs[0].logits + outputs[1].logits, atol=1e-5, rtol=1e-5)
 
@@ -343,7 +352,7 @@ def test_a_client_of_stage_2_takes_all_batches_of_its_epochs():
     kept = state.server["fedconcat"]
     with torch.no_grad():
         images = task.inputs.read(torch.arange(len(task.inputs)))
-        features = [run.model.forward(cluster_model(kept, m), images, False).features for m in range(2)]
+        features = [run.model.forward(cluster_model(state.server, m), images, False).features for m in range(2)]
     layer = torch.nn.Linear(128, 4)
     with torch.no_grad():
         layer.weight.copy_(kept[WEIGHT])
@@ -378,10 +387,8 @@ def asked(state, clients=(), client=None, weights=None):
 
 def opposed(state):
     """Encoders z = x, heads (x, 0) and (-3 x, 0): cluster 0 says class 0 where x > 0, their sum where x < 0."""
-    kept = state["fedconcat"]
-    kept["encoder/enc"], kept["encoder/mean"] = torch.ones(2), torch.zeros(2)
-    kept["head/head.weight"] = torch.tensor([[[1.0], [0.0]], [[-3.0], [0.0]]])
-    kept["head/head.bias"] = torch.zeros(2, 2)
+    state[ENCODERS] |= {"enc": torch.ones(2), "mean": torch.zeros(2)}
+    state[HEADS] = {"head.weight": torch.tensor([[[1.0], [0.0]], [[-3.0], [0.0]]]), "head.bias": torch.zeros(2, 2)}
     return state
 
 
@@ -417,17 +424,17 @@ def test_clients_can_be_fine_tuned_after_either_stage(stage1):
     run = tiny_run(spec)
     state = final_state(run)
     assert (WEIGHT in state.server["fedconcat"]) == (stage1 < 1)
-    before = {name: t.clone() for name, t in state.server["fedconcat"].items()}
+    before = flat(state.server)
     assert 0 <= finetuned_metrics(run, state)["finetuned_mean_client_accuracy"] <= 100
-    assert all(torch.equal(before[name], t) for name, t in state.server["fedconcat"].items())
+    assert all(torch.equal(before[name], t) for name, t in flat(state.server).items())
 
 
 def test_stage_2_resumes_from_a_saved_state(tmp_path):
     run, after = cnn_run()
     save_state(after[3][0], tmp_path / "state.safetensors", "id")
     resumed = final_state(run, load_state(tmp_path / "state.safetensors", "id"))
-    for name, tensor in after[4][0].server["fedconcat"].items():
-        assert torch.equal(resumed.server["fedconcat"][name], tensor)
+    for name, tensor in flat(after[4][0].server).items():
+        assert torch.equal(flat(resumed.server)[name], tensor)
 
 
 def test_on_frozen_features_an_encoder_has_no_weights_and_all_parts_are_the_same():
@@ -438,7 +445,7 @@ def test_on_frozen_features_an_encoder_has_no_weights_and_all_parts_are_the_same
     width = run.model.weights["head.weight"].shape[1]
     assert sent.payload == {} and sent.weights[WEIGHT].shape == (4, 2 * width)
     labels = predict(run, state, run.test).labels
-    heads, biases = (state.server["fedconcat"][f"head/head.{name}"] for name in ("weight", "bias"))
+    heads, biases = (state.server[HEADS][f"head.{name}"] for name in ("weight", "bias"))
     features = run.model.forward(run.model.weights, run.test.features, False).features
     assert torch.equal(labels, (features @ heads.sum(0).T + biases.sum(0)).argmax(1))
     assert train_round(run, state)[1].executor == "cohort"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 P = TypeVar("P")
 
@@ -38,7 +38,7 @@ class Method(Generic[P]):
     citation: ClassVar[str]
     """Authors, title and year."""
     Params: ClassVar[type] = NoParams
-    """A frozen dataclass of ``hyper(...)`` fields."""
+    """A frozen dataclass of ``hyper(...)`` fields: the ``P`` that a method's class names after its base."""
     recipe: ClassVar[Mapping[str, object]] = {}
     """Optimiser settings of the paper (keys of ``Training``), used where neither suite row nor command line sets them.
     """
@@ -54,6 +54,13 @@ class Method(Generic[P]):
     suits what is about the client's own data or model alone, since a client knows that it has trained but not that its
     update was lost (`moon`, `fedbn`; but not `scaffold`, the mean of whose controls the server has).
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for base in vars(cls).get("__orig_bases__", ()):
+            [given] = get_args(base) if get_origin(base) is Method else [None]
+            if isinstance(given, type) and "Params" not in vars(cls):
+                cls.Params = given
 
     def __init__(self, params: P) -> None:
         self.params = params

@@ -120,6 +120,11 @@ class LinearHead:
     bias: str = "head.bias"
     scale: float = 1.0
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Both."""
+        return self.weight, self.bias
+
 
 @dataclass(frozen=True, eq=False)
 class Model:

@@ -56,6 +56,11 @@ def weighted_mean(values: list[Tensor], shares: Tensor) -> Tensor:
     return torch.cat(means).view(values[0].shape)
 
 
+def mean_over_clients(values: Tensor, shares: Tensor) -> Tensor:
+    """Σ p_k v_k of (m,) float64, a scalar; equal values come back bit for bit."""
+    return values[0] + (shares * (values - values[0])).sum()
+
+
 def participant_shares(updates: tuple[Update, ...], weighting: str) -> Tensor:
     """p_k over the participants, (m,) float64: n_k / sum_j n_j, or 1/m under ``weighting="uniform"``."""
     sizes = torch.tensor([u.num_examples if weighting == "samples" else 1 for u in updates], dtype=torch.float64)

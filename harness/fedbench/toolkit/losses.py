@@ -1,9 +1,10 @@
-"""Cross-entropy; how far a client's weights are from those it received, and the pull back to them."""
+"""Losses that methods share: cross-entropy, one against the rest, and the pull back to the weights received."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedbench.core.types import Tensors
 
@@ -22,3 +23,15 @@ def squared_distance(weights: Tensors, received: Tensors) -> Tensor:
 def proximal_term(weights: Tensors, received: Tensors, mu: float) -> Tensor:
     """(μ/2) ‖w − wᵗ‖² (Li et al., MLSys 2020, Eq. 2); its gradient is μ (w − wᵗ)."""
     return 0.5 * mu * squared_distance(weights, received)
+
+
+def one_versus_rest(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """L = (1/B) Σ_i Σ_j BCE(σ(o_ij), y_ij), each term times ``weights`` (batch, C) where given."""
+    return binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / len(logits)
+
+
+def balanced_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """L without weights in value, and with ``weights`` times ∂L/∂o as its gradient; all (batch, C)."""
+    # weights are constants: what multiplies a term multiplies its gradient
+    weighted = one_versus_rest(logits, targets, weights)
+    return one_versus_rest(logits, targets).detach() + (weighted - weighted.detach())

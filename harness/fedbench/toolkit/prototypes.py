@@ -5,6 +5,7 @@ Methods that send class means (prototypes) share how these are sent, merged over
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedbench.core.tasks import ClientTask, EvaluationTask
 from fedbench.core.types import Tensors
+from fedbench.models.text.classifier import unit
 from fedbench.toolkit.fedavg import EVALUATION_BATCH
 
 
@@ -63,6 +65,16 @@ def mean_over_holders(means: Tensor, weights: Tensor) -> Tensor:
     total = weights.double().sum(0)
     shares = torch.where(total > 0, weights / total, 0.0)
     return (shares[..., None] * means).sum(0).to(means.dtype)
+
+
+def merged(reports: Collection[Tensors], *, unit_length: bool = False) -> Tensor:
+    """The clients' means by class weighted by their counts, (C, d); of unit means with ``unit_length``.
+
+    Each of ``reports`` has "means" (k, d) of the client's k classes and "counts" (C,). A class that nobody has is zero.
+    """
+    counts = torch.stack([report["counts"] for report in reports])
+    means = torch.stack([spread(report["means"], report["counts"] > 0) for report in reports])
+    return mean_over_holders(unit(means) if unit_length else means, counts)
 
 
 def nearest_class(features: Tensor, means: Tensor, allowed: Tensor) -> Tensor:

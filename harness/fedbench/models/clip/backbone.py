@@ -252,3 +252,17 @@ def full_clip_model(
         return Outputs(logits, features)
 
     return weights, buffers, forward
+
+
+class Towers(nn.Module):
+    """CLIP as a module of images alone: raw features of images (b, d) and of all prompts ``tokens`` (m, d), and s."""
+
+    def __init__(self, clip: CLIP, tokens: Tensor) -> None:
+        super().__init__()
+        self.clip = clip
+        self.tokens = tokens
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of ``pixels`` (b, 3, height, width)."""
+        prompts = encode_tokens(self.clip, self.tokens.to(pixels.device))
+        return self.clip.encode_image(pixels), prompts, self.clip.logit_scale.exp()

@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.randomness import torch_generator
-from fedbench.models.clip.backbone import ClipBackbone, encode_embedded, text_ends, truncated
+from fedbench.models.clip.backbone import ClipBackbone, encode_embedded, encode_tokens, text_ends, truncated
 from fedbench.models.prompts.causal_text import ContextBlock, PackedTexts, can_pack, pack_texts
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class PromptTower:
     def width(self) -> int:
         """d_t, the width of a context vector."""
         return int(self.embedded.shape[2])
+
+    @torch.no_grad()
+    def placeholder_texts(self) -> Tensor:
+        """Unit text features (K, d) of what the context stands in place of: "X X ... X name."."""
+        return normalize(encode_tokens(self.clip, self.tokens), dim=-1)
 
     def encode(self, *blocks: Tensor, deep: Sequence[Sequence[Tensor]] = ()) -> Tensor:
         """Unit text features (K, d) for a context of one or several blocks, placed one behind the other.
