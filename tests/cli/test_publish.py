@@ -22,6 +22,7 @@ rows:
 """
 
 
+@pytest.mark.slow
 def test_one_command_runs_tunes_and_writes_and_again_repeats_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -362,6 +362,7 @@ def test_without_ray_the_command_says_how_to_install_it(
     assert 'pip install "fedbench-harness[ray]"' in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_gpus_that_are_not_there_are_refused_with_what_there_is(address: str, settings: Settings) -> None:
     with pytest.raises(FedbenchError, match="asks for 1 CPUs and 0.5 GPUs .*cluster has .*1 CPUs and 0 GPUs"):
         RayCluster(settings, address, 1, 0.5)
@@ -382,6 +383,7 @@ def test_a_run_on_a_gpu_needs_one_set_aside_for_it(settings: Settings) -> None:
         check_device(spec.model_copy(update={"device": "cuda:1"}), 1)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_an_error(settings: Settings, address: str) -> None:
     with pytest.raises(FedbenchError, match="ray start --head"):
         RayCluster(settings, "127.0.0.1:1", 1, 0)
