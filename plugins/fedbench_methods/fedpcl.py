@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -43,7 +44,7 @@ from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.cnn.backbone import as_function, default_generator_from
 from fedbench.models.heads import clip_of
 from fedbench.models.text.classifier import UnitLength
-from fedbench.toolkit.fedavg import average
+from fedbench.toolkit.fedavg import average, predict_own
 from fedbench.toolkit.prototypes import client_features, mean_over_holders, nearest_class, sent_means, spread
 
 
@@ -166,9 +167,7 @@ class FedPCL(fb.Method[FedPclParams]):
     @hookimpl
     def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """Each client by its own projector and prototypes; there is no global model."""
-        if task.client is not None:
-            return fb.Predictions(self._predicted(task, task.client, task.weights, task.buffers))
-        return fb.Predictions(None, {each: self._predicted(task, each, *task.own_model(each)) for each in task.clients})
+        return predict_own(task, partial(self._predicted, task))
 
     def _predicted(self, task: fb.EvaluationTask, client: int, weights: fb.Tensors, buffers: fb.Tensors) -> Tensor:
         """Classes (n,) by the nearest of the client's own prototypes, or of the global ones where it has none."""

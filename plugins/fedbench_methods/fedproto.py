@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -36,7 +37,7 @@ from torch import Tensor
 
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
-from fedbench.toolkit.fedavg import average, largest_logit, predicted_classes
+from fedbench.toolkit.fedavg import average, largest_logit, predict_own, predicted_classes
 from fedbench.toolkit.prototypes import client_features, mean_over_holders, nearest_class, sent_means, spread
 
 
@@ -159,10 +160,7 @@ class FedProto(fb.Method[FedProtoParams]):
         """Each client by its own model; no global model unless weights are averaged."""
         if self.params.aggregate_weights:
             return largest_logit(task)
-        if task.client is not None:
-            return fb.Predictions(self._predicted(task, task.client, task.weights, task.buffers))
-        own = {client: self._predicted(task, client, *task.own_model(client)) for client in task.clients}
-        return fb.Predictions(None, own)
+        return predict_own(task, partial(self._predicted, task))
 
     def _predicted(self, task: fb.EvaluationTask, client: int, weights: fb.Tensors, buffers: fb.Tensors) -> Tensor:
         """Classes (n,) by a client's model: the nearest P_j of its own classes, or the classifier's."""

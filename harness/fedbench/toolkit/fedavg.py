@@ -10,7 +10,7 @@ stands in plain functions, so that a method that wants the default for some roun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -110,6 +110,16 @@ def personal_predictions(task: EvaluationTask, instead: Tensors) -> Predictions:
         return largest_logit(task)
     own = {client: predicted_classes(task, *task.own_model(client)) for client in task.clients}
     return Predictions(predicted_classes(task, {**task.weights, **instead}, task.buffers), own)
+
+
+def predict_own(task: EvaluationTask, predict: Callable[[int, Tensors, Tensors], Tensor]) -> Predictions:
+    """Of a method without a global model: classes (n,) by ``predict(client, weights, buffers)``.
+
+    Of the one client of a fine-tuned model, else of every requested client's own model.
+    """
+    if task.client is not None:
+        return Predictions(predict(task.client, task.weights, task.buffers))
+    return Predictions(None, {client: predict(client, *task.own_model(client)) for client in task.clients})
 
 
 @torch.no_grad()
