@@ -870,10 +870,10 @@ def test_what_is_recorded_tells_an_untrained_global_model(
     tags = {"trainable_parameters": trainable, "round_bytes": round_bytes, "owners": owners}
     known = {f"fedbench.{name}": value for name, value in tags.items() if value is not None}
     metrics = {"final/global_accuracy": 60.0, "final/bytes_up": sent, "final/bytes_down": sent}
-    assert is_untrained("mine", known, metrics) is untrained
+    assert is_untrained("mine", RunTags(known), metrics) is untrained
     # without a global model there is no accuracy of one
     del metrics["final/global_accuracy"]
-    assert not is_untrained("mine", known, metrics)
+    assert not is_untrained("mine", RunTags(known), metrics)
 
 
 def test_an_untrained_global_model_has_a_mark_and_no_rank_in_every_format(tmp_path: Path) -> None:

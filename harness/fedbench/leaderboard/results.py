@@ -22,14 +22,13 @@ from fedbench.tracking.store import (
     EXPERIMENT,
     FAILURE,
     FINAL,
-    HARNESS,
     REQUESTS,
     local_artifacts,
     metric_values,
     open_store,
     runs_of,
 )
-from fedbench.tracking.tags import DEFAULTS
+from fedbench.tracking.tags import DEFAULTS, RunTags
 
 # isort: split
 # after fedbench.tracking.store, which turns MLflow's telemetry off before MLflow is first imported
@@ -229,7 +228,7 @@ def _remedy(suite: str | None) -> str:
 
 
 def _line(suite: str, run: Run) -> dict[str, Any]:
-    tags, params = run.data.tags, DEFAULTS | run.data.params
+    tags, params = RunTags(run.data.tags), DEFAULTS | run.data.params
     scenario = {key.removeprefix("scenario."): v for key, v in params.items() if key.startswith("scenario.")}
     # methods with and without labels meet in one table, as in the papers; the row's name and settings tell
     labels = scenario.pop("labels")
@@ -238,44 +237,34 @@ def _line(suite: str, run: Run) -> dict[str, Any]:
     settings = {k: v for k, v in params.items() if k not in apart and not k.startswith("scenario.")}
     # other weights under the same backbone's name are another row
     settings["labels"] = labels
-    settings["weights"] = tags.get("fedbench.weights_hash", "")[:8]
-    tuning = _read(tags.get("fedbench.tuning", ""), dict)
+    settings["weights"] = tags.text("weights_hash")[:8]
+    tuning = tags.parsed("tuning", dict)
     return {
         "suite": suite,
-        "row": tags.get("fedbench.row", ""),
-        "setting": tags.get("fedbench.setting", ""),
+        "row": tags.text("row"),
+        "setting": tags.text("setting"),
         **{name: params[name] for name in ("method", "backbone", "tune", "dataset")},
         "scenario": scenario_summary(scenario),
         "seed": int(params["seed"]),
         **budget,
-        "run_id": tags.get("fedbench.run_id", ""),
+        "run_id": tags.run_id,
         "mlflow_id": run.info.run_id,
-        "scale": tags.get("fedbench.scale", ""),
+        "scale": tags.text("scale"),
         "tuned": params["tuned"],
         "tuned_by": tuning.pop("command", ""),
         "tuning": json.dumps(tuning, ensure_ascii=False),
-        "parent": tags.get("mlflow.parentRunId", ""),
-        **{name: tags.get(f"fedbench.{name}", "") for name in _TAGS},
-        # images of one size have no hash of their files beside that of the data
-        "files_hash": tags.get("fedbench.files_hash", tags.get("fedbench.data_hash", "")),
-        "harness_hash": tags.get(HARNESS, tags.get("fedbench.code_hash", "")),
-        **{name: int(tags.get(f"fedbench.{name}", 0)) for name in _COUNTS},
+        "parent": tags.raw.get("mlflow.parentRunId", ""),
+        **{name: tags.text(name) for name in _TAGS},
+        "files_hash": tags.files_hash,
+        "harness_hash": tags.harness_hash,
+        **{name: tags.number(name) for name in _COUNTS},
         "started": pd.to_datetime(run.info.start_time, unit="ms", utc=True),
         "scenario_settings": json.dumps(scenario, sort_keys=True),
-        "published": json.dumps(_read(tags.get("fedbench.published", ""), list), ensure_ascii=False),
+        "published": json.dumps(tags.parsed("published", list), ensure_ascii=False),
         "row_settings": json.dumps(settings, sort_keys=True),
         "untrained": is_untrained(params["method"], tags, run.data.metrics),
         **{key: v for key, v in run.data.metrics.items() if key.startswith(FINAL)},
     }
-
-
-def _read(text: str, kind: type[_Read]) -> _Read:
-    """The JSON of a tag; empty where there is none, or an older version left it cut off."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return kind()
-    return found if isinstance(found, kind) else kind()
 
 
 def reason_of(recorded: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedbench.plugins.provenance import versions
-from fedbench.tracking.store import HARNESS, METHOD_CODE, open_store, runs_of
+from fedbench.tracking.store import HARNESS, open_store, runs_of
+from fedbench.tracking.tags import RunTags
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -45,30 +45,28 @@ def stored_in(
     installed = versions()
     # the newest last: it is the one that tables show
     for _, run in sorted(runs_of(client, suite, condition), key=lambda one: int(one[1].info.start_time)):
-        tags = run.data.tags
-        known = tags.get("fedbench.run_id", "")
-        if known in origins:
-            found[known] = tuple(_differences(tags, origins[known], installed))
+        tags = RunTags(run.data.tags)
+        if tags.run_id in origins:
+            found[tags.run_id] = tuple(_differences(tags, origins[tags.run_id], installed))
     return found
 
 
-def _differences(tags: Mapping[str, str], origin: Origin, installed: Mapping[str, str]) -> Iterator[str]:
+def _differences(tags: RunTags, origin: Origin, installed: Mapping[str, str]) -> Iterator[str]:
     """What is not as it was when the run with these tags was made, a phrase each."""
     yield from _changed_code(tags, origin.code, installed)
     for name, phrase in _HASHES.items():
-        if tags.get(f"fedbench.{name}", "") != getattr(origin, name):
+        if tags.text(name) != getattr(origin, name):
             yield phrase
 
 
-def _changed_code(tags: Mapping[str, str], code: RunCode, installed: Mapping[str, str]) -> Iterator[str]:
-    if HARNESS not in tags:
+def _changed_code(tags: RunTags, code: RunCode, installed: Mapping[str, str]) -> Iterator[str]:
+    if HARNESS not in tags.raw:
         yield "made by a version of fedbench that did not record which code is whose"
         return
-    if tags[HARNESS] != code.harness:
-        before = {name: tags.get(f"fedbench.version.{name}", "none") for name in installed}
+    if tags.harness_hash != code.harness:
+        before = dict.fromkeys(installed, "none") | tags.versions
         newer = [f"{name} {before[name]} -> {now}" for name, now in installed.items() if before[name] != now]
         yield ", ".join(newer) or "code of the harness changed"
-    recorded = {one["method"]: one["hash"] for one in json.loads(tags.get(METHOD_CODE, "[]"))}
     for method in code.methods:
-        if recorded.get(method.method) != method.hash:
+        if tags.methods.get(method.method) != method.hash:
             yield f"plugin file {method.plugin} changed" if method.plugin else f"method {method.method} changed"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fedbench.core.records import RunInfo
     from fedbench.plugins.run_code import Codes, RunCode
 
+T = TypeVar("T", dict[str, Any], list[Any])
 
 _FACTS = (
     "data_hash",
@@ -50,6 +52,56 @@ _NOTED = {
     "personal_mean_client_accuracy": "clients' own models",
 }
 """Final metrics that a run's note tells, and what it calls them."""
+
+
+@dataclass(frozen=True)
+class RunTags:
+    """The tags of a recorded run, by what they say; what its version of fedbench did not write is empty."""
+
+    raw: Mapping[str, str]
+    """As MLflow has them."""
+
+    def text(self, name: str) -> str:
+        """The tag ``fedbench.NAME``."""
+        return self.raw.get(f"fedbench.{name}", "")
+
+    def number(self, name: str) -> int:
+        """The same as a whole number; 0 where there is none."""
+        return int(self.text(name) or 0)
+
+    def parsed(self, name: str, kind: type[T]) -> T:
+        """The same as JSON of a ``kind``; an empty one where there is none, or an older version left it cut off."""
+        try:
+            found = json.loads(self.text(name))
+        except ValueError:
+            return kind()
+        return found if isinstance(found, kind) else kind()
+
+    @property
+    def run_id(self) -> str:
+        """The id that fedbench gave the run."""
+        return self.text("run_id")
+
+    @property
+    def files_hash(self) -> str:
+        """Of the files of its images; those of one size have no hash beside that of the data."""
+        return self.text("files_hash") or self.text("data_hash")
+
+    @property
+    def harness_hash(self) -> str:
+        """Of the harness's code; earlier versions of fedbench recorded one hash of all code."""
+        return self.raw.get(HARNESS) or self.text("code_hash")
+
+    @property
+    def methods(self) -> dict[str, str]:
+        """The hash of each method's code."""
+        return {one["method"]: one["hash"] for one in json.loads(self.raw.get(METHOD_CODE, "[]"))}
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version of each library, by name."""
+        head = "fedbench.version."
+        return {key.removeprefix(head): value for key, value in sorted(self.raw.items()) if key.startswith(head)}
 
 
 def provenance_tags(suite: str, suite_text: str = "") -> dict[str, str]:

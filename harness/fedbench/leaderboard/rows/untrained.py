@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from fedbench.tracking.store import FINAL
+from fedbench.tracking.tags import RunTags
 
 MARK = "‡"
 """Stands after the name of a row whose global model is never trained."""
@@ -13,17 +13,17 @@ NOTE = "the global model is never trained, since nothing of it is sent: no rank 
 _PERSONAL = "personal_"
 
 
-def is_untrained(method: str, tags: Mapping[str, str], metrics: Mapping[str, float]) -> bool:
+def is_untrained(method: str, tags: RunTags, metrics: Mapping[str, float]) -> bool:
     """Whether a finished run has tensors to train, and a global model that all of them left as it was.
 
     That is so where clients and server sent nothing, and where every tensor is private and the harness evaluates; a
     method that evaluates itself may predict by what clients report.
     """
-    if FINAL + "global_accuracy" not in metrics or not int(tags.get("fedbench.trainable_parameters", 0)):
+    if FINAL + "global_accuracy" not in metrics or not tags.number("trainable_parameters"):
         return False
     sent = [metrics.get(f"{FINAL}bytes_{way}", float("nan")) for way in ("up", "down")]
-    evaluating = set(json.loads(tags.get("fedbench.owners", "{}")).get("evaluate", method).split(", "))
-    is_private = tags.get("fedbench.round_bytes") == "0" and evaluating.isdisjoint(method.split("+"))
+    evaluating = set(tags.parsed("owners", dict).get("evaluate", method).split(", "))
+    is_private = tags.text("round_bytes") == "0" and evaluating.isdisjoint(method.split("+"))
     return is_private or sum(sent) == 0
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from fedbench.tracking.recorded.lookup import find_run, reading_client
-from fedbench.tracking.store import FINAL, HARNESS, METHOD_CODE
-from fedbench.tracking.tags import DEFAULTS
+from fedbench.tracking.store import FINAL
+from fedbench.tracking.tags import DEFAULTS, RunTags
 
 # isort: split
 from mlflow import MlflowClient
@@ -75,18 +74,16 @@ def compare(uri: str, left: str, right: str) -> Comparison:
 
 def settings_of(run: Run) -> dict[str, str]:
     """The run's whole description by dotted key, fields younger than it by default, and what its suite calls it."""
-    named = {name: run.data.tags.get(f"fedbench.{name}", "") for name in _NAMES}
-    return {**named, **DEFAULTS, **run.data.params}
+    tags = RunTags(run.data.tags)
+    return {**{name: tags.text(name) for name in _NAMES}, **DEFAULTS, **run.data.params}
 
 
 def provenance_of(run: Run) -> dict[str, str]:
     """Commit, hashes and versions behind the run, the code of the harness and of each method apart."""
-    tags = {key.removeprefix("fedbench."): value for key, value in run.data.tags.items()}
-    versions = sorted(key for key in tags if key.startswith("version."))
-    # earlier versions of fedbench recorded one hash of all code
-    harness = {"harness_hash": run.data.tags.get(HARNESS, tags.get("code_hash", ""))}
-    methods = {f"{_OF_METHOD}{o['method']}": o["hash"] for o in json.loads(run.data.tags.get(METHOD_CODE, "[]"))}
-    return {**{key: tags.get(key, "") for key in (*_PROVENANCE, *versions)}, **harness, **methods}
+    tags = RunTags(run.data.tags)
+    versions = {f"version.{name}": version for name, version in tags.versions.items()}
+    methods = {f"{_OF_METHOD}{name}": code for name, code in tags.methods.items()}
+    return {**{key: tags.text(key) for key in _PROVENANCE}, **versions, "harness_hash": tags.harness_hash, **methods}
 
 
 def _of_common_methods(left: Mapping[str, str], right: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

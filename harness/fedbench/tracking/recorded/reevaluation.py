@@ -22,6 +22,7 @@ from fedbench.tracking.recorded.comparison import final_metrics, in_pairs
 from fedbench.tracking.recorded.lookup import described, find_run, reading_client
 from fedbench.tracking.recording import metric_name
 from fedbench.tracking.store import local_artifacts
+from fedbench.tracking.tags import RunTags
 
 # isort: split
 from mlflow import MlflowClient
@@ -84,7 +85,7 @@ def evaluate_again(uri: str, given: str, settings: Settings) -> Evaluation:
     stored = find_run(client, given)
     if stored.info.status != "FINISHED":
         raise FedbenchError(f"run {described(stored)} is {stored.info.status}; only a finished run has a model.")
-    run_id = stored.data.tags["fedbench.run_id"]
+    run_id = RunTags(stored.data.tags).run_id
     with tempfile.TemporaryDirectory() as temporary:
         folder = local_artifacts(uri, stored) or _download(client, stored, Path(temporary))
         run = prepare(read_spec(folder, run_id), settings)
@@ -99,7 +100,7 @@ def evaluate_again(uri: str, given: str, settings: Settings) -> Evaluation:
         left_out=tuple(sorted(recorded.keys() - of_the_model.keys())),
         predictions=len(after),
         changed_predictions=sum(old != new for old, new in zip_longest(before, after)),
-        causes=_causes(stored.data.tags, run, settings),
+        causes=_causes(RunTags(stored.data.tags), run, settings),
     )
 
 
@@ -123,7 +124,7 @@ def _download(client: MlflowClient, stored: Run, folder: Path) -> Path:
         raise FedbenchError(f"the artifacts of run {described(stored)} cannot be read: {reason}") from error
 
 
-def _causes(tags: Mapping[str, str], run: PreparedRun, settings: Settings) -> tuple[str, ...]:
+def _causes(tags: RunTags, run: PreparedRun, settings: Settings) -> tuple[str, ...]:
     """What of the recording's surroundings is not as it was; an empty tuple where all that is known agrees."""
     now = {
         "run_id": run.spec.run_id,
@@ -132,7 +133,7 @@ def _causes(tags: Mapping[str, str], run: PreparedRun, settings: Settings) -> tu
         "weights_hash": run.info.weights_hash,
         **{f"version.{name}": version for name, version in versions().items()},
     }
-    recorded = {name: tags.get(f"fedbench.{name}", "") for name in now}
+    recorded = {name: tags.text(name) for name in now}
     return tuple(
         f"{_CALLED.get(name, name.removeprefix('version.'))} {_short(recorded[name])} then, {_short(now[name])} now"
         for name in now
