@@ -44,6 +44,7 @@ from fedbench.suites.suite import load_suite
 from fedbench.tracking import listener as tracking
 from fedbench.tracking import store
 from fedbench.tracking.seal import SEAL
+from fedbench.tracking.tags import RunTags
 from tests.leaderboard.frames import board_of, leaderboard
 
 LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)
