@@ -62,7 +62,7 @@ class CaptParams:
     vl_align: bool = hyper(True, symbol="F", source="Eq. 3, as MaPLe; Table 5")
     clustering: bool = hyper(True, symbol="clusters", source="section 3.3; Table 4")
     similar_clusters: int = hyper(3, symbol="k_s", low=1, high=20, search=(1, 6), when=GROUPED, source="section 4.1: 3")
-    complementary_clusters: int = hyper(3, symbol="k_h", low=1, high=20, search=(1, 6), when=GROUPED, source="Fig. 6")
+    complementary_clusters: int = hyper(3, symbol="k_h", low=1, high=20, search=(1, 6), when=GROUPED, source="Fig 6: 4")
     similarity: grouping.Similarity = hyper("js", symbol="S", source="Eq. 5; Table 8")
     algorithm: grouping.Algorithm = hyper("kmeans", symbol="clusterer", source="Table 9")
     het_cluster: Literal["balanced", "literal"] = hyper("balanced", symbol="C_ij", source="Eq. 6, see above")

@@ -13,16 +13,15 @@ n_k. The global model with this head is what is evaluated from then on; clients 
 
 Answers: survey, report, reported, broadcast, loss_terms, after_training, aggregate, evaluate. Stacks with methods that
 change the local loss only. With loss_weight=0 and rectify_rounds=0 it is FedAvg bit for bit. On frozen features it
-moves nothing and is refused: set loss_weight=0. Fine-tuning is by the base loss alone. In a run of `rectify_rounds` + 1
-rounds or fewer, every round surveys everyone.
+moves nothing and is refused: set loss_weight=0. Fine-tuning is by the base loss. A run of `rectify_rounds` + 1 rounds
+or fewer surveys everyone in each.
 The published equations were not at hand: this follows the released code, which exists twice.
-- The original scripts have a cosine head of scale 30, the cleaned code a plain linear one, whose `left` is the default
-  (0.1 with the cosine). Here the head is the model's own, its fixed scale s included.
+- The original scripts have a cosine head of scale 30 and left = 0.1, the cleaned code a plain linear one, whose `left`
+  is the default. Here the head is the model's own, its fixed scale s included.
 - Virtual features have at most unit length, as what a head on CLIP reads has; features of a CNN are longer.
 - Both codes take means and z̃ on batch statistics, which depend on how samples are batched. Here it is eval mode.
-- z̃ are drawn without replacement; with fewer than m samples they start over, where the code fails.
-Cost: two passes of all clients' samples at most; C d + C numbers up and down a round, in the last rounds also from all
-clients, with a model down to each. Privacy: exact class counts.
+- z̃ are drawn without replacement, and with fewer than m samples over again, where the code fails.
+Cost: two passes of all samples at most; C d + C numbers each way, at last from all clients. Privacy: class counts.
 """
 
 from __future__ import annotations
