@@ -362,7 +362,6 @@ def test_without_ray_the_command_says_how_to_install_it(
     assert 'pip install "fedbench-harness[ray]"' in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.slow
 def test_gpus_that_are_not_there_are_refused_with_what_there_is(address: str, settings: Settings) -> None:
     with pytest.raises(FedbenchError, match="asks for 1 CPUs and 0.5 GPUs .*cluster has .*1 CPUs and 0 GPUs"):
         RayCluster(settings, address, 1, 0.5)
@@ -383,7 +382,6 @@ def test_a_run_on_a_gpu_needs_one_set_aside_for_it(settings: Settings) -> None:
         check_device(spec.model_copy(update={"device": "cuda:1"}), 1)
 
 
-@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_an_error(settings: Settings, address: str) -> None:
     with pytest.raises(FedbenchError, match="ray start --head"):
         RayCluster(settings, "127.0.0.1:1", 1, 0)
@@ -431,16 +429,15 @@ def job_of(folder: Path, settings: Settings, trials: int) -> tuple[Job, Any]:
     return Job(url, (Tuned(spec, space, record.study_name),), settings, "ray", uri), study
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_trials_on_a_cluster_are_those_of_this_process_and_a_lost_worker_is_replaced(
     address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
-    here, alone = job_of(tmp_path / "here", settings, 3)
+    here, alone = job_of(tmp_path / "here", settings, 2)
     work(here, lambda event: None)
     if is_killed:
         monkeypatch.setenv("FEDBENCH_TEST_FOLDER", str(tmp_path))
-    there, study = job_of(tmp_path / "there", settings, 3)
+    there, study = job_of(tmp_path / "there", settings, 2)
 
     def kill() -> None:
         os.kill(int(wait_for(tmp_path / "process").split()[0]), signal.SIGKILL)
@@ -450,12 +447,12 @@ def test_trials_on_a_cluster_are_those_of_this_process_and_a_lost_worker_is_repl
     with RayNodes(address, 1, 0, 1, settings.plugin_files) as nodes:
         events = list(tune_on(nodes, 1, there, 1))
     assert [event for event in events if isinstance(event, WorkerFailed)] == []
-    assert len([event for event in events if isinstance(event, TrialEnded)]) == 3
+    assert len([event for event in events if isinstance(event, TrialEnded)]) == 2
     # the one that was killed is begun anew
-    assert len([event for event in events if isinstance(event, TrialBegan)]) == 3 + is_killed
+    assert len([event for event in events if isinstance(event, TrialBegan)]) == 2 + is_killed
     measured = [
         [(trial.params, trial.values) for trial in of.trials if trial.state is TrialState.COMPLETE]
         for of in (alone, study)
     ]
-    assert len(measured[0]) == 3
+    assert len(measured[0]) == 2
     assert sorted(measured[1], key=repr) == sorted(measured[0], key=repr)
