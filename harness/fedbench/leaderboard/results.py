@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-_Read = TypeVar("_Read", dict[str, Any], list[Any])
 _NOT_BUDGET = OPTIMISER_KEYS | {"eval_every", "finetune_epochs"}
 BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET)
 """Fields of `Training` in which runs of one table must agree."""

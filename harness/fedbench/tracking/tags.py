@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedbench.core.errors import FedbenchError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from fedbench.core.records import RunInfo
     from fedbench.plugins.run_code import Codes, RunCode
 
-T = TypeVar("T", dict[str, Any], list[Any])
+_Parsed = TypeVar("_Parsed", dict[str, Any], list[Any])
 
 _FACTS = (
     "data_hash",
@@ -51,12 +52,12 @@ _NOTED = {
     "new_accuracy": "unseen classes",
     "personal_mean_client_accuracy": "clients' own models",
 }
-"""Final metrics that a run's note tells, and what it calls them."""
+"""Final metrics in a run's note, and what it calls them."""
 
 
 @dataclass(frozen=True)
 class RunTags:
-    """The tags of a recorded run, by what they say; what its version of fedbench did not write is empty."""
+    """The tags of a recorded run by name; what its version of fedbench did not write is empty."""
 
     raw: Mapping[str, str]
     """As MLflow has them."""
@@ -69,7 +70,7 @@ class RunTags:
         """The same as a whole number; 0 where there is none."""
         return int(self.text(name) or 0)
 
-    def parsed(self, name: str, kind: type[T]) -> T:
+    def parsed(self, name: str, kind: type[_Parsed]) -> _Parsed:
         """The same as JSON of a ``kind``; an empty one where there is none, or an older version left it cut off."""
         try:
             found = json.loads(self.text(name))
@@ -92,7 +93,7 @@ class RunTags:
         """Of the harness's code; earlier versions of fedbench recorded one hash of all code."""
         return self.raw.get(HARNESS) or self.text("code_hash")
 
-    @property
+    @cached_property
     def methods(self) -> dict[str, str]:
         """The hash of each method's code."""
         return {one["method"]: one["hash"] for one in json.loads(self.raw.get(METHOD_CODE, "[]"))}
