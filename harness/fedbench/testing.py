@@ -78,7 +78,7 @@ def tiny_backbone(name: str) -> Backbone:
 def contract_backbone(method: str) -> str:
     """The embedded CLIP, or a small CNN for a method that refuses to train on frozen features."""
     try:
-        tiny_run(tiny_spec(method, backbone="clip:embedded"))
+        final_state(tiny_run(tiny_spec(method, backbone="clip:embedded")), until=1)
     except FedbenchError as error:
         if "backbone" not in str(error):
             raise
