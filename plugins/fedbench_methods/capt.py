@@ -18,8 +18,8 @@ No code is published, and the text used here lacks the formulas: all equations a
   of the mean training loss − κ bytes / most bytes. More exchanges also train more.
 - `het_cluster=balanced` deals clients in turn by tail share; `literal`, k-means on the rows of C, gathers like ones,
   the opposite of the stated aim. Head and tail: 75 / 95 % of all that is reported (appendix B).
-- L_c reads t_k (`loss_on=integrated`), other classes' constant; m = M. With `parts`: 52 to 58 %, zero-shot CLIP: 68.
-- F is averaged over all, global prompts over clusters by samples; at a global mean clusters take them over.
+- L_c reads t_k (`loss_on=integrated`), other classes' constant. With `parts`: 52 to 58 % on the embedded long tail
+  (zero-shot CLIP: 68). F is averaged over all, global prompts over clusters by samples, taken over at a global mean.
 SGD at 1e-3 is the paper's; decay would move prompts of absent classes. `vl_align=off` makes features cacheable.
 """
 
