@@ -125,7 +125,7 @@ def test_fail_fast_and_a_traceback_file(installed, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "--fail-fast: 1 run" in done.stderr
+    assert "--fail-fast: not carried out: 1 run" in done.stderr
     assert "Traceback" in (tmp_path / "fedbench-store" / "failures.log").read_text()
     client = open_store(store_uri(str(tmp_path / "fedbench-store")), create=False)
     assert [run.info.status for _, run in runs_of(client, "isolation")] == ["FAILED"]
