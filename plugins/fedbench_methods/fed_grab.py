@@ -139,8 +139,8 @@ class FedGraB(fb.Method[FedGraBParams]):
     @hookimpl
     def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
         """The global weights and, with DPA, which classes are controlled."""
-        state = task.state.get(self.name, {})
-        return fb.Broadcast(task.weights, {name: state[name] for name in state if name == "controlled"})
+        state = task.state.get(self.name)
+        return fb.Broadcast(task.weights, {"controlled": state["controlled"]} if state else {})
 
     @hookimpl
     def local_loss(self, step: fb.LocalStep) -> Tensor:

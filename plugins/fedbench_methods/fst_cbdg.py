@@ -122,11 +122,11 @@ class FSTCBDG(fb.Method[FstCbdgParams]):
     @hookimpl
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """f with W_0 = T, b_0 = 0 (section 3.1)."""
-        clip, templates = clip_of(setup), setup.spec.templates
-        text = clip.text_features(setup.classnames, templates)
-        if not self.params.unit_features:
-            raw = clip.encode_text(fill_templates(setup.classnames, templates))
-            text = raw.reshape(len(templates), len(setup.classnames), -1).mean(dim=0)
+        clip, names, forms = clip_of(setup), setup.classnames, setup.spec.templates
+        if self.params.unit_features:
+            text = clip.text_features(names, forms)
+        else:
+            text = clip.encode_text(fill_templates(names, forms)).reshape(len(forms), len(names), -1).mean(dim=0)
         model = head_on_features(clip, text, self.params.scale, unit_features=self.params.unit_features)
         return replace(model, constants={"text": text})
 

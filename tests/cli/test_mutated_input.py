@@ -473,7 +473,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 LOOSE = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 
 
-def dealt(bench: Bench, sure: settings) -> None:
+def decided(bench: Bench, sure: settings) -> None:
     """Cases as ``sure`` says, every one of them planned or refused."""
 
     @sure
@@ -488,12 +488,12 @@ def dealt(bench: Bench, sure: settings) -> None:
 
 
 def test_mutated_input_is_planned_or_refused(bench: Bench) -> None:
-    dealt(bench, settings(LOOSE, max_examples=8, derandomize=True))
+    decided(bench, settings(LOOSE, max_examples=8, derandomize=True))
 
 
 @pytest.mark.slow
 def test_much_mutated_input_is_planned_or_refused(bench: Bench) -> None:
-    dealt(bench, settings(LOOSE, max_examples=int(os.environ.get("FEDBENCH_MUTANTS", "2000")), derandomize=False))
+    decided(bench, settings(LOOSE, max_examples=int(os.environ.get("FEDBENCH_MUTANTS", "2000")), derandomize=False))
 
 
 @pytest.mark.slow

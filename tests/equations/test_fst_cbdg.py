@@ -343,6 +343,7 @@ def test_weight_decay_without_detaching_or_synthetic_instances_do_move_it():
 @pytest.fixture
 def steps(monkeypatch):
     """All local steps taken in the test."""
+    tiny_spec("fst-cbdg")  # its backbone is found by a round with labels, once a process
     seen = []
 
     def record(*args):
