@@ -90,7 +90,7 @@ def with_powers(model: fb.Model, head: fb.LinearHead, power: float) -> fb.Model:
     if power == 1:
         return model
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
+    def forward(tensors: fb.Tensors, inputs: Tensor, training: bool) -> fb.Outputs:
         features = tukey(model.forward(tensors, inputs, training).features, power)
         return fb.Outputs(scaled_logits(features, tensors[head.weight], tensors[head.bias], head.scale), features)
 

@@ -20,7 +20,7 @@ the tower in every step unless `encoders=text`. A ResNet has no such layers: `en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -112,7 +112,7 @@ class ClipLoRA(fb.Method[ClipLoraParams]):
         frozen = self.params.lora_agg == "freeze_A"
         constants = {name: t.to(setup.spec.device) for name, t in factors.items() if frozen and name.endswith(".A")}
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
+        def forward(tensors: fb.Tensors, inputs: Tensor, training: bool) -> fb.Outputs:
             additions = self._additions({**constants, **tensors}, inputs.device)
             texts = fixed
             if packed is not None:
@@ -156,7 +156,7 @@ class ClipLoRA(fb.Method[ClipLoraParams]):
                 factors |= {f"{name}.A": (2 * draw - 1) * width**-0.5, f"{name}.B": torch.zeros(width, rank)}
         return factors
 
-    def _additions(self, tensors: Mapping[str, Tensor], device: torch.device) -> Callable[[str, int], Added]:
+    def _additions(self, tensors: fb.Tensors, device: torch.device) -> Callable[[str, int], Added]:
         """What the projections of a tower's layer get besides, in a pass with these tensors."""
         rank, noise = self.params.rank, tensors.get(NOISE)
         scale = self.params.alpha / (rank**0.5 if self.params.scaling == "root" else rank)

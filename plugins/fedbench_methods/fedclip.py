@@ -24,7 +24,6 @@ Paper against released code, and left open:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -63,13 +62,13 @@ class PairedOutputs(fb.Outputs):
     """s, a scalar."""
 
 
-def attention(features: Tensor, adapter: Mapping[str, Tensor], prefix: str = IMAGE) -> Tensor:
+def attention(features: Tensor, adapter: fb.Tensors, prefix: str = IMAGE) -> Tensor:
     """A = softmax(W2 tanh(W1 I + b1) + b2) over the feature axis: (batch, d) to (batch, d)."""
     inner = torch.tanh(linear(features, adapter[f"{prefix}W1"], adapter[f"{prefix}b1"]))
     return torch.softmax(linear(inner, adapter[f"{prefix}W2"], adapter[f"{prefix}b2"]), dim=1)
 
 
-def gated(features: Tensor, adapter: Mapping[str, Tensor], prefix: str = IMAGE) -> Tensor:
+def gated(features: Tensor, adapter: fb.Tensors, prefix: str = IMAGE) -> Tensor:
     """I* = A ⊙ I: (batch, d). I is the raw feature, not normalised before the gate."""
     return attention(features, adapter, prefix) * features
 
@@ -120,7 +119,7 @@ class FedCLIP(fb.Method[FedClipParams]):
         fixed = class_vectors(prompts, num_classes)
         adapt_text = TEXT in PREFIXES[self.params.adapters]
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
+        def forward(tensors: fb.Tensors, inputs: Tensor, training: bool) -> fb.Outputs:
             vectors = self._class_texts(tensors, prompts, num_classes) if adapt_text else fixed
             return self._compare(tensors, inputs, vectors, scale)
 
@@ -135,7 +134,7 @@ class FedCLIP(fb.Method[FedClipParams]):
         buffers = {name: value for name, value in state.items() if name not in weights}
         names, own_towers = (*weights, *buffers), per_thread(towers)
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
+        def forward(tensors: fb.Tensors, inputs: Tensor, training: bool) -> fb.Outputs:
             own = own_towers()
             # the module is shared with the frozen encoders, which rely on eval mode
             own.train(training)
@@ -147,12 +146,12 @@ class FedCLIP(fb.Method[FedClipParams]):
 
         return fb.Model({**adapters, **weights}, forward, buffers, transform=backbone.transform)
 
-    def _class_texts(self, tensors: Mapping[str, Tensor], prompts: Tensor, num_classes: int) -> Tensor:
+    def _class_texts(self, tensors: fb.Tensors, prompts: Tensor, num_classes: int) -> Tensor:
         """T̂ of all classes (C, d) from the raw features of all ``prompts`` (templates * C, d)."""
         adapt = TEXT in PREFIXES[self.params.adapters]
         return class_vectors(gated(prompts, tensors, TEXT) if adapt else prompts, num_classes)
 
-    def _compare(self, tensors: Mapping[str, Tensor], images: Tensor, texts: Tensor, scale: Tensor) -> PairedOutputs:
+    def _compare(self, tensors: fb.Tensors, images: Tensor, texts: Tensor, scale: Tensor) -> PairedOutputs:
         """s Î T̂ᵀ (batch, C) from raw features of ``images`` (batch, d) and unit vectors ``texts`` T̂ (C, d)."""
         adapt = IMAGE in PREFIXES[self.params.adapters]
         features = normalize(gated(images, tensors, IMAGE) if adapt else images, dim=-1)

@@ -23,7 +23,7 @@ dropped out, of whom the server does not know); M forward passes without gradien
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -82,7 +82,7 @@ class FedConcat(fb.Method[FedConcatParams]):
         """The default model, which must end in a linear head, so that it can be separated from the encoder."""
         model = default_model(setup)
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
+        def forward(tensors: fb.Tensors, inputs: Tensor, training: bool) -> fb.Outputs:
             if WEIGHT in tensors:
                 raise FedbenchError(
                     "fedconcat trains a wide head on frozen encoders in stage 2, where the model has no outputs of its "

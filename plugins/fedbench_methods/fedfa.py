@@ -24,7 +24,7 @@ Cost: beside the weights, 4 c floats a block are sent down and 2 c up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -77,7 +77,7 @@ def resampled(values: Tensor, shared: Tensor, noise: Tensor) -> Tensor:
     return values + noise * ((channel_weights(shared) + 1) * batch_variance).sqrt()
 
 
-def augmented(block: int, features: Tensor, tensors: Mapping[str, Tensor], decay: float) -> Tensor:
+def augmented(block: int, features: Tensor, tensors: fb.Tensors, decay: float) -> Tensor:
     """γ (X - μ) / σ + β, (B, c, h, w), where there is noise for the block, else X itself; moves the running means."""
     if tensor_name("noise", "mean", block) not in tensors:
         return features

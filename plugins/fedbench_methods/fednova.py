@@ -10,14 +10,14 @@ a_k = ‖a_{k,·}‖₁ the weight of all its gradients in it,
 η is the round's own rate, also where it decays, and a_k follows from the steps taken, the last short batch included
 (`fedbench.toolkit.local_training`). Equal a_k make it FedAvg bit for bit, whatever the p_k.
 
-Answers: start (refuses what it is not defined for), loss_terms (μ > 0), after_training (sends a_k), aggregate. Stacks
-with any method that replaces neither local_train nor aggregate. A proximal term of another method is part of g and
-leaves a_k alone; to take the pull into a_k use this method's own μ, which needs one learning rate for all weights.
+Answers: start (refuses what it is not defined for), loss_terms (μ > 0), after_training (sends a_k, four bytes, and
+τ_k with tau_eff=steps), aggregate (with gmf keeps a copy of the weights). Stacks with any method that replaces neither
+local_train nor aggregate. A proximal term of another method is part of g and leaves a_k alone; this method's own μ, for
+one learning rate of all weights, enters a_k.
 Left open / contradicted:
 - With μ > 0 the released code takes τ_eff = Σ p_k τ_k, the raw steps: `tau_eff=steps`. The equations' is the default.
 - It adds the proximal gradient after the momentum. Here it is part of the loss, and a_k is worked out for that.
 - Running statistics are averaged by the harness: τ_eff / a_k > 1 would extrapolate a variance below zero.
-Cost: four bytes a client more (eight with tau_eff=steps), with gmf one copy of the weights on the server.
 """
 
 from __future__ import annotations
@@ -47,10 +47,7 @@ class FedNovaParams:
 
 
 def normalised_shares(shares: Tensor, weight: Tensor, tau_eff: Tensor) -> Tensor:
-    """How x and the y_k enter the new x, (1 + m,), from p and a (m,) and τ_eff, all float64; they sum to one.
-
-    x − τ_eff Σ p_k (x − y_k) / a_k, sorted by x and y_k. Exactly (0, p) where a_k = τ_eff for all k.
-    """
+    """Of x and the y_k in the new x, (1 + m,), from p and a (m,) and τ_eff, float64; (0, p) where all a_k = τ_eff."""
     ratio = tau_eff / weight
     return torch.cat([(shares * (1 - ratio)).sum()[None], shares * ratio])
 
@@ -66,9 +63,7 @@ class FedNova(fb.Method[FedNovaParams]):
     def start(self, task: fb.StartTask) -> None:
         """Nothing; FedbenchError for μ > 0 with several learning rates."""
         if self.params.mu and len(set(rates_by_name(task.spec.training, task.model, 1).values())) > 1:
-            raise FedbenchError(
-                "fednova.mu above 0 needs one learning rate, and this model has several; stack fedprox."
-            )
+            raise FedbenchError("fednova.mu above 0 needs one learning rate; this model has several: stack fedprox.")
 
     @hookimpl
     def loss_terms(self, step: fb.LocalStep) -> Tensor | None:
@@ -78,9 +73,8 @@ class FedNova(fb.Method[FedNovaParams]):
     @hookimpl
     def after_training(self, task: fb.ClientTask, update: fb.Update) -> fb.Tensors:
         """a_k, a scalar; with tau_eff=steps also τ_k."""
-        training, steps = task.training, local_steps(task)
-        rate = next(iter(rates_by_name(training, task.model, task.round).values()))
-        sent = {WEIGHT: torch.tensor(gradient_weight(steps, training.momentum, rate * self.params.mu))}
+        steps, rate = local_steps(task), next(iter(rates_by_name(task.training, task.model, task.round).values()))
+        sent = {WEIGHT: torch.tensor(gradient_weight(steps, task.training.momentum, rate * self.params.mu))}
         return {**sent, STEPS: torch.tensor(float(steps))} if self._counts_steps else sent
 
     @hookimpl

@@ -26,7 +26,7 @@ decay 5e-4 of the toolbox it is built on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +142,7 @@ class FedOTP(fb.Method[FedOtpParams]):
         tower = prompt_tower(clip, setup.classnames, params.context_length)
         scale = clip.logit_scale
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
+        def forward(tensors: fb.Tensors, inputs: Tensor, training: bool) -> fb.Outputs:
             texts = tower.encode(torch.stack([tensors[GLOBAL], tensors[LOCAL]])[:, None])
             logits = scale * transported(inputs, texts, params, checked=not training)
             return fb.Outputs(logits, inputs.mean(dim=1))

@@ -31,7 +31,7 @@ Cost: k 256 floats up for the k classes a client has; (N + 1) C 256 floats and m
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -118,7 +118,7 @@ class FedPCL(fb.Method[FedPclParams]):
             layers = OrderedDict(fc=nn.Linear(clip.embed_dim, self.params.dim), relu=nn.ReLU(), unit=UnitLength())
         weights, buffers, embed = as_function(nn.Sequential(OrderedDict(projector=nn.Sequential(layers))))
 
-        def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> fb.Outputs:
+        def forward(tensors: fb.Tensors, inputs: Tensor, training: bool) -> fb.Outputs:
             z = embed(tensors, inputs, training)
             return fb.Outputs(z.new_zeros(len(z), 0), z)
 

@@ -22,7 +22,6 @@ Q starts as N(0, 0.02²), the rest as torch's MultiheadAttention, LayerNorm and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,7 +62,7 @@ class FedTPG(fb.Method[FedTpgParams]):
         tower = prompt_tower(clip, setup.classnames, length)
         names = clip.text_features([name.replace("_", " ") for name in setup.classnames], ("{}",))
 
-        def texts(tensors: Mapping[str, Tensor]) -> Tensor:
+        def texts(tensors: fb.Tensors) -> Tensor:
             return tower.encode(generated_context(tensors, names, tensors.get(ABSENT)))
 
         weights = initial_generator(length, tower.width, clip.embed_dim, setup.spec.seed)

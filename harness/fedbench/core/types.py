@@ -126,6 +126,10 @@ class LinearHead:
         return self.weight, self.bias
 
 
+ForwardPass = Callable[[Tensors, Tensor, bool], Outputs]
+"""``forward(tensors, inputs, training)``, see `Model`."""
+
+
 @dataclass(frozen=True, eq=False)
 class Model:
     """What is trained and sent, and the pure function that turns it into logits.
@@ -135,7 +139,7 @@ class Model:
     """
 
     weights: Tensors
-    forward: Callable[[Mapping[str, Tensor], Tensor, bool], Outputs]
+    forward: ForwardPass
     buffers: Tensors = field(default_factory=dict)
     """Sent and averaged but not trained: running statistics."""
     encoder: FrozenEncoder | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import LinearHead, Model, Outputs
+from fedbench.core.types import ForwardPass, LinearHead, Model, Outputs, Tensors
 from fedbench.models import load_backbone
-from fedbench.models.clip.backbone import ClipBackbone, Forward, full_clip_model
+from fedbench.models.clip.backbone import ClipBackbone, full_clip_model
 from fedbench.models.cnn.backbone import batch_norm_names, cnn_model
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ class TextOutputs(Outputs):
     """Unit text features (K, d)."""
 
 
-def text_classifier(texts: Callable[[Mapping[str, Tensor]], Tensor], scale: float) -> Forward:
+def text_classifier(texts: Callable[[Tensors], Tensor], scale: float) -> ForwardPass:
     """A forward pass from raw image features (b, d) to ``scale`` times their cosines to the classes' texts.
 
     ``texts`` gives unit text features (K, d) from the trained tensors. The outputs are `TextOutputs`.
     """
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+    def forward(tensors: Tensors, inputs: Tensor, training: bool) -> Outputs:
         features, vectors = torch.nn.functional.normalize(inputs, dim=-1), texts(tensors)
         return TextOutputs(scaled_logits(features, vectors, None, scale), features, vectors)
 
@@ -96,7 +96,7 @@ def head_on_features(clip: ClipBackbone, weight: Tensor, scale: float, *, unit_f
     z is brought to unit length unless ``unit_features`` is false; it is what ``Outputs.features`` holds.
     """
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+    def forward(tensors: Tensors, inputs: Tensor, training: bool) -> Outputs:
         features = torch.nn.functional.normalize(inputs, dim=-1) if unit_features else inputs
         return Outputs(scaled_logits(features, tensors["head.weight"], tensors["head.bias"], scale), features)
 

@@ -3,7 +3,7 @@ head on the features of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -51,7 +51,7 @@ def concatenated(model: Model, encoders: Tensors) -> Model:
     head = model.linear_head
     width = model.weights[head.weight].shape[1]
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+    def forward(tensors: Tensors, inputs: Tensor, training: bool) -> Outputs:
         weight, bias = tensors[WEIGHT], tensors[BIAS]
         parts = []
         with torch.no_grad():

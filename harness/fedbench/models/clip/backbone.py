@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,14 +14,12 @@ from torch.func import functional_call
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import Outputs, Tensors
+from fedbench.core.types import ForwardPass, Outputs, Tensors
 from fedbench.models.per_thread import per_thread
 from fedbench.models.transform import PixelTransform
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP
-
-Forward = Callable[[Mapping[str, Tensor], Tensor, bool], Outputs]
 
 TEXT_BATCH = 256
 """Prompts encoded at once: a thousand classes by several templates would not fit."""
@@ -227,7 +225,7 @@ class _PromptedClip(nn.Module):
 
 def full_clip_model(
     backbone: ClipBackbone, classnames: Sequence[str], templates: Sequence[str]
-) -> tuple[Tensors, Tensors, Forward]:
+) -> tuple[Tensors, Tensors, ForwardPass]:
     """All weights of both towers and the scale, the buffers, and the forward pass: scaled cosines to class prompts.
 
     ``forward`` takes the float batch (b, 3, S, S); ``features`` (b, d) are unit. It runs the text tower at every
@@ -240,7 +238,7 @@ def full_clip_model(
     buffers = {name: value.clone() for name, value in clip.state_dict().items() if name not in weights}
     names, own_net = (*weights, *buffers), per_thread(net)
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+    def forward(tensors: Tensors, inputs: Tensor, training: bool) -> Outputs:
         inside = {f"clip.{name}": tensors[name] for name in names}
         own = own_net()
         # The module is shared with the frozen encoders, which rely on eval mode.

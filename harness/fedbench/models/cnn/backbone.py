@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Backbone, Outputs, Tensors
+from fedbench.core.types import Backbone, ForwardPass, Outputs, Tensors
 from fedbench.models.cnn.nets import build_body
 from fedbench.models.names import BackboneName
 from fedbench.models.per_thread import per_thread
@@ -24,8 +24,6 @@ from fedbench.models.transform import PixelTransform
 CIFAR_STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 """Mean and deviation by channel that the CReFF family uses for CIFAR-10 and CIFAR-100."""
 IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-Forward = Callable[[Mapping[str, Tensor], Tensor, bool], Outputs]
 
 # Below these sizes a convolution or pool of the network has nothing left to read.
 _SMALLEST = {"resnet8": 8, "convnet": 16, "fedavg-cnn": 4, "alexnet": 63, "vgg11": 32, "resnet18": 32, "resnet50": 32}
@@ -89,7 +87,7 @@ class _Classifier(nn.Module):
         return self.head(features), features
 
 
-def cnn_model(backbone: Backbone, num_classes: int, seed: int) -> tuple[Tensors, Tensors, Forward]:
+def cnn_model(backbone: Backbone, num_classes: int, seed: int) -> tuple[Tensors, Tensors, ForwardPass]:
     """Weights and buffers of body and linear head (``body.*``, ``head.*``) and the forward pass that reads them.
 
     ``forward`` takes the float batch (b, 3, h, w). It updates the batch-norm statistics among the buffers in place
@@ -100,7 +98,7 @@ def cnn_model(backbone: Backbone, num_classes: int, seed: int) -> tuple[Tensors,
     # a copy, since train and eval mode are kept on the modules and two models may share a backbone
     weights, buffers, run = as_function(_Classifier(copy.deepcopy(backbone.module), head))
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+    def forward(tensors: Tensors, inputs: Tensor, training: bool) -> Outputs:
         logits, features = run(tensors, inputs, training)
         return Outputs(logits, features)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -10,9 +10,9 @@ from itertools import count
 
 from torch import Tensor, nn
 
-from fedbench.core.types import Model, Outputs
+from fedbench.core.types import Model, Outputs, Tensors
 
-BlockChange = Callable[[int, Tensor, Mapping[str, Tensor]], Tensor]
+BlockChange = Callable[[int, Tensor, Tensors], Tensor]
 """``change(position, features, tensors)``: what goes on in place of ``features`` (b, c, h, w), of the same shape.
 
 ``position`` counts the block ends from 0 in the order of the forward pass; ``tensors`` are those of the pass.
@@ -48,7 +48,7 @@ def with_changed_blocks(model: Model, change: BlockChange) -> Model:
     write to running statistics among them, as batch-norm does.
     """
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+    def forward(tensors: Tensors, inputs: Tensor, training: bool) -> Outputs:
         if not training:
             return model.forward(tensors, inputs, training)
         positions = count()

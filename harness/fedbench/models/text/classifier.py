@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fedbench.core.types import Model, Outputs
+from fedbench.core.types import Model, Outputs, Tensors
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.cnn.backbone import as_function, batch_norm_names, default_generator_from
 from fedbench.models.text.tower import TextTower
@@ -97,7 +96,7 @@ def embedding_model(setup: ModelSetup, text: Tensor | TextTower, scale: float, s
     else:
         text = unit(text.detach()).to(setup.spec.device)
 
-    def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
+    def forward(tensors: Tensors, inputs: Tensor, training: bool) -> Outputs:
         embedding = unit(embed(tensors, inputs, training))
         classes = text.vectors(tensors) if isinstance(text, TextTower) else text
         return Outputs(scale * embedding @ classes.T, embedding)
