@@ -1,18 +1,14 @@
 """What a method imports of fedbench, beside the blocks of `fedbench.toolkit` and the backbones of `fedbench.models`.
 
-Hooks and what they are handed stand in `fedbench.core.hooks` and `fedbench.core.tasks`, with shapes and units.
+`fedbench.core.method` has the hooks and what they are handed, with shapes and units.
 """
 
 from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.federation import Federation
-from fedbench.core.hooks import hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.method import Method, NoParams
-from fedbench.core.partition import ClientShard
-from fedbench.core.randomness import numpy_generator, torch_generator
-from fedbench.core.records import RoundRecord, RunInfo, RunResult
-from fedbench.core.spec import RunSpec, Training
-from fedbench.core.tasks import (
+from fedbench.core.method.base import Method, NoParams
+from fedbench.core.method.hooks import hookimpl
+from fedbench.core.method.hyper import hyper
+from fedbench.core.method.tasks import (
     AggregationTask,
     BroadcastTask,
     ClientTask,
@@ -22,6 +18,10 @@ from fedbench.core.tasks import (
     ReportedTask,
     StartTask,
 )
+from fedbench.core.partition import ClientShard
+from fedbench.core.randomness import numpy_generator, torch_generator
+from fedbench.core.records import RoundRecord, RunInfo, RunResult
+from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import (
     Broadcast,
     GlobalModel,

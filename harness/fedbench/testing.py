@@ -24,8 +24,8 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Split, TensorImages
-from fedbench.core.hooks import STEPS
-from fedbench.core.hyper import declared
+from fedbench.core.method.hooks import STEPS
+from fedbench.core.method.hyper import declared
 from fedbench.core.randomness import torch_generator
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training

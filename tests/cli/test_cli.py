@@ -29,7 +29,7 @@ from fedbench.cli.app import main
 from fedbench.cli.console import OutputLost
 from fedbench.cli.options import Selection, command_line
 from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
-from fedbench.core.hooks import hookimpl, plugin_manager, relay
+from fedbench.core.method.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.leaderboard.rows.untrained import NOTE
@@ -229,7 +229,7 @@ w_{t+1} ← Σ_k p_k w_k,   p_k = n_k / Σ_j n_j  (2)
 c_{t+1} ← c_t + (1/N) Σ_k (c_k⁺ − c_k) [mean] (3)
 """
 from dataclasses import dataclass
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 
 @dataclass(frozen=True)
 class Params: ...
@@ -620,7 +620,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbench.toolkit.fedavg import average
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -674,8 +674,8 @@ def test_only_the_rows_whose_code_changed_run_again_and_it_is_said_why(fedbench:
 ALONE = '''
 """Every client trains alone."""
 from typing import ClassVar
-from fedbench.core.hooks import hookimpl
-from fedbench.core.method import NoParams
+from fedbench.core.method.hooks import hookimpl
+from fedbench.core.method.base import NoParams
 
 class Alone:
     name: ClassVar[str] = "alone"

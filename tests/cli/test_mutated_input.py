@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fedbench.cli.app import main
-from fedbench.core.hyper import declared
+from fedbench.core.method.hyper import declared
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import Training
 from fedbench.plugins.assembly import find_method

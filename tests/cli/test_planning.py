@@ -15,7 +15,7 @@ from fedbench.tracking.store import open_store, runs_of, store_uri
 FAILING = '''
 """Methods that fail before their first round."""
 from dataclasses import dataclass
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 
 @dataclass(frozen=True)
 class P:

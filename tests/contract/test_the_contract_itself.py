@@ -18,7 +18,7 @@ A line.
 A line.
 """
 from dataclasses import dataclass
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.toolkit.fedavg import average, local_sgd
 import torch
 

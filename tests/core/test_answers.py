@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.answers import not_finite
 from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.answers import not_finite
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.types import Broadcast, GlobalModel, Predictions
 from fedbench.rounds.broadcast import broadcast, sent_bytes
 from fedbench.rounds.loop import train_round

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.records import FrozenDict, RoundRecord, RunInfo, RunResult
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.core.hooks import STEPS, Hooks, HookSpecs
-from fedbench.core.notifications import NOTIFICATIONS, Notifications, NotificationSpecs
+from fedbench.core.method.hooks import STEPS, Hooks, HookSpecs
+from fedbench.core.method.notifications import NOTIFICATIONS, Notifications, NotificationSpecs
 from fedbench.plugins.assembly import find_method
 from fedbench.toolkit.fedavg import FedAvg
 

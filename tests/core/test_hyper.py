@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hyper import Hyper, build_params, declared, hyper
+from fedbench.core.method.hyper import Hyper, build_params, declared, hyper
 
 
 @dataclass(frozen=True, kw_only=True)

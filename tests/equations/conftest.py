@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.tasks import ClientTask, LocalStep
 from fedbench.core.types import LabelledBatch, Model, Outputs, Tensors, UnlabelledBatch, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble

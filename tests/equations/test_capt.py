@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy, linear, normalize
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import AggregationTask, BroadcastTask, StartTask
 from fedbench.core.randomness import torch_generator
-from fedbench.core.tasks import AggregationTask, BroadcastTask, StartTask
 from fedbench.core.types import ClientReport, Model, Update
 from fedbench.models.prompts.context import prompt_tower, random_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 import fedbench_methods.ccvr as ccvr
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import ReportedTask
+from fedbench.core.method.tasks import ReportedTask
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.heads import scaled_logits
 from fedbench.rounds.loop import predict, rounds

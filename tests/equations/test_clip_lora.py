@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.tasks import AggregationTask
+from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.types import Update
 from fedbench.models.clip.backbone import fill_templates
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import AggregationTask, BroadcastTask, StartTask
+from fedbench.core.method.tasks import AggregationTask, BroadcastTask, StartTask
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.rounds.loop import train_round
 from fedbench.testing import final_state, tiny_run, tiny_spec

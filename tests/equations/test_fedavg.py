@@ -5,9 +5,9 @@ from math import exp
 import pytest
 import torch
 
+from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.randomness import torch_generator
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.tasks import AggregationTask
 from fedbench.core.types import Model, Update
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import batch_table, build_optimiser, crop_and_flip

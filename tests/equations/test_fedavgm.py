@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.tasks import AggregationTask
 from fedbench.core.types import Model, Update
 from fedbench.rounds.loop import train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec

@@ -5,8 +5,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import AggregationTask, ServerData
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import AggregationTask, ServerData
 from fedbench.core.types import GlobalModel, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec

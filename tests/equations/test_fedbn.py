@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.tasks import AggregationTask, EvaluationTask
+from fedbench.core.method.tasks import AggregationTask, EvaluationTask
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.broadcast import broadcast, client_task

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import AggregationTask
+from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.types import Model, Update
 from fedbench.plugins.assembly import assemble
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import AggregationTask, BroadcastTask, EvaluationTask, StartTask
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.tasks import AggregationTask, BroadcastTask, EvaluationTask, StartTask
 from fedbench.core.types import ClientReport, LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.requirements import refuse_model

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import kl_div, log_softmax
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import AggregationTask, ServerData
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.tasks import AggregationTask, ServerData
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import AggregationTask, ClientTask
+from fedbench.core.method.tasks import AggregationTask, ClientTask
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.toolkit import siamese_augmentation as siamese

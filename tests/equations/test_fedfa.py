@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import AggregationTask, LocalStep
 from fedbench.core.randomness import torch_generator
-from fedbench.core.tasks import AggregationTask, LocalStep
 from fedbench.core.types import Model, Update
 from fedbench.models.cnn.block_ends import block_channels
 from fedbench.rounds.broadcast import broadcast, client_task

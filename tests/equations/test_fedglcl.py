@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import ModelSetup
 from fedbench.core.types import Model, Outputs
 from fedbench.models import load_backbone
 from fedbench.models.cnn.backbone import cnn_model

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import EvaluationTask
+from fedbench.core.method.tasks import EvaluationTask
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.broadcast import broadcast, client_task

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
+from fedbench.core.method.tasks import AggregationTask, StartTask
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.tasks import AggregationTask, StartTask
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.executors.sequential import train_client as completely_trained

@@ -8,7 +8,7 @@ import torch
 from torch.func import vmap
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import AggregationTask, EvaluationTask
+from fedbench.core.method.tasks import AggregationTask, EvaluationTask
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.broadcast import broadcast, client_task

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, gelu, normalize
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.randomness import torch_generator
-from fedbench.core.tasks import ModelSetup
 from fedbench.models.prompts.generator import attention, generated_context, initial_generator
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.fedtpg import FedTPG, FedTpgParams

@@ -11,8 +11,8 @@ import fedbench.runs.prepare
 import fedbench.toolkit.local_training
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Split
+from fedbench.core.method.tasks import AggregationTask, LocalStep
 from fedbench.core.partition import ClientShard
-from fedbench.core.tasks import AggregationTask, LocalStep
 from fedbench.core.types import Model, Outputs, UnlabelledBatch, Update
 from fedbench.models.clip.backbone import fill_templates
 from fedbench.rounds.loop import evaluate

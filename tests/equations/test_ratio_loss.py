@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import AggregationTask, ServerData
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.tasks import AggregationTask, ServerData
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.loop import rounds, train_round

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import ModelSetup
+from fedbench.core.method.tasks import ModelSetup
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.inputs import FeatureInputs
 from fedbench.models.transform import PixelTransform

@@ -8,7 +8,7 @@ import torch
 
 import fedbench_methods.rucr as rucr
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import ReportedTask
+from fedbench.core.method.tasks import ReportedTask
 from fedbench.core.types import Model, Outputs
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import predict, rounds

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
+from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ClientTask, StartTask
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, StartTask
 from fedbench.core.types import Model, Outputs
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble

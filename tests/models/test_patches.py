@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import ClientTask
+from fedbench.core.method.tasks import ClientTask
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.patches import ClipPatchEncoder, all_tokens, attend_everywhere

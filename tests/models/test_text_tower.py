@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import ModelSetup
 from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import class_vectors
 from fedbench.models.cnn.nets import build_body

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.plugins.assembly import assemble, find_method
 
 PLUGIN = '''
 """A method."""
 from dataclasses import dataclass
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 
 @dataclass(frozen=True, kw_only=True)
 class P:

@@ -18,8 +18,8 @@ from fedbench.plugins.installed import GROUP
 
 RIGHT = """
 from dataclasses import dataclass
-from fedbench.core.hooks import hookimpl
-from fedbench.core.hyper import hyper
+from fedbench.core.method.hooks import hookimpl
+from fedbench.core.method.hyper import hyper
 
 @dataclass(frozen=True)
 class P:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.method import REQUIREMENTS, Method, declares
+from fedbench.core.method.base import REQUIREMENTS, Method, declares
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble, find_method

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import STEPS, hookimpl
+from fedbench.core.method.hooks import STEPS, hookimpl
 from fedbench.core.types import Broadcast
 from fedbench.models.heads import default_model
 from fedbench.plugins.watch import Snapshot, contents, versions

@@ -11,8 +11,8 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Split, TensorImages
-from fedbench.core.hooks import STEPS, HookSpecs, hookimpl
-from fedbench.core.notifications import PROJECT
+from fedbench.core.method.hooks import STEPS, HookSpecs, hookimpl
+from fedbench.core.method.notifications import PROJECT
 from fedbench.plugins.withheld import withheld
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings, prepare

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS
 from fedbench.core.types import Update

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.types import Broadcast, Predictions, Update
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.finetuning import finetuned_metrics
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.types import Model, Predictions, Update
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedbench.core.federation import Split, TensorImages
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.partition import ClientShard
 from fedbench.core.spec import Training
 from fedbench.core.types import Model

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import LocalStep
 from fedbench.core.partition import ClientShard
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import LocalStep
 from fedbench.core.types import UnlabelledBatch
 from fedbench.rounds.loop import evaluate, rounds, train_round
 from fedbench.rounds.state import RunState, load_state, save_state
@@ -74,7 +74,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.types import Model, Update
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.types import Broadcast
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble
@@ -171,7 +171,7 @@ def test_received_outputs_are_the_received_models_without_gradient(make_linear_s
 
 @pytest.fixture
 def make_linear_step():
-    from fedbench.core.tasks import LocalStep
+    from fedbench.core.method.tasks import LocalStep
     from fedbench.core.types import LabelledBatch, Model, Outputs
 
     def forward(tensors, inputs, training):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.types import Broadcast, Predictions
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.executors.sequential import Sequential

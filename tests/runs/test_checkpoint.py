@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.spec import RunSpec
 from fedbench.rounds.executors.cohort import Cohort, Plan
 from fedbench.rounds.executors.sequential import Sequential
@@ -39,7 +39,7 @@ import random
 from dataclasses import dataclass
 import numpy as np
 import torch
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import local_sgd
 from dataclasses import replace

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.runs.checkpoint import Checkpointing
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings

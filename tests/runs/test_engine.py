@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.core.hooks import plugin_manager, relay
+from fedbench.core.method.hooks import plugin_manager, relay
 from fedbench.plugins.run_code import Codes
 from fedbench.runs.engines.processes import Processes
 from fedbench.runs.engines.scheduler import (
@@ -42,7 +42,7 @@ rows: [{method: fedavg}, {method: fedclip}]
 FAULTY = '''
 """Fails in round 2."""
 from dataclasses import dataclass
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.toolkit.fedavg import average
 
 @dataclass(frozen=True, kw_only=True)

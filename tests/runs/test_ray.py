@@ -65,7 +65,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fedbench
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from ours.averaging import average
 
 SCALE = float(Path(__file__).with_name("scale.txt").read_text())

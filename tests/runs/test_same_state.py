@@ -48,7 +48,7 @@ import torch
 
 import fedbench.toolkit.fedavg
 from fedbench.toolkit.fedavg import average
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Split, TensorImages, Unseen
+from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import ModelSetup
 from fedbench.leaderboard.formats.files import to_csv
 from fedbench.leaderboard.formats.markdown import to_markdown
 from fedbench.leaderboard.page.data import page_of
@@ -149,7 +149,7 @@ from dataclasses import dataclass
 import torch
 
 from fedbench.toolkit.fedavg import cross_entropy, largest_logit
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.models.heads import clip_of, text_classifier
 from fedbench.models.prompts.context import prompt_tower
 from fedbench.core.types import Model, Predictions

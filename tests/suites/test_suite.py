@@ -65,7 +65,7 @@ def test_a_row_that_sets_a_method_it_does_not_run_is_refused():
 
 PLUGIN = """
 from dataclasses import dataclass
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 
 @dataclass(frozen=True, kw_only=True)
 class P:

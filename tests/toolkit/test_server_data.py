@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.scenario import Scenario
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.scenarios import build_federation
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from fedbench.toolkit.fedavg import average
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import kl_div, log_softmax
 
 from fedbench.core.errors import Unworkable
+from fedbench.core.method.tasks import ServerData
 from fedbench.core.randomness import torch_generator
-from fedbench.core.tasks import ServerData
 from fedbench.core.types import GlobalModel, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.toolkit.fedavg import mean_model

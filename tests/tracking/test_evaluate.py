@@ -14,7 +14,7 @@ import torch
 from fedbench.cli.app import main
 from fedbench.cli.commands.evaluate import number
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.runs.job import run_spec
@@ -32,7 +32,7 @@ PERSONAL = '''
 from dataclasses import dataclass
 
 from fedbench.toolkit.fedavg import largest_logit
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.types import Predictions
 
 

@@ -20,11 +20,11 @@ from fedbench.cli.commands.ui import ui
 from fedbench.cli.execution import invocation
 from fedbench.cli.options import Selection
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl, plugin_manager, relay
+from fedbench.core.method.hooks import hookimpl, plugin_manager, relay
+from fedbench.core.method.tasks import ClientTask
 from fedbench.core.metric_names import is_reserved
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
-from fedbench.core.tasks import ClientTask
 from fedbench.core.types import Update
 from fedbench.plugins import provenance, run_code
 from fedbench.plugins.run_code import Codes, MethodCode, RunCode

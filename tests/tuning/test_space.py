@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hyper import declared, hyper
+from fedbench.core.method.hyper import declared, hyper
 from fedbench.core.spec import RunSpec
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides

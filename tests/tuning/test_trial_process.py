@@ -54,7 +54,7 @@ import torch
 import fedbench.toolkit.fedavg
 from fedbench.toolkit.fedavg import average
 from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 
 HERE = Path(__file__).parent
 

@@ -429,7 +429,7 @@ def test_the_record_of_a_trial_whose_process_died_right_behind_it_is_made_up_for
 RAISING = """
 from dataclasses import dataclass
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 
 @dataclass(frozen=True, kw_only=True)
 class P:

@@ -17,8 +17,8 @@ from fedbench.cli.options import Place, Selection, command_line
 from fedbench.cli.outcome import report, say_stopped, show_leaderboard, show_next_steps
 from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
 from fedbench.cli.stored import origins_of, say_resumed, say_stored
-from fedbench.core.hooks import hookimpl, plugin_manager
-from fedbench.core.notifications import notifier
+from fedbench.core.method.hooks import hookimpl, plugin_manager
+from fedbench.core.method.notifications import notifier
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.plugins.run_code import Codes

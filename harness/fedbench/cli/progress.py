@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedbench.cli.console import clock, megabytes
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 

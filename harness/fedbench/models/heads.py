@@ -16,7 +16,7 @@ from fedbench.models.clip.backbone import ClipBackbone, full_clip_model
 from fedbench.models.cnn.backbone import batch_norm_names, cnn_model
 
 if TYPE_CHECKING:
-    from fedbench.core.tasks import ModelSetup
+    from fedbench.core.method.tasks import ModelSetup
 
 
 def clip_of(setup: ModelSetup) -> ClipBackbone:

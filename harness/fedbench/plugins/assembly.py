@@ -16,10 +16,10 @@ from typing import Any, cast
 import pluggy
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.hooks import STEPS, Hooks, plugin_manager, relay
-from fedbench.core.hyper import build_params
-from fedbench.core.method import AnyMethod, declares
-from fedbench.core.notifications import PROJECT, Notifications
+from fedbench.core.method.base import AnyMethod, declares
+from fedbench.core.method.hooks import STEPS, Hooks, plugin_manager, relay
+from fedbench.core.method.hyper import build_params
+from fedbench.core.method.notifications import PROJECT, Notifications
 from fedbench.core.spec import stack_names
 from fedbench.plugins.declaration import HOOK_NAMES, check_method
 from fedbench.plugins.importing import importing
@@ -45,7 +45,7 @@ class Assembly:
     owners: Mapping[str, tuple[str, ...]]
     notifications: Notifications
     keeps_lost_training: frozenset[str] = frozenset()
-    """Those methods of the run that declare it; see `fedbench.core.method.Method`."""
+    """Those methods of the run that declare it; see `fedbench.core.method.base.Method`."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """Requirement -> the method that has it, with the run's hyper-parameters."""
 

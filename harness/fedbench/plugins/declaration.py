@@ -12,10 +12,10 @@ import pluggy
 import pydantic
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.hooks import STEPS, HookSpecs, plugin_manager
-from fedbench.core.hyper import declared, parse_value
-from fedbench.core.method import REQUIREMENTS
-from fedbench.core.notifications import NOTIFICATIONS, NotificationSpecs
+from fedbench.core.method.base import REQUIREMENTS
+from fedbench.core.method.hooks import STEPS, HookSpecs, plugin_manager
+from fedbench.core.method.hyper import declared, parse_value
+from fedbench.core.method.notifications import NOTIFICATIONS, NotificationSpecs
 from fedbench.core.spec import OPTIMISER_KEYS, Training, no_bool
 from fedbench.plugins.failure_text import reason_of
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pluggy
 
-from fedbench.core.notifications import NOTIFICATIONS, Notifications
+from fedbench.core.method.notifications import NOTIFICATIONS, Notifications
 from fedbench.core.records import ReadOnly, RunInfo
 from fedbench.core.spec import RunSpec
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.method import declares
+from fedbench.core.method.base import declares
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import NO_LINEAR_HEAD, InputSource, Model
 from fedbench.plugins.assembly import find_method

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from fedbench.core.errors import MethodFault
 from fedbench.core.federation import Federation, Split, Subset, TensorImages
-from fedbench.core.hooks import STEPS, Hooks
-from fedbench.core.partition import Shards
-from fedbench.core.tasks import (
+from fedbench.core.method.hooks import STEPS, Hooks
+from fedbench.core.method.tasks import (
     AggregationTask,
     BroadcastTask,
     ClientTask,
@@ -30,6 +29,7 @@ from fedbench.core.tasks import (
     ServerData,
     StartTask,
 )
+from fedbench.core.partition import Shards
 from fedbench.core.types import LabelledBatch, Model, UnlabelledBatch, Update
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.cnn.backbone import CnnBackbone

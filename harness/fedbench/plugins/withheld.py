@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields, replace
 
 from torch import Tensor
 
-from fedbench.core.answers import require
 from fedbench.core.errors import MethodFault
 from fedbench.core.federation import Federation, ImageSource, Split
+from fedbench.core.method.answers import require
 
 
 @dataclass(frozen=True, eq=False, repr=False)

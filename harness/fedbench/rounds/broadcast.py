@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from fedbench.core.answers import require
-from fedbench.core.tasks import BroadcastTask, ClientTask
+from fedbench.core.method.answers import require
+from fedbench.core.method.tasks import BroadcastTask, ClientTask
 from fedbench.core.types import Broadcast, Tensors
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.private import completed, shared

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import overload
 
-from fedbench.core.answers import require_finite_updates, require_global
 from fedbench.core.federation import Federation
-from fedbench.core.tasks import AggregationTask, ClientTask
+from fedbench.core.method.answers import require_finite_updates, require_global
+from fedbench.core.method.tasks import AggregationTask, ClientTask
 from fedbench.core.types import ClientReport, Update
 from fedbench.rounds.faults import damaged, reason_to_reject
 from fedbench.rounds.private import kept_and_sent, shared

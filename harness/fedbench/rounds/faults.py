@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedbench.core.answers import misfit, not_finite
+from fedbench.core.method.answers import misfit, not_finite
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Tensors, Update
 

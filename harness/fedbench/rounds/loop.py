@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedbench.core.answers import require, require_predictions, require_tensors
 from fedbench.core.errors import MethodFault
+from fedbench.core.method.answers import require, require_predictions, require_tensors
+from fedbench.core.method.tasks import EvaluationTask, ReportedTask, StartTask
 from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS, RoundRecord
-from fedbench.core.tasks import EvaluationTask, ReportedTask, StartTask
 from fedbench.core.types import InputSource, Predictions
 from fedbench.rounds.broadcast import broadcast, channels_last, client_task, sent_bytes
 from fedbench.rounds.exchange import (

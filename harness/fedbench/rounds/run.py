@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from fedbench.core.federation import Federation
-from fedbench.core.hooks import Hooks
+from fedbench.core.method.hooks import Hooks
+from fedbench.core.method.tasks import ServerData
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import ServerData
 from fedbench.core.types import InputSource, Model, Tensors
 from fedbench.plugins.assembly import Assembly
 from fedbench.rounds.executors import Executor

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import ImageSource, Split, Subset, TensorImages
+from fedbench.core.method.tasks import ClientTask
 from fedbench.core.spec import Training
-from fedbench.core.tasks import ClientTask
 from fedbench.models.inputs import RESIDENT_BYTES, ImageInputs, UncachedFeatures
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import start

@@ -13,10 +13,10 @@ import torch
 
 from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.federation import Dataset, Split
-from fedbench.core.method import declares
+from fedbench.core.method.base import declares
+from fedbench.core.method.tasks import ModelSetup, ServerData
 from fedbench.core.records import RECORDED_CLIENTS, RunInfo
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import ModelSetup, ServerData
 from fedbench.core.types import FrozenEncoder, InputSource, Model
 from fedbench.datasets import load_dataset, takes_image_size
 from fedbench.models import image_size_of, load_backbone

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedbench.core.errors import Unworkable
-from fedbench.core.hooks import Hooks
-from fedbench.core.tasks import ModelSetup
+from fedbench.core.method.hooks import Hooks
+from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.types import Model
 from fedbench.plugins.assembly import assemble
 

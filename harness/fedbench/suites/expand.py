@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.hyper import declared
+from fedbench.core.method.hyper import declared
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.datasets.aliases import same_data
 from fedbench.suites.added import added_rows

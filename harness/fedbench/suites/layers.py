@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.hyper import build_params
-from fedbench.core.method import AnyMethod
+from fedbench.core.method.base import AnyMethod
+from fedbench.core.method.hyper import build_params
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import Training
 from fedbench.scenarios import scenario_named

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hyper import declared
-from fedbench.core.method import AnyMethod
+from fedbench.core.method.base import AnyMethod
+from fedbench.core.method.hyper import declared
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import MOST_SEED, RunSpec, Training
 from fedbench.datasets.aliases import same_data

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from fedbench.core.errors import MethodFault
 from fedbench.core.federation import Federation
-from fedbench.core.hooks import default_hookimpl
-from fedbench.core.method import Method, NoParams
+from fedbench.core.method.base import Method, NoParams
+from fedbench.core.method.hooks import default_hookimpl
+from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, ModelSetup
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, ModelSetup
 from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, Tensors, Update
 from fedbench.models.heads import default_model
 from fedbench.toolkit.local_training import local_sgd

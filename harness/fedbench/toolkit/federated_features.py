@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
-from fedbench.core.hyper import hyper
-from fedbench.core.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask
+from fedbench.core.method.hooks import hookimpl
+from fedbench.core.method.hyper import hyper
+from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask
 from fedbench.core.types import Broadcast, Predictions, Tensors, Update
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, average
 from fedbench.toolkit.heads import fresh_head, largest_logit_with_kept_head, retrained

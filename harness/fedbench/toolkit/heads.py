@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedbench.core.tasks import EvaluationTask
+from fedbench.core.method.tasks import EvaluationTask
 from fedbench.core.types import Predictions
 from fedbench.toolkit.fedavg import largest_logit
 

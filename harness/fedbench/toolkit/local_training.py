@@ -8,10 +8,10 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from fedbench.core.answers import require_loss
 from fedbench.core.errors import Unworkable
+from fedbench.core.method.answers import require_loss
+from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.spec import Training
-from fedbench.core.tasks import ClientTask, LocalStep
 from fedbench.core.types import Batch, LabelledBatch, Model, Tensors, UnlabelledBatch, Update
 from fedbench.scenarios.partitions.rounding import floor
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.core.tasks import ClientTask, EvaluationTask
+from fedbench.core.method.tasks import ClientTask, EvaluationTask
 from fedbench.core.types import Tensors
 from fedbench.models.text.classifier import unit
 from fedbench.toolkit.fedavg import EVALUATION_BATCH

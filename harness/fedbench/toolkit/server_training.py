@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from fedbench.core.errors import Unworkable
-from fedbench.core.hyper import hyper
-from fedbench.core.tasks import AggregationTask, ServerData
+from fedbench.core.method.hyper import hyper
+from fedbench.core.method.tasks import AggregationTask, ServerData
 from fedbench.core.types import GlobalModel, InputSource, Model, Tensors
 from fedbench.toolkit.fedavg import EVALUATION_BATCH
 from fedbench.toolkit.local_training import batch_table

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.run_code import Codes

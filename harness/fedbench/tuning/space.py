@@ -13,7 +13,7 @@ from typing import Any
 from optuna import Trial
 
 from fedbench.core.errors import unknown_name
-from fedbench.core.hyper import Declared, declared
+from fedbench.core.method.hyper import Declared, declared
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.assembly import find_method
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl
 from fedbench.core.records import RoundRecord, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.failure_text import REASON, reason_of, shortened, text_of, traceback_of

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedbench.core.federation import Federation
-from fedbench.core.hooks import hookimpl
-from fedbench.core.hyper import hyper
+from fedbench.core.method.hooks import hookimpl
+from fedbench.core.method.hyper import hyper
+from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.partition import Shards
 from fedbench.core.randomness import torch_generator
 from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import ModelSetup
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.cnn.backbone import CnnBackbone
 

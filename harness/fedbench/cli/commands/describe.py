@@ -15,8 +15,8 @@ from fedbench.cli.console import cell, console, say, table
 from fedbench.cli.options import Plugins, plugin_files
 
 if TYPE_CHECKING:
-    from fedbench.core.hyper import Hyper
-    from fedbench.core.method import AnyMethod
+    from fedbench.core.method.base import AnyMethod
+    from fedbench.core.method.hyper import Hyper
 
 _TEXT_WIDTH = 120
 
@@ -72,7 +72,7 @@ def _show_method(cls: type[AnyMethod]) -> None:
 
 
 def _show_requirements(cls: type[AnyMethod]) -> None:
-    from fedbench.core.method import REQUIREMENTS, declares
+    from fedbench.core.method.base import REQUIREMENTS, declares
 
     _heading("What it requires of a run")
     for name in declares(cls, "requires") or ("nothing",):
@@ -80,7 +80,7 @@ def _show_requirements(cls: type[AnyMethod]) -> None:
 
 
 def _show_hooks(cls: type[AnyMethod]) -> None:
-    from fedbench.core.hooks import HookSpecs
+    from fedbench.core.method.hooks import HookSpecs
 
     _heading("Hooks it answers")
     made = table("hook", "kind", "what it does there", whole=("hook", "kind"))
@@ -91,7 +91,7 @@ def _show_hooks(cls: type[AnyMethod]) -> None:
 
 
 def _show_params(cls: type[AnyMethod]) -> None:
-    from fedbench.core.hyper import declared
+    from fedbench.core.method.hyper import declared
 
     _heading("Hyper-parameters")
     parameters = declared(cls.Params)

@@ -17,7 +17,7 @@ from fedbench.models.text.tower import TextTower
 from fedbench.models.text.vectors import chosen_text_encoder
 
 if TYPE_CHECKING:
-    from fedbench.core.tasks import ModelSetup
+    from fedbench.core.method.tasks import ModelSetup
 
 EPS = 1e-8
 """Smallest length that is divided by: after a ReLU an embedding can be all zero, and its cosines are then 0."""

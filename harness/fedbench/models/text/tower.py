@@ -23,7 +23,7 @@ from fedbench.models.text.vectors import DRAWN, chosen_text_encoder, sentence_fe
 if TYPE_CHECKING:
     from open_clip.model import CLIP
 
-    from fedbench.core.tasks import ModelSetup
+    from fedbench.core.method.tasks import ModelSetup
 
 _INSIDE = "encoder."
 

@@ -27,7 +27,7 @@ from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_temp
 from fedbench.models.names import parse_backbone
 
 if TYPE_CHECKING:
-    from fedbench.core.tasks import ModelSetup
+    from fedbench.core.method.tasks import ModelSetup
 
 _HF = "text:hf/"
 _FULL_LENGTH = ("siglip_text_model", "siglip2_text_model")

@@ -15,8 +15,8 @@ from fedbench.rounds.executors.cohort import Cohort
 from fedbench.rounds.executors.sequential import Sequential
 
 if TYPE_CHECKING:
+    from fedbench.core.method.tasks import ClientTask
     from fedbench.core.spec import Training
-    from fedbench.core.tasks import ClientTask
     from fedbench.core.types import Model, Update
     from fedbench.plugins.assembly import Assembly
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.randomness import torch_generator
-from fedbench.core.tasks import ClientTask, LocalStep
 from fedbench.core.types import Tensors, Update
 from fedbench.core.wording import counted
 from fedbench.plugins.assembly import Assembly

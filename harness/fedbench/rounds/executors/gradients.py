@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedbench.core.tasks import ClientTask, LocalStep
+from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.types import Batch, InputSource, LabelledBatch, Tensors, UnlabelledBatch
 from fedbench.rounds.executors.stack import PerClient, Stack, StackedBatch, flat_of, like, mapped, rows_of
 from fedbench.toolkit.local_training import step_loss

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedbench.core.tasks import ClientTask
+from fedbench.core.method.tasks import ClientTask
 from fedbench.rounds.executors.gradients import ClosedForm, Vectorised
 from fedbench.rounds.executors.stack import Stack, flat_of
 from fedbench.rounds.metrics import size_in_bytes

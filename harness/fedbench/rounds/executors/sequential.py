@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from fedbench.core.answers import require_tensors, require_update
 from fedbench.core.errors import FedbenchError
-from fedbench.core.tasks import ClientTask
+from fedbench.core.method.answers import require_tensors, require_update
+from fedbench.core.method.tasks import ClientTask
 from fedbench.core.types import Tensors, Update
 
 

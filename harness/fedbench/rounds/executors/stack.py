@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from fedbench.core.method.tasks import ClientTask
 from fedbench.core.spec import Training
-from fedbench.core.tasks import ClientTask
 from fedbench.core.types import Tensors
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.watch import Snapshot

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedbench.core.hooks import hookimpl
-from fedbench.core.notifications import Notifications
+from fedbench.core.method.hooks import hookimpl
+from fedbench.core.method.notifications import Notifications
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
 

@@ -1,4 +1,4 @@
-"""What each step of a run is handed and gives: the arguments of the hooks in `fedbench.core.hooks`."""
+"""What each step of a run is handed and gives: the arguments of the hooks in `fedbench.core.method.hooks`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedbench.core.hooks import Hooks
+    from fedbench.core.method.hooks import Hooks
     from fedbench.core.types import InputSource
 
 

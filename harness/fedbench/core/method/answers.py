@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import MethodFault, Unworkable
+from fedbench.core.method.tasks import AggregationTask, ClientTask, EvaluationTask, LocalStep
 from fedbench.core.metric_names import is_reserved
-from fedbench.core.tasks import AggregationTask, ClientTask, EvaluationTask, LocalStep
 from fedbench.core.types import GlobalModel, Predictions, Tensors, Update
 
 

@@ -1,9 +1,9 @@
 """Read this first: the hooks of fedbench are the steps of a federated run, in the order in which they happen.
 
 A method is a plugin that answers some of them; `fedbench.toolkit.fedavg.FedAvg` answers all the rest. "First result"
-hooks take the first answer that is not None, methods before the defaults; "collected" hooks gather every answer. The
-arguments of hooks are described in `fedbench.core.tasks`; their tensors are not to be changed in place. What listeners
-are notified of is in `fedbench.core.notifications`.
+hooks take the first answer that is not None, methods before the defaults; "collected" hooks gather every answer. Their
+arguments are described in `fedbench.core.method.tasks`; tensors of these are not to be changed in place. What listeners
+are notified of is in `fedbench.core.method.notifications`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 import pluggy
 
 from fedbench.core.federation import Federation
-from fedbench.core.notifications import PROJECT, NotificationSpecs
-from fedbench.core.spec import RunSpec
-from fedbench.core.tasks import (
+from fedbench.core.method.notifications import PROJECT, NotificationSpecs
+from fedbench.core.method.tasks import (
     AggregationTask,
     BroadcastTask,
     ClientTask,
@@ -26,6 +25,7 @@ from fedbench.core.tasks import (
     ReportedTask,
     StartTask,
 )
+from fedbench.core.spec import RunSpec
 from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, Tensors, Update
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class HookSpecs:
         """Collected: what a client sends up beside its weights; also the place to keep state for its next round.
 
         Whether the update arrives is not known yet. If it does not, that state is undone; see
-        `fedbench.core.method.Method.keeps_lost_training`.
+        `fedbench.core.method.base.Method.keeps_lost_training`.
         Default: nothing. Answered by `creff` (class gradients) and `moon` (keeps its weights, sends nothing).
         """
 

@@ -142,7 +142,7 @@ def declared(params: type) -> dict[str, Declared]:
         )
     plain = [f.name for f in dataclasses.fields(params) if "hyper" not in f.metadata]
     if plain:
-        raise FedbenchError(f"{params.__name__}.{plain[0]} must be declared with fedbench.core.hyper.hyper(...).")
+        raise FedbenchError(f"{params.__name__}.{plain[0]} must be declared with fedbench.api.hyper(...).")
     try:
         types = typing.get_type_hints(params)
     except Exception as error:  # annotations are code
