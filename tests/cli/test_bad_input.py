@@ -17,10 +17,10 @@ SMALL = ["--set", "dataset=embedded?train=200&test=40", "--set", "clients=2", "-
 
 
 @pytest.fixture
-def command(monkeypatch, capsys, tmp_path):
+def command(monkeypatch, capsys, tmp_path, tmp_path_factory):
     """Run `fedbench ARGS` in an empty folder; its message on stderr as one line, after checking how it ended."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path_factory.getbasetemp() / "rendered"))
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
@@ -295,7 +295,8 @@ def test_truncated_parquet(command, tmp_path):
     assert re.search(r"data", command(*RUN, "--set", "dataset=hf:./data"))
 
 
-def test_corrupt_cache_of_the_embedded_data(command, tmp_path):
+def test_corrupt_cache_of_the_embedded_data(command, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDBENCH_CACHE", str(tmp_path / "cache"))
     from fedbench.datasets import load_dataset
 
     load_dataset("embedded?train=200&test=40", data_dir=tmp_path, cache_dir=tmp_path / "cache")

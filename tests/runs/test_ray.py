@@ -1,4 +1,7 @@
-"""The Ray engine on a real cluster of two nodes: what is sent there, what comes back, and what is lost on the way."""
+"""The Ray engine on a real cluster of two nodes: what is sent there, what comes back, and what is lost on the way.
+
+What starts a cluster is `slow`; `test_ray_engine.py` has the engine on a fake of Ray.
+"""
 
 from __future__ import annotations
 
@@ -362,6 +365,7 @@ def test_without_ray_the_command_says_how_to_install_it(
     assert 'pip install "fedbench-harness[ray]"' in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_gpus_that_are_not_there_are_refused_with_what_there_is(address: str, settings: Settings) -> None:
     with pytest.raises(FedbenchError, match="asks for 1 CPUs and 0.5 GPUs .*cluster has .*1 CPUs and 0 GPUs"):
         RayCluster(settings, address, 1, 0.5)
@@ -382,6 +386,7 @@ def test_a_run_on_a_gpu_needs_one_set_aside_for_it(settings: Settings) -> None:
         check_device(spec.model_copy(update={"device": "cuda:1"}), 1)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_an_error(settings: Settings, address: str) -> None:
     with pytest.raises(FedbenchError, match="ray start --head"):
         RayCluster(settings, "127.0.0.1:1", 1, 0)
@@ -429,7 +434,8 @@ def job_of(folder: Path, settings: Settings, trials: int) -> tuple[Job, Any]:
     return Job(url, (Tuned(spec, space, record.study_name),), settings, "ray", uri), study
 
 
-@pytest.mark.parametrize("is_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_killed", [False, True])
 def test_trials_on_a_cluster_are_those_of_this_process_and_a_lost_worker_is_replaced(
     address: str, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
