@@ -24,7 +24,8 @@ from fedbench.datasets.classnames import read_words
 from fedbench.tracking import masking
 from fedbench.tracking.databases import checked_uri, shown
 from fedbench.tracking.masking import masked
-from fedbench.tracking.store import open_store, store_uri
+from fedbench.tracking.schema import store_uri
+from fedbench.tracking.store import open_store
 from fedbench.tuning.storage import open_storage, storage_url
 
 SECRETS = ("hush-token", "hush-pass")

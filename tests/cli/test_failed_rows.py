@@ -27,6 +27,7 @@ from fedbench.leaderboard.results import load_results, load_runs, reason_of
 from fedbench.tracking import store
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.recording import end_run
+from fedbench.tracking.schema import store_uri
 from tests.leaderboard.frames import board_of, leaderboard
 
 DIVERGED = "training diverged in round 3: the loss of client 7 is NaN; lower training.lr or clip the gradients of it"
@@ -41,7 +42,7 @@ class Suite:
     """A store, written to as runs end."""
 
     def __init__(self, folder: Path) -> None:
-        self.uri = store.store_uri(str(folder))
+        self.uri = store_uri(str(folder))
         self.listener = Tracking(self.uri, "toy")
         self._clock = 0
 
@@ -78,7 +79,7 @@ class Suite:
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store's file before any run, which takes seconds to make and none to copy."""
     folder = tmp_path_factory.mktemp("empty")
-    store.open_store(store.store_uri(str(folder)), create=True)
+    store.open_store(store_uri(str(folder)), create=True)
     return folder
 
 

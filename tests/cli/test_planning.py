@@ -10,7 +10,8 @@ from fedbench.cli.app import main
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite, parse_suite
-from fedbench.tracking.store import open_store, runs_of, store_uri
+from fedbench.tracking.schema import store_uri
+from fedbench.tracking.store import open_store, runs_of
 
 FAILING = '''
 """Methods that fail before their first round."""

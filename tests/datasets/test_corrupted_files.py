@@ -36,9 +36,10 @@ from fedbench.models.clip.loading import load_clip
 from fedbench.models.feature_cache import encode
 from fedbench.models.names import parse_backbone
 from fedbench.rounds.state import RunState, load_state, save_state
+from fedbench.tracking.recorded.seal import SEAL, seal_of
 from fedbench.tracking.recording import begin_run, end_run, log_metrics, log_params, metrics_at
-from fedbench.tracking.seal import SEAL, seal_of
-from fedbench.tracking.store import experiment_of, open_store, runs_of, store_uri
+from fedbench.tracking.schema import store_uri
+from fedbench.tracking.store import experiment_of, open_store, runs_of
 from fedbench.tuning.storage import open_storage
 
 Seen = tuple[str, str]

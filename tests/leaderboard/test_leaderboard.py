@@ -43,7 +43,8 @@ from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import load_suite
 from fedbench.tracking import listener as tracking
 from fedbench.tracking import store
-from fedbench.tracking.seal import SEAL
+from fedbench.tracking.recorded.seal import SEAL
+from fedbench.tracking.schema import local_artifacts, store_uri
 from fedbench.tracking.tags import RunTags
 from tests.leaderboard.frames import board_of, leaderboard
 
@@ -73,7 +74,7 @@ def track(
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store with a suite of two methods on three seeds, tracked once."""
-    uri = store.store_uri(str(tmp_path_factory.mktemp("store")))
+    uri = store_uri(str(tmp_path_factory.mktemp("store")))
     listener = tracking.Tracking(uri, "longtail")
     track(listener, spec("fedavg", 0), 11.0)  # superseded below
     for seed in FEDAVG:
@@ -177,7 +178,7 @@ def test_runs_on_the_same_files_share_a_table_at_whatever_size_their_images_are_
 
 
 def test_runs_that_told_no_hash_of_their_files_stand_with_later_ones_on_their_data(tmp_path: Path) -> None:
-    uri = store.store_uri(str(tmp_path))
+    uri = store_uri(str(tmp_path))
     listener = tracking.Tracking(uri, "longtail")
     read = {"fedavg": ("d", ""), "fedprox": ("d", "files"), "moon": ("e", "files"), "scaffold": ("0", "")}
     for method, (data, files) in read.items():
@@ -496,7 +497,7 @@ def test_what_a_spreadsheet_would_calculate_is_text(text: str) -> None:
 
 
 def test_nothing_to_show_says_what_to_run_for_shipped_suites_only(uri: str, tmp_path: Path) -> None:
-    none = store.store_uri(str(tmp_path / "none"))
+    none = store_uri(str(tmp_path / "none"))
     for asked in (None, "longtail"):
         with pytest.raises(FedbenchError, match=r"there is no store at .* Run `fedbench run --suite longtail` to fill"):
             load_results(none, asked)
@@ -1090,7 +1091,7 @@ def test_latex_keeps_a_text_on_its_line() -> None:
 @pytest.fixture(scope="module")
 def curved(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store of one run with three rounds, the middle one not evaluated, and one run without a curve."""
-    uri = store.store_uri(str(tmp_path_factory.mktemp("curved")))
+    uri = store_uri(str(tmp_path_factory.mktemp("curved")))
     listener = tracking.Tracking(uri, "longtail")
     for one, evaluated in ((spec("fedavg", 0), {0: 10.0, 2: 30.0}), (spec("fedavg", 1), {})):
         counts = {"classnames": ("cat", "dog"), "class_counts": ((3, 4),), "groups": {"head": (0,)}}
@@ -1144,18 +1145,18 @@ def test_a_store_that_was_moved_keeps_its_federations(curved: str, tmp_path: Pat
     old = Path(curved.removeprefix("sqlite:///")).parent
     moved = tmp_path / "moved"
     shutil.copytree(old, moved)
-    uri = store.store_uri(str(moved))
+    uri = store_uri(str(moved))
     away = old.with_name("away")
     old.rename(away)
     try:
         results = load_results(uri, "longtail")
         assert len(load_federations(uri, results)) >= 1
         run = store.open_store(uri, create=False).get_run(results["mlflow_id"][0])
-        assert store.local_artifacts(uri, run) == moved / "artifacts" / "longtail" / run.info.run_id / "artifacts"
+        assert local_artifacts(uri, run) == moved / "artifacts" / "longtail" / run.info.run_id / "artifacts"
         shutil.rmtree(moved / "artifacts")
         assert load_federations(uri, results) == {}
         with pytest.raises(FedbenchError, match=f"are not in '{old}.*', where they were written, nor in '{moved}"):
-            store.local_artifacts(uri, run)
+            local_artifacts(uri, run)
         done = invoke(uri, "--format", "html")
         assert done.exit_code == 0 and "2 of 2 runs have no federation.json" in " ".join(done.stderr.split())
     finally:
@@ -1255,7 +1256,7 @@ def test_results_are_read_from_a_folder_that_cannot_be_written(uri: str, monkeyp
     folder = str(Path(uri.removeprefix("sqlite:///")).parent)
     assert invoke(folder).exit_code == 0
     with pytest.raises(FedbenchError, match="is not writable"):
-        store.store_uri(folder)
+        store_uri(folder)
 
 
 def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite, suite_names
 from fedbench.tracking import listener as tracking
-from fedbench.tracking import store
+from fedbench.tracking.schema import store_uri
 from fedbench.tracking.tags import flat_params
 from tests.leaderboard.frames import board_of, leaderboard
 
@@ -240,7 +240,7 @@ def test_the_numbers_that_ship_with_fedbench_are_found_and_a_missing_file_is_non
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory):
     """A store with one seed of four rows of the embedded CLIP2FL suite; the first of them is in no table of it."""
-    uri = store.store_uri(str(tmp_path_factory.mktemp("store")))
+    uri = store_uri(str(tmp_path_factory.mktemp("store")))
     listener = tracking.Tracking(uri, "clip2fl")
     chosen = ("clip-zs", "fedavg", "fedprox", "creff")
     specs = expand(load_suite("clip2fl"), Overrides(methods=chosen, seeds=(0,)))

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -18,6 +19,14 @@ def test_the_t_test_of_three_pairs_agrees_with_its_closed_form_and_with_scipy():
     assert outcome.p_value == pytest.approx(1 - math.sqrt(12 / 14), rel=1e-12)
     assert outcome.p_value == pytest.approx(stats.ttest_1samp([1.0, 2.0, 3.0], 0).pvalue, rel=1e-12)
     assert outcome.reason == ""
+
+
+def test_the_t_test_is_that_of_scipy_bit_for_bit():
+    draws = np.random.default_rng(0)
+    for count in (3, 4, 5, 8, 11) * 20:
+        ours = np.round(draws.normal(50, 5, count), 3)
+        theirs = np.round(ours + draws.normal(0.5, 1, count), 3)
+        assert paired(list(ours), list(theirs)).p_value == stats.ttest_rel(ours, theirs).pvalue
 
 
 def test_it_is_two_sided():

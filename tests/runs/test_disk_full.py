@@ -24,7 +24,8 @@ from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
 from fedbench.tracking.patience import HURRY, Patience, StoreUnavailable, patient
-from fedbench.tracking.store import open_store, runs_of, store_uri
+from fedbench.tracking.schema import store_uri
+from fedbench.tracking.store import open_store, runs_of
 
 # isort: split
 from mlflow.exceptions import MlflowException

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.tracking.store import open_store, runs_of, store_uri
+from fedbench.tracking.schema import store_uri
+from fedbench.tracking.store import open_store, runs_of
 
 PACKAGE = Path(__file__).parents[1] / "misbehaving_package"
 SUITE = """

@@ -43,7 +43,7 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
-from fedbench.tracking.store import store_uri
+from fedbench.tracking.schema import store_uri
 from fedbench.tuning.on_ray import check_reach, tune_on
 from fedbench.tuning.space import defaults_of, space_of
 from fedbench.tuning.storage import open_storage, storage_url

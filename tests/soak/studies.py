@@ -14,7 +14,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from fedbench.tracking.store import TUNING, open_store, store_uri
+from fedbench.tracking.schema import TUNING, store_uri
+from fedbench.tracking.store import open_store
 from fedbench.tuning.storage import open_storage, storage_url
 from fedbench.tuning.studies import DEATHS, RETRIES, counted, found, studies_named
 from tests.soak.fedbench_command import Command, Started

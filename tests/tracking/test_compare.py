@@ -13,7 +13,6 @@ from fedbench.cli.commands.compare import shortened, sparkline, spread
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
-from fedbench.tracking import store
 from fedbench.tracking import tags as run_tags
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.recorded.comparison import (
@@ -25,6 +24,7 @@ from fedbench.tracking.recorded.comparison import (
     settings_of,
 )
 from fedbench.tracking.recorded.lookup import find_run, reading_client
+from fedbench.tracking.schema import store_uri
 from fedbench.tracking.tags import flat_params
 
 LEFT = RunSpec(method="fedavg", training=Training(rounds=3))
@@ -43,7 +43,7 @@ def play(listener: Tracking, spec: RunSpec, curve: dict[int, float], final: dict
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    place = store.store_uri(str(tmp_path_factory.mktemp("compared") / "store"))
+    place = store_uri(str(tmp_path_factory.mktemp("compared") / "store"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_tags, "versions", lambda: {"torch": "2.6", "numpy": "2.0"})
         patch.setattr(run_tags, "commit", lambda: "a" * 40)

@@ -25,6 +25,7 @@ from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.recorded.lookup import find_run
 from fedbench.tracking.recorded.reevaluation import Evaluation, beside, evaluate_again, is_history
+from fedbench.tracking.schema import store_uri
 
 PERSONAL = '''
 """A model of each client's own."""
@@ -104,7 +105,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny: None) -> Recorded:
     plugin = folder / "personal.py"
     plugin.write_text(PERSONAL)
     settings = Settings(folder, folder / "cache", (plugin,))
-    uri = store.store_uri(str(folder / "store"))
+    uri = store_uri(str(folder / "store"))
     base = tiny_spec("fedavg", backbone="convnet", rounds=2, lr=0.05)
     specs = {
         "creff": tiny_spec("creff", backbone="convnet", rounds=1, finetune_epochs=1),
@@ -219,7 +220,7 @@ def test_a_store_that_was_moved_still_has_its_models(recorded: Recorded, tmp_pat
     away = tmp_path / "another name"
     old.rename(away)
     try:
-        moved = store.store_uri(str(away))
+        moved = store_uri(str(away))
         assert evaluate_again(moved, recorded.specs["moon"].run_id, recorded.settings).is_equal
         (away / "artifacts").rename(tmp_path / "lost")
         with pytest.raises(FedbenchError, match=f"are not in '{old}.*', where they were written, nor in '{away}"):
@@ -324,7 +325,7 @@ def record(tracking: Tracking, spec: RunSpec, accuracy: float | None) -> None:
 @pytest.fixture(scope="module")
 def ids(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunSpec, RunSpec]:
     """A store with a run recorded twice, then begun a third time, and with another run."""
-    uri = store.store_uri(str(tmp_path_factory.mktemp("ids") / "store"))
+    uri = store_uri(str(tmp_path_factory.mktemp("ids") / "store"))
     twice, other = RunSpec(), RunSpec(seed=1)
     record(Tracking(uri, "first"), twice, 10.0)
     record(Tracking(uri, "second", Invocation(command="fedbench run", runs=2)), twice, 20.0)
@@ -364,7 +365,7 @@ def test_an_id_that_means_no_run_or_several_is_refused(
     with pytest.raises(FedbenchError, match=r"abcd is the beginning of several runs' ids; .*abcdef0000000002 .*seed 2"):
         find_run(client, "abcd")
     assert find_run(client, "abcdef0000000003").data.tags["seed"] == "3"
-    empty = store.open_store(store.store_uri(str(tmp_path / "empty")), create=True)
+    empty = store.open_store(store_uri(str(tmp_path / "empty")), create=True)
     with pytest.raises(FedbenchError, match="the store has no runs; fill it with"):
         find_run(empty, "abcd")
 
@@ -376,7 +377,7 @@ def test_a_run_without_a_model_cannot_be_evaluated(
     with pytest.raises(FedbenchError, match=f"run {other.run_id} .* is RUNNING; only a finished run has a model"):
         evaluate_again(uri, other.run_id, recorded.settings)
     with pytest.raises(FedbenchError, match="there is no store at .*missing.*; name yours with --store"):
-        evaluate_again(store.store_uri(str(tmp_path / "missing")), "abcd", recorded.settings)
+        evaluate_again(store_uri(str(tmp_path / "missing")), "abcd", recorded.settings)
 
 
 def test_a_listener_sees_numpy_arrays_only(recorded: Recorded) -> None:

@@ -19,6 +19,7 @@ from fedbench.leaderboard.results import load_results
 from fedbench.plugins.run_code import Codes
 from fedbench.testing import tiny_dataset
 from fedbench.tracking import store
+from fedbench.tracking.schema import store_uri
 
 PATIENCE = 60.0
 """Seconds the server has to answer; three on a machine that does nothing else."""
@@ -38,7 +39,7 @@ rows:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with an empty store; its artifacts go through it, not into a folder we share."""
     folder = tmp_path_factory.mktemp("server")
-    backend = store.store_uri(str(folder / "backend"))
+    backend = store_uri(str(folder / "backend"))
     # made here, where it takes a second, instead of by the server
     store.open_store(backend, create=True)
     with socket.socket() as free:

@@ -21,7 +21,8 @@ from fedbench.runs.engines.claims import Claims, work_folder
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
-from fedbench.tracking.store import INVOCATION, KIND, filed, open_store
+from fedbench.tracking.schema import INVOCATION, KIND
+from fedbench.tracking.store import filed, open_store
 from fedbench.tuning.storage import open_storage
 from fedbench.tuning.studies import counted, studies_named
 

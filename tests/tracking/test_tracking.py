@@ -38,7 +38,8 @@ from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.recording import metric_name
 from fedbench.tracking.resuming import Origin, stored_runs
-from fedbench.tracking.store import store_uri, ui_command
+from fedbench.tracking.schema import local_artifacts, store_uri
+from fedbench.tracking.store import ui_command
 from fedbench.tracking.tags import flat_params, run_tags
 
 INFO = RunInfo(
@@ -334,7 +335,7 @@ def test_the_runs_of_a_command_are_filed_under_one_parent(uri: str, tmp_path: Pa
     (mine,) = Codes([plugin]).of("mine").methods
     assert json.loads(tags["fedbench.plugin_code"]) == [{"plugin": "mine.py", "hash": mine.hash}]
     assert str(tmp_path) not in json.dumps(tags)
-    folder = store.local_artifacts(uri, parent)
+    folder = local_artifacts(uri, parent)
     assert folder is not None and (folder / "suite.yaml").read_text() == "name: nested\n"
     assert tags["mlflow.note.content"] == (
         "`fedbench run` on the suite **nested**, 2 runs: 2 finished, 0 failed. In the store already: 3 runs.\n\n"

@@ -28,7 +28,8 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
-from fedbench.tracking.store import open_store, store_uri
+from fedbench.tracking.schema import store_uri
+from fedbench.tracking.store import open_store
 from fedbench.tuning.space import defaults_of, space_of
 from fedbench.tuning.storage import open_storage, storage_url
 from fedbench.tuning.studies import RETRIES, Budget, Record, counted, open_study

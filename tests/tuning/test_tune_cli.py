@@ -11,7 +11,7 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.leaderboard.results import load_results
-from fedbench.tracking.store import store_uri
+from fedbench.tracking.schema import store_uri
 
 SUITE = """
 name: toy

@@ -27,7 +27,8 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
-from fedbench.tracking.store import open_store, store_uri
+from fedbench.tracking.schema import store_uri
+from fedbench.tracking.store import open_store
 from fedbench.tuning.best import best_of, tuned_otherwise, with_best
 from fedbench.tuning.figures import importances
 from fedbench.tuning.objectives import Objective, UnknownObjective

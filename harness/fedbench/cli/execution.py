@@ -35,7 +35,7 @@ from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.patience import HURRY, StoreUnavailable
 from fedbench.tracking.resuming import stored_runs
-from fedbench.tracking.store import store_uri
+from fedbench.tracking.schema import store_uri
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 

@@ -17,8 +17,9 @@ from fedbench.runs.inspection import Failed, Prepared, looks
 from fedbench.runs.memory import Memory
 from fedbench.runs.prepare import Settings
 from fedbench.suites.added import is_added, text_of_added
-from fedbench.suites.expand import expand, narrowed, single
+from fedbench.suites.expand import expand, narrowed
 from fedbench.suites.resolve import Overrides, parse_assignment
+from fedbench.suites.single import single
 from fedbench.suites.suite import Suite, load_suite, suite_names
 
 
@@ -131,7 +132,7 @@ def _tuned(
 
     Says which rows the study does not have, or has under other conditions.
     """
-    from fedbench.tracking.store import store_uri
+    from fedbench.tracking.schema import store_uri
     from fedbench.tuning.best import best_of, tuned_otherwise, with_best
     from fedbench.tuning.storage import storage_url
 

@@ -17,7 +17,7 @@ from fedbench.runs.job import checkpoints_of
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
 from fedbench.tracking.resuming import Origin, stored_runs
-from fedbench.tracking.store import store_uri
+from fedbench.tracking.schema import store_uri
 
 
 def origins_of(planned: Sequence[PlannedRow], codes: Codes) -> dict[str, Origin]:

@@ -15,7 +15,7 @@ from fedbench.plugins.run_code import Codes
 from fedbench.runs.job import run_rounds
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
-from fedbench.tracking.store import METHOD_CODE, store_uri
+from fedbench.tracking.schema import METHOD_CODE, store_uri
 from fedbench.tracking.tags import code_tags
 from fedbench.tuning.objectives import Objective
 from fedbench.tuning.space import restricted, space_of

@@ -28,7 +28,7 @@ from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target
 from fedbench.leaderboard.rows.ranking import compared
 from fedbench.leaderboard.rows.significance import BASELINE, NO_BASELINE, Test, paired
 from fedbench.suites.suite import Suite
-from fedbench.tracking.store import FINAL
+from fedbench.tracking.schema import FINAL
 
 HEADLINE = "global_accuracy"
 _STANDARD = (

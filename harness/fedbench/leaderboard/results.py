@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -18,26 +18,9 @@ from fedbench.leaderboard.rows.untrained import is_untrained
 from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import suite_names
 from fedbench.tracking.databases import shown
-from fedbench.tracking.store import (
-    EXPERIMENT,
-    FAILURE,
-    FINAL,
-    REQUESTS,
-    local_artifacts,
-    metric_values,
-    open_store,
-    runs_of,
-)
+from fedbench.tracking.recorded.reading import Reader, open_reader
+from fedbench.tracking.schema import FAILURE, FINAL, StoredRun
 from fedbench.tracking.tags import DEFAULTS, RunTags
-
-# isort: split
-# after fedbench.tracking.store, which turns MLflow's telemetry off before MLflow is first imported
-from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 _NOT_BUDGET = OPTIMISER_KEYS | {"eval_every", "finetune_epochs"}
 BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET)
@@ -51,6 +34,8 @@ GROUPS = tuple(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", 
 _OVERALL = "global_accuracy"
 _TRAFFIC = ("bytes_up_total", "bytes_down_total")
 _FEDERATION = "federation.json"
+_AT_ONCE = 8
+"""Federations read: a server far away answers one in the time it answers all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +73,9 @@ def load_results(uri: str, suite: str | None = None) -> pd.DataFrame:
 
 def _read_store(uri: str, suite: str | None) -> tuple[StoredResults | None, int]:
     """What the store has of the suite, None for nothing that ended; and how many runs have not finished."""
-    client = _reader(uri, suite)
+    reader = _reader(uri, suite)
     finished, failed, unfinished = [], [], 0
-    for name, run in runs_of(client, suite):
+    for name, run in reader.runs(suite):
         if "seed" not in run.data.params:
             continue  # no run of a spec
         if run.info.status == "FINISHED":
@@ -103,7 +88,7 @@ def _read_store(uri: str, suite: str | None) -> tuple[StoredResults | None, int]
     if not finished and not failed:
         return None, unfinished
     _find_files([*finished, *failed])
-    parts = [_newest(client, lines) for lines in (finished, failed)]
+    parts = [_newest(reader, lines) for lines in (finished, failed)]
     done = parts[0] if finished else parts[1].drop(columns="failure").iloc[:0]
     lost = parts[1] if failed else done.iloc[:0].assign(failure="")
     return StoredResults(done, lost), unfinished
@@ -123,25 +108,24 @@ def _data(line: Mapping[str, Any]) -> tuple[str, str]:
     return line["dataset"], line["data_hash"]
 
 
-def _newest(client: MlflowClient, lines: list[dict[str, Any]]) -> pd.DataFrame:
+def _newest(reader: Reader, lines: list[dict[str, Any]]) -> pd.DataFrame:
     if not lines:
         return pd.DataFrame()
     frame = pd.DataFrame(lines).sort_values("started", kind="stable")
-    frame["made_by"] = _commands(client, frame)
+    frame["made_by"] = _commands(reader, frame)
     return frame.drop_duplicates("run_id", keep="last").reset_index(drop=True)
 
 
-def _reader(uri: str, suite: str | None) -> MlflowClient:
-    client = open_store(uri, create=False)
-    if client is None:
+def _reader(uri: str, suite: str | None) -> Reader:
+    reader = open_reader(uri)
+    if reader is None:
         raise FedbenchError(f"there is no store at {shown(uri)}; name yours with --store.{_remedy(suite)}")
-    return client
+    return reader
 
 
 def _nothing(uri: str, suite: str | None, unfinished: int) -> FedbenchError:
     """Why there is nothing to show of the suite, and the command that changes it."""
-    experiments = _reader(uri, suite).search_experiments()
-    known = sorted(e.name.removeprefix(EXPERIMENT) for e in experiments if e.name.startswith(EXPERIMENT))
+    known = sorted(_reader(uri, suite).suites())
     if suite is not None and known and suite not in known:
         return unknown_name("suite in this store", suite, known, _remedy(suite).strip())
     held = f"unfinished runs ({unfinished})" if unfinished else "no runs"
@@ -149,22 +133,12 @@ def _nothing(uri: str, suite: str | None, unfinished: int) -> FedbenchError:
     return FedbenchError(f"the store {shown(uri)} has {held}{of} and no finished one.{_remedy(suite)}")
 
 
-def _commands(client: MlflowClient, frame: pd.DataFrame) -> list[str]:
+def _commands(reader: Reader, frame: pd.DataFrame) -> list[str]:
     """What made each run, as JSON: the command that tuned its values, where one did, and the one that ran it."""
-    parents = {parent: _tags(client, parent) for parent in frame["parent"].unique() if parent}
+    parents = {parent: reader.tags(parent) for parent in frame["parent"].unique() if parent}
     ran = [parents.get(parent, {}).get("fedbench.command", "") for parent in frame["parent"]]
     pairs = zip(frame["tuned_by"], ran, strict=True)
     return [json.dumps([command for command in pair if command], ensure_ascii=False) for pair in pairs]
-
-
-def _tags(client: MlflowClient, run: str) -> dict[str, str]:
-    """The run's tags; none where it was purged from the store."""
-    try:
-        return dict(client.get_run(run).data.tags)
-    except MlflowException as error:
-        if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
-            raise
-        return {}
 
 
 def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd.DataFrame:
@@ -174,11 +148,11 @@ def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd
     where some run has them by round (all in %), ``bytes_total`` (both ways, since the start). A run without a curve
     has no line. Raises FedbenchError for a store that cannot be reached.
     """
-    client = open_store(uri, create=False)
+    reader = open_reader(uri)
     wanted = list(dict.fromkeys([_OVERALL, headline, *GROUPS]))
     wanted = [name for name in wanted if FINAL + name in results]
     run_ids = dict(zip(results["mlflow_id"], results["run_id"], strict=True))
-    points = [] if client is None else metric_values(client, list(run_ids), [*wanted, *_TRAFFIC])
+    points = [] if reader is None else reader.values(list(run_ids), [*wanted, *_TRAFFIC])
     frame = pd.DataFrame(points, columns=["mlflow_id", "round", "metric", "value"])
     curves = frame.pivot_table(index=["mlflow_id", "round"], columns="metric", values="value", aggfunc="last")
     tracked = [name for name in wanted if name in curves]
@@ -196,28 +170,21 @@ def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any
     those of the first clients only, the number of all ``clients``. Runs that lack the file (of an older version, or
     without their artifacts) are left out.
     """
-    client = open_store(uri, create=False)
-    if client is None:
+    reader = open_reader(uri)
+    if reader is None:
         return {}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(REQUESTS) as pool:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
         runs = list(dict.fromkeys(results["mlflow_id"]))
-        read = list(pool.map(lambda run: _federation(client, uri, run, Path(folder)), runs))
+        read = list(pool.map(lambda run: _federation(reader, run, Path(folder)), runs))
     return {run: federation for run, federation in zip(runs, read, strict=True) if federation is not None}
 
 
-def _federation(client: MlflowClient, uri: str, run: str, folder: Path) -> dict[str, Any] | None:
+def _federation(reader: Reader, run: str, folder: Path) -> dict[str, Any] | None:
     try:
-        here = local_artifacts(uri, client.get_run(run))
+        file = reader.artifact(run, _FEDERATION, folder)
     except FedbenchError:
         return None
-    if here is None:
-        if _FEDERATION not in {artifact.path for artifact in client.list_artifacts(run)}:
-            return None
-        here = folder / run
-        here.mkdir()
-        client.download_artifacts(run, _FEDERATION, str(here))
-    file = here / _FEDERATION
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    return None if file is None else dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 def _remedy(suite: str | None) -> str:
@@ -226,7 +193,7 @@ def _remedy(suite: str | None) -> str:
     return f" Run `fedbench run --suite {wanted}` to fill it." if wanted in suite_names() else ""
 
 
-def _line(suite: str, run: Run) -> dict[str, Any]:
+def _line(suite: str, run: StoredRun) -> dict[str, Any]:
     tags, params = RunTags(run.data.tags), DEFAULTS | run.data.params
     scenario = {key.removeprefix("scenario."): v for key, v in params.items() if key.startswith("scenario.")}
     # methods with and without labels meet in one table, as in the papers; the row's name and settings tell

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.hyper import declared
@@ -14,12 +13,6 @@ from fedbench.suites.added import added_rows
 from fedbench.suites.layers import READ_BY_SOME, LayerSource, reads, section_of
 from fedbench.suites.resolve import Cell, Find, Overrides, checked_seed, finder, resolve
 from fedbench.suites.suite import Row, Scale, Setting, Suite
-
-
-def single(scenario: str | None = None, dataset: str | None = None, backbone: str | None = None) -> Suite:
-    """The suite of a run without a suite file: the methods come from the command line."""
-    given: dict[str, Any] = {"dataset": dataset, "backbone": backbone, "scenario": scenario}
-    return Suite(name="adhoc", rows=(Row(method="fedavg"),), **{k: v for k, v in given.items() if v is not None})
 
 
 def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:

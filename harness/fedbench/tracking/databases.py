@@ -55,7 +55,7 @@ def _parsed(uri: str) -> URL | None:
         return None
 
 
-_WAIT = 60
+WAIT = 60
 """Seconds for others to finish writing."""
 
 
@@ -84,7 +84,7 @@ def _fault(file: Path, tables: tuple[str, ...], stamp: tuple[int, int, int]) -> 
     if stamp[1] == 0:
         return "it is empty"
     try:
-        with closing(sqlite3.connect(file, timeout=_WAIT)) as database:
+        with closing(sqlite3.connect(file, timeout=WAIT)) as database:
             for check in ("quick_check(1)", *(f"integrity_check('{table}')" for table in tables)):
                 answer = str(database.execute(f"PRAGMA {check}").fetchone()[0])
                 if answer != "ok":
@@ -93,7 +93,7 @@ def _fault(file: Path, tables: tuple[str, ...], stamp: tuple[int, int, int]) -> 
         # of the machine, not of the file: too many open files, no permission, somebody else's lock
         if isinstance(error, sqlite3.OperationalError) and "malformed" not in str(error):
             raise FedbenchError(
-                f"the database {str(file)!r} can't be read now ({error}, after up to {_WAIT} s); try again when "
+                f"the database {str(file)!r} can't be read now ({error}, after up to {WAIT} s); try again when "
                 "whoever writes it has ended, and see that it may be read."
             ) from error
         return str(error)

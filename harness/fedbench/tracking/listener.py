@@ -23,6 +23,7 @@ from fedbench.tracking.artifacts import write_artifacts
 from fedbench.tracking.databases import shown
 from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.patience import Patience, patient
+from fedbench.tracking.recorded.seal import SEAL, seal_of
 from fedbench.tracking.recording import (
     NOTE,
     OpenCommand,
@@ -36,15 +37,8 @@ from fedbench.tracking.recording import (
     set_tags,
 )
 from fedbench.tracking.resuming import Origin, stored_in
-from fedbench.tracking.seal import SEAL, seal_of
-from fedbench.tracking.store import (
-    FAILURE,
-    FINAL,
-    INVOCATION,
-    KIND,
-    experiment_of,
-    open_store,
-)
+from fedbench.tracking.schema import FAILURE, FINAL, INVOCATION, KIND
+from fedbench.tracking.store import experiment_of, open_store
 from fedbench.tracking.tags import (
     code_tags,
     command_code_tags,

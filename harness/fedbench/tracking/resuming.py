@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedbench.plugins.provenance import versions
-from fedbench.tracking.store import HARNESS, open_store, runs_of
+from fedbench.tracking.schema import HARNESS
+from fedbench.tracking.store import open_store, runs_of
 from fedbench.tracking.tags import RunTags
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The tracking store: where it is, opening it, reading its runs. MLflow is set up here and nowhere else."""
+"""The tracking store through MLflow: opening it, reading its runs. MLflow is set up here and nowhere else."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
-from urllib.request import url2pathname
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
@@ -31,32 +29,13 @@ from sqlalchemy import Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import name_once, usable_folder
-from fedbench.tracking.databases import check_database, checked_uri, shown
+from fedbench.core.files import name_once
+from fedbench.tracking.databases import check_database, shown
 from fedbench.tracking.masking import mask_messages, masked
-from fedbench.tracking.seal import check_seal
+from fedbench.tracking.recorded.seal import check_seal
+from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SMALL_TABLES, SQLITE, TUNING, database_of
 from fedbench.tracking.webview import VIEW_TAG, experiment_tags, page
 
-DEFAULT_FOLDER = "fedbench-store"
-EXPERIMENT = "fedbench/"
-"""An experiment is called this and the suite's name."""
-TUNING = "fedbench-tuning/"
-"""The same for trials of tuning: no leaderboard reads them."""
-FINAL = "final/"
-"""Prefix of the metrics of a finished run, which leaderboards read."""
-KIND = "fedbench.kind"
-"""The tag that says what an MLflow run is; those of before it existed are runs."""
-FAILURE = "fedbench.failure"
-"""The tag that says why a run failed, in one line."""
-HARNESS = "fedbench.harness_hash"
-"""The tag with the hash of the code that all runs share; those of before it existed have one hash of all code."""
-METHOD_CODE = "fedbench.method_code"
-"""The tag with, of each method of the run, name and hash of its code, and where a third party's comes from."""
-RUN, INVOCATION = "run", "invocation"
-"""A run of one spec, and the parent of all runs of a command."""
-_SQLITE = "sqlite:///"
-_SMALL_TABLES = ("experiments", "runs", "tags", "params", "latest_metrics")
-"""MLflow's, without the metrics by round."""
 _PAGE = 1000
 REQUESTS = 8
 """Made at a time: a server far away answers one in the time it answers all."""
@@ -70,41 +49,20 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 mask_messages()
 
 
-def store_uri(store: str | None, *, to_write: bool = True) -> str:
-    """The MLflow tracking URI of ``--store``: a folder (a SQLite file in it), or a tracking URI as it is.
-
-    None is ``MLFLOW_TRACKING_URI`` where that is set, else the folder ``fedbench-store`` here. Nothing is created yet;
-    a place that cannot become a store raises FedbenchError. Without ``to_write`` it need not be writable.
-    """
-    if store is None:
-        from_environment = os.environ.get("MLFLOW_TRACKING_URI", "")
-        if from_environment:
-            return checked_uri(from_environment, "MLFLOW_TRACKING_URI")
-    given = DEFAULT_FOLDER if store is None else store
-    if "://" in given or given.startswith("file:") or given == "databricks":
-        return checked_uri(given, "--store")
-    if not given.strip():
-        raise FedbenchError("--store '' is empty; give a folder or an MLflow tracking URI.")
-    folder = usable_folder(given, "--store", to_write=to_write)
-    if any(character in str(folder) for character in "?#%"):
-        raise FedbenchError(f"--store {given!r}: a store's path cannot hold ?, # or %; choose another folder.")
-    return f"{_SQLITE}{folder.as_posix()}/mlflow.db"
-
-
 def open_store(uri: str, *, create: bool) -> MlflowClient | None:
     """A client of the store; None where its SQLite file does not exist and ``create`` is off.
 
     Raises FedbenchError for a URI that MLflow does not support, a server out of reach, a folder out of bounds, a
     damaged database.
     """
-    database = _database(uri)
+    database = database_of(uri)
     try:
         if database is not None and not database.exists():
             if not create:
                 return None
             _create(database)
         if database is not None:
-            check_database(database, "the store's database", _SMALL_TABLES, "--store")
+            check_database(database, "the store's database", SMALL_TABLES, "--store")
         return _reached(uri)
     except ImportError as error:
         raise FedbenchError(
@@ -139,7 +97,7 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
     name = prefix + suite
     found = client.get_experiment_by_name(name)
     if found is None:
-        database = _database(uri)
+        database = database_of(uri)
         folder = re.sub(r"[^\w.\-]", "_", name.removeprefix(EXPERIMENT)).lstrip(".") or "_"
         location = None if database is None else (database.parent / "artifacts" / folder).as_uri()
         try:
@@ -161,29 +119,6 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
         for key, value in experiment_tags(prefix == TUNING).items():
             client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
-
-
-def local_artifacts(uri: str, run: Run) -> Path | None:
-    """The folder of the run's artifacts on this disk; None where they are elsewhere, for the client to download.
-
-    MLflow records where they were written. Of a store that was moved or copied since, they are where `experiment_of`
-    puts them, beside the database. Raises FedbenchError where they are neither there nor where they were.
-    """
-    recorded = urlparse(str(run.info.artifact_uri))
-    if recorded.scheme not in ("", "file"):
-        return None
-    was = Path(url2pathname(recorded.path) if recorded.scheme else str(run.info.artifact_uri))
-    database = _database(uri)
-    # <folder of the experiment>/<run>/artifacts
-    beside = None if database is None else database.parent.joinpath("artifacts", *was.parts[-3:])
-    for place in (was, beside):
-        if place is not None and place.is_dir():
-            return place
-    here = "" if beside is None else f", nor in {str(beside)!r}"
-    raise FedbenchError(
-        f"the artifacts of run {run.info.run_id} are not in {str(was)!r}, where they were written{here}; bring the "
-        "store's folder artifacts along with its database."
-    )
 
 
 def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
@@ -226,33 +161,12 @@ def ui_command(uri: str) -> list[str]:
     if urlparse(uri).scheme in ("http", "https"):
         raise FedbenchError(f"the store {shown(uri)} is an MLflow server already; open that address in a browser.")
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--workers", "1"]
-    database = _database(uri)
+    database = database_of(uri)
     if database is None:
         return command
     if not database.exists():
         raise FedbenchError(f"there is no store at {database.parent}; fill one with `fedbench run --suite longtail`.")
     return [*command, "--default-artifact-root", (database.parent / "artifacts").as_uri()]
-
-
-def _database(uri: str) -> Path | None:
-    return Path(uri.removeprefix(_SQLITE)).absolute() if uri.startswith(_SQLITE) else None
-
-
-def metric_values(client: MlflowClient, runs: Sequence[str], names: Sequence[str]) -> list[tuple[str, int, str, float]]:
-    """All values that were logged of the metrics ``names``: MLflow id, step, metric, value.
-
-    One query per metric where the store is a database; else one request per run and metric, several at a time.
-    """
-    store = client._tracking_client.store
-    if isinstance(store, SqlAlchemyStore):
-        bulk: Any = store.get_metric_history_bulk
-        parts = [runs[start : start + _PAGE] for start in range(0, len(runs), _PAGE)]
-        points = ((n, p) for n in names for part in parts for p in bulk(part, n, sys.maxsize))
-        return [(point.run_id, point.step, name, point.value) for name, point in points]
-    pairs = [(run, name) for run in runs for name in names]
-    with ThreadPoolExecutor(REQUESTS) as pool:
-        histories = pool.map(lambda one: client.get_metric_history(*one), pairs)
-        return [(run, p.step, name, p.value) for (run, name), h in zip(pairs, histories, strict=True) for p in h]
 
 
 def _create(database: Path) -> None:
@@ -267,7 +181,7 @@ def _create(database: Path) -> None:
     event.listen(Engine, "connect", _without_waiting)
     try:
         artifacts = (database.parent / "artifacts").as_uri()
-        store = SqlAlchemyStore(f"{_SQLITE}{unfinished.as_posix()}", artifacts)  # type: ignore[no-untyped-call]
+        store = SqlAlchemyStore(f"{SQLITE}{unfinished.as_posix()}", artifacts)  # type: ignore[no-untyped-call]
         store.engine.dispose()
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())

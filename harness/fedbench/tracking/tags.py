@@ -13,12 +13,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.plugins.provenance import commit, versions
-from fedbench.tracking.recording import COMMIT, SOURCE
-from fedbench.tracking.store import HARNESS, KIND, METHOD_CODE, RUN
-
-# isort: split
-# after fedbench.tracking.store, which turns MLflow's telemetry off before MLflow is first imported
-from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
+from fedbench.tracking.schema import HARNESS, KIND, METHOD_CODE, RUN
 
 if TYPE_CHECKING:
     from fedbench.core.records import RunInfo
@@ -107,6 +102,8 @@ class RunTags:
 
 def provenance_tags(suite: str, suite_text: str = "") -> dict[str, str]:
     """Tags of every run of ``suite`` made here: commit, versions, MLflow's own for them, a hash of the suite's text."""
+    from fedbench.tracking.recording import COMMIT, SOURCE  # imports MLflow, which who reads tags does without
+
     made = commit()
     return {
         "fedbench.suite": suite,
@@ -174,6 +171,8 @@ def described_by(spec: RunSpec) -> str:
 
 def _json_tag(name: str, value: Any) -> str:
     """``value`` as the text of the tag; what MLflow would cut could not be read again, so it is refused."""
+    from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
+
     text = json.dumps(value)
     if len(text) > MAX_TAG_VAL_LENGTH:
         raise FedbenchError(
@@ -185,6 +184,8 @@ def _json_tag(name: str, value: Any) -> str:
 
 def _tuning_tag(tuning: Mapping[str, str]) -> str:
     """What the study spent; without its command where that would make the tag too long."""
+    from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
+
     if len(json.dumps(tuning)) > MAX_TAG_VAL_LENGTH:
         tuning = {name: value for name, value in tuning.items() if name != "command"}
     return _json_tag("tuning", tuning)

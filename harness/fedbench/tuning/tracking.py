@@ -25,7 +25,8 @@ from fedbench.tracking.recording import (
     metrics_at,
     set_tags,
 )
-from fedbench.tracking.store import METHOD_CODE, TUNING, experiment_of, open_store
+from fedbench.tracking.schema import METHOD_CODE, TUNING
+from fedbench.tracking.store import experiment_of, open_store
 from fedbench.tuning.storage import GRACE
 from fedbench.tuning.studies import DEFAULTS, Record, found, record_of
 

@@ -42,7 +42,7 @@ def compare(
 ) -> None:
     """Compare two recorded runs: settings, provenance, final metrics and curves."""
     from fedbench.tracking.recorded.comparison import compare as beside
-    from fedbench.tracking.store import store_uri
+    from fedbench.tracking.schema import store_uri
 
     comparison = beside(store_uri(store, to_write=False), left, right)
     if shape is ComparisonFormat.json:
@@ -62,7 +62,7 @@ def _show(comparison: Comparison, classes: bool) -> None:
 
 def _ids(run: Run) -> str:
     from fedbench.leaderboard.results import reason_of
-    from fedbench.tracking.store import FAILURE
+    from fedbench.tracking.schema import FAILURE
 
     unfinished = "" if run.info.status == "FINISHED" else f", {run.info.status}"
     unfinished += f": {reason_of(run.data.tags[FAILURE])}" if FAILURE in run.data.tags else ""

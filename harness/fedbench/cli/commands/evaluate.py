@@ -31,7 +31,7 @@ def evaluate(
     """
     from fedbench.runs.prepare import Settings
     from fedbench.tracking.recorded.reevaluation import evaluate_again
-    from fedbench.tracking.store import store_uri
+    from fedbench.tracking.schema import store_uri
 
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), plugin_files(plugin))
     evaluation = evaluate_again(store_uri(store, to_write=False), run_id, settings)

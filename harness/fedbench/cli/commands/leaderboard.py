@@ -96,7 +96,7 @@ def leaderboard(
     from fedbench.leaderboard.formats.terminal import render_terminal
     from fedbench.leaderboard.results import load_curves, load_runs
     from fedbench.leaderboard.rows.significance import Test
-    from fedbench.tracking.store import store_uri
+    from fedbench.tracking.schema import store_uri
 
     given = ReadingOptions(
         suite=suite, metric=metric, columns=tuple(column or ()), baseline=baseline, target=target, test=test.value
@@ -224,7 +224,7 @@ def _reading(suite: str | None) -> tuple[str | None, Suite]:
     from fedbench.suites.suite import load_suite, suite_names
 
     if suite is None or not (suite in suite_names() or suite.endswith((".yaml", ".yml"))):
-        from fedbench.suites.expand import single  # imports every method and torch
+        from fedbench.suites.single import single
 
         return suite, single(None, None, None)
     read = load_suite(suite)

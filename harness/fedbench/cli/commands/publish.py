@@ -47,7 +47,7 @@ def publish(
     from fedbench.cli.studies import unused_seed
     from fedbench.core.files import usable_folder
     from fedbench.suites.suite import load_suite
-    from fedbench.tracking.store import store_uri
+    from fedbench.tracking.schema import store_uri
     from fedbench.tuning.storage import storage_url
 
     read = load_suite(suite)

@@ -130,7 +130,8 @@ def _overrides(dataset: str | None, seed: int, assignments: Sequence[str], setti
 def _resolved(name: str | None, suite: str | None, overrides: Overrides) -> RunSpec:
     """The run of fedavg that has this scenario and data set: names, values and precedence are those of a run."""
     from fedbench.core.spec import stack_names
-    from fedbench.suites.expand import expand, single
+    from fedbench.suites.expand import expand
+    from fedbench.suites.single import single
     from fedbench.suites.suite import load_suite
 
     if suite is None:

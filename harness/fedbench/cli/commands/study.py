@@ -24,7 +24,7 @@ def study(
     from fedbench.core.files import usable_folder
     from fedbench.core.wording import counted
     from fedbench.tracking.databases import shown
-    from fedbench.tracking.store import store_uri
+    from fedbench.tracking.schema import store_uri
     from fedbench.tuning.figures import FEWEST, importances, write
     from fedbench.tuning.storage import open_storage, storage_url
     from fedbench.tuning.studies import found, record_of, studies_named

@@ -28,7 +28,8 @@ def ui(
     Curves, parameters and artifacts of everything in the store. Ctrl-C ends it.
     """
     from fedbench.tracking.databases import shown
-    from fedbench.tracking.store import latest_page, store_uri, ui_command
+    from fedbench.tracking.schema import store_uri
+    from fedbench.tracking.store import latest_page, ui_command
 
     uri = store_uri(store)
     # whatever MLFLOW_HOST says: nobody logs in to the interface, and it can delete runs

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedbench.leaderboard.model import Line, ScoreCell
 from fedbench.leaderboard.results import BUDGET
-from fedbench.tracking.store import FINAL
+from fedbench.tracking.schema import FINAL
 
 PROTOCOL = ("dataset", "files_hash", "scenario_settings", *BUDGET)
 """What all runs of a table agree in. They read the same files, at the sizes that their backbones or teachers take."""

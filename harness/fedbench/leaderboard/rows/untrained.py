@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedbench.tracking.store import FINAL
+from fedbench.tracking.schema import FINAL
 from fedbench.tracking.tags import RunTags
 
 MARK = "‡"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from fedbench.tracking.recorded.lookup import find_run, reading_client
-from fedbench.tracking.store import FINAL
+from fedbench.tracking.schema import FINAL
 from fedbench.tracking.tags import DEFAULTS, RunTags
 
 # isort: split

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from fedbench.core.errors import FedbenchError
 from fedbench.tracking.databases import shown
-from fedbench.tracking.store import INVOCATION, KIND, filed, open_store, runs_of
+from fedbench.tracking.schema import INVOCATION, KIND
+from fedbench.tracking.store import filed, open_store, runs_of
 
 # isort: split
 from mlflow import MlflowClient

@@ -14,13 +14,15 @@ from fedbench.core.errors import FedbenchError
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
+    from fedbench.tracking.schema import StoredRun
+
 SEAL = "fedbench.seal"
 """Tag: the digest of a finished run."""
 _OURS = "fedbench."
 """Tags of MLflow's own, notes for instance, may be edited in its interface."""
 
 
-def seal_of(run: Run) -> str:
+def seal_of(run: StoredRun | Run) -> str:
     """sha256 over the run's parameters, last metrics, and fedbench's tags but the seal; metrics to the last bit."""
     tags = {key: value for key, value in run.data.tags.items() if key.startswith(_OURS) and key != SEAL}
     metrics = {key: float(value).hex() for key, value in run.data.metrics.items()}
@@ -28,7 +30,7 @@ def seal_of(run: Run) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def check_seal(run: Run) -> None:
+def check_seal(run: StoredRun | Run) -> None:
     """FedbenchError where the run has a seal and is not what was sealed; earlier versions sealed nothing."""
     sealed = run.data.tags.get(SEAL)
     if sealed is not None and sealed != seal_of(run):
