@@ -15,7 +15,7 @@ import shutil
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from fedbench.models.clip.loading import load_clip
 from fedbench.models.feature_cache import encode
 from fedbench.models.names import parse_backbone
 from fedbench.rounds.state import RunState, load_state, save_state
+from fedbench.tracking.recorded.reading import open_reader
 from fedbench.tracking.recorded.seal import SEAL, seal_of
 from fedbench.tracking.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.tracking.schema import store_uri
@@ -258,7 +259,7 @@ def state(folder: Path) -> Case:
     return Case(file, read)
 
 
-def store(folder: Path) -> Case:
+def filled_store(folder: Path) -> str:
     uri = store_uri(str(folder))
     client = open_store(uri, create=True)
     assert client is not None
@@ -269,15 +270,38 @@ def store(folder: Path) -> Case:
         log_metrics(client, run, metrics_at({"final/global_accuracy": 60 + seed / 3, "final/tail_accuracy": 50.0}, 5))
         client.set_tag(run, SEAL, seal_of(client.get_run(run)))
         end_run(client, run, "FINISHED")
+    return uri
+
+
+def seen_of(runs: Iterable[tuple[str, Any]]) -> Seen:
+    texts = [
+        (name, sorted(run.data.params.items()), sorted(run.data.metrics.items()), sorted(run.data.tags.items()))
+        for name, run in runs
+        if run.info.status == "FINISHED"
+    ]
+    return "", digest(sorted(texts))
+
+
+def queried_store(folder: Path) -> Case:
+    """As leaderboards read it."""
+    uri = filled_store(folder)
+
+    def read() -> Seen:
+        reader = open_reader(uri)
+        assert reader is not None
+        return seen_of(reader.runs("toy"))
+
+    return Case(folder / "mlflow.db", read)
+
+
+def store(folder: Path) -> Case:
+    """As MLflow reads it."""
+    uri = filled_store(folder)
 
     def read() -> Seen:
         found = open_store(uri, create=False)
         assert found is not None
-        runs = [
-            (name, sorted(run.data.params.items()), sorted(run.data.metrics.items()), sorted(run.data.tags.items()))
-            for name, run in runs_of(found, "toy", "attributes.status = 'FINISHED'")
-        ]
-        return "", digest(sorted(runs))
+        return seen_of(runs_of(found, "toy"))
 
     return Case(folder / "mlflow.db", read)
 
@@ -298,8 +322,9 @@ def studies(folder: Path) -> Case:
 
 
 COUNTS: dict[Callable[[Path], Case], int] = {
-    **dict.fromkeys((png, jpeg, tar, list_file, cifar, rendered, decoded, features, state, store), 14),
+    **dict.fromkeys((png, jpeg, tar, list_file, cifar, rendered, decoded, features, state), 14),
     **dict.fromkeys((parquet, arrow, scanned, safetensors_weights, torch_weights, studies), 9),
+    **dict.fromkeys((store, queried_store), 7),
     fashion: 6,
 }
 """How many corrupted files of each kind."""

@@ -36,10 +36,18 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+TINY = replace(
+    SMOKE,
+    images=120,
+    teacher=replace(SMOKE.teacher, samples=64),
+    gate=GateSizes(ten_classes=40, probe=60, twenty_classes=40, pairs=20),
+)
+
+
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("pretrain")
-    card = pretrain(folder, recipe=SMOKE, checkpoint_dir=folder / "checkpoints", log=lambda line: None)
+    card = pretrain(folder, recipe=TINY, checkpoint_dir=folder / "checkpoints", log=lambda line: None)
     return folder, card
 
 
@@ -54,7 +62,7 @@ def test_the_pipeline_writes_a_loadable_encoder_and_its_card(smoke: tuple[Path, 
     assert isinstance(model.visual, VisionTransformer)
     assert model.token_embedding.num_embeddings == tokenizer.vocab_size
     assert json.loads((folder / "embedded_card.json").read_text())["sha256"] == card["sha256"]
-    assert card["stages"]["student"]["samples"] == SMOKE.student.samples
+    assert card["stages"]["student"]["samples"] == TINY.student.samples
     assert math.isfinite(card["stages"]["refinement"]["final_loss"])
     # An encoder that saw a few hundred images must not pass.
     assert any("zero_shot_10" in sentence for sentence in card["violated_gates"])
@@ -63,7 +71,7 @@ def test_the_pipeline_writes_a_loadable_encoder_and_its_card(smoke: tuple[Path, 
 @pytest.mark.slow
 def test_a_changed_last_stage_reuses_the_stages_before(smoke: tuple[Path, dict[str, Any]]) -> None:
     folder, card = smoke
-    recipe = replace(SMOKE, refinement=replace(SMOKE.refinement, samples=128))
+    recipe = replace(TINY, refinement=replace(TINY.refinement, samples=128))
     lines: list[str] = []
     again = pretrain(folder / "again", recipe=recipe, checkpoint_dir=folder / "checkpoints", log=lines.append)
     assert sum(line.startswith("reusing") for line in lines) == 2
@@ -72,9 +80,9 @@ def test_a_changed_last_stage_reuses_the_stages_before(smoke: tuple[Path, dict[s
 
 
 def test_held_out_pairs_are_never_rendered_for_pretraining() -> None:
-    corpus = render_corpus(replace(SMOKE, images=2000))
+    corpus = render_corpus(replace(SMOKE, images=1000))
     assert not held_out(corpus.attributes).any()
-    assert len(corpus.images) == 2000
+    assert len(corpus.images) == 1000
 
 
 def test_a_stage_starts_with_easy_images_and_counts_its_samples(tokenizer: FoldedTokenizer) -> None:

@@ -28,10 +28,11 @@ NAN, INFINITE = float("nan"), float("inf")
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A store with two suites, a deleted one, a study, an experiment of somebody else's; runs of every kind."""
-    uri = store_uri(str(tmp_path_factory.mktemp("read") / "store"))
+    folder = tmp_path_factory.mktemp("read") / "store"
+    uri = store_uri(str(folder))
     client: Any = store.open_store(uri, create=True)
     names = ("fedbench/first", "fedbench/second", "fedbench/gone", "fedbench-tuning/first", "others/fedbench/x")
-    where = {name: client.create_experiment(name) for name in names}
+    where = {name: client.create_experiment(name, artifact_location=(folder / "files").as_uri()) for name in names}
     for number, name in enumerate(["fedbench/first"] * 4 + list(names[1:])):
         run = client.create_run(where[name], start_time=1000 + number % 3).info.run_id
         tags = {KIND: INVOCATION if number == 3 else "run", "fedbench.row": f"row {number} ä'\"", "mlflow.note": ""}
