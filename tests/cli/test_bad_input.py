@@ -309,7 +309,7 @@ def test_corrupt_cache_of_the_embedded_data(command, tmp_path, monkeypatch):
 
 def test_unreadable_weights(command, tmp_path):
     (tmp_path / "weights.safetensors").write_bytes(b"no weights")
-    message = command(*RUN, *SMALL, "--set", "backbone=clip:ViT-B-32@weights.safetensors")
+    message = command(*RUN, *SMALL, "--set", "backbone=clip:ViT-S-32-alt@weights.safetensors")
     assert re.search(r"weights.safetensors", message)
 
 

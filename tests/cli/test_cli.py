@@ -33,6 +33,9 @@ from fedbench.core.method.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.leaderboard.rows.untrained import NOTE
+from fedbench.plugins import description
+from fedbench.plugins.assembly import method_names
+from fedbench.plugins.description import Descriptions
 from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset
@@ -127,6 +130,50 @@ def test_describing_a_method_imports_torch_and_no_other_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def described_in_a_new_process(*arguments: str) -> tuple[str, bool]:
+    """What the command prints, and whether it has imported torch."""
+    code = f"import sys; from fedbench.cli.app import main; sys.argv[1:] = {arguments!r}\ntry: main()\nfinally: "
+    code += "sys.stderr.write(str('torch' in sys.modules))"
+    writing = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=writing)
+    return done.stdout, done.stderr == "True"
+
+
+def test_methods_are_described_without_torch_once_they_have_been() -> None:
+    first, _ = described_in_a_new_process("describe", "fedprox")
+    for arguments in (("describe", "fedprox"), ("list", "methods")):
+        again, needs_torch = described_in_a_new_process(*arguments)
+        assert not needs_torch
+        assert arguments[0] == "list" or again == first
+
+
+def test_descriptions_are_kept_as_they_are_until_sources_change_or_the_file_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    kept = tmp_path / "__pycache__" / "methods-1.json"
+    monkeypatch.setattr(description, "_place", lambda: kept)
+    made = {name: Descriptions().of(name) for name in method_names()}
+    assert {name: Descriptions().of(name) for name in made} == made
+    assert set(json.loads(kept.read_text())) == set(made)
+    for damaged in ("", "{", "[]", '{"fedprox": {"name": 1}}'):
+        kept.write_text(damaged)
+        assert Descriptions().of("fedprox") == made["fedprox"]
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    kept.unlink()
+    assert Descriptions().of("fedprox") == made["fedprox"] and not kept.exists()
+
+
+def test_descriptions_are_those_of_the_sources_and_entry_points_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = description._place()
+    assert description._place() == before
+    monkeypatch.setattr(description, "installed_methods", lambda: ())
+    assert description._place() != before
+    monkeypatch.undo()
+    monkeypatch.setattr(description, "files_under", lambda root: [("x.py", Path(__file__))])
+    assert description._place() != before
 
 
 def test_help_names_every_verb_and_version_is_the_package_version(fedbench: Command) -> None:

@@ -18,7 +18,7 @@ from fedbench.leaderboard.rows.untrained import is_untrained
 from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import suite_names
 from fedbench.tracking.databases import shown
-from fedbench.tracking.recorded.reading import Reader, open_reader
+from fedbench.tracking.recorded.reading import REQUESTS, Reader, open_reader
 from fedbench.tracking.schema import FAILURE, FINAL, StoredRun
 from fedbench.tracking.tags import DEFAULTS, RunTags
 
@@ -34,8 +34,6 @@ GROUPS = tuple(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", 
 _OVERALL = "global_accuracy"
 _TRAFFIC = ("bytes_up_total", "bytes_down_total")
 _FEDERATION = "federation.json"
-_AT_ONCE = 8
-"""Federations read: a server far away answers one in the time it answers all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +171,7 @@ def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any
     reader = open_reader(uri)
     if reader is None:
         return {}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(_AT_ONCE) as pool:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(REQUESTS) as pool:
         runs = list(dict.fromkeys(results["mlflow_id"]))
         read = list(pool.map(lambda run: _federation(reader, run, Path(folder)), runs))
     return {run: federation for run, federation in zip(runs, read, strict=True) if federation is not None}

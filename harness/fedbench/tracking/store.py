@@ -37,8 +37,6 @@ from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SMALL_TABLES,
 from fedbench.tracking.webview import VIEW_TAG, experiment_tags, page
 
 _PAGE = 1000
-REQUESTS = 8
-"""Made at a time: a server far away answers one in the time it answers all."""
 _TABLES_SECONDS = 120
 """For which another process may take to make the tables of a database."""
 

@@ -71,16 +71,16 @@ def _described(kind: str) -> Mapping[str, str]:
 
 
 def _list_methods(files: tuple[Path, ...]) -> None:
-    from fedbench.cli.commands.describe import answered_hooks
-    from fedbench.plugins.assembly import find_method, method_names
+    from fedbench.plugins.description import Descriptions
 
+    known = Descriptions(files)
     made = table("method", "citation", "answers", whole=("method",))
-    for name in method_names(files):
+    for name in _names("methods", files):
         try:
-            cls = find_method(name, files)
+            method = known.of(name)
         except FedbenchError as error:  # of one method, and the others can be used
             made.add_row(cell(name), cell(f"broken: {error}"), cell(""))
         else:
-            made.add_row(cell(name), cell(cls.citation), cell(", ".join(answered_hooks(cls))))
+            made.add_row(cell(name), cell(method.citation), cell(", ".join(row[0] for row in method.hooks)))
     console().print(made)
     say("A stack is written a+b; fedbench describe METHOD shows equations and hyper-parameters.", style="dim")

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fedbench.tracking.recorded.reading import Value
+from fedbench.tracking.recorded.reading import REQUESTS, RUNS_AT_ONCE, Value
 from fedbench.tracking.schema import EXPERIMENT, local_artifacts
-from fedbench.tracking.store import REQUESTS, open_store, runs_of
+from fedbench.tracking.store import open_store, runs_of
 
 # isort: split
 # after fedbench.tracking.store, which turns MLflow's telemetry off before MLflow is first imported
@@ -18,9 +18,6 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-
-_AT_ONCE = 1000
-"""Runs in one query."""
 
 
 class ClientReader:
@@ -55,7 +52,7 @@ class ClientReader:
         store = self._client._tracking_client.store
         if isinstance(store, SqlAlchemyStore):
             bulk: Any = store.get_metric_history_bulk
-            parts = [runs[start : start + _AT_ONCE] for start in range(0, len(runs), _AT_ONCE)]
+            parts = [runs[start : start + RUNS_AT_ONCE] for start in range(0, len(runs), RUNS_AT_ONCE)]
             points = ((n, p) for n in names for part in parts for p in bulk(part, n, sys.maxsize))
             return [(point.run_id, point.step, name, point.value) for name, point in points]
         pairs = [(run, name) for run in runs for name in names]

@@ -31,8 +31,10 @@ from fedbench.tracking.schema import (
 Value = tuple[str, int, str, float]
 """MLflow id, step, metric, value."""
 _T = TypeVar("_T")
-_AT_ONCE = 1000
+RUNS_AT_ONCE = 1000
 """Runs in one query."""
+REQUESTS = 8
+"""Made at a time: a server far away answers one in the time it answers all."""
 _RUNS = "SELECT run_uuid, status, start_time, artifact_uri, experiment_id FROM runs"
 _TEXTS = "SELECT one.run_uuid, one.key, one.value FROM {table} AS one JOIN runs USING (run_uuid)"
 _LAST = "SELECT one.run_uuid, one.key, one.value, one.is_nan FROM latest_metrics AS one JOIN runs USING (run_uuid)"
@@ -137,7 +139,7 @@ class DatabaseReader:
 
     def values(self, runs: Sequence[str], names: Sequence[str]) -> list[Value]:
         """All values that were logged of the metrics ``names``, by run in the order of logging."""
-        parts = [runs[start : start + _AT_ONCE] for start in range(0, len(runs), _AT_ONCE)]
+        parts = [runs[start : start + RUNS_AT_ONCE] for start in range(0, len(runs), RUNS_AT_ONCE)]
         found: list[Value] = []
         with self._opened() as opened:
             for name in names:
