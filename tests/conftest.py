@@ -13,6 +13,9 @@ import pytest
 from fedbench.core.files import name_once
 from fedbench.plugins import assembly as assemble
 
+LONGEST = ("browser", "cli", "contract", "golden", "tuning")
+"""Folders with files that take half a minute: handed out last, one of them would leave the other worker idle."""
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
@@ -32,8 +35,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the recorded numbers of tests/golden")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Files are handed to workers in the order that `pytest_collection_modifyitems` gives them."""
+    if hasattr(config.option, "loadscopereorder"):  # with pytest-xdist
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``slow`` may take as long as they need."""
+    """What takes longest begins first. Tests marked ``slow`` may take as long as they need."""
+    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.timeout(0))

@@ -229,6 +229,7 @@ def of_fedavg(suite: str, folder: Path) -> tuple[object, dict[str, bytes]]:
     return {name: value for name, value in run.data.metrics.items() if "seconds" not in name}, files
 
 
+@pytest.mark.slow
 def test_what_methods_do_to_their_process_while_planned_fails_their_own_rows_and_no_other(
     fedbench: Callable[..., str], tmp_path: Path
 ) -> None:

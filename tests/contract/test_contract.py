@@ -18,7 +18,7 @@ def test_method_keeps_the_contract(method, check):
     check(method)
 
 
-KEEPING = ["capt", "fedconcat", "fedloge", "moon", "rucr", "scaffold", THIRD_PARTY]
+KEEPING = ["fedconcat", "fedloge", "moon", "scaffold", THIRD_PARTY]
 """Of those that keep something from round to round, one of each kind."""
 
 

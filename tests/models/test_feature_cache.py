@@ -216,6 +216,7 @@ def test_of_two_processes_one_encodes_and_the_other_waits_for_it(tmp_path: Path)
     assert (tmp_path / "passes").read_text().split() == [str(first.pid)]
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_encodes_blocks_nobody(tmp_path: Path) -> None:
     first, second = start(tmp_path), start(tmp_path)
     tell(first)

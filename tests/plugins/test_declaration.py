@@ -196,7 +196,8 @@ def installed(monkeypatch):
     real = list(assemble.installed_methods())
 
     def install(*further):
-        monkeypatch.setattr(assemble, "installed_methods", lambda: [*real, *further])
+        for module in ("assembly", "description", "installed"):
+            monkeypatch.setattr(f"fedbench.plugins.{module}.installed_methods", lambda: [*real, *further])
 
     return install
 

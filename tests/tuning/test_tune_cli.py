@@ -142,6 +142,7 @@ def test_rows_that_are_equal_as_trials_are_two_rows_all_the_same(fedbench: Comma
     assert (code, "two rows are called 'fedavg" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_several_objectives_are_tuned_without_pruner_and_give_a_front(fedbench: Command) -> None:
     code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--method", "fedavg", "--study", "front", "--trials", "2",
                             "--objective", "tail", "--objective", "bytes", "--jobs", "1")  # fmt: skip

@@ -150,6 +150,7 @@ def test_a_trials_value_is_the_mean_over_seeds_of_the_metric_on_validation_data(
     assert trial.intermediate_values[3] == trial.value
 
 
+@pytest.mark.slow
 def test_poisoned_test_images_and_labels_change_nothing_in_the_study(tmp_path: Path, settings: Settings) -> None:
     write_images(tmp_path / "poisoned", poisoned=True)
     poisoned = Settings(tmp_path / "poisoned", tmp_path / "cache")
@@ -166,6 +167,7 @@ def test_one_worker_gives_the_same_study_again(tmp_path: Path, settings: Setting
     assert outcome(*tuned(tmp_path / "a", settings, budget(6))) == outcome(*tuned(tmp_path / "b", settings, budget(6)))
 
 
+@pytest.mark.slow
 def test_hopeless_trials_are_pruned_and_count(tmp_path: Path, settings: Settings) -> None:
     (study,) = tuned(tmp_path, settings, budget(9, pruner="halving"))
     states = [trial.state for trial in study.trials]
@@ -463,6 +465,7 @@ def test_an_error_ends_the_record_of_its_trial(tmp_path: Path, settings: Setting
     assert children(tmp_path) == [("0", "FAILED")]
 
 
+@pytest.mark.slow
 def test_a_trial_whose_process_died_before_its_first_sign_of_life_is_taken_over(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,6 +481,7 @@ def test_a_trial_whose_process_died_before_its_first_sign_of_life_is_taken_over(
     assert [t.params["fedprox.mu"] for t in study.trials[1:] if t.user_attrs.get("defaults")] == [0.01]
 
 
+@pytest.mark.slow
 def test_two_processes_never_take_the_same_waiting_trial(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     study = optuna.create_study(storage=open_storage(url, create=True), study_name="s")
