@@ -79,6 +79,14 @@ def _suite(row: str, store: str, *seeds: str) -> Cell:
     return Cell(row, "fedbench", ("run", "--suite", "longtail", *folders, *seeds), is_suite=True)
 
 
+def _short_runs(method: str, runs: int) -> Cell:
+    """Runs of a suite's row on CLIP that differ in their seed alone, with filled caches."""
+    seeds = [word for seed in range(runs) for word in ("--seed", str(seed))]
+    row = ("--method", method, "--set", "backbone=clip:embedded", "lr=0.01")
+    folders = ("--cache-dir", "{common}", "--store", f"{{scratch}}/{method}")
+    return Cell(f"{runs} runs", "fedbench", ("run", "--suite", "longtail", *row, *seeds, *folders), is_suite=True)
+
+
 def _clients(number: int) -> Cell:
     arguments = ("--cache", f"{{scratch}}/{number}", "--cores", str(cores()))
     return Cell(f"{number:,} clients", "fedbench", arguments, many_clients(number))

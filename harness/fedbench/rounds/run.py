@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,13 +44,21 @@ class Run:
 
     def initial_state(self) -> RunState:
         """The state before round 1."""
-        device = torch.device(self.spec.device)
-        return RunState(0, on_device(self.model.weights, device), on_device(self.model.buffers, device))
+        return RunState(0, _copies(self.model.weights), _copies(self.model.buffers))
 
 
-def on_device(tensors: Tensors, device: torch.device) -> Tensors:
-    """Copies of ``tensors`` on ``device``, without gradients."""
-    return {name: tensor.detach().clone().to(device) for name, tensor in tensors.items()}
+def model_on(model: Model, device: torch.device) -> Model:
+    """``model`` with all its tensors on ``device``, where those that methods make of them before round 1 belong."""
+    moved = [_on(tensors, device) for tensors in (model.weights, model.buffers, model.constants)]
+    return replace(model, weights=moved[0], buffers=moved[1], constants=moved[2])
+
+
+def _on(tensors: Tensors, device: torch.device) -> Tensors:
+    return {name: tensor.detach().to(device) for name, tensor in tensors.items()}
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True, eq=False)

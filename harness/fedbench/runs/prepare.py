@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from fedbench.plugins.withheld import Pixels, partitioned, withheld
 from fedbench.rounds.executors import ExecutorName, executor_for
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.private import private_names, shared
-from fedbench.rounds.run import Run, UnseenTest, on_device
+from fedbench.rounds.run import Run, UnseenTest, model_on
 from fedbench.runs.allocator import keep_freed_memory
 from fedbench.runs.checkpoint import Checkpointing
 from fedbench.runs.unseen import Renamed, renamed_model
@@ -91,7 +91,7 @@ def prepare(
     _refuse_ignored_settings(spec, assembly, settings.plugin_files)
     setup = ModelSetup(backbone, scored.classnames, spec, settings.data_dir)
     model = assembly.hooks.build_model(setup=setup)
-    model = replace(model, constants=on_device(model.constants, device))
+    model = model_on(model, device)
     _refuse_hidden_labels(spec, assembly, model)
     granted = next((kind for name, kind in reversed(GRANTED_SERVER_DATA.items()) if name in assembly.requires), "")
     private = private_names(assembly, model, spec)
@@ -149,7 +149,7 @@ def prepare(
         server = ServerData(inputs(federation.server), labels)
     named = None
     if new is not None and isinstance(renamed, Renamed):
-        of_new = replace(renamed.model, constants=on_device(renamed.model.constants, device))
+        of_new = model_on(renamed.model, device)
         named = UnseenTest(renamed.hooks, of_new, inputs(new.test, of_new))
     return Run(
         spec, assembly, federation, scored, model, info, train, test, validation, side, executor, private, server, named

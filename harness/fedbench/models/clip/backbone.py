@@ -95,9 +95,9 @@ class ClipBackbone:
         scale: Tensor = self.module.logit_scale
         return scale.device
 
-    @property
+    @cached_property
     def logit_scale(self) -> float:
-        """The learned scale of the cosines (the exponential of the parameter)."""
+        """The learned scale of the cosines (the exponential of the parameter), read back from the device once."""
         return float(self.module.logit_scale.detach().exp())
 
     @cached_property

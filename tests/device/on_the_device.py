@@ -1,0 +1,185 @@
+"""Every method on a device that is not the CPU, as far as one made of the CPU can show; see ``pretend.py``.
+
+`test_pretend_device` runs this in a process of its own: autograd learns of devices before its first backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.method.hooks import STEPS, Hooks
+from fedbench.core.spec import RunSpec
+from fedbench.plugins.assembly import method_names, plugins_everywhere
+from fedbench.rounds.executors import ExecutorName
+from fedbench.rounds.loop import evaluate
+from fedbench.rounds.run import Run
+from fedbench.rounds.state import RunState, all_tensors, load_state, save_state
+from fedbench.runs import prepare
+from fedbench.runs.checkpoint import Checkpointing
+from fedbench.runs.job import run_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from tests.device import pretend
+
+QUICK = ("fedclip", "fedloge", "fst-cbdg", "promptfl", "ratio-loss", "scaffold")
+"""One of each kind: pairs, own heads, texts, prompts, the server's own samples, clients' controls in closed form."""
+EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in method_names() if name not in QUICK)]
+STOPS_BY_DATA = "fedotp"
+"""Its iteration ends where the data say so, and a plan that is no number is an error: both are read in every step."""
+READS_IN_LOSS = {STOPS_BY_DATA, "capt"}
+"""capt lays out its classes' texts in the first loss that reads them, once."""
+TOLERANCE = 2e-5
+"""Optimisers and sums take other ways on an accelerator; clip-lora, whose first steps divide zero by zero, 50 times."""
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device, which runs accept under its name."""
+    there = prepare._device
+    monkeypatch.setattr(prepare, "_device", lambda name: pretend.device() if name == pretend.NAME else there(name))
+    monkeypatch.setattr(torch, "Generator", pretend.Generator)
+    pretend.device()
+    pretend.reads.clear()
+
+
+def on_device(spec: RunSpec) -> RunSpec:
+    return spec.model_copy(update={"device": pretend.NAME})
+
+
+def reading_refused(run: Run) -> Run:
+    """``run``, in whose losses reading values back is an error."""
+
+    def refusing(hook: Any) -> Any:
+        def answer(**arguments: Any) -> Any:
+            with pretend.without_reading():
+                return hook(**arguments)
+
+        return answer
+
+    hooks = {name: getattr(run.assembly.hooks, name) for name in STEPS}
+    hooks |= {name: refusing(hooks[name]) for name in ("local_loss", "loss_terms")}
+    assembly = replace(run.assembly, hooks=cast(Hooks, SimpleNamespace(**hooks)))
+    return replace(run, assembly=assembly)
+
+
+def trained(spec: RunSpec, executor: ExecutorName, state: RunState | None = None) -> tuple[RunState, Run]:
+    run = tiny_run(on_device(spec), executor=executor)
+    run = run if spec.method in READS_IN_LOSS else reading_refused(run)
+    return final_state(run, state), run
+
+
+def require_close(found: RunState, wanted: RunState, factor: float = 1) -> None:
+    model = {**found.weights, **found.buffers}
+    assert [name for name, tensor in model.items() if not isinstance(tensor, pretend.PretendTensor)] == []
+    assert all_tensors(found).keys() == all_tensors(wanted).keys()
+    for name, tensor in all_tensors(wanted).items():
+        difference = (all_tensors(found)[name].cpu() - tensor).abs().max()
+        assert difference <= factor * TOLERANCE * (tensor.abs().max() + 1e-3), name
+
+
+@pytest.mark.parametrize("executor", ["sequential", "auto"])
+@pytest.mark.parametrize("method", EVERY)
+def test_every_method_trains_there_as_on_the_cpu(method: str, executor: ExecutorName) -> None:
+    spec = tiny_spec(method, rounds=2)
+    found, run = trained(spec, executor)
+    metrics = evaluate(run, found)[0]
+    here = tiny_run(spec, executor=executor)
+    wanted = final_state(here)
+    require_close(found, wanted, 50 if method == "clip-lora" else 1)
+    assert run.executor.description == here.executor.description
+    assert metrics == pytest.approx(evaluate(here, wanted)[0], abs=10)  # of ten samples of a client one may turn
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_a_run_goes_on_there_from_what_was_saved(method: str, tmp_path: Path) -> None:
+    spec = tiny_spec(method, rounds=2)
+    run = tiny_run(on_device(spec))
+    half = final_state(run, until=1)
+    save_state(half, tmp_path / "half.safetensors", spec.run_id)
+    whole = final_state(run, half)
+    again = load_state(tmp_path / "half.safetensors", spec.run_id, pretend.NAME)
+    resumed = final_state(tiny_run(on_device(spec)), again)
+    for name, tensor in all_tensors(whole).items():
+        assert torch.equal(all_tensors(resumed)[name].cpu(), tensor.cpu()), name
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_a_further_local_step_reads_nothing_back(method: str) -> None:
+    counts = []
+    for epochs in (1, 3):
+        pretend.reads.clear()
+        final_state(tiny_run(on_device(tiny_spec(method, rounds=1, local_epochs=epochs)), executor="sequential"))
+        counts.append(len(pretend.reads))
+    assert counts[0] == counts[1] or method == STOPS_BY_DATA
+
+
+def test_a_whole_job_with_checkpoints_unseen_classes_and_fine_tuning(tmp_path: Path) -> None:
+    spec = tiny_spec("promptfl", rounds=2, finetune_epochs=1)
+    spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"unseen_classes": 0.34})})
+    checkpoints = Checkpointing(tmp_path / "checkpoints", {"promptfl": "code"}, every=1)
+    settings = prepare.Settings(tmp_path, tmp_path / "cache", checkpoints=checkpoints)
+    loaded = SimpleNamespace(dataset=tiny_dataset(6), backbone=tiny_backbone("clip:embedded"))
+    first = run_spec(on_device(spec), settings, (), loaded)  # type: ignore[arg-type]
+    again = run_spec(on_device(spec), settings, (), loaded)  # type: ignore[arg-type]
+    here = run_spec(spec, replace(settings, checkpoints=None), (), loaded)  # type: ignore[arg-type]
+    assert again.summary.keys() == first.summary.keys() == here.summary.keys()
+    assert "new_accuracy" in first.summary and "finetuned_mean_client_accuracy" in first.summary
+    alike = {name for name in first.summary if "second" not in name}
+    assert {n: first.summary[n] for n in alike} == {n: again.summary[n] for n in alike}
+
+
+FAULTS = {
+    "a tensor of the CPU among others": ("step.outputs.logits.sum() * torch.ones(3).sum(0, keepdim=True)", "mixes dev"),
+    "a value read back": ("step.outputs.logits.mean() * step.outputs.logits.detach().max().item()", "reads values"),
+    "a list read back": ("step.outputs.logits.mean() + sum(step.labels.tolist())", "reads values"),
+    "NumPy": ("step.outputs.logits.mean() * float(step.labels.numpy().sum())", "to numpy"),
+    "a generator of the CPU": (
+        "step.outputs.logits.mean() * torch.rand(1, device=step.labels.device, generator=step.generator('noise'))[0]",
+        "generator of another device",
+    ),
+}
+
+
+@pytest.mark.parametrize("executor", ["sequential", "auto"])
+@pytest.mark.parametrize("loss, message", FAULTS.values(), ids=FAULTS)
+def test_planted_faults_are_found(loss: str, message: str, executor: ExecutorName, tmp_path: Path) -> None:
+    file = tmp_path / "faulty.py"
+    file.write_text(
+        dedent(f'''
+        """A faulty method."""
+        import torch
+        import fedbench.api as fb
+        from fedbench.api import hookimpl
+
+        class Faulty(fb.Method[fb.NoParams]):
+            """Faulty."""
+            name, citation = "faulty", "Nobody, A paper that does not exist, 2000"
+
+            @hookimpl
+            def local_loss(self, step):
+                """Faulty."""
+                return {loss}
+        ''')
+    )
+    with plugins_everywhere([file]):
+        spec = tiny_spec("faulty", backbone="clip:embedded", rounds=1)
+        final_state(tiny_run(spec, executor=executor))  # the CPU does not mind
+        with pytest.raises((RuntimeError, TypeError, FedbenchError), match=message):
+            trained(spec, executor)
+
+
+def test_tensors_that_an_accelerator_takes_from_the_cpu_are_taken() -> None:
+    there = torch.arange(6.0, device=pretend.device()).view(2, 3)
+    assert (there * torch.tensor(2.0)).tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert there[:, torch.tensor([2, 0])].tolist() == [[2, 0], [5, 3]]
+    with pytest.raises(RuntimeError, match="mixes devices"):
+        torch.arange(6.0)[torch.tensor([0, 1], device=pretend.device())]
+    with pytest.raises(RuntimeError, match="mixes devices"):
+        torch.stack([there[0, 0], torch.tensor(1.0)])
