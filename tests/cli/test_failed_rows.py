@@ -25,9 +25,9 @@ from fedbench.leaderboard.formats.terminal import render_terminal
 from fedbench.leaderboard.page import write_page
 from fedbench.leaderboard.results import load_results, load_runs, reason_of
 from fedbench.tracking import store
-from fedbench.tracking.listener import Tracking
-from fedbench.tracking.recording import end_run
 from fedbench.tracking.schema import store_uri
+from fedbench.tracking.writing.listener import Tracking
+from fedbench.tracking.writing.recording import end_run
 from tests.leaderboard.frames import board_of, leaderboard
 
 DIVERGED = "training diverged in round 3: the loss of client 7 is NaN; lower training.lr or clip the gradients of it"
@@ -302,7 +302,8 @@ def test_what_was_interrupted_has_not_failed(suite: Suite) -> None:
     suite.finish(spec("fedavg", 0), 60.0)
     suite.start(spec("moon", 0))  # left running by a process that was killed
     suite.start(spec("fedclip", 0))
-    end_run(suite.listener._client, suite.listener._open[spec("fedclip", 0).run_id].id, "KILLED")
+    ids = [suite.listener._begun(suite.listener._open[spec(method, 0).run_id]) for method in ("moon", "fedclip")]
+    end_run(suite.listener._client, ids[1], "KILLED")
     assert suite.board()["label"].tolist() == ["fedavg"]
 
 

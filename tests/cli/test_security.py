@@ -45,9 +45,9 @@ from fedbench.rounds.state import read_saved
 from fedbench.suites.suite import parse_suite
 from fedbench.tracking.databases import check_database, shown
 from fedbench.tracking.recorded.seal import SEAL, seal_of
-from fedbench.tracking.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import experiment_of, open_store, runs_of
+from fedbench.tracking.writing.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.tuning.storage import open_storage
 
 HARNESS = Path(fedbench.__file__).parent

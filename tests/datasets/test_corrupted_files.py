@@ -38,9 +38,9 @@ from fedbench.models.names import parse_backbone
 from fedbench.rounds.state import RunState, load_state, save_state
 from fedbench.tracking.recorded.reading import open_reader
 from fedbench.tracking.recorded.seal import SEAL, seal_of
-from fedbench.tracking.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import experiment_of, open_store, runs_of
+from fedbench.tracking.writing.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.tuning.storage import open_storage
 
 Seen = tuple[str, str]

@@ -14,7 +14,6 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.tracking import tags as run_tags
-from fedbench.tracking.listener import Tracking
 from fedbench.tracking.recorded.comparison import (
     Comparison,
     compare,
@@ -26,6 +25,7 @@ from fedbench.tracking.recorded.comparison import (
 from fedbench.tracking.recorded.lookup import find_run, reading_client
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.tags import flat_params
+from fedbench.tracking.writing.listener import Tracking
 
 LEFT = RunSpec(method="fedavg", training=Training(rounds=3))
 RIGHT = RunSpec(method="fedprox", params={"fedprox": {"mu": 0.5}}, seed=1, training=Training(rounds=4, eval_every=2))
@@ -53,7 +53,9 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
         patch.setattr(run_tags, "commit", lambda: "b" * 40 + "+dirty")
         final = {"global_accuracy": 50.5, "head_accuracy": 70.0, "class_accuracy/cat": 6.0, "bytes_up": 48.0}
         play(Tracking(place, "suite"), RIGHT, {0: 10.0, 2: 45.0, 4: 80.0}, final, "e" * 64)
-        play(Tracking(place, "suite"), UNFINISHED, {}, {}, "d" * 64)
+        listener = Tracking(place, "suite")
+        play(listener, UNFINISHED, {}, {}, "d" * 64)
+        listener._begun(listener._open[UNFINISHED.run_id])
     return place
 
 

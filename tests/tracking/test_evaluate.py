@@ -22,10 +22,10 @@ from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
 from fedbench.tracking import artifacts, store
 from fedbench.tracking.invocation import Invocation
-from fedbench.tracking.listener import Tracking
 from fedbench.tracking.recorded.lookup import find_run
 from fedbench.tracking.recorded.reevaluation import Evaluation, beside, evaluate_again, is_history
 from fedbench.tracking.schema import store_uri
+from fedbench.tracking.writing.listener import Tracking
 
 PERSONAL = '''
 """A model of each client's own."""
@@ -329,8 +329,9 @@ def ids(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunSpec, RunSpec
     twice, other = RunSpec(), RunSpec(seed=1)
     record(Tracking(uri, "first"), twice, 10.0)
     record(Tracking(uri, "second", Invocation(command="fedbench run", runs=2)), twice, 20.0)
-    record(Tracking(uri, "first"), twice, None)
-    record(Tracking(uri, "first"), other, None)
+    for run in (twice, other):
+        record(listener := Tracking(uri, "first"), run, None)
+        listener._begun(listener._open[run.run_id])
     return uri, twice, other
 
 

@@ -5,9 +5,11 @@ import json
 import logging
 import os
 import re
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,15 +34,16 @@ from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
 from fedbench.toolkit.local_training import local_sgd
-from fedbench.tracking import artifacts, store
-from fedbench.tracking import listener as tracking
+from fedbench.tracking import artifacts, schema, store
 from fedbench.tracking.invocation import Invocation
-from fedbench.tracking.listener import Tracking
-from fedbench.tracking.recording import metric_name
 from fedbench.tracking.resuming import Origin, stored_runs
 from fedbench.tracking.schema import local_artifacts, store_uri
 from fedbench.tracking.store import ui_command
 from fedbench.tracking.tags import flat_params, run_tags
+from fedbench.tracking.writing import listener as tracking
+from fedbench.tracking.writing import recording
+from fedbench.tracking.writing.listener import Tracking
+from fedbench.tracking.writing.recording import metric_name
 
 INFO = RunInfo(
     owners={"local_loss": "fedclip, fedavg"},
@@ -542,10 +545,11 @@ def test_a_slow_run_sends_a_batch_every_few_seconds(counting: CountingClient, mo
     for number in range(12):
         clock[0] += 1.0
         listener.round_finished(spec(), record(number, 50.0))
-    # 7 metrics a round: rounds 0 to 4 after 5 s, 5 to 9 after 10 s, the other two at the end
-    assert counting.batches == [{"metrics": 35}, {"metrics": 35}]
+    # 7 metrics a round: rounds 0 to 4 after 5 s, with which the run begins, 5 to 9 after 10 s, the others at the end
+    params = {"params": len(flat_params(spec()))}
+    assert counting.batches == [params, {"metrics": 35}, {"metrics": 35}]
     listener.interrupt()
-    assert counting.batches[2:] == [{"metrics": 14}]
+    assert counting.batches[3:] == [{"metrics": 14}]
 
 
 def test_batches_keep_within_what_mlflow_takes(counting: CountingClient) -> None:
@@ -555,7 +559,51 @@ def test_batches_keep_within_what_mlflow_takes(counting: CountingClient) -> None
     many = {f"class_accuracy/{n}": 1.0 for n in range(2100)}
     listener.round_finished(spec(), RoundRecord(0, (), many, 0, 0, 0.0))
     listener.interrupt()
-    assert counting.batches == [{"metrics": 1000}, {"metrics": 1000}, {"metrics": 105}]
+    assert counting.batches[1:] == [{"metrics": 1000}, {"metrics": 1000}, {"metrics": 105}]
+
+
+def test_a_run_written_at_once_is_what_the_client_would_have_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "time", SimpleNamespace(time=lambda: 1e9))  # a value twice at a time is one
+    rows = []
+    for way in ("at once", "by the client"):
+        uri = store_uri(str(tmp_path / way))
+        listener = Tracking(uri, "s", Invocation(command="fedbench run", runs=1))
+        assert listener._at_once is not None
+        listener._at_once = listener._at_once if way == "at once" else None
+        listener.run_started(spec(), INFO)
+        odd = {"nan": float("nan"), "above": float("inf"), "below": -float("inf"), "x" * 300: 1.0}
+        listener.round_finished(spec(), RoundRecord(0, (), {"global_accuracy": 9.0, **odd}, 0, 0, 0.0))
+        listener.round_finished(spec(), RoundRecord(0, (), {"global_accuracy": 9.0, **odd}, 0, 0, 0.0))
+        listener.run_warned(spec(), "x" * 9000)
+        listener.round_finished(spec(), record(1, 60.0))
+        listener.run_finished(spec(), INFO, result(62.0))
+        rows.append(_rows(uri))
+        (run,) = store.runs_of(listener._client, "s")  # its seal is whole
+        files = local_artifacts(uri, run[1])
+        assert files is not None and (files / "model" / "state.safetensors").exists()
+    assert len(rows[0]["metrics"]) == 20 and len(rows[0]["runs"]) == len(rows[0]["inputs"]) == 1
+    for table, content in rows[0].items():
+        assert content == rows[1][table], table
+
+
+def _rows(uri: str) -> dict[str, list[str]]:
+    """What stands in MLflow's tables of one experiment, but for ids, times and folders, and what depends on these."""
+    database = schema.database_of(uri)
+    assert database is not None
+    left_out = {"run_uuid", "start_time", "end_time", "timestamp", "artifact_uri", "artifact_location", "creation_time"}
+    left_out |= {"dataset_uuid", "input_uuid", "source_id", "destination_id", "last_update_time"}
+    found = {}
+    with closing(sqlite3.connect(database)) as opened:
+        for table in ("runs", "tags", "params", "metrics", "latest_metrics", "datasets", "inputs", "input_tags"):
+            names = [row[1] for row in opened.execute(f"PRAGMA table_info({table})") if row[1] not in left_out]
+            command = "run_uuid IN (SELECT run_uuid FROM tags WHERE key = 'fedbench.kind' AND value = 'invocation')"
+            where = "" if table in ("datasets", "inputs", "input_tags") else f" WHERE NOT {command}"
+            rows = opened.execute(f"SELECT {', '.join(names)} FROM {table}{where}").fetchall()
+            own = ("mlflow.parentRunId", "fedbench.seal")
+            found[table] = sorted(repr(row) for row in rows if row[0] not in own)
+    return found
 
 
 @pytest.mark.parametrize("name", ["class_accuracy/cat", "domain_accuracy/real photo", "head_accuracy", "a/b/c.d-e"])

@@ -32,10 +32,10 @@ from fedbench.runs.engines.scheduler import Policy, default_workers, execute, wi
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
 from fedbench.tracking.invocation import Invocation
-from fedbench.tracking.listener import Tracking
-from fedbench.tracking.patience import HURRY, StoreUnavailable
 from fedbench.tracking.resuming import stored_runs
 from fedbench.tracking.schema import store_uri
+from fedbench.tracking.writing.listener import Tracking
+from fedbench.tracking.writing.patience import HURRY, StoreUnavailable
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 

@@ -14,7 +14,7 @@ from fedbench.runs.engines.events import RunFailed
 from fedbench.suites.suite import Suite
 from fedbench.tracking.databases import shown
 from fedbench.tracking.invocation import Invocation
-from fedbench.tracking.patience import StoreUnavailable
+from fedbench.tracking.writing.patience import StoreUnavailable
 
 
 def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:

@@ -102,7 +102,7 @@ class RunTags:
 
 def provenance_tags(suite: str, suite_text: str = "") -> dict[str, str]:
     """Tags of every run of ``suite`` made here: commit, versions, MLflow's own for them, a hash of the suite's text."""
-    from fedbench.tracking.recording import COMMIT, SOURCE  # imports MLflow, which who reads tags does without
+    from fedbench.tracking.writing.recording import COMMIT, SOURCE  # imports MLflow, which who reads tags does without
 
     made = commit()
     return {

@@ -13,8 +13,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.core.errors import FedbenchError
 from fedbench.tracking.databases import shown
-from fedbench.tracking.patience import Patience, patient
-from fedbench.tracking.recording import (
+from fedbench.tracking.schema import METHOD_CODE, TUNING
+from fedbench.tracking.store import experiment_of, open_store
+from fedbench.tracking.writing.patience import Patience, patient
+from fedbench.tracking.writing.recording import (
     COMMIT,
     NOTE,
     SOURCE,
@@ -25,8 +27,6 @@ from fedbench.tracking.recording import (
     metrics_at,
     set_tags,
 )
-from fedbench.tracking.schema import METHOD_CODE, TUNING
-from fedbench.tracking.store import experiment_of, open_store
 from fedbench.tuning.storage import GRACE
 from fedbench.tuning.studies import DEFAULTS, Record, found, record_of
 

@@ -20,6 +20,7 @@ from fedbench.tracking.schema import (
     EXPERIMENT,
     INVOCATION,
     KIND,
+    RUN_ID,
     SMALL_TABLES,
     StoredData,
     StoredInfo,
@@ -79,14 +80,20 @@ def open_reader(uri: str) -> Reader | None:
         if not database.exists():
             return None
         check_database(database, "the store's database", SMALL_TABLES, "--store")
-        reader = DatabaseReader(uri, database)
-        if reader.is_as_expected():
+        if (reader := database_reader(uri)) is not None:
             return reader
     from fedbench.tracking.recorded.by_mlflow import ClientReader  # imports MLflow
     from fedbench.tracking.store import open_store
 
     client = open_store(uri, create=False)
     return None if client is None else ClientReader(uri, client)
+
+
+def database_reader(uri: str) -> DatabaseReader | None:
+    """A reader of a store that is a SQLite file; None for a store of another kind, or with other tables."""
+    database = database_of(uri)
+    reader = None if database is None else DatabaseReader(uri, database)
+    return reader if reader is not None and reader.is_as_expected() else None
 
 
 class DatabaseReader:
@@ -108,6 +115,12 @@ class DatabaseReader:
                     return False
                 raise
         return True
+
+    def has(self, run_id: str, status: str) -> bool:
+        """Whether a run of fedbench's id ``run_id`` has the ``status``, deleted or not."""
+        query = "SELECT 1 FROM tags JOIN runs USING (run_uuid) WHERE key = ? AND value = ? AND status = ? LIMIT 1"
+        with self._opened() as opened:
+            return opened.execute(query, (RUN_ID, run_id, status)).fetchone() is not None
 
     def suites(self) -> list[str]:
         """Those with an experiment."""

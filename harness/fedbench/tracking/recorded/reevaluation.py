@@ -20,9 +20,9 @@ from fedbench.runs.prepare import Settings, prepare
 from fedbench.tracking.artifacts import read_predictions, read_spec, read_state
 from fedbench.tracking.recorded.comparison import final_metrics, in_pairs
 from fedbench.tracking.recorded.lookup import described, find_run, reading_client
-from fedbench.tracking.recording import metric_name
 from fedbench.tracking.schema import local_artifacts
 from fedbench.tracking.tags import RunTags
+from fedbench.tracking.writing.recording import metric_name
 
 # isort: split
 from mlflow import MlflowClient

@@ -11,7 +11,6 @@ import posixpath
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from fedbench.tracking import store as _store  # noqa: F401 - turns MLflow's telemetry off before MLflow is first imported
 
@@ -39,58 +38,48 @@ _DIGEST = 8
 """Digits of a data set's digest, as leaderboards show them."""
 
 
-@dataclass
-class OpenRun:
-    """An MLflow run that has not ended."""
+def begin_run(
+    client: MlflowClient,
+    experiment: str,
+    name: str,
+    tags: Mapping[str, str],
+    parent: str = "",
+    began: int | None = None,
+) -> str:
+    """The id of a new MLflow run called ``name``, filed under the run ``parent`` where one is given (`tags_under`).
 
-    id: str
-    flushed: float
-    """When metrics were last sent, on the monotonic clock."""
-    waiting: list[Metric] = field(default_factory=list)
-    bytes_up: int = 0
-    bytes_down: int = 0
-    last_round: int = 0
-
-
-@dataclass
-class OpenCommand:
-    """The MLflow run of a command that has not ended."""
-
-    id: str
-    claim: str
-    """The name under which this process claims it; "" without claims."""
-    finished: int = 0
-    failures: list[str] = field(default_factory=list)
-    """A line for every failed run."""
-
-    @property
-    def ended(self) -> int:
-        """Runs that finished or failed."""
-        return self.finished + len(self.failures)
-
-
-def begin_run(client: MlflowClient, experiment: str, name: str, tags: Mapping[str, str], parent: str = "") -> str:
-    """The id of a new MLflow run called ``name``, filed under the run ``parent`` where one is given.
-
-    Tags longer than MLflow takes are cut off.
+    ``began`` is when, in milliseconds since the epoch; now where it is None.
     """
+    made = client.create_run(experiment, start_time=began, run_name=name, tags=tags_under(parent, tags))
+    return str(made.info.run_id)
+
+
+def tags_under(parent: str, tags: Mapping[str, str]) -> dict[str, str]:
+    """The tags of a run filed under ``parent`` ("": under none); those longer than MLflow takes are cut off."""
     filed = {**tags, PARENT: parent} if parent else tags
-    short = {key: value[:MAX_TAG_VAL_LENGTH] for key, value in filed.items()}
-    return str(client.create_run(experiment, run_name=name, tags=short).info.run_id)
+    return {key: value[:MAX_TAG_VAL_LENGTH] for key, value in filed.items()}
+
+
+def params_as_kept(params: Mapping[str, str]) -> dict[str, str]:
+    """Parameters under names that MLflow allows; values longer than it takes are cut off."""
+    return {valid_key(key): value[:MAX_PARAM_VAL_LENGTH] for key, value in params.items()}
 
 
 def log_params(client: MlflowClient, run: str, params: Mapping[str, str]) -> None:
-    """Write parameters in batches as large as MLflow takes; values longer than it takes are cut off."""
-    every = [Param(valid_key(key), value[:MAX_PARAM_VAL_LENGTH]) for key, value in params.items()]
+    """Write parameters in batches as large as MLflow takes, as `params_as_kept`."""
+    every = [Param(key, value) for key, value in params_as_kept(params).items()]
     for start in range(0, len(every), MAX_PARAMS_TAGS_PER_BATCH):
         client.log_batch(run, params=every[start : start + MAX_PARAMS_TAGS_PER_BATCH])
 
 
-def log_dataset(client: MlflowClient, run: str, name: str, digest: str) -> None:
-    """Record the data set that the run reads, in the column where MLflow looks for it; the digest is cut to fit."""
-    source = json.dumps({"name": name})
-    dataset = Dataset(name=name, digest=digest[:_DIGEST], source_type="fedbench", source=source)
+def log_dataset(client: MlflowClient, run: str, dataset: Dataset) -> None:
+    """Record the data set that the run reads, in the column where MLflow looks for it."""
     client.log_inputs(run, datasets=[DatasetInput(dataset=dataset)])
+
+
+def dataset_of(name: str, digest: str) -> Dataset:
+    """A data set as MLflow records it; the digest is cut to fit."""
+    return Dataset(name=name, digest=digest[:_DIGEST], source_type="fedbench", source=json.dumps({"name": name}))
 
 
 def metrics_at(values: Mapping[str, float], step: int) -> list[Metric]:
