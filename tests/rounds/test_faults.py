@@ -1,12 +1,12 @@
 """Faults of clients: who is averaged, what is counted, what the server rejects, and rounds from which nothing comes."""
 
 import random
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from mlflow import MlflowClient
 
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.randomness import global_generators
@@ -24,8 +24,8 @@ from fedbench.scenarios.participation import Schedule, schedule
 from fedbench.testing import digest, final_state, tiny_dataset, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import gradient_weight, local_steps
+from fedbench.tracking.schema import store_uri
 from fedbench.tracking.writing.listener import Tracking
-from fedbench.tracking.writing.recording import OpenRun
 
 EVERYTHING = {
     "participation": 1.0,
@@ -202,16 +202,19 @@ def test_without_faults_nothing_is_told_of_them(monkeypatch, tmp_path):
     assert [record.faults for record in result.records] == [{}, {}]
 
 
-def test_the_tracking_store_gets_the_counts_of_every_round(scheduled):
+def test_the_tracking_store_gets_the_counts_of_every_round(scheduled, tmp_path):
     scheduled(ALL_OF_IT)
     run = run_with(Adds(), rounds=1)
     _, record = train_round(run, run.initial_state())
-    tracking = object.__new__(Tracking)
-    opened = OpenRun("a run", time.monotonic())
-    tracking._open = {run.spec.run_id: opened}
+    uri = store_uri(str(tmp_path))
+    tracking = Tracking(uri, "faults")
+    tracking.run_started(run.spec, run.info)
     tracking.round_finished(run.spec, record)
-    written = {metric.key: metric.value for metric in opened.waiting if metric.step == 1}
-    assert {name: written[name] for name in FAULT_COUNTS} == counts(1, 1, 1, 1)
+    tracking.interrupt()
+    client = MlflowClient(uri)
+    (experiment,) = client.search_experiments(filter_string="name LIKE '%faults'")
+    (stored,) = client.search_runs([experiment.experiment_id], "tags.`fedbench.run_id` != ''")
+    assert {name: stored.data.metrics[name] for name in FAULT_COUNTS} == counts(1, 1, 1, 1)
 
 
 class Surveyed:
