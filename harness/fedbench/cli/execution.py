@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -51,6 +52,8 @@ class Storing:
     """Seconds for which a store that can't be written is tried again."""
     checkpoint_every: int
     """Rounds between two checkpoints; 0: every 30 seconds."""
+    state_memory: float | None
+    """Gigabytes of what clients keep that stay in a run's memory; None: all of it."""
 
 
 @resumable()
@@ -81,7 +84,8 @@ def carry_out(
     say_stored(specs, known)
     work = work_folder(uri, suite.name, settings.cache_dir)
     hashes = {spec.method: codes.of(spec.method).hash for spec in specs}
-    checkpoints = Checkpointing(work / "checkpoints", hashes, storing.checkpoint_every)
+    budget = math.inf if storing.state_memory is None else storing.state_memory * 1e9
+    checkpoints = Checkpointing(work / "checkpoints", hashes, storing.checkpoint_every, budget)
     for run_id in finished:
         discard(checkpoints.folder, run_id)
     settings = replace(settings, checkpoints=checkpoints)

@@ -9,6 +9,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import global_generators
 from fedbench.core.types import Predictions
 from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.clients import settle
 from fedbench.rounds.loop import predict
 from fedbench.rounds.metrics import own_accuracies
 from fedbench.rounds.run import Run
@@ -34,6 +35,7 @@ def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
         if predicted is None:
             raise FedbenchError(f"{run.spec.method} has no model to fine-tune; set finetune_epochs to 0.")
         by_client[client] = predicted
+        settle(state)
     accuracies = own_accuracies(Predictions(None, by_client), run.scored)
     return {
         "finetuned_mean_client_accuracy": sum(accuracies) / len(accuracies),

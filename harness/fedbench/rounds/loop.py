@@ -15,6 +15,7 @@ from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS, RoundRecord
 from fedbench.core.types import InputSource, Predictions
 from fedbench.rounds.broadcast import broadcast, channels_last, client_task, sent_bytes
+from fedbench.rounds.clients import settle, to_read
 from fedbench.rounds.exchange import (
     Reports,
     accepted,
@@ -34,7 +35,9 @@ from fedbench.rounds.state import RunState
 def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     """One round: the cohort trains from ``state``, the server aggregates. The record has no metrics yet."""
     with global_generators(run.spec.seed, "global", state.round + 1):
-        return _trained_round(run, state)
+        after, record = _trained_round(run, state)
+    settle(after)
+    return after, record
 
 
 def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
@@ -120,6 +123,8 @@ def survey(run: Run, state: RunState, number: int, requested: Sequence[int], cho
         reports[client] = joined(task.hooks.report(task=task), run.spec.method, "report")
         up += size_in_bytes(reports[client])
         down += 0 if client in requested else sent_bytes(run, state, sent)
+        del task
+        settle(state)
     if not reports:
         return 0, 0  # all clients drop out: the server has received nothing
     run.assembly.hooks.reported(
@@ -151,9 +156,9 @@ def predict(
         num_classes=run.federation.num_classes,
         client=client,
         state=state.server,
-        client_state=state.clients,
+        client_state=to_read(state.clients),
         clients=clients,
-        own=state.own,
+        own=to_read(state.own),
         private=run.private,
     )
     return require_predictions(task, run.assembly.hooks.evaluate(task=task), run.assembly.answers_first("evaluate"))
@@ -195,8 +200,8 @@ def predict_unseen(run: Run, state: RunState) -> Tensor | None:
         inputs=run.unseen.inputs,
         num_classes=run.scored.unseen.num_classes,
         state=state.server,
-        client_state=state.clients,
-        own=state.own,
+        client_state=to_read(state.clients),
+        own=to_read(state.own),
         private=run.private,
         is_unseen=True,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -40,9 +40,9 @@ class RunState:
     buffers: Tensors
     server: dict[str, Tensors] = field(default_factory=dict)
     """By method name."""
-    clients: dict[int, dict[str, Tensors]] = field(default_factory=dict)
+    clients: MutableMapping[int, dict[str, Tensors]] = field(default_factory=dict)
     """By client id, then method name."""
-    own: dict[int, Tensors] = field(default_factory=dict)
+    own: MutableMapping[int, Tensors] = field(default_factory=dict)
     """The private tensors of clients that have taken part, by client id."""
 
     def kept_by(self, client: int) -> ClientState:
@@ -60,6 +60,8 @@ class Saved:
     beside: Tensors
     progress: Mapping[str, Any]
     """What else was written, as JSON gives it back."""
+    sha256: str
+    """Over all of it."""
 
 
 def save_state(
@@ -69,8 +71,8 @@ def save_state(
     *,
     beside: Tensors | None = None,
     progress: Mapping[str, Any] | None = None,
-) -> None:
-    """Write ``state`` as one safetensors file, atomically, with a checksum over all of it.
+) -> str:
+    """Write ``state`` as one safetensors file, atomically, with a checksum over all of it; the checksum.
 
     ``run_id`` guards against resuming another run; ``beside`` (tensors) and ``progress`` (JSON) are read back as they
     are. Raises FedbenchError where the file can't be written.
@@ -105,9 +107,10 @@ def save_state(
     )
     # safetensors refuses tensors that share memory, and torch views do
     flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in flat.items()}
-    metadata = {"format": _FORMAT, "run": facts, "sha256": _checksum(flat, facts)}
+    sha256 = _checksum(flat, facts)
     with replacing(path, "run state", "choose another folder") as temporary:
-        save_file(flat, temporary, metadata)
+        save_file(flat, temporary, {"format": _FORMAT, "run": facts, "sha256": sha256})
+    return sha256
 
 
 def load_state(path: Path, run_id: str, device: str = "cpu") -> RunState:
@@ -153,7 +156,7 @@ def read_saved(path: Path, device: str = "cpu") -> Saved:
             state.own[int(rest[0])][rest[1]] = tensor
         else:
             state.clients[int(rest[0])][rest[1]][rest[2]] = tensor
-    return Saved(facts["run_id"], state, beside, facts["progress"])
+    return Saved(facts["run_id"], state, beside, facts["progress"], metadata["sha256"])
 
 
 def read_facts(path: Path) -> dict[str, Any]:

@@ -7,11 +7,12 @@ damaged, or was made by other code or from other data, is passed over: the run g
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord
+from fedbench.rounds.clients import ClientStore
 from fedbench.rounds.state import RunState, read_facts, read_saved, save_state
 
 SECONDS = 30.0
@@ -38,6 +40,8 @@ class Checkpointing:
     """Method -> hash of the code of its runs: what other code left is not gone on with."""
     every: int = 0
     """Rounds between two; 0: after the first round that ends `SECONDS` after the last one."""
+    state_memory: float = math.inf
+    """Bytes of what clients keep that stay in memory between rounds; the rest is in files beside the checkpoints."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +71,20 @@ class Checkpoints:
         self._run_id = run_id
         self._made_by = hashlib.sha256("|".join(inputs).encode()).hexdigest()
         self._written = time.monotonic()
+        self._clients: ClientStore | None = None
+
+    def begin(self, state: RunState, device: str) -> RunState:
+        """The state of a run that begins, with what clients will keep where checkpoints are made of it."""
+        if self._checkpointing is None:
+            return state
+        store = self._clients = self._store(device)
+        store.keep_files(self._needed())
+        return replace(state, clients=store.clients, own=store.own)
 
     def latest(self, device: str, warn: Callable[[str], None]) -> Checkpoint | None:
         """The newest that this run can go on from; ``warn`` hears of damaged ones, halves of files are deleted."""
         if self._checkpointing is not None:
-            for half in (self._checkpointing.folder / self._run_id).glob(".round-*.tmp"):
+            for half in self._folder.glob(".*.tmp"):
                 half.unlink(missing_ok=True)  # of a process that was killed while it wrote
         for file in reversed(self._files()):
             try:
@@ -104,8 +117,8 @@ class Checkpoints:
         """Write ``checkpoint``, and let go of the oldest. A full disk costs the checkpoint, not the run: ``warn`` hears
         of it.
         """
-        assert self._checkpointing is not None
-        number = checkpoint.state.round
+        assert self._clients is not None
+        number, state = checkpoint.state.round, checkpoint.state
         progress = {
             "made_by": self._made_by,
             "records": [asdict(record) for record in checkpoint.records],
@@ -114,8 +127,9 @@ class Checkpoints:
         }
         beside = {} if checkpoint.predictions is None else {"predictions": checkpoint.predictions}
         try:
-            file = self._checkpointing.folder / self._run_id / f"round-{number:06d}.safetensors"
-            save_state(checkpoint.state, file, self._run_id, beside=beside, progress=progress)
+            progress["clients"] = self._clients.index()
+            file = self._folder / f"round-{number:06d}.safetensors"
+            save_state(replace(state, clients={}, own={}), file, self._run_id, beside=beside, progress=progress)
         except FedbenchError as error:
             warn(f"no checkpoint after round {number}: {error}")
         else:
@@ -124,11 +138,29 @@ class Checkpoints:
             ours = [file for file in files if _round_of(file) <= number][-KEEP:]
             for old in set(files) - set(ours):
                 old.unlink(missing_ok=True)
+            self._clients.keep_files(self._needed())
         # also after a failure: the disk is not tried in every round
         self._written = time.monotonic()
 
+    @property
+    def _folder(self) -> Path:
+        assert self._checkpointing is not None
+        return self._checkpointing.folder / self._run_id
+
+    def _store(self, device: str) -> ClientStore:
+        assert self._checkpointing is not None
+        return ClientStore(self._folder, self._run_id, device, self._checkpointing.state_memory)
+
     def _files(self) -> list[Path]:
-        return [] if self._checkpointing is None else sorted((self._checkpointing.folder / self._run_id).glob(_PATTERN))
+        return [] if self._checkpointing is None else sorted(self._folder.glob(_PATTERN))
+
+    def _needed(self) -> set[str]:
+        """The names of the clients' files that checkpoints have."""
+        names: set[str] = set()
+        for file in self._files():
+            with suppress(FedbenchError, KeyError, TypeError, ValueError):
+                names |= {name for name, *_ in read_facts(file)["progress"]["clients"]["files"].values()}
+        return names
 
     def _is_ours(self, header: Mapping[str, Any]) -> bool:
         return bool(header["run_id"] == self._run_id and header["progress"]["made_by"] == self._made_by)
@@ -140,8 +172,12 @@ class Checkpoints:
             return None
         records = [RoundRecord(**{**record, "cohort": tuple(record["cohort"])}) for record in progress["records"]]
         predictions = saved.beside.get("predictions")
+        store = self._store(device)
+        store.restore(progress["clients"])
+        store.keep_files(self._needed())
+        self._clients = store
         return Checkpoint(
-            saved.state,
+            replace(saved.state, clients=store.clients, own=store.own),
             tuple(records),
             None if predictions is None else predictions.cpu(),
             progress["executor"],

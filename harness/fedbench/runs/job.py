@@ -13,6 +13,7 @@ from torch import Tensor
 from fedbench.core.records import RoundRecord, RunResult
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Tensors
+from fedbench.rounds.clients import of_methods, to_read
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import last_round, rounds
 from fedbench.rounds.metrics import summarise
@@ -56,9 +57,10 @@ def run_rounds(
     for text in warnings:
         warn(text)
     records: list[RoundRecord] = []
-    state = run.initial_state()
     labels: Tensor | None = None
-    if saved is not None:
+    if saved is None:
+        state = checkpoints.begin(run.initial_state(), spec.device)
+    else:
         state, labels = saved.state, saved.predictions
         started -= saved.seconds
         run.executor.recall(saved.executor)
@@ -90,9 +92,9 @@ def run_rounds(
         seconds=time.perf_counter() - started,
         buffers=_arrays(state.buffers),
         server=_kept(state.server, evaluating),
-        own={client: _arrays(tensors) for client, tensors in state.own.items()},
+        own={client: _arrays(tensors) for client, tensors in to_read(state.own).items()},
         executor=next((record.executor for record in reversed(records) if record.executor), ""),
-        clients={client: kept for client, held in state.clients.items() if (kept := _kept(held, evaluating))},
+        clients={client: _kept(held, evaluating) for client, held in of_methods(state.clients, evaluating)},
     )
     hooks.run_finished(spec=spec, info=run.info, result=result)
     return result

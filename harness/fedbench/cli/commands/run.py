@@ -64,6 +64,16 @@ _MemoryLimit = Annotated[
     float | None,
     typer.Option(metavar="GB", help="A run that takes more memory has failed.", min=0.1, max=MOST, callback=finite),
 ]
+_StateMemory = Annotated[
+    float | None,
+    typer.Option(
+        metavar="GB",
+        help="Of what methods keep with clients so much stays in a run's memory between rounds; the rest is in files.",
+        min=0,
+        max=MOST,
+        callback=finite,
+    ),
+]
 _Retries = Annotated[
     int, typer.Option(metavar="INT", help="Further tries where a process died, or disk or memory were full.", min=0)
 ]
@@ -107,6 +117,7 @@ def run(
     checkpoint_every: _CheckpointEvery = 0,
     run_timeout: _RunTimeout = None,
     memory_limit: _MemoryLimit = None,
+    state_memory: _StateMemory = None,
     retries: _Retries = 2,
     patience: _Patience = 120.0,
     fail_fast: _FailFast = False,
@@ -137,7 +148,7 @@ def run(
     from fedbench.runs.engines.scheduler import Policy
 
     policy = Policy(run_timeout, retries, fail_fast=fail_fast)
-    storing = Storing(store, rerun, patience, checkpoint_every)
+    storing = Storing(store, rerun, patience, checkpoint_every, state_memory)
     raise typer.Exit(carry_out(selection, chosen, specs, settings, place, policy, storing, plain=plain))
 
 

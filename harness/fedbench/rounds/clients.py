@@ -1,0 +1,280 @@
+"""What stays with each client between rounds: in memory as far as a budget goes, the rest in files, one for a client.
+
+Checkpoints are made of the same files. One writes the clients that have changed since the last, and names the files of
+all others: what it costs follows the cohort, not the federation. No file is changed once it is written.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Tensors
+from fedbench.plugins.watch import versions
+from fedbench.rounds.state import RunState, read_saved, save_state
+
+_FILES = "client-*.safetensors"
+_V = TypeVar("_V")
+
+
+class Filed(NamedTuple):
+    """The file of what one client keeps."""
+
+    name: str
+    sha256: str
+    methods: list[str]
+    """Those that keep something in it."""
+
+
+class _Marks:
+    """By which it is seen that a client keeps what it kept: the same tensors, as often changed by torch's count."""
+
+    def __init__(self, kept: _Kept) -> None:
+        names, tensors = kept.named()
+        self._names = names
+        self._tensors = [weakref.ref(tensor) for tensor in tensors]
+        self._versions = versions(tensors)
+
+    def fit(self, kept: _Kept) -> bool:
+        names, tensors = kept.named()
+        same = names == self._names and all(ref() is now for ref, now in zip(self._tensors, tensors, strict=True))
+        return same and versions(tensors) == self._versions
+
+
+@dataclass
+class _Kept:
+    """What one client keeps, in memory."""
+
+    methods: dict[str, Tensors] = field(default_factory=dict)
+    own: Tensors = field(default_factory=dict)
+    filed: _Marks | None = None
+    """Of what its newest file has; None where there is none."""
+    bytes: int = 0
+    """When it was last counted."""
+
+    def named(self) -> tuple[list[tuple[str, ...]], list[Any]]:
+        """The names, of methods that keep nothing too, and the tensors."""
+        held = [*self.methods.items(), ("", self.own)]
+        tensors = [tensor for _, tensors in held for tensor in tensors.values()]
+        return [(method, *tensors) for method, tensors in held], tensors
+
+    def grown(self) -> int:
+        """By how many bytes since it was last counted."""
+        before, self.bytes = self.bytes, sum(tensor.numel() * tensor.element_size() for tensor in self.named()[1])
+        return self.bytes - before
+
+
+class ClientStore:
+    """What the clients of one run keep; `clients` and `own` are what its `RunState` has under these names.
+
+    What is read through them stays in memory until `settle`, for hooks write to it. FedbenchError where a file is
+    missing or damaged, or can't be written.
+    """
+
+    def __init__(self, folder: Path, run_id: str, device: str, budget: float) -> None:
+        """Files are in ``folder``; of what was read, ``budget`` bytes stay in memory between rounds."""
+        self._folder = folder
+        self._run_id = run_id
+        self._device = device
+        self._budget = budget
+        self._here: dict[int, _Kept] = {}
+        """The least recently used first."""
+        self._files: dict[int, Filed] = {}
+        """Each client's newest, which may have changed since."""
+        self._needed: frozenset[str] = frozenset()
+        """The files that checkpoints name."""
+        self._serial = 0
+        """Of the next file: a name is given once."""
+        self._in_use: set[int] = set()
+        self.clients = KeptByClient[dict[str, Tensors]](self, "methods")
+        self.own = KeptByClient[Tensors](self, "own")
+
+    def of(self, client: int) -> _Kept:
+        """For hooks, which may write to it; others make room where the budget is spent."""
+        kept = self._here.pop(client, None)
+        self._in_use.add(client)
+        if kept is None:
+            kept = self.look(client)
+            self._trim(self._budget - kept.bytes)
+        self._here[client] = kept
+        return kept
+
+    def look(self, client: int) -> _Kept:
+        """Only to read: what is in a file does not stay in memory."""
+        if client in self._here:
+            return self._here[client]
+        return self._read(self._files[client]) if client in self._files else _Kept()
+
+    def methods(self, client: int) -> Collection[str]:
+        """That keep something with ``client``, by what is known without its file."""
+        if client not in self._here and client in self._files:
+            return self._files[client].methods
+        return self.look(client).methods
+
+    def settle(self) -> None:
+        """Make room, as nothing is in use any more: also for as much as has been added since the last time."""
+        added = 0
+        for client in self._in_use:
+            added += self._here[client].grown()
+        self._in_use.clear()
+        self._trim(self._budget - added)
+
+    def index(self) -> dict[str, Any]:
+        """What a checkpoint has in place of the clients, as JSON; those that have changed are written."""
+        for client in self._here:
+            self._write(client)
+        return {"files": dict(self._files), "serial": self._serial, "clients": [*self.clients], "own": [*self.own]}
+
+    def restore(self, index: Mapping[str, Any]) -> None:
+        """Go on from what `index` gave; every file is read and checked."""
+        files = {int(client): Filed(*filed) for client, filed in index["files"].items()}
+        here: dict[int, _Kept] = {}
+        left = self._budget
+        for client, filed in files.items():
+            kept = self._read(filed)
+            left -= kept.bytes
+            if left >= 0:
+                here[client] = kept
+        self._files, self._here, self._serial = files, here, index["serial"]
+        self.clients.begin_with(index["clients"])
+        self.own.begin_with(index["own"])
+
+    def keep_files(self, needed: Iterable[str]) -> None:
+        """Delete files that neither the checkpoints, which have the ``needed`` ones, nor the clients need."""
+        self._needed = frozenset(needed)
+        newest = {filed.name for filed in self._files.values()}
+        for file in self._folder.glob(_FILES):
+            if file.name not in self._needed | newest:
+                file.unlink(missing_ok=True)
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether all of it is in memory."""
+        return self._budget == float("inf")
+
+    def _size(self) -> int:
+        return sum(kept.bytes for kept in self._here.values())
+
+    def _trim(self, budget: float) -> None:
+        """Let go of the least recently used until the rest has ``budget`` bytes."""
+        if self.is_unlimited:
+            return
+        over = self._size() - budget
+        for client in [client for client in self._here if client not in self._in_use]:
+            if over <= 0:
+                return
+            self._write(client)
+            over -= self._here.pop(client).bytes
+
+    def _write(self, client: int) -> None:
+        kept = self._here[client]
+        if (kept.filed is None and not kept.methods and not kept.own) or (kept.filed and kept.filed.fit(kept)):
+            return
+        state = RunState(0, {}, {}, clients={client: kept.methods}, own={client: kept.own})
+        name = f"client-{client:06d}-{self._serial:08d}.safetensors"
+        sha256 = save_state(state, self._folder / name, self._run_id)
+        self._serial += 1
+        old = self._files.get(client)
+        self._files[client] = Filed(name, sha256, [*kept.methods])
+        kept.filed = _Marks(kept)
+        if old is not None and old.name not in self._needed:
+            (self._folder / old.name).unlink(missing_ok=True)
+
+    def _read(self, filed: Filed) -> _Kept:
+        saved = read_saved(self._folder / filed.name, self._device)
+        if saved.sha256 != filed.sha256:
+            raise FedbenchError(
+                f"{str(self._folder / filed.name)!r} is not the file that the run has written; delete its folder, and "
+                "it begins anew."
+            )
+        ((_, methods),) = saved.state.clients.items()
+        ((_, own),) = saved.state.own.items()
+        kept = _Kept(methods, own)
+        kept.filed = _Marks(kept)
+        kept.grown()
+        return kept
+
+
+class KeptByClient(MutableMapping[int, _V]):
+    """One part of what clients keep, by client, in the order in which they have come."""
+
+    def __init__(self, store: ClientStore, part: str) -> None:
+        self.store = store
+        self.part = part
+        self._clients: dict[int, None] = {}
+
+    def begin_with(self, clients: Iterable[int]) -> None:
+        """These have something, and no others."""
+        self._clients = dict.fromkeys(clients)
+
+    def __getitem__(self, client: int) -> _V:
+        if client not in self._clients:
+            raise KeyError(client)
+        return cast(_V, getattr(self.store.of(client), self.part))
+
+    def __setitem__(self, client: int, value: _V) -> None:
+        self._clients[client] = None
+        setattr(self.store.of(client), self.part, value)
+
+    def __delitem__(self, client: int) -> None:
+        del self._clients[client]
+        setattr(self.store.of(client), self.part, {})
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+class _Reading(Mapping[int, _V]):
+    """The same without a change to what is in memory."""
+
+    def __init__(self, kept: KeptByClient[_V]) -> None:
+        self._kept = kept
+
+    def __getitem__(self, client: int) -> _V:
+        if client not in self._kept:
+            raise KeyError(client)
+        return cast(_V, getattr(self._kept.store.look(client), self._kept.part))
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._kept
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def settle(state: RunState) -> None:
+    """Let go of what clients keep beyond the memory budget: nothing that hooks write to is in use any more."""
+    if isinstance(state.clients, KeptByClient):
+        state.clients.store.settle()
+
+
+def to_read(kept: Mapping[int, _V]) -> Mapping[int, _V]:
+    """Without a change to what is in memory."""
+    if not isinstance(kept, KeptByClient):
+        return kept
+    # one that is all in memory is handed out as it is, so that a method that changes it is noticed
+    return {client: kept[client] for client in kept} if kept.store.is_unlimited else _Reading(kept)
+
+
+def of_methods(
+    clients: Mapping[int, dict[str, Tensors]], methods: Collection[str]
+) -> Iterator[tuple[int, dict[str, Tensors]]]:
+    """What those clients keep with whom any of ``methods`` keeps something; of others no file is read."""
+    held = to_read(clients)
+    for client in clients:
+        names = clients.store.methods(client) if isinstance(clients, KeptByClient) else clients[client]
+        if not set(methods).isdisjoint(names):
+            yield client, held[client]
