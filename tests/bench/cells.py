@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.bench.workloads import CNN, HEAD, TINY_HEAD, Job, many_clients
+from tests.bench.workloads import CNN, HEAD, TINY_HEAD, Job, keeping_clients, many_clients
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = {"pfl": "pfl", "flower": "flwr", "fluke": "fluke-fl"}
@@ -45,6 +45,8 @@ class Cell:
     job: Job | None = None
     is_suite: bool = False
     """A whole command, timed from outside."""
+    module: str = ""
+    """That runs it, where it is not the system's own of `MODULES`."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ def _clients(number: int) -> Cell:
     return Cell(f"{number:,} clients", "fedbench", arguments, many_clients(number))
 
 
+def _keeping(row: str, clients: int, *options: str) -> Cell:
+    return Cell(row, "fedbench", options, keeping_clients(clients), module="kept_clients")
+
+
 WORKLOADS = (
     Workload("w1", "FedAvg, CNN on 50,000 images of 32 px, 10 of 100 clients", _training(CNN, also_one_core=True)),
     Workload(
@@ -118,6 +124,16 @@ WORKLOADS = (
         ),
     ),
     Workload("w5", "W2's head, 100 clients a round of ever more", tuple(map(_clients, (1_000, 10_000, 100_000)))),
+    Workload("w6", "200 runs of FedAvg's head of the suite longtail", (_short_runs("fedavg", 200),)),
+    Workload("w7", "60 runs of PromptFL of the suite longtail", (_short_runs("promptfl", 60),)),
+    Workload(
+        "w8",
+        "SCAFFOLD on ResNet-18, 10 clients a round, a checkpoint after each",
+        (
+            _keeping("50 clients, in memory", 50),
+            _keeping("1,000 clients, 1 GB", 1_000, "--state-memory", "1"),
+        ),
+    ),
     Workload("tiny-head", "for tests", _training(TINY_HEAD, also_one_core=False), hidden=True),
 )
 
@@ -145,7 +161,8 @@ def command(cell: Cell, pythons: Mapping[str, str], scratch: Path, data: Path | 
     if cell.job is not None:
         cell.job.write(folder / "job.json")
         told += ["--job", str(folder / "job.json"), "--data", str(data)]
-    return [python, "-m", f"tests.bench.systems.{MODULES[cell.system]}", *told, *arguments]
+    module = cell.module or MODULES[cell.system]
+    return [python, "-m", f"tests.bench.systems.{module}", *told, *arguments]
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ CHUNK = 5_000
 class Job:
     """One FedAvg training that any system can carry out; sent to it as JSON."""
 
-    network: Literal["cnn", "head"]
+    network: Literal["cnn", "head", "resnet18"]
     classes: int
     clients: int
     samples: int
@@ -55,6 +55,12 @@ def many_clients(clients: int) -> Job:
     )
 
 
+def keeping_clients(clients: int) -> Job:
+    """SCAFFOLD on ResNet-18, of which every client keeps 45 MB."""
+    sizes = {"samples": 32, "train": 32 * clients, "test": 500}
+    return Job(network="resnet18", classes=10, clients=clients, cohort=10, batch=32, rounds=10, lr=0.05, **sizes)
+
+
 def make_data(job: Job, folder: Path) -> Path:
     """Class means plus noise, from the job's seed, as ``{train,test}_{x,y}.npy`` in a folder of its own; its path.
 
@@ -67,8 +73,8 @@ def make_data(job: Job, folder: Path) -> Path:
     if not target.exists():
         target.mkdir(parents=True)
         rng = np.random.default_rng(job.seed)
-        make = _images if job.network == "cnn" else _features
-        means = rng.standard_normal((job.classes, *((3, 8, 8) if job.network == "cnn" else (512,))), np.float32)
+        make, shape = (_features, (512,)) if job.network == "head" else (_images, (3, 8, 8))
+        means = rng.standard_normal((job.classes, *shape), np.float32)
         for split, count in (("train", job.train), ("test", job.test)):
             labels = rng.integers(0, job.classes, count)
             parts = [make(means[labels[start : start + CHUNK]], rng) for start in range(0, count, CHUNK)]

@@ -101,7 +101,13 @@ def numbers(result) -> dict[str, object]:
 )
 def test_no_number_changes_with_the_budget_nor_where_a_run_is_stopped(settings, method, budget):
     alone = method in ("fedloge", "fedproto", "fedpcl")
-    on_images = {"fedbn": "resnet8", "moon+fedbn": "resnet8", "fedproto": "convnet", "fedloge": "convnet", "rucr": "convnet"}
+    on_images = {
+        "fedbn": "resnet8",
+        "moon+fedbn": "resnet8",
+        "fedproto": "convnet",
+        "fedloge": "convnet",
+        "rucr": "convnet",
+    }
     sets = {"backbone": on_images[method]} if method in on_images else {}
     spec = spec_of(method, finetune_epochs=0 if alone else 1, **sets)
     whole = run_spec(spec, replace(settings, checkpoints=None))

@@ -78,10 +78,10 @@ class SuiteSoak:
         self._store = self._command.folder / f"store-{attempt:02d}"
 
     def start(self) -> Started:
-        """The same command every time."""
+        """The same command every time, but for where clients' states lie: undisturbed in memory, else in files."""
         return self._command.start(
             "run", "--suite", "soak.yaml", "--store", self._store.name, "--jobs", "2", "--checkpoint-every", "2",
-            "--plain",
+            "--plain", *(("--state-memory", "0") if self._reference else ()),
         )  # fmt: skip
 
     def moment(self, rng: random.Random) -> tuple[str, Moment]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,12 @@ def broadcast(run: Run, state: RunState, client: int, exchange: int = 0) -> Broa
     sent = run.assembly.hooks.broadcast(task=task)
     require(sent, Broadcast, "a Broadcast", run.assembly.answers_first("broadcast"), "broadcast")
     return replace(sent, weights=channels_last(sent.weights))
+
+
+def broadcasts(run: Run, state: RunState, clients: Iterable[int], exchange: int) -> dict[int, Broadcast]:
+    """What the server sends to each; what all are sent is one tensor for them, in the layout of `channels_last`."""
+    state = replace(state, weights=channels_last(state.weights))
+    return {client: broadcast(run, state, client, exchange) for client in clients}
 
 
 def client_task(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Tensors
 from fedbench.plugins.watch import versions
+from fedbench.rounds.allocator import return_freed_memory
 from fedbench.rounds.state import RunState, read_saved, save_state
 
 _FILES = "client-*.safetensors"
@@ -115,13 +116,15 @@ class ClientStore:
             return self._files[client].methods
         return self.look(client).methods
 
-    def settle(self) -> None:
-        """Make room, as nothing is in use any more: also for as much as has been added since the last time."""
+    def settle(self, sent: int) -> None:
+        """Make room, as nothing is in use any more, for a round like this one: clients ``sent`` so many bytes."""
         added = 0
         for client in self._in_use:
             added += self._here[client].grown()
         self._in_use.clear()
-        self._trim(self._budget - added)
+        self._trim(self._budget - added - sent)
+        if not self.is_unlimited:
+            return_freed_memory()
 
     def index(self) -> dict[str, Any]:
         """What a checkpoint has in place of the clients, as JSON; those that have changed are written."""
@@ -135,7 +138,7 @@ class ClientStore:
         here: dict[int, _Kept] = {}
         left = self._budget
         for client, filed in files.items():
-            kept = self._read(filed)
+            kept = self._read(filed, is_checked=True)
             left -= kept.bytes
             if left >= 0:
                 here[client] = kept
@@ -184,8 +187,8 @@ class ClientStore:
         if old is not None and old.name not in self._needed:
             (self._folder / old.name).unlink(missing_ok=True)
 
-    def _read(self, filed: Filed) -> _Kept:
-        saved = read_saved(self._folder / filed.name, self._device)
+    def _read(self, filed: Filed, *, is_checked: bool = False) -> _Kept:
+        saved = read_saved(self._folder / filed.name, self._device, is_checked=is_checked)
         if saved.sha256 != filed.sha256:
             raise FedbenchError(
                 f"{str(self._folder / filed.name)!r} is not the file that the run has written; delete its folder, and "
@@ -255,10 +258,13 @@ class _Reading(Mapping[int, _V]):
         return len(self._kept)
 
 
-def settle(state: RunState) -> None:
-    """Let go of what clients keep beyond the memory budget: nothing that hooks write to is in use any more."""
+def settle(state: RunState, sent: int = 0) -> None:
+    """Let go of what clients keep beyond the memory budget, in which a round is to fit that ``sent`` so many bytes.
+
+    Nothing that hooks write to is in use any more.
+    """
     if isinstance(state.clients, KeptByClient):
-        state.clients.store.settle()
+        state.clients.store.settle(sent)
 
 
 def to_read(kept: Mapping[int, _V]) -> Mapping[int, _V]:

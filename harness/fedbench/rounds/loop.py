@@ -14,7 +14,7 @@ from fedbench.core.method.tasks import EvaluationTask, ReportedTask, StartTask
 from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS, RoundRecord
 from fedbench.core.types import InputSource, Predictions
-from fedbench.rounds.broadcast import broadcast, channels_last, client_task, sent_bytes
+from fedbench.rounds.broadcast import broadcast, broadcasts, channels_last, client_task, sent_bytes
 from fedbench.rounds.clients import settle, to_read
 from fedbench.rounds.exchange import (
     Reports,
@@ -36,7 +36,7 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     """One round: the cohort trains from ``state``, the server aggregates. The record has no metrics yet."""
     with global_generators(run.spec.seed, "global", state.round + 1):
         after, record = _trained_round(run, state)
-    settle(after)
+    settle(after, record.bytes_up)
     return after, record
 
 
@@ -54,7 +54,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
             "be a whole number above 0."
         )
     for exchange in range(exchanges):
-        sent = {client: broadcast(run, state, client, exchange) for client in who.chosen}
+        sent = broadcasts(run, state, who.chosen, exchange)
         down += sum(sent_bytes(run, state, b) for b in sent.values())
         tasks = [
             client_task(run, state, number, exchange, client, sent[client], who.work.get(client, 1.0))

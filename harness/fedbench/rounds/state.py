@@ -18,7 +18,8 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import regular, replacing
 from fedbench.core.types import Tensors
 
-_FORMAT = "fedbench-state-2"
+_FORMAT, _BEFORE = "fedbench-state-3", "fedbench-state-2"
+"""Until then a tensor that lies otherwise was written in the order of its axes, and copied where it is read."""
 _SEPARATORS = {"weights": 1, "buffers": 1, "server": 2, "client": 3, "own": 2, "beside": 1}
 """By the kind of tensor, the bars in its key: kind, then client, method and name as far as they apply."""
 
@@ -102,11 +103,11 @@ def save_state(
             "server": list(state.server),
             "clients": [[client, list(methods)] for client, methods in state.clients.items()],
             "own": list(state.own),
-            "strides": {name: tensor.stride() for name, tensor in flat.items() if _lies_otherwise(tensor)},
+            "strides": {name: tensor.stride() for name, tensor in flat.items() if _order(tensor)},
+            "shapes": {name: tensor.shape for name, tensor in flat.items() if _order(tensor)},
         }
     )
-    # safetensors refuses tensors that share memory, and torch views do
-    flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in flat.items()}
+    flat = _written(flat)
     sha256 = _checksum(flat, facts)
     with replacing(path, "run state", "choose another folder") as temporary:
         save_file(flat, temporary, {"format": _FORMAT, "run": facts, "sha256": sha256})
@@ -124,12 +125,15 @@ def load_state(path: Path, run_id: str, device: str = "cpu") -> RunState:
     return saved.state
 
 
-def read_saved(path: Path, device: str = "cpu") -> Saved:
-    """All that `save_state` wrote, with tensors on ``device``; FedbenchError for a missing or damaged file."""
+def read_saved(path: Path, device: str = "cpu", *, is_checked: bool = True) -> Saved:
+    """All that `save_state` wrote, with tensors on ``device``; FedbenchError for a missing or damaged file.
+
+    On the CPU their memory is the file's, read as it is used. Unless ``is_checked`` the checksum is not compared.
+    """
     metadata, flat = _opened(path, with_tensors=True)
-    if metadata.get("format") != _FORMAT:
+    if metadata.get("format") not in (_FORMAT, _BEFORE):
         raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
-    if metadata.get("sha256") != _checksum(flat, metadata.get("run", "")):
+    if is_checked and metadata.get("sha256") != _checksum(flat, metadata.get("run", "")):
         raise FedbenchError(f"run state {str(path)!r} is damaged; delete it and start the run anew.")
     facts = json.loads(metadata["run"])
     state, beside = RunState(facts["round"], {}, {}), Tensors()
@@ -139,8 +143,10 @@ def read_saved(path: Path, device: str = "cpu") -> Saved:
     for key in facts["names"]:
         kind, *rest = key.split("|")
         tensor = flat[key].to(device)
-        if key in facts["strides"]:
-            # sums over a tensor are taken in the order in which it lies
+        # sums over a tensor are taken in the order in which it lies
+        if key in facts.get("shapes", {}):
+            tensor = tensor.as_strided(facts["shapes"][key], facts["strides"][key])
+        elif key in facts["strides"]:
             tensor = torch.empty_strided(tensor.shape, facts["strides"][key], dtype=tensor.dtype, device=device).copy_(
                 tensor
             )
@@ -165,7 +171,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     Raises FedbenchError for a missing or damaged file.
     """
     metadata, _ = _opened(path, with_tensors=False)
-    if metadata.get("format") != _FORMAT:
+    if metadata.get("format") not in (_FORMAT, _BEFORE):
         raise FedbenchError(f"{str(path)!r} is not a run state of this version; delete it and start the run anew.")
     return cast("dict[str, Any]", json.loads(metadata["run"]))
 
@@ -180,12 +186,28 @@ def _opened(path: Path, *, with_tensors: bool) -> tuple[Mapping[str, str], Tenso
         raise FedbenchError(f"run state {str(path)!r} cannot be read: {error}; delete it and start anew.") from error
 
 
-def _lies_otherwise(tensor: Tensor) -> bool:
-    """Whether a tensor fills its memory in another order than that of its axes, as kernels in channels-last do."""
+def _order(tensor: Tensor) -> list[int]:
+    """The axes as the tensor fills its memory, where that is another order (kernels in channels-last); else none."""
     strides = tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda axis: (-strides[axis], -tensor.shape[axis]))
     plain = torch.empty(tensor.shape, device="meta").stride()
-    return strides != plain and tensor.permute(order).is_contiguous()
+    return order if strides != plain and tensor.permute(order).is_contiguous() else []
+
+
+def _written(flat: Tensors) -> Tensors:
+    """The tensors as they lie, on the CPU; those that share memory, which safetensors refuses, are copied."""
+    written: Tensors = {}
+    seen: set[int] = set()
+    for name, tensor in flat.items():
+        order = _order(tensor)
+        tensor = tensor.detach().cpu()
+        tensor = (tensor.permute(order) if order else tensor).contiguous()
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.numel() * tensor.element_size() or storage.data_ptr() in seen:
+            tensor = tensor.clone()
+        seen.add(tensor.untyped_storage().data_ptr())
+        written[name] = tensor
+    return written
 
 
 def _checksum(flat: Tensors, facts: str) -> str:

@@ -25,11 +25,11 @@ from fedbench.models.inputs import FeatureInputs, ImageInputs, UncachedFeatures
 from fedbench.plugins.assembly import Assembly, assemble, find_method
 from fedbench.plugins.requirements import GRANTED_SERVER_DATA, refuse_backbone, refuse_model, refuse_settings
 from fedbench.plugins.withheld import Pixels, partitioned, withheld
+from fedbench.rounds.allocator import keep_freed_memory
 from fedbench.rounds.executors import ExecutorName, executor_for
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.private import private_names, shared
 from fedbench.rounds.run import Run, UnseenTest, model_on
-from fedbench.runs.allocator import keep_freed_memory
 from fedbench.runs.checkpoint import Checkpointing
 from fedbench.runs.unseen import Renamed, renamed_model
 from fedbench.runs.untouched import Untouched

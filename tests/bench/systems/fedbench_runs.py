@@ -53,7 +53,7 @@ def settings(folder: Path, executor: ExecutorName, cores: int) -> Settings:
 
 def dataset(job: Job, data: Path) -> Dataset:
     """The job's data as fedbench takes them."""
-    kind = TensorImages if job.network == "cnn" else FeatureRows
+    kind = FeatureRows if job.network == "head" else TensorImages
 
     def split(name: str) -> Split:
         values, labels = np.load(data / f"{name}_x.npy"), np.load(data / f"{name}_y.npy")
