@@ -135,6 +135,15 @@ def test_a_whole_job_with_checkpoints_unseen_classes_and_fine_tuning(tmp_path: P
     assert {n: first.summary[n] for n in alike} == {n: again.summary[n] for n in alike}
 
 
+@pytest.mark.parametrize("augment", ["batch", "sample"])
+def test_images_lie_there_once_and_are_augmented_there(augment: str) -> None:
+    spec = tiny_spec("fedavg", backbone="fedavg-cnn", rounds=1, augment=augment)
+    found, run = trained(spec, "auto")
+    pixels = cast(Any, run.train).images._source.pixels
+    assert isinstance(pixels, pretend.PretendTensor) and pixels.dtype == torch.uint8
+    require_close(found, final_state(tiny_run(spec)))
+
+
 FAULTS = {
     "a tensor of the CPU among others": ("step.outputs.logits.sum() * torch.ones(3).sum(0, keepdim=True)", "mixes dev"),
     "a value read back": ("step.outputs.logits.mean() * step.outputs.logits.detach().max().item()", "reads values"),

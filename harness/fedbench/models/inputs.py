@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.core.federation import ImageSource, Subset
+from fedbench.core.federation import ImageSource, Subset, TensorImages
 from fedbench.core.types import FrozenEncoder, InputSource
 from fedbench.models.feature_cache import encode
 
@@ -77,6 +77,30 @@ class UncachedFeatures:
     def resident(self) -> UncachedFeatures:
         """Itself."""
         return self
+
+
+class ImagesOnDevice:
+    """Puts images that are in memory onto ``device`` as uint8, once for all splits that share them.
+
+    A batch is then cut out, augmented and transformed there, and nothing is sent. Images in files stay where they are.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._there: dict[int, TensorImages] = {}
+
+    def __call__(self, images: ImageSource) -> ImageSource:
+        """``images``, or the same on the device."""
+        if self._device.type == "cpu":
+            return images
+        if isinstance(images, Subset):
+            return Subset(self(images.source), images.indices)
+        if not isinstance(images, TensorImages):
+            return images
+        key = id(images.pixels)
+        if key not in self._there:
+            self._there[key] = TensorImages(images.pixels.to(self._device))
+        return self._there[key]
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from fedbench.core.types import FrozenEncoder, InputSource, Model
 from fedbench.datasets import load_dataset, takes_image_size
 from fedbench.models import image_size_of, load_backbone
 from fedbench.models.feature_cache import encode
-from fedbench.models.inputs import FeatureInputs, ImageInputs, UncachedFeatures
+from fedbench.models.inputs import FeatureInputs, ImageInputs, ImagesOnDevice, UncachedFeatures
 from fedbench.plugins.assembly import Assembly, assemble, find_method
 from fedbench.plugins.requirements import GRANTED_SERVER_DATA, refuse_backbone, refuse_model, refuse_settings
 from fedbench.plugins.withheld import Pixels, partitioned, withheld
@@ -103,6 +103,8 @@ def prepare(
     new = scored.unseen
     renamed = None if new is None else renamed_model(setup, model, new.classnames, settings.plugin_files)
 
+    there = ImagesOnDevice(device)
+
     def features(split: Split, encoder: FrozenEncoder) -> InputSource:
         if not encode_all:
             return UncachedFeatures(Pixels(split.images), encoder, device)
@@ -117,7 +119,7 @@ def prepare(
             return features(split, of.encoder)
         if of.transform is None:
             raise MethodFault(f"{spec.method}: build_model gave neither an encoder nor a transform.")
-        return ImageInputs(Pixels(split.images), of.transform, device)
+        return ImageInputs(Pixels(there(split.images)), of.transform, device)
 
     recorded = min(len(scored.clients), RECORDED_CLIENTS)
     info = RunInfo(

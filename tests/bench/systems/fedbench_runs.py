@@ -63,19 +63,21 @@ def dataset(job: Job, data: Path) -> Dataset:
     return Dataset("bench", names, split("train"), split("test"), content_hash=data.name)
 
 
-def run_of(job: Job, data: Path, where: Settings) -> Run:
-    """The job as a run of fedbench."""
+def run_of(job: Job, data: Path, where: Settings, device: str = "cpu", **training: object) -> Run:
+    """The job as a run of fedbench; ``training`` is what it has besides."""
     is_cnn, shared = job.network == "cnn", job.shared_samples
     # with shared samples the method deals the clients; the share that takes part is of those
     scenario = Scenario(clients=1 if shared else job.clients, participation=job.cohort / job.clients)
+    budget = {"rounds": job.rounds, "local_epochs": job.epochs, "batch_size": job.batch, "lr": job.lr, "momentum": 0.0}
     spec = RunSpec(
         dataset="bench",
         scenario=scenario,
         backbone="fedavg-cnn" if is_cnn else "features",
         method="fedavg" if is_cnn else "bench-head",
         params={"bench-head": {"clients": job.clients, "samples": job.samples}} if shared else {},
-        training=Training(rounds=job.rounds, local_epochs=job.epochs, batch_size=job.batch, lr=job.lr, momentum=0.0),
+        training=Training(**{**budget, **training}),
         seed=job.seed,
+        device=device,
     )
     unit = PixelTransform((0.0,) * 3, (1.0,) * 3)
     features = None if is_cnn else CnnBackbone("features", torch.nn.Identity(), 512, unit)
