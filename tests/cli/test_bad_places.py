@@ -80,6 +80,7 @@ def test_a_database_in_memory_is_refused(url: str, monkeypatch: pytest.MonkeyPat
         ("run", "--memory-limit", "inf"),
         ("run", "--memory-limit", "nan"),
         ("run", "--memory-limit", "1e300"),
+        ("run", "--state-memory", "nan"),
         ("run", "--run-timeout", "nan"),
         ("run", "--run-timeout", "1e12"),
         ("run", "--patience", "inf"),

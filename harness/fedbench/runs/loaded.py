@@ -9,6 +9,7 @@ from fedbench.core.federation import Dataset
 from fedbench.core.spec import RunSpec
 from fedbench.datasets import load_dataset
 from fedbench.models import load_backbone
+from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.names import parse_backbone
 from fedbench.runs.prepare import Settings, image_size_for
 
@@ -57,6 +58,8 @@ class Loader:
             if backbone is None and names[1]:
                 backbone = load_backbone(spec.backbone, data_dir=data_dir, seed=spec.seed)
                 _ = backbone.weights_hash
+            if isinstance(backbone, ClipBackbone) and spec.device == "cpu":
+                backbone.text_features(dataset.classnames, spec.templates)  # which it keeps
             self._names, self._loaded = names, Loaded(dataset, backbone)
         except Exception:  # the run meets it again, and says so
             return NOTHING
