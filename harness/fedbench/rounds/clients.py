@@ -237,7 +237,7 @@ class KeptByClient(MutableMapping[int, _V]):
         return len(self._clients)
 
 
-class _Reading(Mapping[int, _V]):
+class _ToRead(Mapping[int, _V]):
     """The same without a change to what is in memory."""
 
     def __init__(self, kept: KeptByClient[_V]) -> None:
@@ -272,7 +272,7 @@ def to_read(kept: Mapping[int, _V]) -> Mapping[int, _V]:
     if not isinstance(kept, KeptByClient):
         return kept
     # one that is all in memory is handed out as it is, so that a method that changes it is noticed
-    return {client: kept[client] for client in kept} if kept.store.is_unlimited else _Reading(kept)
+    return {client: kept[client] for client in kept} if kept.store.is_unlimited else _ToRead(kept)
 
 
 def of_methods(
