@@ -107,8 +107,8 @@ class ClipLoRA(fb.Method[ClipLoraParams]):
         if chosen == "image":
             fixed = clip.text_features(names, templates)
         else:
-            packed = fixed_texts(clip, fill_templates(names, templates), self.name)
-            factors |= self._factors("text", clip.module.transformer, setup.spec.seed)
+            packed = fixed_texts(clip, fill_templates(names, templates), "clip-lora adapts")
+            factors |= self._factors("text", packed.text.transformer, setup.spec.seed)
         frozen = self.params.lora_agg == "freeze_A"
         constants = {name: t.to(setup.spec.device) for name, t in factors.items() if frozen and name.endswith(".A")}
 

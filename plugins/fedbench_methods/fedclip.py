@@ -34,7 +34,8 @@ from torch.nn.functional import cross_entropy, linear, normalize
 
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
-from fedbench.models.clip.backbone import ClipBackbone, Towers, class_vectors, fill_templates, truncated
+from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates, tower_tensors
+from fedbench.models.clip.full import Towers
 from fedbench.models.heads import clip_of
 from fedbench.models.per_thread import per_thread
 
@@ -127,11 +128,8 @@ class FedCLIP(fb.Method[FedClipParams]):
 
     def _trained(self, backbone: ClipBackbone, texts: list[str], num_classes: int, adapters: fb.Tensors) -> fb.Model:
         """The model whose weights are the adapters and all of CLIP, which reads images."""
-        clip = backbone.module
-        towers = Towers(clip, truncated(backbone.tokenizer(texts), clip))
-        weights = {f"clip.{name}": value.detach().clone() for name, value in clip.named_parameters()}
-        state = {f"clip.{name}": value.clone() for name, value in clip.state_dict().items()}
-        buffers = {name: value for name, value in state.items() if name not in weights}
+        towers = Towers(backbone.module, backbone.text.truncated(backbone.tokenizer(texts)))
+        weights, buffers = ({f"clip.{n}": t for n, t in part.items()} for part in tower_tensors(backbone.module))
         names, own_towers = (*weights, *buffers), per_thread(towers)
 
         def forward(tensors: fb.Tensors, inputs: Tensor, training: bool) -> fb.Outputs:

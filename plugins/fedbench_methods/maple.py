@@ -28,7 +28,7 @@ from torch.nn.functional import linear, normalize
 from fedbench.api import FedbenchError, Method, Model, ModelSetup, Outputs, Tensors, hookimpl, hyper, torch_generator
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.heads import TextOutputs, clip_of, linear_layer, scaled_logits
-from fedbench.models.prompts.context import Init, prompt_tower, random_context, word_context
+from fedbench.models.prompts.context import Init, prompt_tower, random_context, text_layers, word_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 
 log = logging.getLogger(__name__)
@@ -77,10 +77,12 @@ class MaPLe(Method[MapleParams]):
         """The prompts and their couplings; logits are scaled cosines of what both towers make of them."""
         clip, length, seed = clip_of(setup), self.params.context_length, setup.spec.seed
         visual = require_vision_transformer(clip, "maple appends tokens to the image tower")
-        depth = min(self.params.depth, len(clip.module.transformer.resblocks), len(visual.transformer.resblocks))
+        depth = min(self.params.depth, len(visual.transformer.resblocks))
+        if depth > 1:
+            depth = min(depth, len(text_layers(clip, "maple puts prompts into").resblocks))
         if depth < self.params.depth:
             log.info("maple: prompts in %d layers, which is all that a tower of %s has", depth, clip.name)
-        width = clip.module.token_embedding.embedding_dim
+        width = clip.text.width
         first, kept = random_context(seed, "context", length, width), ""
         if self.params.init == "words":
             first, kept = initial_words(clip, length)

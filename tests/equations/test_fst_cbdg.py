@@ -328,10 +328,12 @@ def test_raw_features_take_the_length_of_both_encoders():
 
 
 @pytest.mark.parametrize("policy", ["batch", "all"])
-def test_self_training_alone_never_moves_a_bit(policy):
+def test_self_training_alone_moves_nothing_but_rounding(policy):
+    # some processors multiply matrices of all a client's rows and of a batch's in another order, and so round otherwise
     params = {"text_weight": 0.0, "q_update": policy}
     run = tiny_run(spec_of(params=params, weight_decay=0.0, local_epochs=3, rounds=3))
-    assert digest(final_state(run)) == digest(run.initial_state())
+    before, after = run.initial_state().weights, final_state(run).weights
+    assert max(float((after[name] - before[name]).abs().max()) for name in before) < 1e-6
 
 
 def test_weight_decay_without_detaching_or_synthetic_instances_do_move_it():

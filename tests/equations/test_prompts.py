@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
-from fedbench.models.clip.backbone import ClipBackbone, class_vectors, text_ends
+from fedbench.models.clip.backbone import ClipBackbone, class_vectors
 from fedbench.models.prompts.context import initial_context, prompt_tower, random_context, word_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.models.transform import PixelTransform
@@ -86,7 +86,7 @@ def test_places_of_an_odd_context_by_hand():
 
 def test_the_end_token_stands_at_the_same_place_in_all_positions(clip):
     towers = [prompt_tower(clip, NAMES, 5, position) for position in ("end", "middle", "front")]
-    ends = [text_ends(tower.tokens, clip.module) for tower in towers]
+    ends = [clip.text.ends(tower.tokens) for tower in towers]
     assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
     assert len(set(ends[0].tolist())) > 1
 
@@ -96,7 +96,7 @@ def test_truncation_changes_nothing(clip):
     for position in ("end", "middle", "front"):
         full = prompt_tower(clip, NAMES, 6, position, truncate=False)
         short = prompt_tower(clip, NAMES, 6, position)
-        assert short.tokens.shape[1] == text_ends(full.tokens, clip.module).max() + 1 < full.tokens.shape[1]
+        assert short.tokens.shape[1] == clip.text.ends(full.tokens).max() + 1 < full.tokens.shape[1]
         torch.testing.assert_close(short.encode(context), full.encode(context), rtol=0, atol=1e-6)
 
 
@@ -205,8 +205,8 @@ def test_blocks_that_do_not_add_up_are_refused():
 
 
 def test_a_tower_that_pools_elsewhere_is_refused():
-    with pytest.raises(FedbenchError, match="pools its text"):
-        prompt_tower(small_clip(pool_type="last"), NAMES, 4)
+    with pytest.raises(FedbenchError, match="takes no context of learned vectors: it pools at 'first'"):
+        prompt_tower(small_clip(pool_type="first"), NAMES, 4)
 
 
 def test_a_tokenizer_without_one_token_placeholder_is_refused():

@@ -21,7 +21,8 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.models import backbone_names, load_backbone
 from fedbench.models.clip import loading as checkpoints
-from fedbench.models.clip.backbone import ClipBackbone, activation_of, encode_tokens, full_clip_model, truncated
+from fedbench.models.clip.backbone import ClipBackbone, activation_of
+from fedbench.models.clip.full import full_clip_model
 from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
 from fedbench.models.cnn.backbone import CnnBackbone, cnn_model
 from fedbench.models.cnn.nets import build_body
@@ -118,7 +119,7 @@ def test_listing_backbones_imports_neither_torch_nor_open_clip() -> None:
             "unknown checkpoint of ViT-B-16: 'laion2b_s34b'; did you mean 'laion2b_s34b_b88k'",
         ),
         ("clip:ViT-B-16", "names no weights: write 'clip:ViT-B-16@CHECKPOINT'"),
-        ("clip:ViT-B-16-SigLIP@webli", "takes open_clip's CLIP class only"),
+        ("clip:ViT-B-16-SigLIP@web", "unknown checkpoint of ViT-B-16-SigLIP: 'web'; did you mean 'webli'"),
         ("clip:", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip:ViT-B-16:", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip::openai", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
@@ -294,11 +295,11 @@ def test_text_features_are_the_renormalised_mean_of_unit_features(embedded: Path
 def test_truncated_text_is_exact(embedded: Path) -> None:
     backbone = clip()
     tokens = backbone.tokenizer(["a photo of a cat", "a drawing of the bird in the evening"])
-    short = truncated(tokens, backbone.module)
+    short = backbone.text.truncated(tokens)
     assert short.shape[1] < tokens.shape[1]
     with torch.no_grad():
         expected = backbone.module.encode_text(tokens)
-        torch.testing.assert_close(encode_tokens(backbone.module, short), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(backbone.text.encode_truncated(short), expected, rtol=0, atol=1e-5)
 
 
 def test_full_clip_forward_is_zero_shot_and_trains_both_towers(embedded: Path) -> None:

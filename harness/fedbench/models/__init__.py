@@ -1,6 +1,7 @@
-"""Backbones by name: CLIP of any architecture of open_clip's CLIP class, and CNNs trained from scratch.
+"""Backbones by name: dual encoders of open_clip and transformers, and CNNs trained from scratch.
 
     clip:embedded                           the tiny CLIP that ships with fedbench
+    clip:lite0-minilm                       two networks pretrained on photos and texts, joined by a linear map
     clip:ViT-B-32-quickgelu@openai          an open_clip architecture and pretrained tag
     clip:ViT-B-32:weights/open_clip.safetensors   ... or a weights file
     resnet8?width=1&projector=512           a CNN with options
@@ -13,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbench.models.names import EMBEDDED, FAMILIES, parse_backbone
+from fedbench.models.names import EMBEDDED, FAMILIES, LITE0_MINILM, PHOTOS, parse_backbone
 
 if TYPE_CHECKING:
     from fedbench.models.clip.backbone import ClipBackbone
@@ -29,6 +30,10 @@ def load_backbone(
     scratch; ``image_size`` is the data set's (height, width), for a clear error where a network needs more.
     """
     parsed = parse_backbone(name)
+    if parsed.arch == LITE0_MINILM:
+        from fedbench.models.photos.dual import load_lite0_minilm
+
+        return load_lite0_minilm(parsed)
     if parsed.family == "clip":
         from fedbench.models.clip.loading import load_clip
 
@@ -44,6 +49,10 @@ def image_size_of(name: str) -> int | None:
     Nothing is loaded for it. None where the name says no size and is unknown; ``load_backbone`` says what is wrong.
     """
     parsed = parse_backbone(name)
+    if parsed.arch == LITE0_MINILM:
+        from fedbench.models.photos.dual import IMAGE_SIZE
+
+        return IMAGE_SIZE
     if parsed.family == "clip":
         from fedbench.models.clip.loading import clip_image_size
 
@@ -55,4 +64,5 @@ def image_size_of(name: str) -> int | None:
 
 def backbone_names() -> dict[str, str]:
     """How backbones are written, and what each is."""
-    return {"clip:embedded": EMBEDDED, **{family.form: family.meaning for family in FAMILIES.values()}}
+    own = {"clip:embedded": EMBEDDED, f"clip:{LITE0_MINILM}": PHOTOS}
+    return {**own, **{family.form: family.meaning for family in FAMILIES.values()}}

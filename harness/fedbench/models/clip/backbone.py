@@ -1,4 +1,4 @@
-"""CLIP as a backbone: frozen encoders for images and text, or both towers as one trainable model."""
+"""A pretrained dual encoder as a backbone: frozen encoders for images and text that share a space."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.types import ForwardPass, Outputs, Tensors
-from fedbench.models.per_thread import per_thread
+from fedbench.core.types import Tensors
+from fedbench.models.clip.text_encoders import TextEncoder, text_encoder
 from fedbench.models.transform import PixelTransform
-
-if TYPE_CHECKING:
-    from open_clip.model import CLIP
 
 TEXT_BATCH = 256
 """Prompts encoded at once: a thousand classes by several templates would not fit."""
@@ -54,14 +50,14 @@ def digest_of_weights(module: nn.Module) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ClipBackbone:
-    """A pretrained open_clip model: in eval mode, float32, without gradients.
+    """A pretrained dual encoder of open_clip or transformers: in eval mode, float32, without gradients.
 
     ``transform`` takes uint8 (b, 3, h, w) to the float (b, 3, S, S) that the image tower was trained on. Encoders
     work on the device of ``module``; ``module.to(device)`` moves them.
     """
 
     name: str
-    module: CLIP
+    module: nn.Module
     tokenizer: Callable[[list[str]], Tensor]
     transform: PixelTransform
     embed_dim: int
@@ -92,13 +88,22 @@ class ClipBackbone:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        scale: Tensor = self.module.logit_scale
-        return scale.device
+        return next(self.module.parameters()).device
 
     @cached_property
     def logit_scale(self) -> float:
-        """The learned scale of the cosines (the exponential of the parameter), read back from the device once."""
-        return float(self.module.logit_scale.detach().exp())
+        """The learned scale of the cosines, read back from the device once."""
+        return float(cosine_scale(self.module).detach())
+
+    @cached_property
+    def context_length(self) -> int:
+        """The places of a text, start, end and padding included."""
+        return int(self.tokenizer(["a"]).shape[1])
+
+    @property
+    def text(self) -> TextEncoder:
+        """The text tower."""
+        return text_encoder(self.module)
 
     @cached_property
     def weights_hash(self) -> str:
@@ -108,8 +113,7 @@ class ClipBackbone:
     @torch.no_grad()
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Pooled features, not normalised: uint8 (b, 3, h, w) to float32 (b, d)."""
-        features: Tensor = self.module.encode_image(self.transform(pixels.to(self.device)))
-        return features
+        return image_features(self.module, self.transform(pixels.to(self.device)))
 
     @torch.no_grad()
     def encode_text(self, texts: list[str]) -> Tensor:
@@ -120,7 +124,7 @@ class ClipBackbone:
         words = (self.device, tuple(texts))
         if words not in self._encoded:
             tokens = self.tokenizer(texts).to(self.device)
-            parts = [self.module.encode_text(part) for part in torch.split(tokens, TEXT_BATCH)]
+            parts = [self.text.encode(part) for part in torch.split(tokens, TEXT_BATCH)]
             self._encoded[words] = torch.cat(parts)
             for oldest in list(self._encoded)[:-TEXTS_KEPT]:
                 del self._encoded[oldest]
@@ -161,106 +165,43 @@ class ClipImageEncoder:
         return self.backbone.encode_images(pixels)
 
 
-def activation_of(module: CLIP) -> str:
-    """The class of the text tower's activation: GELU or QuickGELU. Not part of the weights, but of what they mean."""
-    return type(module.transformer.resblocks[0].mlp.gelu).__name__
+def activation_of(module: nn.Module) -> str:
+    """What weights don't tell of how they are computed with: the activation's class of a CLIP (GELU or QuickGELU).
 
-
-def truncated(tokens: Tensor, clip: CLIP) -> Tensor:
-    """The token table (n, L) cut after the longest text's end token, where that changes no text feature.
-
-    Under a causal mask nothing behind the end token reaches it; other text towers keep all L positions.
+    Of a model of another kind a digest of all its modules as they print themselves.
     """
-    if clip.attn_mask is None or clip.text_pool_type not in ("argmax", "eos"):
-        return tokens
-    return tokens[:, : int(text_ends(tokens, clip).max()) + 1]
+    blocks: Any = getattr(getattr(module, "transformer", None), "resblocks", None)
+    if blocks is not None:
+        return type(blocks[0].mlp.gelu).__name__
+    return hashlib.sha256(repr(module).encode()).hexdigest()
 
 
-def text_ends(tokens: Tensor, clip: CLIP) -> Tensor:
-    """The position of each text's end token, (n,) int64, for towers that pool there (``argmax`` and ``eos``)."""
-    ends = tokens if clip.text_pool_type == "argmax" else (tokens == clip.text_eos_id).int()
-    return ends.argmax(dim=-1)
+def image_features(module: nn.Module, images: Tensor) -> Tensor:
+    """Pooled features (b, d), not normalised, of ``images`` (b, 3, S, S), by either library's dual encoder."""
+    towers: Any = module
+    if not hasattr(towers, "get_image_features"):
+        features: Tensor = towers.encode_image(images, normalize=False)
+        return features
+    output = towers.get_image_features(pixel_values=images)
+    pooled: Tensor = output if isinstance(output, Tensor) else output.pooler_output
+    return pooled
 
 
-def encode_tokens(clip: CLIP, tokens: Tensor) -> Tensor:
-    """``clip.encode_text`` for a table (n, l) that may be shorter than the context: (n, d), not normalised."""
-    return encode_embedded(clip, clip.token_embedding(tokens), tokens)
+def cosine_scale(module: nn.Module) -> Tensor:
+    """What the model multiplies cosines by, (): the exponential of its parameter; ALIGN has a temperature instead."""
+    towers: Any = module
+    if hasattr(towers, "logit_scale"):
+        return towers.logit_scale.exp().reshape(())  # type: ignore[no-any-return]
+    return 1 / towers.temperature.reshape(())  # type: ignore[no-any-return]
 
 
-def encode_embedded(clip: CLIP, embedded: Tensor, tokens: Tensor) -> Tensor:
-    """Text features (n, d), not normalised, of embedded tokens (n, l, d_t), which may differ from those in the table.
+def tower_tensors(module: nn.Module) -> tuple[Tensors, Tensors]:
+    """Copies of the weights and of the buffers by name, of all that images and texts are compared by.
 
-    Positions are added here, once. The table ``tokens`` (n, l) only says where a text ends.
+    Not of a text decoder, and not of the bias of a sigmoid loss: no cosine depends on them.
     """
-    from open_clip.transformer import text_global_pool
-
-    length = tokens.shape[1]
-    mask = None if clip.attn_mask is None else clip.attn_mask[:length, :length].to(tokens.device)
-    x = embedded + clip.positional_embedding[:length]
-    x = clip.ln_final(clip.transformer(x, attn_mask=mask))
-    return project_text(clip, text_global_pool(x, tokens, clip.text_pool_type, eos_token_id=clip.text_eos_id))
-
-
-def project_text(clip: CLIP, pooled: Tensor) -> Tensor:
-    """Pooled states of the text tower (..., d_t), behind its last norm, in the space shared with images (..., d)."""
-    projection: nn.Linear | Tensor | None = clip.text_projection
-    if projection is None:
-        return pooled
-    return projection(pooled) if isinstance(projection, nn.Linear) else pooled @ projection
-
-
-class _PromptedClip(nn.Module):
-    def __init__(self, clip: CLIP, tokens: Tensor, num_classes: int) -> None:
-        super().__init__()
-        self.clip = clip
-        self.tokens = tokens
-        self.num_classes = num_classes
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        self.tokens = self.tokens.to(pixels.device)
-        text = class_vectors(encode_tokens(self.clip, self.tokens), self.num_classes)
-        features = self.clip.encode_image(pixels, normalize=True)
-        return self.clip.logit_scale.exp() * features @ text.T, features
-
-
-def full_clip_model(
-    backbone: ClipBackbone, classnames: Sequence[str], templates: Sequence[str]
-) -> tuple[Tensors, Tensors, ForwardPass]:
-    """All weights of both towers and the scale, the buffers, and the forward pass: scaled cosines to class prompts.
-
-    ``forward`` takes the float batch (b, 3, S, S); ``features`` (b, d) are unit. It runs the text tower at every
-    call, since that is trained too. Buffers are empty unless the image tower has batch-norm (RN50).
-    """
-    clip = backbone.module
-    tokens = truncated(backbone.tokenizer(fill_templates(classnames, templates)), clip)
-    net = _PromptedClip(clip, tokens, len(classnames))
-    weights = {name: value.detach().clone() for name, value in clip.named_parameters()}
-    buffers = {name: value.clone() for name, value in clip.state_dict().items() if name not in weights}
-    names, own_net = (*weights, *buffers), per_thread(net)
-
-    def forward(tensors: Tensors, inputs: Tensor, training: bool) -> Outputs:
-        inside = {f"clip.{name}": tensors[name] for name in names}
-        own = own_net()
-        # The module is shared with the frozen encoders, which rely on eval mode.
-        own.train(training)
-        try:
-            logits, features = functional_call(own, inside, (inputs,))
-        finally:
-            own.eval()
-        return Outputs(logits, features)
-
-    return weights, buffers, forward
-
-
-class Towers(nn.Module):
-    """CLIP as a module of images alone: raw features of images (b, d) and of all prompts ``tokens`` (m, d), and s."""
-
-    def __init__(self, clip: CLIP, tokens: Tensor) -> None:
-        super().__init__()
-        self.clip = clip
-        self.tokens = tokens
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of ``pixels`` (b, 3, height, width)."""
-        prompts = encode_tokens(self.clip, self.tokens.to(pixels.device))
-        return self.clip.encode_image(pixels), prompts, self.clip.logit_scale.exp()
+    parameters = dict(module.named_parameters())
+    compared = [name for name in parameters if not name.startswith(("text_decoder.", "logit_bias"))]
+    others = [name for name in module.state_dict() if name not in parameters and not name.startswith("text_decoder.")]
+    values = module.state_dict()
+    return {n: parameters[n].detach().clone() for n in compared}, {n: values[n].clone() for n in others}

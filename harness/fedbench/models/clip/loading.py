@@ -23,7 +23,7 @@ from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import opened
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.tokens import FoldedTokenizer
-from fedbench.models.names import LIST_HINT, BackboneName
+from fedbench.models.names import LIST_HINT, LITE0_MINILM, BackboneName
 from fedbench.models.transform import PixelTransform
 
 log = logging.getLogger(__name__)
@@ -42,15 +42,9 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
     """
     if name.arch == "embedded":
         return _load_embedded(name)
-    known = {arch for arch in open_clip.list_models() if _is_plain_clip(open_clip.get_model_config(arch))}
+    known = open_clip.list_models()
     if name.arch not in known:
-        config = open_clip.get_model_config(name.arch)
-        if config is None:
-            raise unknown_name("CLIP architecture", name.arch, known | {"embedded"}, LIST_HINT)
-        raise FedbenchError(
-            f"backbone {name.text!r}: {name.arch} has a text tower of its own kind (CustomTextCLIP, CoCa or SigLIP); "
-            "fedbench takes open_clip's CLIP class only, for instance ViT-B-16."
-        )
+        raise unknown_name("CLIP architecture", name.arch, {*known, "embedded", LITE0_MINILM}, LIST_HINT)
     tags = sorted({*list_pretrained_tags_by_model(name.arch), *list_pretrained_tags_by_model(_base(name.arch))})
     if not name.checkpoint:
         raise FedbenchError(
@@ -96,10 +90,6 @@ def quick_gelu_for(arch: str, tag: dict[str, Any]) -> bool:
 def _base(arch: str) -> str:
     base = arch.removesuffix("-quickgelu")
     return base if open_clip.get_model_config(base) else arch
-
-
-def _is_plain_clip(config: dict[str, Any]) -> bool:
-    return not config.get("custom_text") and "hf_model_name" not in config["text_cfg"]
 
 
 def _load_embedded(name: BackboneName) -> ClipBackbone:

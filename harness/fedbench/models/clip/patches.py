@@ -34,7 +34,7 @@ class ClipPatchEncoder:
     def __post_init__(self) -> None:
         from open_clip.modified_resnet import ModifiedResNet
 
-        visual = self.backbone.module.visual
+        visual = getattr(self.backbone.module, "visual", None)
         if not has_class_token(visual) and not isinstance(visual, ModifiedResNet):
             raise FedbenchError(
                 f"the image tower of backbone {self.backbone.name!r} has no features of single patches in the space of "

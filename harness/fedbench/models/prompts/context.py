@@ -1,11 +1,11 @@
-"""Learnable context in the text tower of CLIP: the words around a class name become vectors that can be trained.
+"""Learnable context in a dual encoder's text tower: the words around a class name become vectors that can be trained.
 
     end     [start][v_1 .. v_M][name][.][end]                       (CoOp, Zhou et al., IJCV 2022)
     middle  [start][v_1 .. v_{M/2}][name][v_{M/2+1} .. v_M][.][end]
     front   [start][name][v_1 .. v_M][.][end]
 
 Class names come in with spaces for underscores and a final period. The end token stands at the same place in all three.
-Everything but the context is frozen.
+Everything but the context is frozen. SigLIP's texts have no start token; the context then comes first.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.randomness import torch_generator
-from fedbench.models.clip.backbone import ClipBackbone, encode_embedded, encode_tokens, text_ends, truncated
+from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.clip.text_encoders import NO_CONTEXT, OpenClipText, TextEncoder
 from fedbench.models.prompts.causal_text import ContextBlock, PackedTexts, can_pack, pack_texts
 
 if TYPE_CHECKING:
-    from open_clip.model import CLIP
+    from open_clip.transformer import Transformer
 
 Position = Literal["end", "middle", "front"]
 
@@ -42,7 +43,7 @@ INITIAL_DEVIATION = 0.02
 class PromptTower:
     """The text tower around M context vectors, for K class names; made by ``prompt_tower``."""
 
-    clip: CLIP
+    text: TextEncoder
     tokens: Tensor
     """(K, l) token ids, placeholders where the context goes; they say where each text ends."""
     embedded: Tensor
@@ -70,7 +71,7 @@ class PromptTower:
     @torch.no_grad()
     def placeholder_texts(self) -> Tensor:
         """Unit text features (K, d) of what the context stands in place of: "X X ... X name."."""
-        return normalize(encode_tokens(self.clip, self.tokens), dim=-1)
+        return normalize(self.text.encode_truncated(self.tokens), dim=-1)
 
     def encode(self, *blocks: Tensor, deep: Sequence[Sequence[Tensor]] = ()) -> Tensor:
         """Unit text features (K, d) for a context of one or several blocks, placed one behind the other.
@@ -102,20 +103,21 @@ class PromptTower:
         return normalize(features, dim=-1)
 
     def _encode_packed(self, blocks: list[Tensor], deep: list[list[Tensor]]) -> Tensor:
-        layout = tuple(ContextBlock(block.shape[-2], block.shape[-3] > 1) for block in blocks)
+        layout, text = tuple(ContextBlock(block.shape[-2], block.shape[-3] > 1) for block in blocks), self.text
+        assert can_pack(text)
         if layout not in self._packed:
             with torch.inference_mode(False):  # else a first call without gradients would leave none to later ones
-                self._packed[layout] = pack_texts(self.clip, self.tokens, self.embedded, self.slots, layout)
+                self._packed[layout] = pack_texts(text, self.tokens, self.embedded, self.slots, layout)
         return self._packed[layout].encode(*blocks, deep=deep)
 
     def _encode_whole(self, blocks: list[Tensor], lead: torch.Size) -> Tensor:
-        """Every class text from its first token to its last, by open_clip's own blocks."""
+        """Every class text from its first token to its last, by the tower's own blocks."""
         context = torch.cat([block.expand(*lead, *block.shape[-2:]) for block in blocks], dim=-2)
         length = self.tokens.shape[1]
         slots = self.slots[..., None].expand(context.shape)
         x = self.embedded.expand(*lead, length, self.width).scatter(-2, slots, context)
         tokens = self.tokens.expand(*lead, length)
-        features = encode_embedded(self.clip, x.reshape(-1, length, self.width), tokens.reshape(-1, length))
+        features = self.text.encode_embedded(x.reshape(-1, length, self.width), tokens.reshape(-1, length))
         return features.reshape(*lead, -1)
 
     @cached_property
@@ -133,61 +135,71 @@ def prompt_tower(
 ) -> PromptTower:
     """The tower for ``context_length`` (M >= 1) vectors at ``position`` in "<context> <name>.".
 
-    ``truncate`` cuts the table after the longest text, which is exact under the causal mask. Raises FedbenchError for
-    a context that does not fit beside a class name, and for towers that do not pool at the end token.
+    ``truncate`` cuts the table after the longest text, where that is exact. Raises FedbenchError for a context that
+    does not fit beside a class name, and for text towers that take no embedded tokens.
     """
-    clip = backbone.module
-    if clip.text_pool_type not in ("argmax", "eos"):
+    text = backbone.text
+    if text.lacks:
         raise FedbenchError(
-            f"backbone {backbone.name!r} pools its text at {clip.text_pool_type!r}; a learnable context needs a text "
-            "tower that pools at the end token, such as clip:openai/ViT-B-32."
+            f"backbone {backbone.name!r} takes no {NO_CONTEXT}: {text.lacks}; use another, such as clip:embedded."
         )
     names = [f"{name.replace('_', ' ').strip()}." for name in classnames]
-    lengths = _count_tokens(backbone, names)
-    longest = int(lengths.max())
-    room = int(clip.context_length) - 2 - longest
+    frame = _frame(backbone)
+    lengths = _count_tokens(backbone, names, frame)
+    longest, places = int(lengths.max()), backbone.context_length
+    room = places - frame.around - longest
     if not 1 <= context_length <= room:
         worst = classnames[int(lengths.argmax())]
         raise Unworkable(
             f"a context of {context_length} tokens does not fit: the text tower of {backbone.name!r} has "
-            f"{clip.context_length} places and {worst!r} with start, period and end takes {longest + 2}; "
+            f"{places} places and {worst!r} with start, period and end takes {longest + frame.around}; "
             f"take a context of at most {max(room, 0)}, and of at least 1."
         )
-    words = " ".join([_placeholder(backbone)] * context_length)
+    words = " ".join([frame.placeholder] * context_length)
     tokens = backbone.tokenizer([f"{words} {name}" for name in names])
-    assert torch.equal(text_ends(tokens, clip), 1 + context_length + lengths), "a placeholder is not one token"
-    order, slots = _placement(lengths, context_length, int(tokens.shape[1]), position)
+    assert torch.equal(text.ends(tokens), frame.end_of(context_length + lengths)), "a placeholder is not one token"
+    order, slots = _placement(lengths, context_length, int(tokens.shape[1]), position, frame.start)
     tokens = tokens.gather(1, order).to(backbone.device)
     if truncate:
-        tokens = truncated(tokens, clip)
+        tokens = text.truncated(tokens)
     with torch.no_grad():
-        embedded = clip.token_embedding(tokens).detach()
-    return PromptTower(clip, tokens, embedded, slots.to(backbone.device), can_pack(clip))
+        embedded = text.embed(tokens).detach()
+    return PromptTower(text, tokens, embedded, slots.to(backbone.device), can_pack(text))
 
 
-def fixed_texts(backbone: ClipBackbone, texts: Sequence[str], method: str) -> PackedTexts:
-    """Whole ``texts`` for a ``method`` that reaches into the layers they pass through.
+def text_layers(backbone: ClipBackbone, what: str) -> Transformer:
+    """The layers of the text tower, for a method that reaches into them: ``what`` it does to them.
 
-    FedbenchError where the text tower is not made of open_clip's plain blocks under a causal mask.
+    FedbenchError where they are not open_clip's plain blocks under a causal mask.
     """
-    clip = backbone.module
-    if not can_pack(clip):
+    return _packing(backbone, what).transformer
+
+
+def _packing(backbone: ClipBackbone, what: str) -> OpenClipText:
+    text = backbone.text
+    if not can_pack(text):
         raise FedbenchError(
-            f"{method} reaches into the text tower, and that of backbone {backbone.name!r} is not made of open_clip's "
+            f"{what} the layers of the text tower, and those of backbone {backbone.name!r} are not open_clip's "
             "plain blocks under a causal mask; use another, such as clip:embedded."
         )
-    tokens = truncated(backbone.tokenizer(list(texts)), clip).to(backbone.device)
+    return text
+
+
+def fixed_texts(backbone: ClipBackbone, texts: Sequence[str], what: str) -> PackedTexts:
+    """Whole ``texts`` for a method that reaches into the layers they pass through; ``what`` as in `text_layers`."""
+    text = _packing(backbone, what)
+    tokens = text.truncated(backbone.tokenizer(list(texts))).to(backbone.device)
     with torch.no_grad():
-        embedded = clip.token_embedding(tokens).detach()
-    return pack_texts(clip, tokens, embedded, tokens.new_zeros(len(tokens), 0), ())
+        embedded = text.embed(tokens).detach()
+    return pack_texts(text, tokens, embedded, tokens.new_zeros(len(tokens), 0), ())
 
 
 def word_context(backbone: ClipBackbone, words: str = "a photo of a") -> Tensor:
     """The embedded words, (M, d_t) on the CPU; M is the number of their tokens, not of the words."""
-    tokens = backbone.tokenizer([words])
-    count = int(_count_tokens(backbone, [words])[0])
+    tokens, frame = backbone.tokenizer([words]), _frame(backbone)
+    count = int(_count_tokens(backbone, [words], frame)[0])
     with torch.no_grad():
-        embedded: Tensor = backbone.module.token_embedding(tokens[0, 1 : 1 + count].to(backbone.device))
+        embedded = backbone.text.embed(tokens[0, frame.start : frame.start + count].to(backbone.device))
     return embedded.cpu().clone()
 
 
@@ -208,29 +220,55 @@ def initial_context(
         words = word_context(backbone)
         return words.expand(*lead, *words.shape).clone()
     purpose = "context" if classes is None else "contexts of classes"
-    return random_context(seed, purpose, *lead, length, backbone.module.token_embedding.embedding_dim)
+    return random_context(seed, purpose, *lead, length, backbone.text.width)
 
 
 def _per_class(blocks: Sequence[Tensor]) -> list[Tensor]:
     return [block if block.ndim > 2 else block[None] for block in blocks]
 
 
-def _count_tokens(backbone: ClipBackbone, texts: list[str]) -> Tensor:
-    """Tokens of each text without start and end, (n,) int64; a text that is cut counts as all there is room for."""
-    return text_ends(backbone.tokenizer(texts), backbone.module) - 1
+@dataclass(frozen=True)
+class _Frame:
+    """What a tokenizer puts around a text."""
+
+    start: int
+    """Tokens before it: CLIP's one, SigLIP's none."""
+    behind: int
+    """Tokens between it and the place that `TextEncoder.ends` gives: none where that is the end token's."""
+    placeholder: str
+    """A word that is one token, to hold the context's places."""
+
+    @property
+    def around(self) -> int:
+        """All tokens that are not the text's, the end token among them."""
+        return self.start + self.behind + 1
+
+    def end_of(self, length: Tensor) -> Tensor:
+        """Where texts of ``length`` tokens end, as `TextEncoder.ends` has it."""
+        return self.start + length + self.behind
 
 
-def _placeholder(backbone: ClipBackbone) -> str:
+def _frame(backbone: ClipBackbone) -> _Frame:
+    """Found by tokenising a word once and three times; FedbenchError where no word is a single token."""
     for word in PLACEHOLDERS:
-        if _count_tokens(backbone, [word, f"{word} {word} {word}"]).tolist() == [1, 3]:
-            return word
+        tokens = backbone.tokenizer([word, f"{word} {word} {word}"])
+        once, thrice = backbone.text.ends(tokens).tolist()
+        same = (tokens[1, :-2] == tokens[1, 1:-1]) & (tokens[1, 1:-1] == tokens[1, 2:])
+        start = int(same.int().argmax())
+        if thrice - once == 2 and bool(same.any()) and start < once:
+            return _Frame(start, once - start - 1, word)
     raise FedbenchError(
         f"backbone {backbone.name!r}: its tokenizer makes one token of none of {', '.join(PLACEHOLDERS)}, so that no "
         "word can hold the places of a learnable context; use another backbone."
     )
 
 
-def _placement(lengths: Tensor, context: int, width: int, position: Position) -> tuple[Tensor, Tensor]:
+def _count_tokens(backbone: ClipBackbone, texts: list[str], frame: _Frame) -> Tensor:
+    """Tokens of each text itself, (n,) int64; a text that is cut counts as all there is room for."""
+    return backbone.text.ends(backbone.tokenizer(texts)) - frame.start - frame.behind
+
+
+def _placement(lengths: Tensor, context: int, width: int, position: Position, start: int) -> tuple[Tensor, Tensor]:
     """Which token of "[start][context][name][.][end]..." stands at each place (K, width), and the slots (K, M).
 
     ``lengths`` (K,) counts name and period; the last token of a name, which holds the period, stays behind the context.
@@ -238,8 +276,8 @@ def _placement(lengths: Tensor, context: int, width: int, position: Position) ->
     before = {"end": context, "middle": context // 2, "front": 0}[position]
     orders, slots = [], []
     for length in lengths.tolist():
-        name = list(range(1 + context, context + length))
-        order = [0, *range(1, 1 + before), *name, *range(1 + before, 1 + context), *range(context + length, width)]
-        orders.append(order)
-        slots.append([*range(1, 1 + before), *range(1 + before + len(name), 1 + context + len(name))])
+        name = [start + place for place in range(context, context + length - 1)]
+        first, second = range(start, start + before), range(start + before, start + context)
+        orders.append([*range(start), *first, *name, *second, *range(start + context + length - 1, width)])
+        slots.append([*first, *(place + len(name) for place in second)])
     return torch.tensor(orders), torch.tensor(slots)

@@ -8,7 +8,7 @@ blocks take 1.34 times as long.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,13 +33,14 @@ def require_vision_transformer(backbone: ClipBackbone, what: str, instead: str =
 
     ``what`` a method does there, and what to choose ``instead`` of another backbone.
     """
-    visual = backbone.module.visual
+    visual: Any = getattr(backbone.module, "visual", None)
     if not (has_class_token(visual) and is_plain(visual.transformer)):
         raise FedbenchError(
             f"{what}, and the image tower of backbone {backbone.name!r} is no vision transformer of open_clip's plain "
             f"blocks with a class token; use one, such as clip:embedded{instead and f', or {instead}'}."
         )
-    return visual
+    tower: VisionTransformer = visual
+    return tower
 
 
 def encode_with_tokens(

@@ -16,13 +16,12 @@ from torch.func import functional_call
 from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Tensors
 from fedbench.models import load_backbone
-from fedbench.models.clip.backbone import ClipBackbone, class_vectors, encode_tokens, fill_templates, truncated
+from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates
+from fedbench.models.clip.text_encoders import text_encoder
 from fedbench.models.per_thread import per_thread
 from fedbench.models.text.vectors import DRAWN, chosen_text_encoder, sentence_features, tokenised, transformers_encoder
 
 if TYPE_CHECKING:
-    from open_clip.model import CLIP
-
     from fedbench.core.method.tasks import ModelSetup
 
 _INSIDE = "encoder."
@@ -70,13 +69,13 @@ def text_tower(setup: ModelSetup, templates: Sequence[str]) -> TextTower:
 
 
 class _ClipTexts(nn.Module):
-    def __init__(self, clip: CLIP, tokens: Tensor) -> None:
+    def __init__(self, clip: nn.Module, tokens: Tensor) -> None:
         super().__init__()
         self.encoder = clip
         self.tokens = tokens
 
     def forward(self) -> Tensor:
-        return encode_tokens(self.encoder, self.tokens)
+        return text_encoder(self.encoder).encode_truncated(self.tokens)
 
 
 class _TransformersTexts(nn.Module):
@@ -97,7 +96,7 @@ def _clip_texts(setup: ModelSetup, name: str, texts: list[str]) -> nn.Module:
         assert isinstance(loaded, ClipBackbone)
         clip = loaded
         clip.module.to(setup.spec.device)
-    return _ClipTexts(clip.module, truncated(clip.tokenizer(texts), clip.module).to(clip.device))
+    return _ClipTexts(clip.module, clip.text.truncated(clip.tokenizer(texts)).to(clip.device))
 
 
 def _transformers_texts(setup: ModelSetup, name: str, texts: list[str]) -> nn.Module:

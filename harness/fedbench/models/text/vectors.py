@@ -23,8 +23,8 @@ from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.randomness import torch_generator
+from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates
-from fedbench.models.names import parse_backbone
 
 if TYPE_CHECKING:
     from fedbench.core.method.tasks import ModelSetup
@@ -57,11 +57,15 @@ def text_vectors(
     if name == "orthogonal":
         return _orthogonal(len(classnames), dim, seed)
     if name.startswith("clip:"):
-        from fedbench.models.clip.loading import load_clip
-
-        return load_clip(parse_backbone(name), data_dir).text_features(classnames, templates)
+        return _dual_encoder(name, data_dir).text_features(classnames, templates)
     tokenizer, model = transformers_encoder(name)
     return class_vectors(_encode(tokenizer, model, fill_templates(classnames, templates)), len(classnames))
+
+
+def _dual_encoder(name: str, data_dir: Path | None) -> ClipBackbone:
+    loaded = load_backbone(name, data_dir=data_dir or Path("data"), seed=0)
+    assert isinstance(loaded, ClipBackbone)
+    return loaded
 
 
 def chosen_text_encoder(setup: ModelSetup) -> str:
@@ -85,9 +89,7 @@ def encoder_hashes(setup: ModelSetup) -> tuple[str, ...]:
     if name in DRAWN or name == setup.spec.backbone:
         return ()
     if name.startswith("clip:"):
-        from fedbench.models.clip.loading import load_clip
-
-        return (load_clip(parse_backbone(name), setup.data_dir).weights_hash,)
+        return (_dual_encoder(name, setup.data_dir).weights_hash,)
     digest = hashlib.sha256()
     for key, value in sorted(transformers_encoder(name)[1].state_dict().items()):
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())

@@ -1,0 +1,267 @@
+"""The text towers of dual encoders behind one interface, whichever library built them.
+
+Every kind encodes texts whole, from their tokens. Most also take tokens that were embedded before, so that some of them
+can be vectors that are learned. What a kind can't do is said in ``lacks``. An encoder holds no tensors of its own: it
+reads those of its module when it is called, so that it also works inside `torch.func.functional_call`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedbench.core.errors import FedbenchError
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP, CustomTextCLIP
+
+NO_CONTEXT = "context of learned vectors"
+"""The capability of a text tower that takes embedded tokens, as refusals call it."""
+
+
+class TextEncoder:
+    """A text tower of open_clip that takes texts whole; ``lacks`` says why it takes no embedded tokens."""
+
+    def __init__(self, module: nn.Module, lacks: str = "") -> None:
+        self.module: Any = module
+        self.lacks = lacks
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Features (n, d), not normalised, of ``tokens`` (n, l), as the library computes them."""
+        features: Tensor = self.module.encode_text(tokens, normalize=False)
+        return features
+
+    def truncated(self, tokens: Tensor) -> Tensor:
+        """``tokens`` (n, l) without columns at the end that no feature depends on."""
+        return tokens
+
+    def encode_truncated(self, tokens: Tensor) -> Tensor:
+        """`encode` of a table that `truncated` gave."""
+        return self.encode(tokens)
+
+    # what follows is of towers that lack nothing
+
+    @property
+    def width(self) -> int:
+        """d_t, of an embedded token."""
+        raise self._refusal()
+
+    def ends(self, tokens: Tensor) -> Tensor:
+        """Where each text of ``tokens`` (n, l) has its end token, (n,) int64."""
+        raise self._refusal()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(n, l) to (n, l, d_t), without positions."""
+        raise self._refusal()
+
+    def encode_embedded(self, embedded: Tensor, tokens: Tensor) -> Tensor:
+        """Features (n, d), not normalised, of ``embedded`` tokens (n, l, d_t), which may differ from the table's.
+
+        Positions are added here, once. ``tokens`` (n, l) only say where a text ends and what is padding.
+        """
+        raise self._refusal()
+
+    def _refusal(self) -> FedbenchError:
+        return FedbenchError(f"this text tower takes no {NO_CONTEXT}: {self.lacks}.")
+
+
+class OpenClipText(TextEncoder):
+    """open_clip's own text transformer, whose parts are CLIP's own or those of ``module.text``.
+
+    Causal or bidirectional; pools at the end token or, trained on texts of full length, at the last place.
+    """
+
+    def __init__(self, module: CLIP | CustomTextCLIP) -> None:
+        super().__init__(module)
+        own: Any = module if hasattr(module, "text_pool_type") else module.text
+        self._own = own
+        self.pool_type: str = own.text_pool_type if own is module else own.pool_type
+        self._eos_id: int | None = own.text_eos_id if own is module else own.eos_id
+        if self.pool_type not in ("argmax", "eos", "last"):
+            self.lacks = f"it pools at {self.pool_type!r}"
+
+    @property
+    def transformer(self) -> Any:
+        """The blocks."""
+        return self._own.transformer
+
+    @property
+    def attn_mask(self) -> Tensor | None:
+        """(L, L), added to the scores; None where every token sees every other."""
+        mask: Tensor | None = self._own.attn_mask
+        return mask
+
+    @property
+    def positions(self) -> Tensor:
+        """(L, d_t), added to the embedded tokens."""
+        table: Tensor = self._own.positional_embedding
+        return table
+
+    @property
+    def width(self) -> int:
+        """d_t."""
+        return int(self._own.token_embedding.embedding_dim)
+
+    def truncated(self, tokens: Tensor) -> Tensor:
+        """Cut after the longest text's end token: under a causal mask nothing behind it reaches it."""
+        if self.attn_mask is None or self.pool_type == "last":
+            return tokens
+        return tokens[:, : int(self.ends(tokens).max()) + 1]
+
+    def encode_truncated(self, tokens: Tensor) -> Tensor:
+        """Also in CLIP, whose own ``encode_text`` takes tables of full length only."""
+        return self.encode_embedded(self.embed(tokens), tokens)
+
+    def ends(self, tokens: Tensor) -> Tensor:
+        """Of towers that pool at their last place, the end token is the first that also pads."""
+        if self.pool_type == "last":
+            return _count(tokens != tokens[:, -1:])
+        ends = tokens if self.pool_type == "argmax" else torch.eq(tokens, int(self._eos_id or 0)).int()
+        return ends.argmax(dim=-1)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(n, l) to (n, l, d_t)."""
+        embedded: Tensor = self._own.token_embedding(tokens)
+        return embedded
+
+    def encode_embedded(self, embedded: Tensor, tokens: Tensor) -> Tensor:
+        """As in the base."""
+        from open_clip.transformer import text_global_pool
+
+        length, mask = tokens.shape[1], self.attn_mask
+        mask = None if mask is None else mask[:length, :length].to(tokens.device)
+        x = self.normed(self.transformer(embedded + self.positions[:length], attn_mask=mask))
+        return self.project(text_global_pool(x, tokens, self.pool_type, eos_token_id=self._eos_id))
+
+    def normed(self, x: Tensor) -> Tensor:
+        """The tower's last norm, of (..., d_t)."""
+        result: Tensor = self._own.ln_final(x)
+        return result
+
+    def project(self, pooled: Tensor) -> Tensor:
+        """Pooled states (..., d_t), behind the last norm, in the space shared with images (..., d)."""
+        projection: nn.Linear | Tensor | None = self._own.text_projection
+        if projection is None:
+            return pooled
+        return projection(pooled) if isinstance(projection, nn.Linear) else pooled @ projection
+
+
+class HuggingFaceText(TextEncoder):
+    """open_clip's adapter around an encoder of transformers (BERT and its like): padding is masked, pooling its own."""
+
+    @property
+    def width(self) -> int:
+        """d_t."""
+        return int(self.module.text.transformer.get_input_embeddings().embedding_dim)
+
+    def truncated(self, tokens: Tensor) -> Tensor:
+        """Cut after the longest text: what is behind is masked."""
+        return tokens[:, : int(self.ends(tokens).max()) + 1]
+
+    def ends(self, tokens: Tensor) -> Tensor:
+        """The last place that is no padding."""
+        return _count(self._mask(tokens)) - 1
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(n, l) to (n, l, d_t)."""
+        embedded: Tensor = self.module.text.transformer.get_input_embeddings()(tokens)
+        return embedded
+
+    def encode_embedded(self, embedded: Tensor, tokens: Tensor) -> Tensor:
+        """As in the base."""
+        text, mask = self.module.text, self._mask(tokens)
+        features: Tensor = text.proj(text.pooler(text.transformer(inputs_embeds=embedded, attention_mask=mask), mask))
+        return features
+
+    def _mask(self, tokens: Tensor) -> Tensor:
+        return torch.ne(tokens, int(self.module.text.config.pad_token_id)).long()
+
+
+class TransformersText(TextEncoder):
+    """The text side of a two-tower model of transformers: CLIP, SigLIP, ALIGN, or any two encoders joined."""
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """As in the base."""
+        output = self.module.get_text_features(input_ids=tokens, attention_mask=self._mask(tokens))
+        features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
+        return features
+
+    @property
+    def width(self) -> int:
+        """d_t."""
+        return int(self.module.text_model.get_input_embeddings().embedding_dim)
+
+    @property
+    def _kind(self) -> str:
+        return str(self.module.config.text_config.model_type) if hasattr(self.module.config, "text_config") else ""
+
+    def _mask(self, tokens: Tensor) -> Tensor | None:
+        """None where padding is not masked: behind a causal mask, and in SigLIP."""
+        if self._kind.startswith(("clip", "siglip")):
+            return None
+        return torch.ne(tokens, int(self.module.config.text_config.pad_token_id)).long()
+
+    def truncated(self, tokens: Tensor) -> Tensor:
+        """Cut after the longest text, but for SigLIP, which pools at the last place."""
+        return tokens if self._kind.startswith("siglip") else tokens[:, : int(self.ends(tokens).max()) + 1]
+
+    def ends(self, tokens: Tensor) -> Tensor:
+        """The end token: CLIP's largest or first, SigLIP's first padding, else the last that is no padding."""
+        config = self.module.config.text_config
+        if self._kind.startswith("siglip"):
+            return _count(tokens != tokens[:, -1:])
+        if self._kind.startswith("clip"):  # configs from before transformers 4.30 have 2 for an end token
+            found = tokens if config.eos_token_id == 2 else torch.eq(tokens, int(config.eos_token_id)).int()
+            return found.argmax(dim=-1)
+        return _count(torch.ne(tokens, int(config.pad_token_id))) - 1
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(n, l) to (n, l, d_t)."""
+        embedded: Tensor = self.module.text_model.get_input_embeddings()(tokens)
+        return embedded
+
+    def encode_embedded(self, embedded: Tensor, tokens: Tensor) -> Tensor:
+        """As in the base. CLIP's and SigLIP's text models take token ids alone, so that their parts are called here."""
+        text = self.module.text_model
+        if not self._kind.startswith(("clip", "siglip")):
+            pooled = text(inputs_embeds=embedded, attention_mask=self._mask(tokens)).pooler_output
+            return self._projected(pooled)
+        is_causal = self._kind.startswith("clip")
+        length, mask = tokens.shape[1], None
+        if is_causal:
+            mask = torch.full((1, 1, length, length), -torch.inf, device=tokens.device).triu(1)
+        x = text.embeddings(inputs_embeds=embedded)
+        x = text.final_layer_norm(text.encoder(inputs_embeds=x, attention_mask=mask).last_hidden_state)
+        if not is_causal:
+            return self._projected(text.head(x[:, -1]))
+        return self._projected(x[torch.arange(len(x), device=x.device), self.ends(tokens)])
+
+    def _projected(self, pooled: Tensor) -> Tensor:
+        projection = getattr(self.module, "text_projection", None)
+        return pooled if projection is None else projection(pooled)
+
+
+def text_encoder(module: nn.Module) -> TextEncoder:
+    """The text tower of a dual encoder of open_clip or transformers; FedbenchError for a model of another kind."""
+    if hasattr(module, "get_text_features"):
+        return TransformersText(module)
+    from open_clip.hf_model import HFTextEncoder
+    from open_clip.model import CLIP
+    from open_clip.transformer import TextTransformer
+
+    own: Any = module if isinstance(module, CLIP) else getattr(module, "text", None)
+    if isinstance(own, HFTextEncoder):
+        return HuggingFaceText(module)
+    if isinstance(own, TextTransformer) and (own.cls_emb is not None or own.use_pad_mask):
+        what = "a class embedding behind the text" if own.cls_emb is not None else "a mask of the padding"
+        return TextEncoder(module, f"it has {what}, which embedded tokens don't have")
+    if isinstance(own, CLIP | TextTransformer):
+        return OpenClipText(module)
+    raise FedbenchError(f"{type(module).__name__} is no dual encoder that fedbench knows.")
+
+
+def _count(where: Tensor) -> Tensor:
+    """How many of each row (n, l) are true, (n,) int64."""
+    return where.long().sum(dim=-1)
