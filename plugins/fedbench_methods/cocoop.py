@@ -62,7 +62,7 @@ class CoCoOp(Method[CoCoOpParams]):
 
     name = "cocoop"
     citation = "Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022"
-    requires = ("clip",)
+    requires = ("clip", "context")
     recipe = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4}
 
     @hookimpl

@@ -131,7 +131,7 @@ class FedOTP(fb.Method[FedOtpParams]):
 
     name = "fedotp"
     citation = "Li et al., Global and Local Prompts Cooperation via Optimal Transport for FL, CVPR 2024"
-    requires = ("clip",)
+    requires = ("clip", "context", "patches")
     recipe = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
     keeps_lost_training = True
 

@@ -61,7 +61,7 @@ class FedPGP(fb.Method[FedPgpParams]):
 
     name = "fedpgp"
     citation = "Cui et al., Harmonizing Generalization and Personalization in FPL, ICML 2024"
-    requires = ("clip",)
+    requires = ("clip", "context")
     recipe = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}  # but for lr, its toolbox's
     keeps_lost_training = True
 

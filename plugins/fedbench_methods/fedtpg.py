@@ -53,7 +53,7 @@ class FedTPG(fb.Method[FedTpgParams]):
     name = "fedtpg"
     citation = "Qiu et al., Federated Text-driven Prompt Generation for Vision-Language Models, ICLR 2024"
     recipe = {"optimizer": "sgd", "lr": 3e-3, "momentum": 0.9, "weight_decay": 1e-5}
-    requires = ("labels", "clip")
+    requires = ("labels", "clip", "context")
 
     @hookimpl
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:

@@ -68,7 +68,7 @@ class KgCoOp(Method[KgCoOpParams]):
 
     name = "kgcoop"
     citation = "Yao et al., Prompt Tuning with Knowledge-guided Context Optimization, CVPR 2023"
-    requires = ("clip",)
+    requires = ("clip", "context")
     recipe = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 5e-4}
 
     @hookimpl

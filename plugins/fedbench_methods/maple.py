@@ -69,7 +69,7 @@ class MaPLe(Method[MapleParams]):
 
     name = "maple"
     citation = "Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023"
-    requires = ("clip",)
+    requires = ("clip", "context", "image_layers")
     recipe = {"optimizer": "sgd", "lr": 3.5e-3, "momentum": 0.9, "weight_decay": 5e-4}
 
     @hookimpl

@@ -46,7 +46,7 @@ class PromptFL(Method[PromptFlParams]):
 
     name = "promptfl"
     citation = "Guo et al., PromptFL: Let Federated Participants Cooperatively Learn Prompts, TMC 2024"
-    requires = ("clip",)
+    requires = ("clip", "context")
     recipe = {"optimizer": "sgd", "lr": 2e-3, "momentum": 0.9, "weight_decay": 1e-4}
 
     @hookimpl

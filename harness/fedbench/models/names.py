@@ -68,6 +68,7 @@ FAMILIES = {
     "resnet50": Family("resnet50", "ResNet-50; stem=cifar for small images", ("stem", *_SHARED)),
 }
 
+DUAL_ENCODERS = ("clip", "hf-clip")
 _NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, "resize": 4096}
 _WORDS = {"stem": ("cifar", "imagenet")}
 
@@ -80,6 +81,11 @@ def split_checkpoint(rest: str) -> tuple[str, str, str]:
     sign = next((letter for letter in rest if letter in "@:"), "")
     arch, _, checkpoint = rest.partition(sign) if sign else (rest, "", "")
     return arch, sign, checkpoint
+
+
+def is_dual_encoder(name: str) -> bool:
+    """Whether ``name`` is that of a backbone with a text tower."""
+    return name.partition(":")[0] in DUAL_ENCODERS
 
 
 def canonical_backbone(name: str) -> str:

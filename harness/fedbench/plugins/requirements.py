@@ -8,9 +8,12 @@ from pathlib import Path
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.method.base import declares
+from fedbench.core.method.base import REQUIREMENTS, declares
 from fedbench.core.spec import RunSpec
-from fedbench.core.types import NO_LINEAR_HEAD, InputSource, Model
+from fedbench.core.types import NO_LINEAR_HEAD, Backbone, InputSource, Model
+from fedbench.models.capabilities import CAPABILITIES, lacking
+from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.names import is_dual_encoder
 from fedbench.plugins.assembly import find_method
 
 GRANTED_SERVER_DATA = {"server_data": "unlabelled", "server_labels": "labelled"}
@@ -47,10 +50,22 @@ def refuse_settings(requires: Mapping[str, str], spec: RunSpec) -> None:
 
 def refuse_backbone(requires: Mapping[str, str], spec: RunSpec) -> None:
     """FedbenchError where the backbone is not CLIP and a method requires it."""
-    if "clip" in requires and not spec.backbone.startswith("clip:"):
+    if "clip" in requires and not is_dual_encoder(spec.backbone):
         raise FedbenchError(
             f"{requires['clip']} needs a CLIP backbone, not {spec.backbone!r}; use --set backbone=clip:embedded."
         )
+
+
+def refuse_towers(requires: Mapping[str, str], backbone: Backbone) -> None:
+    """FedbenchError where the towers of a dual encoder lack what methods require of them."""
+    if not isinstance(backbone, ClipBackbone) or requires.keys().isdisjoint(CAPABILITIES):
+        return
+    for name, reason in lacking(backbone.module).items():
+        if name in requires:
+            raise FedbenchError(
+                f"{requires[name]} needs {REQUIREMENTS[name]} ({name}), and backbone {backbone.name!r} has none: "
+                f"{reason}; use another, such as clip:embedded."
+            )
 
 
 def refuse_model(

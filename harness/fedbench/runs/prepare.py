@@ -23,7 +23,13 @@ from fedbench.models import image_size_of, load_backbone
 from fedbench.models.feature_cache import encode
 from fedbench.models.inputs import FeatureInputs, ImageInputs, ImagesOnDevice, UncachedFeatures
 from fedbench.plugins.assembly import Assembly, assemble, find_method
-from fedbench.plugins.requirements import GRANTED_SERVER_DATA, refuse_backbone, refuse_model, refuse_settings
+from fedbench.plugins.requirements import (
+    GRANTED_SERVER_DATA,
+    refuse_backbone,
+    refuse_model,
+    refuse_settings,
+    refuse_towers,
+)
 from fedbench.plugins.withheld import Pixels, partitioned, withheld
 from fedbench.rounds.allocator import keep_freed_memory
 from fedbench.rounds.executors import ExecutorName, executor_for
@@ -80,6 +86,7 @@ def prepare(
     device = _device(spec.device)
     dataset = dataset or dataset_for(spec, settings)
     backbone = backbone or backbone_for(spec, dataset, settings)
+    refuse_towers(assembly.requires, backbone)
     backbone.module.to(device)
     untouched.keep(backbone.module)
     scored = build_federation(dataset, spec.scenario, spec.seed)

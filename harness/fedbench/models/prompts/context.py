@@ -180,7 +180,7 @@ def _packing(backbone: ClipBackbone, what: str) -> OpenClipText:
     if not can_pack(text):
         raise FedbenchError(
             f"{what} the layers of the text tower, and those of backbone {backbone.name!r} are not open_clip's "
-            "plain blocks under a causal mask; use another, such as clip:embedded."
+            "plain blocks under a causal mask (text_layers); use another, such as clip:embedded."
         )
     return text
 

@@ -37,7 +37,7 @@ def require_vision_transformer(backbone: ClipBackbone, what: str, instead: str =
     if not (has_class_token(visual) and is_plain(visual.transformer)):
         raise FedbenchError(
             f"{what}, and the image tower of backbone {backbone.name!r} is no vision transformer of open_clip's plain "
-            f"blocks with a class token; use one, such as clip:embedded{instead and f', or {instead}'}."
+            f"blocks with a class token (image_layers); use one, such as clip:embedded{instead and f', or {instead}'}."
         )
     tower: VisionTransformer = visual
     return tower
