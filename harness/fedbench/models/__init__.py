@@ -34,6 +34,10 @@ def load_backbone(
         from fedbench.models.photos.dual import load_lite0_minilm
 
         return load_lite0_minilm(parsed)
+    if parsed.family == "hf-clip":
+        from fedbench.models.clip.transformers_models import load_transformers_clip
+
+        return load_transformers_clip(parsed)
     if parsed.family == "clip":
         from fedbench.models.clip.loading import load_clip
 
@@ -53,10 +57,14 @@ def image_size_of(name: str) -> int | None:
         from fedbench.models.photos.dual import IMAGE_SIZE
 
         return IMAGE_SIZE
+    if parsed.family == "hf-clip":
+        from fedbench.models.clip.transformers_models import transformers_image_size
+
+        return transformers_image_size(parsed.checkpoint, name)
     if parsed.family == "clip":
         from fedbench.models.clip.loading import clip_image_size
 
-        return clip_image_size(parsed.arch)
+        return clip_image_size(parsed)
     from fedbench.models.cnn.backbone import cnn_image_size
 
     return cnn_image_size(parsed)

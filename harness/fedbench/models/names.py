@@ -47,6 +47,9 @@ FAMILIES = {
         "any architecture of open_clip; CHECKPOINT is a pretrained tag or a weights file "
         "(clip:ARCH:CHECKPOINT is the same)",
     ),
+    "hf-clip": Family(
+        "hf-clip:NAME_OR_FOLDER", "a CLIP, SigLIP, SigLIP 2, ALIGN or other dual encoder of transformers"
+    ),
     "resnet8": Family(
         "resnet8",
         "ResNet-8 of the CReFF family for 32 px; width=4 (default) is the papers', 1 is fast",
@@ -68,6 +71,8 @@ FAMILIES = {
     "resnet50": Family("resnet50", "ResNet-50; stem=cifar for small images", ("stem", *_SHARED)),
 }
 
+FOLDERS = ("local-dir", "hf-hub")
+"""In the place of an architecture: a folder or a name of the hub with open_clip's own configuration."""
 DUAL_ENCODERS = ("clip", "hf-clip")
 _NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, "resize": 4096}
 _WORDS = {"stem": ("cifar", "imagenet")}
@@ -108,6 +113,10 @@ def parse_backbone(name: str) -> BackboneName:
         if not arch or (sign and not checkpoint):
             raise FedbenchError(f"backbone {name!r} is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'.")
         arch = arch.replace("/", "-")  # open_clip writes ViT-B-32 for the papers' ViT-B/32
+    elif family == "hf-clip":
+        arch, checkpoint = "", rest
+        if not rest:
+            raise FedbenchError(f"backbone {name!r} is incomplete: write 'hf-clip:NAME_OR_FOLDER'.")
     else:
         arch = checkpoint = ""
         if colon or "@" in family:

@@ -43,6 +43,23 @@ class PixelTransform:
         return resized
 
 
+@dataclass(frozen=True)
+class CroppedTransform(PixelTransform):
+    """Resize to ``edge`` as ``mode`` says, cut ``size`` out of the centre, then normalise."""
+
+    edge: int = 0
+
+    def _resized(self, pixels: Tensor) -> Tensor:
+        from torchvision.transforms.v2 import InterpolationMode
+        from torchvision.transforms.v2 import functional as images
+
+        assert self.size is not None
+        target = [self.edge] * (2 if self.mode == "squash" else 1)
+        resized = images.resize(pixels, target, InterpolationMode(self.interpolation), antialias=True)
+        cut: Tensor = images.center_crop(resized, [self.size, self.size])
+        return cut
+
+
 @lru_cache(maxsize=32)
 def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     # (x/255 - mean)/std as one multiply-add; cached because a copy to the device at every batch would wait for it.

@@ -10,7 +10,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.datasets import load_dataset
 from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.names import parse_backbone
+from fedbench.models.names import is_dual_encoder
 from fedbench.runs.prepare import Settings, image_size_for
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Loader:
         """
         try:
             image_size = image_size_for(spec)
-            backbone_name = spec.backbone if parse_backbone(spec.backbone).family == "clip" else ""
+            backbone_name = spec.backbone if is_dual_encoder(spec.backbone) else ""
             names = ((spec.dataset, image_size), backbone_name)
             dataset = self._loaded.dataset if names[0] == self._names[0] else None
             backbone = self._loaded.backbone if names[1] == self._names[1] else None

@@ -182,9 +182,22 @@ def image_features(module: nn.Module, images: Tensor) -> Tensor:
     if not hasattr(towers, "get_image_features"):
         features: Tensor = towers.encode_image(images, normalize=False)
         return features
-    output = towers.get_image_features(pixel_values=images)
+    if towers.config.model_type == "siglip2":
+        output = towers.get_image_features(**_as_patches(images, towers.config.vision_config.patch_size))
+    else:
+        output = towers.get_image_features(pixel_values=images)
     pooled: Tensor = output if isinstance(output, Tensor) else output.pooler_output
     return pooled
+
+
+def _as_patches(images: Tensor, side: int) -> dict[str, Tensor]:
+    """What SigLIP 2 takes in place of images of one size (b, 3, h, w): rows of patches of ``side`` pixels."""
+    count, _, height, width = images.shape
+    rows, columns = height // side, width // side
+    patches = images.reshape(count, 3, rows, side, columns, side).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+    shapes = torch.tensor([[rows, columns]] * count, device=images.device)
+    mask = torch.ones(patches.shape[:2], dtype=torch.long, device=images.device)
+    return {"pixel_values": patches, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
 def cosine_scale(module: nn.Module) -> Tensor:

@@ -22,8 +22,9 @@ from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_p
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import opened
 from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.clip.text_encoders import HuggingFaceText, text_encoder
 from fedbench.models.clip.tokens import FoldedTokenizer
-from fedbench.models.names import LIST_HINT, LITE0_MINILM, BackboneName
+from fedbench.models.names import FOLDERS, LIST_HINT, LITE0_MINILM, BackboneName
 from fedbench.models.transform import PixelTransform
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
     """
     if name.arch == "embedded":
         return _load_embedded(name)
+    if name.arch in FOLDERS:
+        return _from_folder(name)
     known = open_clip.list_models()
     if name.arch not in known:
         raise unknown_name("CLIP architecture", name.arch, {*known, "embedded", LITE0_MINILM}, LIST_HINT)
@@ -68,12 +71,23 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
     return _build(name, file, tag, quick_gelu=quick_gelu_for(name.arch, tag))
 
 
-def clip_image_size(arch: str) -> int | None:
-    """The side in pixels of the images that an architecture takes, without its weights; None where it is unknown."""
-    own = EMBEDDED_DIR / "embedded.json"
-    is_own = arch == "embedded" and own.is_file()
-    config = json.loads(own.read_text()) if is_own else open_clip.get_model_config(arch)
+def clip_image_size(name: BackboneName) -> int | None:
+    """The side in pixels of the images that a model takes, without its weights; None where it is unknown."""
+    own = _own_config(name)
+    config = open_clip.get_model_config(name.arch) if own is None else json.loads(own.read_text())
+    config = None if config is None else config.get("model_cfg", config)
     return None if config is None else _square(config["vision_cfg"].get("image_size", CLIPVisionCfg.image_size))
+
+
+def _own_config(name: BackboneName) -> Path | None:
+    """The file of an architecture that open_clip does not list."""
+    if name.arch == "embedded":
+        found: Path | str | None = EMBEDDED_DIR / "embedded.json"
+    elif name.arch == "local-dir":
+        found = Path(name.checkpoint) / "open_clip_config.json"
+    else:
+        found = try_to_load_from_cache(name.checkpoint, "open_clip_config.json") if name.arch == "hf-hub" else None
+    return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
 
 
 def quick_gelu_for(arch: str, tag: dict[str, Any]) -> bool:
@@ -134,10 +148,35 @@ def _build(
             f"can't load CLIP weights {str(file)!r} as {name.arch}: {' '.join(reason[:2])[:300]} "
             "(needed: a complete safetensors file or state dict of this architecture)."
         ) from error
+    embed_dim = int(open_clip.get_model_config(name.arch)["embed_dim"])
+    return _frozen(name, str(file), module, tokenizer or _tokenizer(name.arch, name), embed_dim)
+
+
+def _from_folder(name: BackboneName) -> ClipBackbone:
+    """A model with its own configuration, as open_clip writes them: in a folder, or of the hub."""
+    whole = f"{name.arch}:{name.checkpoint}"
+    if not name.checkpoint or (name.arch == "local-dir" and not Path(name.checkpoint).is_dir()):
+        raise FedbenchError(f"backbone {name.text!r}: write 'clip:local-dir:FOLDER' or 'clip:hf-hub:NAME'.")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            module = open_clip.create_model(whole, weights_only=True)
+    except Exception as error:  # as in `_build`
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise FedbenchError(f"backbone {name.text!r} can't be loaded: {' '.join(reason[:2])[:300]}") from error
+    tokenizer = _tokenizer(whole, name)
+    with torch.no_grad():
+        width = int(text_encoder(module.eval()).encode(tokenizer(["a"])).shape[1])
+    return _frozen(name, name.checkpoint, module, tokenizer, width)
+
+
+def _frozen(name: BackboneName, source: str, module: Any, tokenizer: Any, embed_dim: int) -> ClipBackbone:
+    """The loaded model as a backbone. Raises FedbenchError for weights that are not finite."""
     for key, tensor in module.state_dict().items():
         if tensor.is_floating_point() and key not in _MASKS and not tensor.isfinite().all():
-            raise FedbenchError(f"CLIP weights {str(file)!r}: {key} is not finite, so the file is damaged; replace it.")
+            raise FedbenchError(f"CLIP weights {source!r}: {key} is not finite, so the file is damaged; replace it.")
     module.eval().requires_grad_(False)
+    if isinstance(text_encoder(module), HuggingFaceText):  # other attention has no batching rule for vmap
+        module.text.transformer.set_attn_implementation("eager")
     seen = module.visual.preprocess_cfg
     transform = PixelTransform(
         mean=tuple(seen["mean"]),
@@ -146,8 +185,7 @@ def _build(
         mode=seen["resize_mode"],
         interpolation=seen["interpolation"],
     )
-    embed_dim = int(open_clip.get_model_config(name.arch)["embed_dim"])
-    return ClipBackbone(name.text, module, tokenizer or _tokenizer(name), transform, embed_dim)
+    return ClipBackbone(name.text, module, tokenizer, transform, embed_dim)
 
 
 def published_digest(file: Path, tag: dict[str, Any]) -> str:
@@ -197,11 +235,12 @@ def _square(size: int | tuple[int, int]) -> int:
     return side
 
 
-def _tokenizer(name: BackboneName) -> Any:
+def _tokenizer(model: str, name: BackboneName) -> Any:
     try:
-        return open_clip.get_tokenizer(name.arch)
-    except OSError as error:
-        raise FedbenchError(f"backbone {name.text!r}: its tokenizer can't be downloaded ({error}).") from error
+        return open_clip.get_tokenizer(model)
+    except Exception as error:  # of the hub, or of a library that a tokenizer needs
+        reason = str(error).strip().split("\n")[0][:200]
+        raise FedbenchError(f"backbone {name.text!r}: its tokenizer can't be loaded ({reason}).") from error
 
 
 def _fetch(name: BackboneName, tag: dict[str, Any], data_dir: Path | None) -> Path:

@@ -226,8 +226,11 @@ class TransformersText(TextEncoder):
         """As in the base. CLIP's and SigLIP's text models take token ids alone, so that their parts are called here."""
         text = self.module.text_model
         if not self._kind.startswith(("clip", "siglip")):
-            pooled = text(inputs_embeds=embedded, attention_mask=self._mask(tokens)).pooler_output
-            return self._projected(pooled)
+            found = text(inputs_embeds=embedded, attention_mask=self._mask(tokens))
+            is_align = (
+                self.module.config.model_type == "align"
+            )  # which pools its text otherwise than the text model does
+            return self._projected(found.last_hidden_state[:, 0] if is_align else found.pooler_output)
         is_causal = self._kind.startswith("clip")
         length, mask = tokens.shape[1], None
         if is_causal:

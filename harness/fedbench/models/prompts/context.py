@@ -258,8 +258,8 @@ def _frame(backbone: ClipBackbone) -> _Frame:
         if thrice - once == 2 and bool(same.any()) and start < once:
             return _Frame(start, once - start - 1, word)
     raise FedbenchError(
-        f"backbone {backbone.name!r}: its tokenizer makes one token of none of {', '.join(PLACEHOLDERS)}, so that no "
-        "word can hold the places of a learnable context; use another backbone."
+        f"backbone {backbone.name!r}: its tokenizer makes one token of none of {', '.join(PLACEHOLDERS)}, or pads "
+        "texts in front, so that no word can hold the places of a learnable context; use another backbone."
     )
 
 

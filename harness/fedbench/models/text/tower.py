@@ -18,6 +18,7 @@ from fedbench.core.types import Tensors
 from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates
 from fedbench.models.clip.text_encoders import text_encoder
+from fedbench.models.names import is_dual_encoder
 from fedbench.models.per_thread import per_thread
 from fedbench.models.text.vectors import DRAWN, chosen_text_encoder, sentence_features, tokenised, transformers_encoder
 
@@ -51,7 +52,7 @@ def text_tower(setup: ModelSetup, templates: Sequence[str]) -> TextTower:
             "backbone.text=clip:embedded or another encoder, or keep the text fixed."
         )
     texts = fill_templates(setup.classnames, templates)
-    net = _clip_texts(setup, name, texts) if name.startswith("clip:") else _transformers_texts(setup, name, texts)
+    net = _clip_texts(setup, name, texts) if is_dual_encoder(name) else _transformers_texts(setup, name, texts)
     start = {name: value.detach().clone().requires_grad_() for name, value in net.named_parameters()}
     # A model may hold more than its text tower (an image tower, a pooler nobody reads): autograd knows what counts.
     features = functional_call(net, start, ())

