@@ -147,18 +147,17 @@ def transformers_folder(kind: str, folder: Path) -> Path:
         }
         vision = {
             "image_size": SIZE, "hidden_dim": 16, "depth_divisor": 8, "kernel_sizes": [3], "in_channels": [32],
-            "out_channels": [32], "depthwise_padding": [], "strides": [1], "num_block_repeats": [1], "expand_ratios": [1],
-            "width_coefficient": 0.5, "depth_coefficient": 1.0,
+            "out_channels": [32], "depthwise_padding": [], "strides": [1], "num_block_repeats": [1],
+            "expand_ratios": [1], "width_coefficient": 0.5, "depth_coefficient": 1.0,
         }  # fmt: skip
-        make = lambda: hf.AlignModel(
-            hf.AlignConfig(text_config={**TEXT, "pad_token_id": 0}, vision_config=vision, projection_dim=16)
-        )
+        both = hf.AlignConfig(text_config={**TEXT, "pad_token_id": 0}, vision_config=vision, projection_dim=16)
+        make = lambda: hf.AlignModel(both)  # noqa: E731
     else:
         tokenizer = word_tokenizer("[CLS]", "[SEP]")
-        both = hf.VisionTextDualEncoderConfig.from_vision_text_configs(
+        joined = hf.VisionTextDualEncoderConfig.from_vision_text_configs(
             hf.ViTConfig(**VISION), hf.BertConfig(**TEXT, pad_token_id=0), projection_dim=8
         )
-        make = lambda: hf.VisionTextDualEncoderModel(both)  # noqa: E731
+        make = lambda: hf.VisionTextDualEncoderModel(joined)  # noqa: E731
     tokenizer.save_pretrained(folder)
     drawn(make).save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(given))

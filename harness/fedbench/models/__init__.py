@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbench.models.names import EMBEDDED, FAMILIES, LITE0_MINILM, PHOTOS, parse_backbone
+from fedbench.models.names import EMBEDDED, FAMILIES, LITE0_MINILM, PHOTOS, PRETRAINED, parse_backbone
 
 if TYPE_CHECKING:
     from fedbench.models.clip.backbone import ClipBackbone
@@ -42,6 +42,10 @@ def load_backbone(
         from fedbench.models.clip.loading import load_clip
 
         return load_clip(parsed, data_dir)
+    if parsed.family in PRETRAINED:
+        from fedbench.models.cnn.pretrained import load_pretrained_network
+
+        return load_pretrained_network(parsed, seed)
     from fedbench.models.cnn.backbone import load_cnn
 
     return load_cnn(parsed, seed, image_size)
@@ -54,9 +58,9 @@ def image_size_of(name: str) -> int | None:
     """
     parsed = parse_backbone(name)
     if parsed.arch == LITE0_MINILM:
-        from fedbench.models.photos.dual import IMAGE_SIZE
+        from fedbench.models.photos.packages import LITE0_SIZE
 
-        return IMAGE_SIZE
+        return LITE0_SIZE
     if parsed.family == "hf-clip":
         from fedbench.models.clip.transformers_models import transformers_image_size
 
@@ -65,6 +69,10 @@ def image_size_of(name: str) -> int | None:
         from fedbench.models.clip.loading import clip_image_size
 
         return clip_image_size(parsed)
+    if parsed.family in PRETRAINED:
+        from fedbench.models.cnn.pretrained import pretrained_image_size
+
+        return pretrained_image_size(parsed)
     from fedbench.models.cnn.backbone import cnn_image_size
 
     return cnn_image_size(parsed)

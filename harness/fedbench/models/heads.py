@@ -15,6 +15,7 @@ from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.full import full_clip_model
 from fedbench.models.cnn.backbone import batch_norm_names, cnn_model
+from fedbench.models.cnn.pretrained import PretrainedNetwork
 
 if TYPE_CHECKING:
     from fedbench.core.method.tasks import ModelSetup
@@ -84,14 +85,21 @@ def linear_head(setup: ModelSetup) -> Model:
     """A linear head s (W z + b) on unit image features z, W initialised with the classes' unit text features, b = 0.
 
     So round 0 is zero-shot CLIP. s is the scale the backbone learned unless ``head_scale`` says otherwise; it is not
-    trained. (The form of FST-CBDG, arXiv 2404.11046, section 3.2, with CLIP's own scale.)
+    trained. On a pretrained network without text z are its features as they are, W is drawn and s is 1. (The form of
+    FST-CBDG, arXiv 2404.11046, section 3.2, with CLIP's own scale.)
     """
+    if isinstance(setup.backbone, PretrainedNetwork):
+        drawn = linear_layer("head", len(setup.classnames), setup.backbone.feature_dim, setup.generator("head"))
+        scale = setup.spec.head_scale or 1.0
+        return head_on_features(setup.backbone, drawn["head.weight"], scale, unit_features=False)
     clip = clip_of(setup)
     text = clip.text_features(setup.classnames, setup.spec.templates)
     return head_on_features(clip, text, setup.spec.head_scale or clip.logit_scale)
 
 
-def head_on_features(clip: ClipBackbone, weight: Tensor, scale: float, *, unit_features: bool = True) -> Model:
+def head_on_features(
+    backbone: ClipBackbone | PretrainedNetwork, weight: Tensor, scale: float, *, unit_features: bool = True
+) -> Model:
     """A linear head s (W z + b) on frozen image features z, W starting from ``weight`` (C, d) and b from zero.
 
     z is brought to unit length unless ``unit_features`` is false; it is what ``Outputs.features`` holds.
@@ -104,7 +112,7 @@ def head_on_features(clip: ClipBackbone, weight: Tensor, scale: float, *, unit_f
     return Model(
         weights={"head.weight": weight.clone(), "head.bias": torch.zeros(len(weight))},
         forward=forward,
-        encoder=clip.image_encoder(),
+        encoder=backbone.image_encoder(),
         head=LinearHead(scale=scale),
     )
 

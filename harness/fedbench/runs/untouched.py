@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from fedbench.core.errors import MethodFault
 from fedbench.core.types import FrozenEncoder
 from fedbench.models.clip.backbone import ClipBackbone, digest_of_weights
+from fedbench.models.cnn.pretrained import PretrainedNetwork
+
+_FROZEN = (ClipBackbone, PretrainedNetwork)
 
 
 def switches() -> dict[str, object]:
@@ -77,7 +80,7 @@ class Untouched:
     def require_modes(self, encoder: FrozenEncoder) -> None:
         """Raise MethodFault where the ``encoder`` is in training mode or has hooks; cheap."""
         backbone = getattr(encoder, "backbone", None)
-        if isinstance(backbone, ClipBackbone) and _computes_otherwise(backbone.module):
+        if isinstance(backbone, _FROZEN) and _computes_otherwise(backbone.module):
             raise MethodFault(
                 f"{self._who} puts {backbone.name} into training mode or adds hooks to it, and features are encoded "
                 "that other methods read as well; change a copy (copy.deepcopy)."
@@ -86,7 +89,7 @@ class Untouched:
     def require_weights(self, encoder: FrozenEncoder) -> None:
         """Raise MethodFault where the ``encoder``'s weights are not those of its key; reads all of them."""
         backbone = getattr(encoder, "backbone", None)
-        if isinstance(backbone, ClipBackbone) and backbone.weights_hash != digest_of_weights(backbone.module):
+        if isinstance(backbone, _FROZEN) and backbone.weights_hash != digest_of_weights(backbone.module):
             raise MethodFault(self._weights_text(backbone.name))
 
     def _weights_text(self, whose: str) -> str:

@@ -19,15 +19,13 @@ from torch import Tensor, nn
 from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.names import LITE0_MINILM, BackboneName
-from fedbench.models.photos.packages import MINILM, load_lite0
+from fedbench.models.photos.packages import LITE0_SIZE, LITE0_STATISTICS, MINILM, load_lite0
 from fedbench.models.transform import PixelTransform
 
-WIDTH, IMAGE_SIZE, CONTEXT_LENGTH = 384, 128, 32
-"""d; the side of images, at which CIFAR-10 and PACS score as at 160 in half the time; places of a text."""
+WIDTH, CONTEXT_LENGTH = 384, 32
+"""d; places of a text."""
 FOLDER = Path(__file__).parent
 BRIDGE, CARD = FOLDER / "bridge.safetensors", FOLDER / "card.json"
-HALF = PixelTransform((0.5,) * 3, (0.5,) * 3, IMAGE_SIZE)
-"""The transform that the image tower was trained with, as far as its numbers tell."""
 
 
 def load_lite0_minilm(name: BackboneName) -> ClipBackbone:
@@ -38,7 +36,7 @@ def load_lite0_minilm(name: BackboneName) -> ClipBackbone:
     if found != json.loads(CARD.read_text())["sha256"]:
         raise FedbenchError(f"{str(BRIDGE)!r} is damaged; reinstall fedbench.")
     module, tokenizer = joined(load_file(BRIDGE))
-    return ClipBackbone(name.text, module, tokenizer, HALF, WIDTH)
+    return ClipBackbone(name.text, module, tokenizer, PixelTransform(*LITE0_STATISTICS, LITE0_SIZE), WIDTH)
 
 
 def joined(bridge: dict[str, Tensor]) -> tuple[nn.Module, Any]:
@@ -55,7 +53,7 @@ def joined(bridge: dict[str, Tensor]) -> tuple[nn.Module, Any]:
                 timm_pool="avg",
                 timm_proj="linear",
                 timm_proj_bias=True,
-                image_size=IMAGE_SIZE,
+                image_size=LITE0_SIZE,
             ),
             CLIPTextCfg(
                 hf_model_name=folder,

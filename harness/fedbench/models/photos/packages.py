@@ -54,6 +54,11 @@ MINILM = Weights(
     "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
 )
 
+LITE0_STATISTICS = ((0.5,) * 3, (0.5,) * 3)
+"""Mean and deviation by channel that Lite0 was trained with, as far as its numbers tell."""
+LITE0_SIZE = 128
+"""The side of images: CIFAR-10 and PACS score there as at 160, in half the time."""
+
 _OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
 _EXPANDING = {
     "_expand_conv": "conv_pw",
