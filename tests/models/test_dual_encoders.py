@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from fedbench.models.clip.transformers_models import PaddedTexts, transform_of
 from fedbench.models.prompts.context import prompt_tower, word_context
 from fedbench.models.transform import CroppedTransform, PixelTransform
 from fedbench.plugins.requirements import refuse_towers
+from fedbench.rounds.loop import evaluate
+from fedbench.runs.prepare import Settings, prepare
+from fedbench.testing import final_state, tiny_dataset, tiny_spec
 
 NAMES = ("red car", "ship", "big blue ship")
 WORDS = ["a", "photo", "of", "red", "car", "ship", "big", "blue", "X", "x", ".", "an", "it"]
@@ -298,6 +302,25 @@ def test_both_towers_train_and_nothing_else(backbone: ClipBackbone) -> None:
     torch.testing.assert_close(outputs.logits.detach(), expected, rtol=1e-4, atol=1e-3)
     outputs.logits.square().sum().backward()
     assert sum(leaf.grad is not None for leaf in leaves.values()) > 0.6 * len(leaves)
+
+
+@pytest.mark.parametrize("method", ["fedclip", "promptfl"])
+def test_methods_run_on_every_kind(method: str, kind: str, backbone: ClipBackbone, tmp_path: Path) -> None:
+    spec = tiny_spec(method, backbone="clip:embedded", rounds=1)
+    if method == "promptfl":
+        spec = spec.model_copy(update={"params": {"promptfl": {"context_length": 2}}})
+    data = replace(tiny_dataset(), classnames=("car", "ship", "big ship", "blue car"))
+    settings = Settings(tmp_path, tmp_path)
+    if method == "promptfl" and (kind == "hf siglip2" or "context" in LACK[kind]):
+        with pytest.raises(FedbenchError, match=r"promptfl needs .* \(context\)|or pads texts in front"):
+            prepare(spec, settings, dataset=data, backbone=backbone)
+        return
+    run = prepare(spec, settings, dataset=data, backbone=backbone)
+    start = evaluate(run, run.initial_state())[1].labels
+    assert len(start) == len(data.test.labels)
+    after = final_state(run).weights
+    assert all(tensor.isfinite().all() for tensor in after.values())
+    assert any(not torch.equal(tensor, run.model.weights[name]) for name, tensor in after.items())
 
 
 def test_a_folder_of_open_clip_is_a_backbone(tmp_path: Path) -> None:
