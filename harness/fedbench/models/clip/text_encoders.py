@@ -156,6 +156,10 @@ class HuggingFaceText(TextEncoder):
         """d_t."""
         return int(self.module.text.transformer.get_input_embeddings().embedding_dim)
 
+    def encode(self, tokens: Tensor) -> Tensor:
+        """As in the base, without the columns that are masked in every text."""
+        return super().encode(self.truncated(tokens))
+
     def truncated(self, tokens: Tensor) -> Tensor:
         """Cut after the longest text: what is behind is masked."""
         return tokens[:, : int(self.ends(tokens).max()) + 1]
@@ -183,7 +187,8 @@ class TransformersText(TextEncoder):
     """The text side of a two-tower model of transformers: CLIP, SigLIP, ALIGN, or any two encoders joined."""
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """As in the base."""
+        """As in the base, without the columns that no feature depends on."""
+        tokens = self.truncated(tokens)
         output = self.module.get_text_features(input_ids=tokens, attention_mask=self._mask(tokens))
         features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
         return features
