@@ -215,6 +215,6 @@ def tower_tensors(module: nn.Module) -> tuple[Tensors, Tensors]:
     """
     parameters = dict(module.named_parameters())
     compared = [name for name in parameters if not name.startswith(("text_decoder.", "logit_bias"))]
-    others = [name for name in module.state_dict() if name not in parameters and not name.startswith("text_decoder.")]
-    values = module.state_dict()
-    return {n: parameters[n].detach().clone() for n in compared}, {n: values[n].clone() for n in others}
+    values, own = module.state_dict(), dict(module.named_buffers())
+    kept = [name for name in values if name in own and not name.startswith("text_decoder.")]
+    return {n: parameters[n].detach().clone() for n in compared}, {n: values[n].clone() for n in kept}
