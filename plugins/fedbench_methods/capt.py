@@ -104,7 +104,7 @@ class CAPT(fb.Method[CaptParams]):
             raise FedbenchError("capt.prompts=class has nothing to couple with images; set capt.vl_align=off.")
         visual = require_vision_transformer(clip, "capt appends tokens to the image tower", "capt.vl_align=off")
         model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, visual)
-        weights |= coupling(general.shape[-1], visual.conv1.out_channels, seed)
+        weights |= coupling(general.shape[-1], visual.width, seed)
         return fb.Model(weights=weights, forward=model, transform=clip.transform)
 
     @hookimpl

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,9 +36,6 @@ from fedbench.models.heads import TextOutputs, clip_of, scaled_logits
 from fedbench.models.prompts.context import fixed_texts
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.toolkit.fedavg import average, cross_entropy, participant_shares
-
-if TYPE_CHECKING:
-    from open_clip.transformer import Transformer
 
 NOISE = "lora.noise"
 """The seed of a step's dropout, among the tensors of a training pass."""
@@ -103,12 +100,12 @@ class ClipLoRA(fb.Method[ClipLoraParams]):
         else:
             what = "clip-lora adapts attention layers of the image tower"
             visual, encoder = require_vision_transformer(clip, what, "clip-lora.encoders=text"), None
-            factors |= self._factors("image", visual.transformer, setup.spec.seed)
+            factors |= self._factors("image", visual.width, visual.depth, setup.spec.seed)
         if chosen == "image":
             fixed = clip.text_features(names, templates)
         else:
             packed = fixed_texts(clip, fill_templates(names, templates), "clip-lora adapts")
-            factors |= self._factors("text", packed.text.transformer, setup.spec.seed)
+            factors |= self._factors("text", clip.text.width, len(packed.blocks), setup.spec.seed)
         frozen = self.params.lora_agg == "freeze_A"
         constants = {name: t.to(setup.spec.device) for name, t in factors.items() if frozen and name.endswith(".A")}
 
@@ -145,11 +142,11 @@ class ClipLoRA(fb.Method[ClipLoraParams]):
             means[f"{name}.A"], means[f"{name}.B"] = product_mean(a, b, shares.to(a[0]))
         return means
 
-    def _factors(self, tower: str, transformer: Transformer, seed: int) -> fb.Tensors:
+    def _factors(self, tower: str, width: int, depth: int, seed: int) -> fb.Tensors:
         """A, uniform in ±1/√w (Kaiming's with a = √5), and B = 0 of all layers of a tower."""
-        rank, width = self.params.rank, transformer.width
+        rank = self.params.rank
         factors: fb.Tensors = {}
-        for layer in range(len(transformer.resblocks)):
+        for layer in range(depth):
             for projection in self.params.projections:
                 name = f"lora.{tower}.{layer}.{projection}"
                 draw = torch.rand(rank, width, generator=fb.torch_generator(seed, name))

@@ -77,9 +77,9 @@ class MaPLe(Method[MapleParams]):
         """The prompts and their couplings; logits are scaled cosines of what both towers make of them."""
         clip, length, seed = clip_of(setup), self.params.context_length, setup.spec.seed
         visual = require_vision_transformer(clip, "maple appends tokens to the image tower")
-        depth = min(self.params.depth, len(visual.transformer.resblocks))
+        depth = min(self.params.depth, visual.depth)
         if depth > 1:
-            depth = min(depth, len(text_layers(clip, "maple puts prompts into").resblocks))
+            depth = min(depth, len(text_layers(clip, "maple puts prompts into")))
         if depth < self.params.depth:
             log.info("maple: prompts in %d layers, which is all that a tower of %s has", depth, clip.name)
         width = clip.text.width
@@ -89,7 +89,7 @@ class MaPLe(Method[MapleParams]):
         tower = prompt_tower(clip, [f"{kept} {name}".strip() for name in setup.classnames], length)
         weights = {"prompt.0": first}
         weights |= {f"prompt.{at}": random_context(seed, f"context {at}", length, width) for at in range(1, depth)}
-        weights |= couplings(depth, width, visual.conv1.out_channels, seed)
+        weights |= couplings(depth, width, visual.width, seed)
 
         def forward(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
             prompts = [tensors[f"prompt.{layer}"] for layer in range(depth)]

@@ -15,10 +15,12 @@ import open_clip
 import torch
 
 from fedbench.models import load_backbone
+from fedbench.models.clip.image_towers import image_tower
 from fedbench.models.prompts.image_tokens import encode_with_tokens
 
 
-def by_open_clip(visual, images, tokens):
+def by_open_clip(tower, images, tokens):
+    visual = tower.module.visual
     patches = visual.conv1(images).flatten(2).permute(0, 2, 1)
     start = visual.class_embedding.expand(len(images), 1, -1)
     x = torch.cat([start, patches], dim=1) + visual.positional_embedding
@@ -27,10 +29,10 @@ def by_open_clip(visual, images, tokens):
     return pooled @ visual.proj
 
 
-def seconds(encode, visual, images, tokens):
+def seconds(encode, tower, images, tokens):
     tokens = tokens.clone().requires_grad_()
     started = time.process_time()
-    encode(visual, images, tokens).sum().backward()
+    encode(tower, images, tokens).sum().backward()
     if images.is_cuda:
         torch.cuda.synchronize()
     return time.process_time() - started
@@ -49,13 +51,13 @@ def main():
         module = load_backbone("clip:embedded", data_dir=None, seed=0).module
     else:
         module = open_clip.create_model(chosen.tower).eval().requires_grad_(False)
-    visual = module.visual.to(chosen.device)
-    images = torch.randn(chosen.batch, 3, *visual.image_size, device=chosen.device)
-    tokens = torch.randn(chosen.tokens, visual.conv1.out_channels, device=chosen.device)
+    tower = image_tower(module.to(chosen.device))
+    images = torch.randn(chosen.batch, 3, *module.visual.image_size, device=chosen.device)
+    tokens = torch.randn(chosen.tokens, tower.width, device=chosen.device)
     ways = (by_open_clip, encode_with_tokens)
     for way in ways:
-        seconds(way, visual, images, tokens)  # warms up
-    pairs = [[seconds(way, visual, images, tokens) for way in ways] for _ in range(chosen.pairs)]
+        seconds(way, tower, images, tokens)  # warms up
+    pairs = [[seconds(way, tower, images, tokens) for way in ways] for _ in range(chosen.pairs)]
     found = sorted(slow / fast for slow, fast in pairs)
     times = [1000 * statistics.median(each) for each in zip(*pairs, strict=True)]
     print(f"open_clip / written out: {found[0]:.2f} {statistics.median(found):.2f} {found[-1]:.2f}")

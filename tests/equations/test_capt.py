@@ -12,7 +12,7 @@ from fedbench.core.method.tasks import AggregationTask, BroadcastTask, StartTask
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import ClientReport, Model, Update
 from fedbench.models.prompts.context import prompt_tower, random_context
-from fedbench.models.prompts.image_tokens import encode_with_tokens
+from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.models.prompts.prompted_clip import coupling
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import rounds, start
@@ -147,7 +147,7 @@ def test_coupled_image_tokens_are_a_linear_map_of_the_general_prompt():
     assert inputs.shape[1:] == (3, 32, 32)
     tokens = weights["prompt.general"] @ weights["coupling.weight"].T + weights["coupling.bias"]
     assert tokens.shape == (4, 192)
-    expected = normalize(encode_with_tokens(clip.module.visual, inputs, tokens), dim=-1)
+    expected = normalize(encode_with_tokens(require_vision_transformer(clip, "test"), inputs, tokens), dim=-1)
     got = run.model.forward(weights, inputs, False).features
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     plain = normalize(clip.module.encode_image(inputs), dim=-1)

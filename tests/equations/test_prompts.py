@@ -230,7 +230,7 @@ def images(clip: ClipBackbone, count: int = 3) -> torch.Tensor:
 
 def test_without_tokens_the_image_tower_is_encode_image(clip):
     visual, batch = require_vision_transformer(clip, "test"), images(clip)
-    plain, none = clip.module.encode_image(batch), torch.zeros(0, visual.conv1.out_channels)
+    plain, none = clip.module.encode_image(batch), torch.zeros(0, visual.width)
     assert plain.abs().max() > 0.1
     # only the order of sums differs
     torch.testing.assert_close(encode_with_tokens(visual, batch, none), plain, rtol=0, atol=2e-5)
@@ -240,9 +240,9 @@ def test_without_tokens_the_image_tower_is_encode_image(clip):
 def test_tokens_change_the_image_feature_even_when_they_are_zero(clip):
     visual, batch = require_vision_transformer(clip, "test"), images(clip)
     plain = clip.module.encode_image(batch)
-    zeros = torch.zeros(2, visual.conv1.out_channels)
+    zeros = torch.zeros(2, visual.width)
     assert (encode_with_tokens(visual, batch, zeros) - plain).abs().max() > 1e-4
-    drawn = torch.randn(3, 2, visual.conv1.out_channels, generator=torch.Generator().manual_seed(1))
+    drawn = torch.randn(3, 2, visual.width, generator=torch.Generator().manual_seed(1))
     features = encode_with_tokens(visual, batch, drawn)
     assert (features - encode_with_tokens(visual, batch, zeros)).abs().max() > 1e-4
     # tokens of each image's own
@@ -252,20 +252,20 @@ def test_tokens_change_the_image_feature_even_when_they_are_zero(clip):
 
 def test_tokens_enter_behind_the_patches_before_the_first_norm_and_without_position(clip):
     visual, batch, seen = require_vision_transformer(clip, "test"), images(clip), []
-    tokens = torch.randn(2, visual.conv1.out_channels, generator=torch.Generator().manual_seed(1))
-    handle = visual.ln_pre.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    tokens = torch.randn(2, visual.width, generator=torch.Generator().manual_seed(1))
+    handle = visual.module.visual.ln_pre.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     encode_with_tokens(visual, batch, tokens)
     handle.remove()
-    assert seen[0].shape[1] == visual.positional_embedding.shape[0] + 2
+    assert seen[0].shape[1] == visual.module.visual.positional_embedding.shape[0] + 2
     assert torch.equal(seen[0][:, -2:], tokens.expand(3, -1, -1))
 
 
 def test_tokens_have_a_gradient_and_the_image_tower_has_none(clip):
     visual = require_vision_transformer(clip, "test")
-    tokens = torch.randn(2, visual.conv1.out_channels, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    tokens = torch.randn(2, visual.width, generator=torch.Generator().manual_seed(1)).requires_grad_()
     encode_with_tokens(visual, images(clip), tokens).sum().backward()
     assert (tokens.grad.abs().amax(1) > 0).all()
-    assert all(p.grad is None for p in visual.parameters())
+    assert all(p.grad is None for p in visual.module.visual.parameters())
 
 
 def test_a_residual_network_has_no_place_for_tokens():

@@ -124,12 +124,13 @@ def test_what_texts_share_is_there_once():
 
 
 def test_the_places_of_a_sequence_are_chosen_at_the_least_cost():
-    clip = tiny_backbone("clip:embedded").module
+    text = tiny_backbone("clip:embedded").text
+    sizes = (text.width, text.blocks[0].attn.num_heads)
     # 16 shared vectors and short names: one sequence; all but the start of its own: none shares enough to see more
-    assert causal_text._texts_in_a_sequence(clip, 10, 17, 3.0) == 10
-    assert causal_text._texts_in_a_sequence(clip, 10, 1, 19.0) == 1
+    assert causal_text._texts_in_a_sequence(*sizes, 10, 17, 3.0) == 10
+    assert causal_text._texts_in_a_sequence(*sizes, 10, 1, 19.0) == 1
     # a thousand texts do not all look at each other
-    assert 10 < causal_text._texts_in_a_sequence(clip, 1000, 17, 3.0) < 100
+    assert 10 < causal_text._texts_in_a_sequence(*sizes, 1000, 17, 3.0) < 100
 
 
 @pytest.mark.parametrize("layout", ["shared", "own", "shared before own"])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from fedbench.models import image_size_of, load_backbone
 from fedbench.models.capabilities import lacking
 from fedbench.models.clip.backbone import ClipBackbone, image_features, tower_tensors
 from fedbench.models.clip.full import full_clip_model
+from fedbench.models.clip.patches import ClipPatchEncoder, all_tokens
 from fedbench.models.clip.transformers_models import PaddedTexts, transform_of
-from fedbench.models.prompts.context import prompt_tower, word_context
+from fedbench.models.prompts.context import prompt_tower, random_context, word_context
+from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.models.transform import CroppedTransform, PixelTransform
+from fedbench.plugins.assembly import find_method
 from fedbench.plugins.requirements import refuse_towers
 from fedbench.rounds.loop import evaluate
 from fedbench.runs.prepare import Settings, prepare
@@ -93,11 +97,12 @@ def custom(**text: object) -> ClipBackbone:
     return of_open_clip(lambda: CustomTextCLIP(8, tiny_vision(), tiny_text(**text)))
 
 
-def siglip_like() -> ClipBackbone:
+def siglip_like(network: str = "resnet10t", size: int = SIZE, pool: str = "avg") -> ClipBackbone:
     tokens = PaddedTexts(word_tokenizer(end="</s>", pad="</s>"), PLACES, masks=False)
     text = {"context_length": PLACES, "vocab_size": 20, "no_causal_mask": True, "pool_type": "last"}
-    timm = CLIPVisionCfg(timm_model_name="resnet10t", timm_pool="avg", timm_proj="linear", image_size=SIZE)
-    return of_open_clip(lambda: CustomTextCLIP(8, timm, tiny_text(**text), init_logit_bias=-10), tokens)
+    timm = CLIPVisionCfg(timm_model_name=network, timm_pool=pool, timm_proj="linear", image_size=size)
+    made = of_open_clip(lambda: CustomTextCLIP(8, timm, tiny_text(**text), init_logit_bias=-10), tokens)
+    return replace(made, transform=replace(HALF, size=size))
 
 
 def coca() -> ClipBackbone:
@@ -181,13 +186,17 @@ KINDS = (
     "hf siglip2",
     "hf align",
     "hf joined",
+    "timm vit",
+    "timm vit map",
 )
 LACK = {
     "causal": set(), "causal eos": set(), "bidirectional": {"text_layers"},
     "siglip": {"text_layers", "image_layers", "patches"},
     "coca": {"context", "text_layers", "image_layers", "patches"},
     "bert mean": {"text_layers"}, "bert cls": {"text_layers"},
-    **dict.fromkeys(KINDS[7:], {"text_layers", "image_layers", "patches"}),
+    "hf clip": set(),
+    **dict.fromkeys(("hf siglip", "hf siglip2", "timm vit", "timm vit map"), {"text_layers", "patches"}),
+    **dict.fromkeys(("hf align", "hf joined"), {"text_layers", "image_layers", "patches"}),
 }  # fmt: skip
 
 
@@ -211,6 +220,8 @@ def backbone(kind: str, tmp_path_factory: pytest.TempPathFactory) -> ClipBackbon
         "causal eos": lambda: custom(pool_type="eos", eos_id=49407),
         "bidirectional": lambda: custom(no_causal_mask=True),
         "siglip": siglip_like,
+        "timm vit": lambda: siglip_like("test_vit", 160, "token"),
+        "timm vit map": lambda: siglip_like("test_vit3", 160, "map"),
         "coca": coca,
     }[kind]()
 
@@ -276,9 +287,66 @@ def test_prompts_of_the_words_are_zero_shot(kind: str, backbone: ClipBackbone) -
         prompt_tower(backbone, NAMES, 90)
 
 
+@torch.no_grad()
+def test_image_towers_written_out_give_the_librarys_features(kind: str, backbone: ClipBackbone) -> None:
+    if "image_layers" in LACK[kind]:
+        with pytest.raises(FedbenchError, match=r"test, and the image tower .* \(image_layers\); use one"):
+            require_vision_transformer(backbone, "test")
+        return
+    tower, images = require_vision_transformer(backbone, "test"), backbone.transform(PIXELS)
+    expected = backbone.encode_images(PIXELS)
+    torch.testing.assert_close(encode_with_tokens(tower, images), expected, rtol=1e-4, atol=1e-5)
+    tokens = random_context(0, "tokens", 3, 2, tower.width)
+    prompted = encode_with_tokens(tower, images, tokens)
+    assert prompted.shape == expected.shape and (prompted - expected).abs().max() > 1e-3
+    deeper = encode_with_tokens(tower, images, tokens, deep=[10 * tokens])
+    assert (deeper - prompted).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["hf clip", "hf siglip", "timm vit"], indirect=True)
+@pytest.mark.parametrize("projection", ["q", "v", "o"])
+def test_additions_to_projections_are_those_of_changed_weights(
+    projection: str, kind: str, backbone: ClipBackbone
+) -> None:
+    changed = ClipBackbone("changed", deepcopy(backbone.module), backbone.tokenizer, backbone.transform, 8)
+    tower, images = require_vision_transformer(backbone, "test"), backbone.transform(PIXELS)
+    extra = random_context(0, "extra", tower.width, tower.width)
+
+    def added(name: str, x: torch.Tensor) -> torch.Tensor | None:
+        return x @ extra.T if name == projection else None
+
+    found = encode_with_tokens(tower, images, added=lambda layer: added if layer == 1 else None)
+    if kind.startswith("hf"):
+        own = changed.module.vision_model.encoder.layers[1].self_attn
+        {"q": own.q_proj, "v": own.v_proj, "o": own.out_proj}[projection].weight += extra
+    else:
+        own, width = changed.module.visual.trunk.blocks[1].attn, tower.width
+        rows = {"q": slice(width), "v": slice(2 * width, None), "o": slice(None)}[projection]
+        (own.proj if projection == "o" else own.qkv).weight[rows] += extra
+    expected = changed.encode_images(PIXELS)
+    assert (expected - backbone.encode_images(PIXELS)).abs().max() > 1e-3
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_patches_of_transformers_clip_are_its_tokens_in_the_space_of_texts(tmp_path: Path) -> None:
+    loaded = load_backbone(f"hf-clip:{transformers_folder('clip', tmp_path)}", data_dir=tmp_path, seed=0)
+    assert isinstance(loaded, ClipBackbone)
+    images, module = loaded.transform(PIXELS), loaded.module
+    tokens = all_tokens(module, images)
+    torch.testing.assert_close(tokens[:, 0], loaded.encode_images(PIXELS), rtol=1e-4, atol=1e-5)
+    vision = module.vision_model
+    states = vision(pixel_values=images).last_hidden_state[:, 3]
+    torch.testing.assert_close(tokens[:, 3], module.visual_projection(vision.post_layernorm(states)))
+    assert ClipPatchEncoder(loaded)(PIXELS).shape == (3, 4, 8)
+
+
+# open_clip's own bidirectional attention has no batching rule: clients train in turn
+@pytest.mark.parametrize(
+    "kind", [k for k in KINDS if k.startswith(("causal", "bert", "hf")) and k != "hf siglip2"], indirect=True
+)
 def test_gradients_of_a_cohort_are_those_of_its_clients(kind: str, backbone: ClipBackbone) -> None:
-    if kind in ("bidirectional", "siglip", "coca", "hf siglip2"):
-        pytest.skip("no prompts, or open_clip's own attention, which has no batching rule: clients train in turn")
     tower = prompt_tower(backbone, NAMES, 2)
     contexts = torch.randn(3, 2, tower.width, generator=torch.Generator().manual_seed(1))
 
@@ -304,15 +372,25 @@ def test_both_towers_train_and_nothing_else(backbone: ClipBackbone) -> None:
     assert sum(leaf.grad is not None for leaf in leaves.values()) > 0.6 * len(leaves)
 
 
-@pytest.mark.parametrize("method", ["fedclip", "promptfl"])
+USES = {
+    "fedclip": ({}, None),
+    "promptfl": ({"context_length": 2}, "context"),
+    "maple": ({"context_length": 2, "depth": 2}, "text_layers"),
+    "clip-lora": ({"encoders": "image"}, "image_layers"),
+    "fedotp": ({"context_length": 2}, "patches"),
+}
+"""Methods with small values, and which capability of theirs fewest kinds have."""
+
+
+@pytest.mark.parametrize("method", USES)
 def test_methods_run_on_every_kind(method: str, kind: str, backbone: ClipBackbone, tmp_path: Path) -> None:
+    params, needs = USES[method]
     spec = tiny_spec(method, backbone="clip:embedded", rounds=1)
-    if method == "promptfl":
-        spec = spec.model_copy(update={"params": {"promptfl": {"context_length": 2}}})
+    spec = spec.model_copy(update={"params": {method: params}})
     data = replace(tiny_dataset(), classnames=("car", "ship", "big ship", "blue car"))
     settings = Settings(tmp_path, tmp_path)
-    if method == "promptfl" and (kind == "hf siglip2" or "context" in LACK[kind]):
-        with pytest.raises(FedbenchError, match=r"promptfl needs .* \(context\)|or pads texts in front"):
+    if needs in LACK[kind] or (kind == "hf siglip2" and "context" in find_method(method).requires):
+        with pytest.raises(FedbenchError, match=r"needs .* \(\w+\)|\((image|text)_layers\)|or pads texts in front"):
             prepare(spec, settings, dataset=data, backbone=backbone)
         return
     run = prepare(spec, settings, dataset=data, backbone=backbone)

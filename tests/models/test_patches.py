@@ -68,13 +68,13 @@ def test_patches_are_the_tokens_behind_the_class_token_normed_projected_and_of_u
 def test_the_token_before_the_patches_is_the_pooled_feature(vision: dict[str, object]) -> None:
     clip = small_clip(**vision)
     images = clip.transform(PIXELS)
-    torch.testing.assert_close(all_tokens(clip.module.visual, images)[:, 0], clip.module.encode_image(images))
+    torch.testing.assert_close(all_tokens(clip.module, images)[:, 0], clip.module.encode_image(images))
 
 
 def test_of_a_resnet_every_position_is_a_query_of_the_attention_pool() -> None:
     clip = resnet()
-    visual, images = clip.module.visual, clip.transform(PIXELS)
-    tokens = all_tokens(visual, images)
+    images = clip.transform(PIXELS)
+    tokens = all_tokens(clip.module, images)
     assert tokens.shape == (5, 1 + 4, 8)
     torch.testing.assert_close(tokens[:, 0], clip.module.encode_image(images))
     encoded = ClipPatchEncoder(clip)(PIXELS)

@@ -7,7 +7,8 @@ import torch
 from open_clip.transformer import Attention, Transformer
 from torch import nn
 
-from fedbench.models.clip.transformer_blocks import apply_block, is_plain
+from fedbench.models.clip.plain_blocks import plain_blocks
+from fedbench.models.clip.transformer_blocks import apply_block
 
 WIDTH, HEADS, PLACES = 16, 2, 5
 
@@ -48,7 +49,7 @@ def test_a_block_gives_what_open_clips_own_gives(mask, options, later):
             later_attention(layer.attn)(layer.ln_1(x), mask), layer.attention(layer.ln_1(x), attn_mask=mask)
         )
         layer.attn = later_attention(layer.attn)
-    assert is_plain(given)
+    assert plain_blocks(given)
     torch.testing.assert_close(apply_block(layer, x, layer.ln_1(x), mask), expected, rtol=0, atol=1e-12)
     some = [0, 3]
     rows = None if mask is None else mask[some]
@@ -82,13 +83,13 @@ def test_additions_are_those_of_changed_weights(names, later):
 
 
 def test_what_is_not_plain_is_left_to_open_clip():
-    assert is_plain(tower(layers=2))
-    assert not is_plain(nn.Identity())
+    assert plain_blocks(tower(layers=2))
+    assert plain_blocks(nn.Identity()) is None
     for options in ({"qk_norm": True}, {"scaled_cosine_attn": True}, {"scale_heads": True}, {"scale_attn": True}):
-        assert not is_plain(tower(**options))
+        assert plain_blocks(tower(**options)) is None
     checkpointed = tower()
     checkpointed.grad_checkpointing = True
-    assert not is_plain(checkpointed)
+    assert plain_blocks(checkpointed) is None
 
 
 @pytest.mark.parametrize(
@@ -99,9 +100,9 @@ def test_what_is_not_plain_is_left_to_open_clip():
 def test_a_later_attention_with_anything_else_in_it_is_not_plain(options):
     given = tower()
     given.resblocks[0].attn = Attention(WIDTH, HEADS)
-    assert is_plain(given)
+    assert plain_blocks(given)
     given.resblocks[0].attn = Attention(WIDTH, HEADS, **options)
-    assert not is_plain(given)
+    assert plain_blocks(given) is None
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,6 @@ def test_a_later_attention_with_anything_else_in_it_is_not_plain(options):
 def test_nor_is_torchs_attention(options):
     given = tower()
     given.resblocks[0].attn = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
-    assert is_plain(given)
+    assert plain_blocks(given)
     given.resblocks[0].attn = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, **options)
-    assert not is_plain(given)
+    assert plain_blocks(given) is None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
+from fedbench.models.clip.image_towers import image_tower
+from fedbench.models.clip.patches import has_patches
+from fedbench.models.clip.text_encoder import TextEncoder
 from fedbench.models.clip.text_encoders import OpenClipText, text_encoder
-from fedbench.models.clip.transformer_blocks import is_plain
 from fedbench.models.prompts.causal_text import can_pack
-from fedbench.models.prompts.image_tokens import has_class_token
 
 CAPABILITIES = ("context", "text_layers", "image_layers", "patches")
 
@@ -21,30 +20,29 @@ def lacking(module: nn.Module) -> dict[str, str]:
     the layers; ``patches``: features of an image's parts in the space of the texts. Features of whole images and texts
     every dual encoder has.
     """
-    from open_clip.modified_resnet import ModifiedResNet
-
-    text, visual = text_encoder(module), getattr(module, "visual", None)
+    text, tower = text_encoder(module), image_tower(module)
     found = {"context": text.lacks} if text.lacks else {}
     if not can_pack(text):
-        is_own = isinstance(text, OpenClipText)
-        kind = _kind(text) if is_own else "another library's"
-        found["text_layers"] = f"its text tower is {kind}, not open_clip's causal transformer of plain blocks"
-    image = f"its image tower is {_kind(visual)}"
-    transformer: Any = getattr(visual, "transformer", None)
-    if not (has_class_token(visual) and is_plain(transformer)):
-        found["image_layers"] = f"{image}, not open_clip's vision transformer of plain blocks with a class token"
-    if not has_class_token(visual) and not isinstance(visual, ModifiedResNet):
-        found["patches"] = f"{image}, neither a vision transformer with a class token nor CLIP's ResNet"
+        found["text_layers"] = f"its text tower is {_text_kind(text)}, not a causal transformer of plain blocks"
+    visual = _kind(getattr(module, "visual", None) or getattr(module, "vision_model", None))
+    if tower is None or tower.blocks is None:
+        found["image_layers"] = f"its image tower is {visual}, not a vision transformer of plain blocks"
+    if not has_patches(module):
+        found["patches"] = (
+            f"its image tower is {visual}, neither a vision transformer with a class token nor CLIP's ResNet"
+        )
     return found
 
 
+def _text_kind(text: TextEncoder) -> str:
+    if not isinstance(text, OpenClipText):
+        return "of another kind"
+    return f"{'causal' if text.is_causal else 'bidirectional'}, pooling at {text.pool_type!r}"
+
+
 def _kind(tower: object) -> str:
-    if tower is None:
-        return "another library's"
     trunk = getattr(tower, "trunk", None)
     if trunk is not None:
         return f"timm's {type(trunk).__name__}"
-    if isinstance(tower, OpenClipText):
-        blocks = "bidirectional" if tower.attn_mask is None else "causal"
-        return f"{blocks}, pooling at {tower.pool_type!r}"
-    return f"{type(tower).__name__} that pools at {getattr(tower, 'pool_type', 'its own place')!r}"
+    pools = getattr(tower, "pool_type", None)
+    return type(tower).__name__ + (f" that pools at {pools!r}" if pools else "")

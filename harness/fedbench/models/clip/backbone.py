@@ -14,7 +14,8 @@ from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Tensors
-from fedbench.models.clip.text_encoders import TextEncoder, text_encoder
+from fedbench.models.clip.text_encoder import TextEncoder
+from fedbench.models.clip.text_encoders import text_encoder
 from fedbench.models.transform import PixelTransform
 
 TEXT_BATCH = 256
@@ -183,14 +184,14 @@ def image_features(module: nn.Module, images: Tensor) -> Tensor:
         features: Tensor = towers.encode_image(images, normalize=False)
         return features
     if towers.config.model_type == "siglip2":
-        output = towers.get_image_features(**_as_patches(images, towers.config.vision_config.patch_size))
+        output = towers.get_image_features(**as_patches(images, towers.config.vision_config.patch_size))
     else:
         output = towers.get_image_features(pixel_values=images)
     pooled: Tensor = output if isinstance(output, Tensor) else output.pooler_output
     return pooled
 
 
-def _as_patches(images: Tensor, side: int) -> dict[str, Tensor]:
+def as_patches(images: Tensor, side: int) -> dict[str, Tensor]:
     """What SigLIP 2 takes in place of images of one size (b, 3, h, w): rows of patches of ``side`` pixels."""
     count, _, height, width = images.shape
     rows, columns = height // side, width // side

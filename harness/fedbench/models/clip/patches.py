@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone, activation_of
-from fedbench.models.prompts.image_tokens import has_class_token
+from fedbench.models.clip.image_towers import ClassTokenTower, image_tower
 
 if TYPE_CHECKING:
-    from open_clip.modified_resnet import AttentionPool2d, ModifiedResNet
-    from open_clip.transformer import VisionTransformer
+    from open_clip.modified_resnet import AttentionPool2d
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,10 +31,7 @@ class ClipPatchEncoder:
     backbone: ClipBackbone
 
     def __post_init__(self) -> None:
-        from open_clip.modified_resnet import ModifiedResNet
-
-        visual = getattr(self.backbone.module, "visual", None)
-        if not has_class_token(visual) and not isinstance(visual, ModifiedResNet):
+        if not has_patches(self.backbone.module):
             raise FedbenchError(
                 f"the image tower of backbone {self.backbone.name!r} has no features of single patches in the space of "
                 "its texts; use a vision transformer with a class token, such as clip:embedded, or CLIP's own ResNet, "
@@ -58,24 +54,30 @@ class ClipPatchEncoder:
     def __call__(self, pixels: Tensor) -> Tensor:
         """uint8 (b, 3, h, w) to float16 (b, P, d)."""
         images = self.backbone.transform(pixels.to(self.backbone.device))
-        return normalize(all_tokens(self.backbone.module.visual, images)[:, 1:], dim=-1).half()
+        return normalize(all_tokens(self.backbone.module, images)[:, 1:], dim=-1).half()
 
 
-def all_tokens(visual: VisionTransformer | ModifiedResNet, images: Tensor) -> Tensor:
-    """Features (b, 1 + P, d), not normalised, of ``images`` (b, 3, S, S): the pooled one, then the patches' row by row.
-
-    The first is what ``visual(images)`` gives. Of a transformer that pools at its class token, or CLIP's ResNet.
-    """
+def has_patches(module: nn.Module) -> bool:
+    """Whether a dual encoder's image tower reads its feature off a class token, or is CLIP's ResNet."""
     from open_clip.modified_resnet import ModifiedResNet
 
-    if isinstance(visual, ModifiedResNet):
-        x = visual.stem(images)
-        for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
-            x = layer(x)
-        return attend_everywhere(visual.attnpool, x)
-    # the last norm is each token's own, so that it may come before pooling also where the tower has it behind
-    tokens: Tensor = visual.ln_post(visual.transformer(visual._embeds(images)))
-    return tokens if visual.proj is None else tokens @ visual.proj
+    is_resnet = isinstance(getattr(module, "visual", None), ModifiedResNet)
+    return is_resnet or isinstance(image_tower(module), ClassTokenTower)
+
+
+def all_tokens(module: nn.Module, images: Tensor) -> Tensor:
+    """Features (b, 1 + P, d), not normalised, of ``images`` (b, 3, S, S): the pooled one, then the patches' row by row.
+
+    The first is the backbone's. For dual encoders that `has_patches`.
+    """
+    tower = image_tower(module)
+    if isinstance(tower, ClassTokenTower):
+        return tower.project(tower.states(images))
+    visual: Any = module.visual
+    x = visual.stem(images)
+    for layer in (visual.layer1, visual.layer2, visual.layer3, visual.layer4):
+        x = layer(x)
+    return attend_everywhere(visual.attnpool, x)
 
 
 def attend_everywhere(pool: AttentionPool2d, maps: Tensor) -> Tensor:

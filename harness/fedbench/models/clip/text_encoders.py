@@ -1,9 +1,4 @@
-"""The text towers of dual encoders behind one interface, whichever library built them.
-
-Every kind encodes texts whole, from their tokens. Most also take tokens that were embedded before, so that some of them
-can be vectors that are learned. What a kind can't do is said in ``lacks``. An encoder holds no tensors of its own: it
-reads those of its module when it is called, so that it also works inside `torch.func.functional_call`.
-"""
+"""The kinds of text tower: open_clip's own, an encoder of transformers inside open_clip, and transformers' own."""
 
 from __future__ import annotations
 
@@ -13,58 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError
+from fedbench.models.clip.plain_blocks import Block, plain_blocks
+from fedbench.models.clip.text_encoder import TextEncoder
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
-
-NO_CONTEXT = "context of learned vectors"
-"""The capability of a text tower that takes embedded tokens, as refusals call it."""
-
-
-class TextEncoder:
-    """A text tower of open_clip that takes texts whole; ``lacks`` says why it takes no embedded tokens."""
-
-    def __init__(self, module: nn.Module, lacks: str = "") -> None:
-        self.module: Any = module
-        self.lacks = lacks
-
-    def encode(self, tokens: Tensor) -> Tensor:
-        """Features (n, d), not normalised, of ``tokens`` (n, l), as the library computes them."""
-        features: Tensor = self.module.encode_text(tokens, normalize=False)
-        return features
-
-    def truncated(self, tokens: Tensor) -> Tensor:
-        """``tokens`` (n, l) without columns at the end that no feature depends on."""
-        return tokens
-
-    def encode_truncated(self, tokens: Tensor) -> Tensor:
-        """`encode` of a table that `truncated` gave."""
-        return self.encode(tokens)
-
-    # what follows is of towers that lack nothing
-
-    @property
-    def width(self) -> int:
-        """d_t, of an embedded token."""
-        raise self._refusal()
-
-    def ends(self, tokens: Tensor) -> Tensor:
-        """Where each text of ``tokens`` (n, l) has its end token, (n,) int64."""
-        raise self._refusal()
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """(n, l) to (n, l, d_t), without positions."""
-        raise self._refusal()
-
-    def encode_embedded(self, embedded: Tensor, tokens: Tensor) -> Tensor:
-        """Features (n, d), not normalised, of ``embedded`` tokens (n, l, d_t), which may differ from the table's.
-
-        Positions are added here, once. ``tokens`` (n, l) only say where a text ends and what is padding.
-        """
-        raise self._refusal()
-
-    def _refusal(self) -> FedbenchError:
-        return FedbenchError(f"this text tower takes no {NO_CONTEXT}: {self.lacks}.")
 
 
 class OpenClipText(TextEncoder):
@@ -83,9 +31,18 @@ class OpenClipText(TextEncoder):
             self.lacks = f"it pools at {self.pool_type!r}"
 
     @property
-    def transformer(self) -> Any:
-        """The blocks."""
-        return self._own.transformer
+    def blocks(self) -> list[Block] | None:
+        """As in the base."""
+        return plain_blocks(self._own.transformer)
+
+    @property
+    def is_causal(self) -> bool:
+        """As in the base."""
+        mask = self.attn_mask
+        if mask is None or self.pool_type not in ("argmax", "eos"):
+            return False
+        # on no device there are no values to compare
+        return mask.is_meta or torch.equal(mask, torch.full_like(mask, -torch.inf).triu(1))
 
     @property
     def attn_mask(self) -> Tensor | None:
@@ -95,7 +52,7 @@ class OpenClipText(TextEncoder):
 
     @property
     def positions(self) -> Tensor:
-        """(L, d_t), added to the embedded tokens."""
+        """(L, d_t)."""
         table: Tensor = self._own.positional_embedding
         return table
 
@@ -132,16 +89,16 @@ class OpenClipText(TextEncoder):
 
         length, mask = tokens.shape[1], self.attn_mask
         mask = None if mask is None else mask[:length, :length].to(tokens.device)
-        x = self.normed(self.transformer(embedded + self.positions[:length], attn_mask=mask))
+        x = self.normed(self._own.transformer(embedded + self.positions[:length], attn_mask=mask))
         return self.project(text_global_pool(x, tokens, self.pool_type, eos_token_id=self._eos_id))
 
     def normed(self, x: Tensor) -> Tensor:
-        """The tower's last norm, of (..., d_t)."""
+        """As in the base."""
         result: Tensor = self._own.ln_final(x)
         return result
 
     def project(self, pooled: Tensor) -> Tensor:
-        """Pooled states (..., d_t), behind the last norm, in the space shared with images (..., d)."""
+        """As in the base."""
         projection: nn.Linear | Tensor | None = self._own.text_projection
         if projection is None:
             return pooled
@@ -235,18 +192,39 @@ class TransformersText(TextEncoder):
             is_align = (
                 self.module.config.model_type == "align"
             )  # which pools its text otherwise than the text model does
-            return self._projected(found.last_hidden_state[:, 0] if is_align else found.pooler_output)
-        is_causal = self._kind.startswith("clip")
+            return self.project(found.last_hidden_state[:, 0] if is_align else found.pooler_output)
         length, mask = tokens.shape[1], None
-        if is_causal:
+        if self.is_causal:
             mask = torch.full((1, 1, length, length), -torch.inf, device=tokens.device).triu(1)
         x = text.embeddings(inputs_embeds=embedded)
-        x = text.final_layer_norm(text.encoder(inputs_embeds=x, attention_mask=mask).last_hidden_state)
-        if not is_causal:
-            return self._projected(text.head(x[:, -1]))
-        return self._projected(x[torch.arange(len(x), device=x.device), self.ends(tokens)])
+        x = self.normed(text.encoder(inputs_embeds=x, attention_mask=mask).last_hidden_state)
+        if not self.is_causal:
+            return self.project(text.head(x[:, -1]))
+        return self.project(x[torch.arange(len(x), device=x.device), self.ends(tokens)])
 
-    def _projected(self, pooled: Tensor) -> Tensor:
+    @property
+    def blocks(self) -> list[Block] | None:
+        """As in the base; of CLIP alone."""
+        return plain_blocks(self.module.text_model.encoder) if self.is_causal else None
+
+    @property
+    def is_causal(self) -> bool:
+        """Of CLIP alone."""
+        return self._kind.startswith("clip")
+
+    @property
+    def positions(self) -> Tensor:
+        """(L, d_t)."""
+        table: Tensor = self.module.text_model.embeddings.position_embedding.weight
+        return table
+
+    def normed(self, x: Tensor) -> Tensor:
+        """As in the base."""
+        result: Tensor = self.module.text_model.final_layer_norm(x)
+        return result
+
+    def project(self, pooled: Tensor) -> Tensor:
+        """As in the base."""
         projection = getattr(self.module, "text_projection", None)
         return pooled if projection is None else projection(pooled)
 

@@ -1,56 +1,22 @@
-"""A block of open_clip's transformers written out, so that methods reach inside: fewer queries, further projections.
-
-Both forms of attention that open_clip has had keep one packed matrix for queries, keys and values: torch's
-MultiheadAttention (up to 3.3) and a module of its own (4.x). Blocks with anything else in them (normed queries and
-keys, scaled heads, cosine attention) are not plain, and are left to open_clip itself.
-"""
+"""A plain block of a transformer written out, so that methods reach inside: fewer queries, further projections."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-if TYPE_CHECKING:
-    from open_clip.transformer import ResidualAttentionBlock
+from fedbench.models.clip.plain_blocks import Attention, Block
 
 Added = Callable[[str, Tensor], Tensor | None]
 """What a projection of states gets besides: its name ("q", "k", "v" or "o") and the states (..., T, w) to (..., T, w),
 or None for nothing."""
 
-_MUST_BE_IDENTITY = ("ln_q", "ln_k", "ln_inner")
-_MUST_BE_ABSENT = ("logit_scale", "head_scale", "bias_k", "bias_v")
-
-
-def is_plain(tower: nn.Module) -> bool:
-    """Whether all blocks of a transformer can be written out; checkpointed activations are left to open_clip."""
-    from open_clip.transformer import ResidualAttentionBlock, Transformer
-
-    if type(tower) is not Transformer or tower.grad_checkpointing:
-        return False
-    layers: Any = tower.resblocks
-    return all(type(layer) is ResidualAttentionBlock and _is_plain(layer) for layer in layers)
-
-
-def _is_plain(layer: Any) -> bool:
-    attention = layer.attn
-    if hasattr(layer, "ln_1_kv") or getattr(attention, "add_zero_attn", False):
-        return False
-    if getattr(attention, "in_proj_weight", None) is None or attention.in_proj_bias is None:
-        return False
-    if any(getattr(attention, name, None) is not None for name in _MUST_BE_ABSENT):
-        return False
-    if any(type(getattr(attention, name, None)) not in (nn.Identity, type(None)) for name in _MUST_BE_IDENTITY):
-        return False
-    drops = (getattr(attention, "dropout", 0.0), *(getattr(attention, n, None) for n in ("attn_drop", "out_drop")))
-    return all(drop in (None, 0.0) or getattr(drop, "p", 1.0) == 0.0 for drop in drops)
-
 
 def apply_block(
-    layer: ResidualAttentionBlock,
+    layer: Block,
     x: Tensor,
     seen: Tensor,
     mask: Tensor | None = None,
@@ -63,7 +29,7 @@ def apply_block(
     ``is_all``: ``x`` are the states that ``seen`` are the norms of. ``mask`` (..., q, T) is added to the scores;
     ``added`` to the projections.
     """
-    attention: Any = layer.attn
+    attention = layer.attn
     heads, width = attention.num_heads, x.shape[-1]
     if is_all:
         query, key, value = _heads(_projected(attention, "qkv", seen, added), 3 * heads).chunk(3, dim=-3)
@@ -83,7 +49,7 @@ def apply_block(
     return result
 
 
-def _projected(attention: Any, names: str, x: Tensor, added: Added | None) -> Tensor:
+def _projected(attention: Attention, names: str, x: Tensor, added: Added | None) -> Tensor:
     """The projections ``names`` (consecutive letters of "qkv") of ``x`` (..., T, w), side by side."""
     width, start = x.shape[-1], "qkv".index(names)
     rows = slice(start * width, (start + len(names)) * width)

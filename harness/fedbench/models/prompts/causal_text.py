@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 from torch.nn.utils.rnn import pad_sequence
 
-from fedbench.models.clip.text_encoders import OpenClipText, TextEncoder
-from fedbench.models.clip.transformer_blocks import Added, apply_block, is_plain
+from fedbench.models.clip.plain_blocks import Block
+from fedbench.models.clip.text_encoder import TextEncoder
+from fedbench.models.clip.transformer_blocks import Added, apply_block
 
 SCORE_COST = 200
 """What an attention score costs beside its dot products (mask, softmax), in multiply-adds of a matrix product."""
@@ -46,7 +46,9 @@ class PackedTexts:
     All tensors are constants of the texts.
     """
 
-    text: OpenClipText
+    text: TextEncoder
+    blocks: Sequence[Block]
+    """The layers of ``text``."""
     frozen: Tensor
     """(G, T, d_t) what does not depend on the context: the positions, and the embeddings of all other tokens."""
     places: tuple[Tensor, ...]
@@ -74,7 +76,7 @@ class PackedTexts:
         second, and so on. ``added``: what layer ``number`` gets besides.
         """
         x = self._with_context(self.frozen, blocks)
-        *layers, last = self.text.transformer.resblocks
+        *layers, last = self.blocks
         for number, layer in enumerate(layers):
             x = apply_block(layer, x, layer.ln_1(x), self.mask, added=added(number))
             if number < len(deep):
@@ -100,29 +102,20 @@ class PackedTexts:
         return filled.reshape(*block.shape[:-3], groups, size * block.shape[-2], block.shape[-1])
 
 
-def can_pack(text: TextEncoder) -> TypeGuard[OpenClipText]:
-    """Whether texts of this tower can be packed: causal, and made of open_clip's plain blocks.
-
-    Its other blocks (normed queries and keys, scaled heads, cosine attention) and checkpointed activations are left to
-    open_clip itself.
-    """
-    if not isinstance(text, OpenClipText) or text.pool_type not in ("argmax", "eos"):
-        return False
-    mask = text.attn_mask
-    if mask is None or not is_plain(text.transformer):
-        return False
-    # on no device there are no values to compare
-    return mask.is_meta or torch.equal(mask, torch.full_like(mask, -torch.inf).triu(1))
+def can_pack(text: TextEncoder) -> bool:
+    """Whether texts of this tower can be packed: causal, read at their end tokens, and made of plain blocks."""
+    return text.is_causal and text.blocks is not None
 
 
 def pack_texts(
-    tower: OpenClipText, tokens: Tensor, embedded: Tensor, slots: Tensor, context: Sequence[ContextBlock]
+    tower: TextEncoder, tokens: Tensor, embedded: Tensor, slots: Tensor, context: Sequence[ContextBlock]
 ) -> PackedTexts:
     """Texts (K, l), embedded without positions (K, l, d_t), whose places ``slots`` (K, M) take the context's vectors.
 
     The blocks of ``context`` add up to M, and stand before the end tokens. For towers that ``can_pack``.
     """
-    count, ends, device = len(tokens), tower.ends(tokens).tolist(), tokens.device
+    count, ends, device, blocks = len(tokens), tower.ends(tokens).tolist(), tokens.device, tower.blocks
+    assert blocks is not None
     # what stands where: a token, or below zero the context vector -1 - j
     vectors = -1 - torch.arange(slots.shape[1], device=device)
     content = tokens.scatter(1, slots, vectors.expand_as(slots))
@@ -130,7 +123,9 @@ def pack_texts(
     differs = (content != content[0]).any(0) | torch.isin(content[0], vectors[is_own.bool().to(device)])
     start = next((place for place, other in enumerate(differs.tolist()) if other), len(differs))
     start = min(start, *ends)
-    size = _texts_in_a_sequence(tower, count, start, sum(ends) / count + 1 - start)
+    size = _texts_in_a_sequence(
+        embedded.shape[2], blocks[0].attn.num_heads, count, start, sum(ends) / count + 1 - start
+    )
     owner, place, end = (table.to(device) for table in _arrangement(start, ends, size))
 
     text = owner.clamp(min=0)
@@ -146,8 +141,8 @@ def pack_texts(
     selected = one_hot(end, mask.shape[-1]).to(frozen.dtype)
     if len(end) == 1:
         taken = tuple(each[0] for each in taken)
-        return PackedTexts(tower, frozen[0], taken, outside[0], mask[0], selected[0], ends_mask[0], count)
-    return PackedTexts(tower, frozen, taken, outside, mask[:, None], selected, ends_mask[:, None], count)
+        return PackedTexts(tower, blocks, frozen[0], taken, outside[0], mask[0], selected[0], ends_mask[0], count)
+    return PackedTexts(tower, blocks, frozen, taken, outside, mask[:, None], selected, ends_mask[:, None], count)
 
 
 def _arrangement(start: int, ends: list[int], size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,10 +179,8 @@ def _taken(
     return tuple(taken)
 
 
-def _texts_in_a_sequence(tower: OpenClipText, count: int, start: int, added: float) -> int:
+def _texts_in_a_sequence(width: int, heads: int, count: int, start: int, added: float) -> int:
     """C, at the least cost: more texts to a sequence share its first ``start`` places, but look at each other's."""
-    width: int = tower.transformer.width
-    heads: int = tower.transformer.resblocks[0].attn.num_heads
 
     def cost(size: int) -> float:
         sequences, length = -(-count // size), start + size * added

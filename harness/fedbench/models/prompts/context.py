@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,11 +22,9 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.randomness import torch_generator
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.clip.text_encoders import NO_CONTEXT, OpenClipText, TextEncoder
+from fedbench.models.clip.plain_blocks import Block
+from fedbench.models.clip.text_encoder import NO_CONTEXT, TextEncoder
 from fedbench.models.prompts.causal_text import ContextBlock, PackedTexts, can_pack, pack_texts
-
-if TYPE_CHECKING:
-    from open_clip.transformer import Transformer
 
 Position = Literal["end", "middle", "front"]
 
@@ -84,7 +82,7 @@ class PromptTower:
         """
         if deep and not self.packs:
             raise FedbenchError(
-                "prompts in deeper layers need a text tower of open_clip's plain blocks under a causal mask, without "
+                "prompts in deeper layers need a text tower of plain blocks under a causal mask, without "
                 "checkpointed activations; use another backbone, or a depth of 1."
             )
         per_class = _per_class(blocks)
@@ -104,7 +102,6 @@ class PromptTower:
 
     def _encode_packed(self, blocks: list[Tensor], deep: list[list[Tensor]]) -> Tensor:
         layout, text = tuple(ContextBlock(block.shape[-2], block.shape[-3] > 1) for block in blocks), self.text
-        assert can_pack(text)
         if layout not in self._packed:
             with torch.inference_mode(False):  # else a first call without gradients would leave none to later ones
                 self._packed[layout] = pack_texts(text, self.tokens, self.embedded, self.slots, layout)
@@ -167,27 +164,24 @@ def prompt_tower(
     return PromptTower(text, tokens, embedded, slots.to(backbone.device), can_pack(text))
 
 
-def text_layers(backbone: ClipBackbone, what: str) -> Transformer:
+def text_layers(backbone: ClipBackbone, what: str) -> Sequence[Block]:
     """The layers of the text tower, for a method that reaches into them: ``what`` it does to them.
 
-    FedbenchError where they are not open_clip's plain blocks under a causal mask.
+    FedbenchError where they are not plain blocks under a causal mask.
     """
-    return _packing(backbone, what).transformer
-
-
-def _packing(backbone: ClipBackbone, what: str) -> OpenClipText:
-    text = backbone.text
-    if not can_pack(text):
+    text, blocks = backbone.text, backbone.text.blocks
+    if blocks is None or not text.is_causal:
         raise FedbenchError(
-            f"{what} the layers of the text tower, and those of backbone {backbone.name!r} are not open_clip's "
-            "plain blocks under a causal mask (text_layers); use another, such as clip:embedded."
+            f"{what} the layers of the text tower, and those of backbone {backbone.name!r} are not plain blocks under "
+            "a causal mask (text_layers); use another, such as clip:embedded."
         )
-    return text
+    return blocks
 
 
 def fixed_texts(backbone: ClipBackbone, texts: Sequence[str], what: str) -> PackedTexts:
     """Whole ``texts`` for a method that reaches into the layers they pass through; ``what`` as in `text_layers`."""
-    text = _packing(backbone, what)
+    text_layers(backbone, what)
+    text = backbone.text
     tokens = text.truncated(backbone.tokenizer(list(texts))).to(backbone.device)
     with torch.no_grad():
         embedded = text.embed(tokens).detach()

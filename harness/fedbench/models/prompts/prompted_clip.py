@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn.functional import linear, normalize
@@ -15,12 +14,10 @@ from torch.nn.functional import linear, normalize
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Outputs, Tensors
 from fedbench.models.clip.backbone import ClipBackbone
+from fedbench.models.clip.image_towers import ImageTower
 from fedbench.models.heads import linear_layer, scaled_logits
 from fedbench.models.prompts.context import PromptTower, prompt_tower
 from fedbench.models.prompts.image_tokens import encode_with_tokens
-
-if TYPE_CHECKING:
-    from open_clip.transformer import VisionTransformer
 
 
 def coupling(text_width: int, image_width: int, seed: int) -> Tensors:
@@ -40,7 +37,7 @@ class PromptedClip:
     """The kind of text that classifies."""
     scale: float
     """s, the scale of the cosines."""
-    visual: VisionTransformer | None = None
+    visual: ImageTower | None = None
     """Where set, inputs are images and ``coupled`` gives them tokens; else they are cached features."""
     coupled: str = "prompt.general"
     """The tensor (M, d_t) that `coupling` turns into image tokens."""
@@ -68,7 +65,7 @@ def prompted_clip(
     blocks: Mapping[str, tuple[str, ...]],
     contexts: Tensors,
     answers: str,
-    visual: VisionTransformer | None = None,
+    visual: ImageTower | None = None,
 ) -> PromptedClip:
     """The forward pass around initial ``contexts`` (..., m, d_t) by name, with a tower for each kind of text.
 
