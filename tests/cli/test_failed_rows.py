@@ -17,11 +17,11 @@ from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
-from fedbench.leaderboard.board import baseline_named, metric_named
 from fedbench.leaderboard.failures import of_tables, shortened
 from fedbench.leaderboard.formats.latex import to_latex
 from fedbench.leaderboard.formats.markdown import to_markdown
 from fedbench.leaderboard.formats.terminal import render_terminal
+from fedbench.leaderboard.named import baseline_named, metric_named
 from fedbench.leaderboard.page import write_page
 from fedbench.leaderboard.results import load_results, load_runs, reason_of
 from fedbench.tracking import store

@@ -18,6 +18,7 @@ from fedbench.leaderboard.model import (
     Line,
     Milestone,
     Printed,
+    PrintedNumber,
     RowStatus,
     ScoreCell,
     Table,
@@ -88,7 +89,7 @@ def _milestone(line: Mapping[Any, Any]) -> Milestone:
 
 
 def _printed(line: Mapping[Any, Any]) -> Printed:
-    return Printed(
+    number = PrintedNumber(
         value=_of(line, "published", math.nan),
         delta=_of(line, "published_delta", math.nan),
         source=_of(line, "published_source", ""),
@@ -98,6 +99,8 @@ def _printed(line: Mapping[Any, Any]) -> Printed:
         differences=tuple(Difference(*one) for one in json.loads(_of(line, "differences", "[]"))),
         not_printed=tuple(json.loads(_of(line, "not_printed", "[]"))),
     )
+    metrics = {_of(line, "headline", "global_accuracy"): number} if number.comparable else {}
+    return Printed(**vars(number), metrics=metrics)
 
 
 def _cell(line: Mapping[Any, Any], name: str) -> ScoreCell:

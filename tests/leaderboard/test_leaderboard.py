@@ -27,11 +27,11 @@ from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.scenario import Partition, Scenario
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.wording import OWN_MODELS
-from fedbench.leaderboard.board import baseline_named, metric_named
 from fedbench.leaderboard.formats.files import to_csv, write
 from fedbench.leaderboard.formats.latex import escape, to_latex
 from fedbench.leaderboard.formats.markdown import to_markdown
 from fedbench.leaderboard.formats.terminal import render_terminal
+from fedbench.leaderboard.named import baseline_named, metric_named
 from fedbench.leaderboard.page import write_page
 from fedbench.leaderboard.results import _line, load_curves, load_federations, load_results
 from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target

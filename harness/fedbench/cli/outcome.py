@@ -28,7 +28,7 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:
 
     stored = load_runs(uri, suite.name)
     finished, failed = of_tables(stored.finished, stored.failed, [spec.run_id for spec in specs])
-    curves = load_curves(uri, finished, suite.headline)
+    curves = load_curves(uri, finished, *suite.headlines)
     published = published_of(suite, published_folder(None))
     board = leaderboard(suite, finished, curves, published, failed=failed)
     console().print(render_terminal(board))

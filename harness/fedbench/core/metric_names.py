@@ -20,8 +20,15 @@ ACCURACIES = tuple(
 """Those that do not depend on the names of classes and domains."""
 DOMAINS = "domain_accuracy"
 """As a column: the accuracies of all domains."""
-OF_EACH = (DOMAINS, "class_accuracy")
+SELECTED_DOMAINS = f"selected_{DOMAINS}"
+"""The same at the round that validation selected."""
+EACH_DOMAIN = (DOMAINS, SELECTED_DOMAINS)
+OF_EACH = (*EACH_DOMAIN, "class_accuracy")
 """Stand before a slash and the name of a domain or class."""
+STATISTICS = ("std", "p_value")
+"""Of the headline over seeds."""
+TIMES = ("train_seconds", "seconds_a_round", "oracle_round")
+"""What a run took, what a round took, and the round that was best on test data."""
 COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
 
 
@@ -37,9 +44,14 @@ def known_accuracy(name: str) -> str:
 
 def known_column(name: str) -> str:
     """``name``, if `known_accuracy` knows it or it stands for all domains."""
-    if name != DOMAINS:
+    if name not in EACH_DOMAIN:
         known_accuracy(name)
     return name
+
+
+def known_printed(name: str) -> str:
+    """``name``, if papers print it: a column, or a statistic or cost of the headline. ValueError for another."""
+    return name if name in (*STATISTICS, *TIMES) else known_column(name)
 
 
 def known_objective(name: str) -> str:

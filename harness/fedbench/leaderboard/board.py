@@ -8,22 +8,31 @@ runs has the numbers of the others and no rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.metric_names import DOMAINS
-from fedbench.core.wording import heading
+from fedbench.core.metric_names import DOMAINS, EACH_DOMAIN
 from fedbench.leaderboard import failures
 from fedbench.leaderboard.baseline import Baseline, baseline_of
 from fedbench.leaderboard.captions import caption
+from fedbench.leaderboard.means import with_means
 from fedbench.leaderboard.model import NAN, Board, Delta, Line, Milestone, Printed, ScoreCell, Table
 from fedbench.leaderboard.published import Published, beside
 from fedbench.leaderboard.results import GROUPS
-from fedbench.leaderboard.rows.identity import PROTOCOL, ROW, grouped, label_of, line_of, mean_of, named_rows, seeds_of
+from fedbench.leaderboard.rows.identity import (
+    PROTOCOL,
+    ROW,
+    grouped,
+    label_of,
+    line_of,
+    mean_of,
+    named_rows,
+    seeds_of,
+    times,
+)
 from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target
 from fedbench.leaderboard.rows.ranking import compared
 from fedbench.leaderboard.rows.significance import BASELINE, NO_BASELINE, Test, paired
@@ -63,13 +72,14 @@ def of_suite(
     test: Test = Test.t,
     failed: pd.DataFrame | None = None,
 ) -> Board:
-    """The `leaderboard` of ``results`` and ``failed`` runs as ``suite`` has them read."""
+    """The `leaderboard` of ``results`` and ``failed`` runs as ``suite`` has them read, with its means over settings."""
     return leaderboard(
-        results,
+        with_means(results, suite),
         suite.columns,
         suite.baseline,
         suite.headline,
-        suite.setting_names,
+        (*suite.setting_names, *(mean.name for mean in suite.means)),
+        headlines={name: suite.headline_of(name) for name in suite.setting_names},
         test=test,
         target=suite.target,
         curves=curves,
@@ -85,6 +95,7 @@ def leaderboard(
     headline: str = HEADLINE,
     settings: Sequence[str] = (),
     *,
+    headlines: Mapping[str, str] | None = None,
     test: Test = Test.t,
     target: float | None = None,
     curves: pd.DataFrame | None = None,
@@ -93,9 +104,10 @@ def leaderboard(
 ) -> Board:
     """Rows and tables of ``results`` and ``failed`` runs (`fedbench.leaderboard.results.load_runs`).
 
-    Lines have the best ``headline`` of their table first. Tables of a suite's ``settings`` come first, in that order,
-    then the newest. Of the runs of a row and seed (they differ in ``eval_every``) the newest counts. A table in which
-    no row has the headline is ranked by the overall accuracy, and its caption says so.
+    Lines have the best ``headline`` of their table first; ``headlines`` are in its place in the settings they name.
+    Tables of a suite's ``settings`` come first, in that order, then the newest. Of the runs of a row and seed (they
+    differ in ``eval_every``) the newest counts. A table in which no row has the headline is ranked by the overall
+    accuracy, and its caption says so.
 
     - A line has cells of every metric in ``columns`` (``head`` is short for ``head_accuracy``; by default groups,
       domain mean, unseen classes and the worst client, where any run has them), of clients' own models, and of every
@@ -112,7 +124,10 @@ def leaderboard(
     tables: list[tuple[Any, Table]] = []
     for _, tried in failures.attempts(results, failed).groupby(list(PROTOCOL), sort=False, dropna=False):
         protocol, lost = failures.split(tried)
-        ranked_by = _ranked_by(protocol, headline)
+        shown = tried if protocol.empty else protocol
+        setting = str(shown["setting"].iloc[0])
+        wanted = (headlines or {}).get(setting, headline)
+        ranked_by = _ranked_by(protocol, wanted)
         tracked = curves is not None and is_tracked(curves, list(protocol["mlflow_id"]), ranked_by)
         reading = _Reading(
             headline=ranked_by,
@@ -124,48 +139,15 @@ def leaderboard(
             curves=curves,
             published=published,
         )
-        remarks = [f"ranked by {ranked_by}, since no row has a mean of {headline}"] if ranked_by != headline else []
+        remarks = [f"ranked by {ranked_by}, since no row has a mean of {wanted}"] if ranked_by != wanted else []
         block = _rows(protocol, lost, baseline, reading)
         lines = compared([line for line, _ in block], ranked_by)
-        shown = tried if protocol.empty else protocol
         seeds = seeds_of(shown.drop_duplicates("seed").sort_values("seed"))
         above = caption(_captioned(block), seeds, [*remarks, *_target_remark(lines, baseline, reading)])
-        setting = str(shown["setting"].iloc[0])
         place = -settings.index(setting) if setting in settings else -len(settings)
         tables.append(((place, tried["started"].max()), Table(above, baseline, ranked_by, reading.shown, lines)))
     tables.sort(key=lambda table: table[0], reverse=True)
     return Board(tuple(table for _, table in tables))
-
-
-def metric_named(results: pd.DataFrame, name: str) -> str:
-    """The accuracy that ``--metric`` means: ``tail`` is ``tail_accuracy``, ``own models`` what has this heading.
-
-    FedbenchError for one that no run has.
-    """
-    known = [str(column).removeprefix(FINAL) for column in results if str(column).startswith(FINAL)]
-    accuracies = [metric for metric in known if "accuracy" in metric and results[FINAL + metric].notna().any()]
-    if not accuracies:
-        raise FedbenchError(f"no run has finished, so there is no accuracy {name!r}; leave out --metric and --column.")
-    short = {metric.removesuffix("_accuracy"): metric for metric in accuracies}
-    called = {heading(metric).replace(" ", "_"): metric for metric in accuracies if "/" not in metric}
-    called |= short | {metric: metric for metric in accuracies}
-    found = called.get(name) or called.get(name.replace(" ", "_"))
-    if found is None:
-        raise unknown_name("accuracy in these results", name, short)
-    return found
-
-
-def baseline_named(results: pd.DataFrame, name: str, failed: pd.DataFrame | None = None) -> str:
-    """``name`` if it is a row, a method or a label in ``results`` or of ``failed`` runs; FedbenchError otherwise."""
-    tried = failures.attempts(results, failed)
-    known = {*tried["row"], *tried["method"], *(label_of(row) for row in tried["row"])}
-    for _, of_protocol in tried.groupby(list(PROTOCOL), sort=False, dropna=False):
-        protocol, lost = failures.split(of_protocol)
-        rows = named_rows(protocol)
-        known |= {*rows, *failures.without_a_run(rows, lost)}
-    if name not in known:
-        raise unknown_name("baseline", name, known, "It is a row, or the method of one.")
-    return name
 
 
 def _rows(
@@ -192,12 +174,14 @@ def _measured(name: str, runs: pd.DataFrame, lost: pd.DataFrame, base: Baseline,
     """A row with its finished ``runs``."""
     line = line_of(name, runs, (*reading.shown, *reading.domains), has_failed=False)
     known = {metric: runs[FINAL + metric].notna() for metric in reading.shown}
-    printed = None
+    delta, printed = _delta(runs, base, reading), None
     if reading.published is not None:
-        printed = beside(reading.published, runs, reading.headline, line.cell(reading.headline).mean)
+        measured = {name.removeprefix(FINAL): mean_of(runs, name.removeprefix(FINAL)) for name in map(str, runs)}
+        measured |= {"std": line.cell(reading.headline).std, "p_value": delta.p_value} | times(line, runs)
+        printed = beside(reading.published, runs, reading.headline, measured)
     return replace(
         line,
-        delta=_delta(runs, base, reading),
+        delta=delta,
         milestone=_milestone(runs, base, reading),
         printed=printed,
         status=failures.status_of(failures.of_row(runs, lost), seeds_of(runs), runs["code_hash"]),
@@ -234,7 +218,9 @@ def _ranked_by(protocol: pd.DataFrame, headline: str) -> str:
 def _chosen(results: pd.DataFrame, columns: Sequence[str], headline: str) -> list[str]:
     """The metrics to show, the headline first; those that no run has are left out, clients' own models never are."""
     wanted = [
-        name for column in columns or _STANDARD for name in (_domains(results) if column == DOMAINS else [column])
+        name
+        for column in columns or _STANDARD
+        for name in (_domains(results, column) if column in EACH_DOMAIN else [column])
     ]
     full = [headline, *(name if FINAL + name in results else f"{name}_accuracy" for name in wanted)]
     full += ["personal_mean_client_accuracy"]
@@ -242,8 +228,8 @@ def _chosen(results: pd.DataFrame, columns: Sequence[str], headline: str) -> lis
     return [name for name in dict.fromkeys(full) if FINAL + name in results]
 
 
-def _domains(results: pd.DataFrame) -> list[str]:
-    return sorted(str(c).removeprefix(FINAL) for c in results if str(c).startswith(f"{FINAL}{DOMAINS}/"))
+def _domains(results: pd.DataFrame, column: str = DOMAINS) -> list[str]:
+    return sorted(str(c).removeprefix(FINAL) for c in results if str(c).startswith(f"{FINAL}{column}/"))
 
 
 def _delta(runs: pd.DataFrame, baseline: Baseline, reading: _Reading) -> Delta:

@@ -47,6 +47,10 @@ class Paper(BaseModel):
     letters: dict[str, str] = {}
     """Our domain -> the paper's letter for it, where that is not the domain's first."""
 
+    def letter_of(self, domain: str) -> str:
+        """The paper's letter for our ``domain``."""
+        return self.letters.get(domain, domain[:1].upper())
+
 
 @dataclass(frozen=True)
 class _Data:
@@ -69,7 +73,7 @@ class _Backbone:
     """Values that change the network: it is the paper's with these only."""
 
 
-# ProstateMRI has no loader; FedGLCL's DomainNet is ten classes of it, which the folder's name does not show
+# ProstateMRI has no loader; FedGLCL's DomainNet is ten classes of it, whose folder is called so by whoever makes it
 _DATA = {
     "CIFAR-10": _Data(CIFAR10),
     "CIFAR-10-LT": _Data(CIFAR10, tail="exponential"),
@@ -83,6 +87,7 @@ _DATA = {
     "PACS": _Data(frozenset({"imagefolder:PACS"})),
     "VLCS": _Data(frozenset({"imagefolder:VLCS"})),
     "Office-Home": _Data(OFFICE_HOME),
+    "DomainNet": _Data(frozenset({"imagefolder:DomainNet"}), options={"size": "256"}),
     "Office-Caltech-10": _Data(frozenset({"imagefolder:office_caltech_10"}), options={"size": "256"}),
 }
 _KNOWN = frozenset({"embedded"}).union(*(data.names for data in _DATA.values()))
@@ -96,8 +101,8 @@ _BACKBONES = {
     "CLIP ViT-B/32": _Backbone(frozenset({"clip:ViT-B-32", "clip:ViT-B-32-quickgelu"}), "openai"),
     "CLIP RN50": _Backbone(frozenset({"clip:RN50", "clip:RN50-quickgelu"}), "openai"),
 }
-_SAME_BACKBONE_OPTIONS = frozenset({"projector", "projector_layers", "dense", "stem"})
-"""Heads and stems that papers describe apart from the backbone's name."""
+_SAME_BACKBONE_OPTIONS = frozenset({"projector", "projector_layers", "dense", "stem", "resize"})
+"""Heads and stems that papers describe apart from the backbone's name, and what is done with images of other sizes."""
 
 _PARTITIONS = {
     "dirichlet": (frozenset({"dirichlet", "creff_equal"}), "dirichlet_alpha"),
@@ -148,9 +153,19 @@ def differences(fact: Mapping[str, str], run: Mapping[str, Any], paper: Paper, m
     return found
 
 
-def not_printed(fact: Mapping[str, str]) -> list[str]:
-    """What the paper does not say of the ``fact``, so that nothing could be compared with it."""
-    return [name for name in _MAY_LACK if not fact[name]]
+def is_same_data(fact: Mapping[str, str], run: Mapping[str, Any]) -> bool:
+    """Whether ``run`` read the data set that the ``fact`` is of."""
+    return not list(_data(fact["dataset"], str(run["dataset"])))
+
+
+def not_printed(fact: Mapping[str, str], run: Mapping[str, Any]) -> list[str]:
+    """What the paper does not say of the ``fact``, so that nothing of ``run`` could be compared with it.
+
+    Papers don't say what they do with images that a network is not made for.
+    """
+    _, options = name_and_options(str(run["backbone"]))
+    is_resized = "resize" in options and not any(_backbone(fact["backbone"], str(run["backbone"])))
+    return [name for name in _MAY_LACK if not fact[name]] + (["size of the images"] if is_resized else [])
 
 
 def _metric(fact: Mapping[str, str], metric: str) -> Iterator[Difference]:
@@ -187,7 +202,7 @@ def _held_out(fact: Mapping[str, str], ours: str, paper: Paper) -> Iterator[Diff
             yield Difference("held-out domain", "none", ours)
         return
     target = fact["variant"].removeprefix("target=") if fact["variant"].startswith("target=") else fact["group"]
-    if ours == "none" or (target != "avg" and paper.letters.get(ours, ours[:1].upper()) != target):
+    if ours == "none" or (target != "avg" and paper.letter_of(ours) != target):
         yield Difference("held-out domain", "one of them" if target == "avg" else target, ours)
 
 
@@ -215,9 +230,8 @@ def _backbone(printed: str, ours: str) -> Iterator[Difference]:
     alike = name in backbone.names
     if alike and checkpoint == backbone.checkpoint and changed.items() <= backbone.options.items():
         return
-    # papers don't say what they do with images that a network is not made for, nor is a file's content in its name:
-    # openai.safetensors may hold anything, the tag openai may not
-    undecided = alike and ("resize" in changed or "/" in checkpoint or "." in checkpoint)
+    # a file's content is not in its name: openai.safetensors may hold anything, the tag openai may not
+    undecided = alike and ("/" in checkpoint or "." in checkpoint)
     yield Difference("backbone", printed, f"{ours}, unknown" if undecided else ours)
 
 

@@ -53,26 +53,34 @@ class Milestone:
 
 
 @dataclass(frozen=True)
-class Printed:
-    """What the suite's paper prints for a row."""
+class PrintedNumber:
+    """What the suite's paper prints of one metric of a row."""
 
     value: float = NAN
     delta: float = NAN
     """Measured minus printed."""
     source: str = ""
     """``FedGLCL table 2``."""
-    keys: tuple[Mapping[str, str], ...] = ()
-    """Columns and values that pick the printed numbers."""
     several: tuple[tuple[str, float], ...] = ()
     """Source and value of each, where the keys pick different numbers; there is no ``value`` then."""
+    also: tuple[tuple[str, float], ...] = ()
+    """Source and value of what the paper prints elsewhere, as part of an ablation, for the same run."""
     comparable: str = ""
     """"yes", "no", "yes, as far as printed" where the paper gives part of what it ran, "" where nothing is printed."""
     differs: str = ""
     """What differs, or what is not printed, in words."""
     differences: tuple[Difference, ...] = ()
     not_printed: tuple[str, ...] = ()
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Every metric that the paper has a number of."""
+
+
+@dataclass(frozen=True)
+class Printed(PrintedNumber):
+    """What the suite's paper prints for a row: of the headline, and of every metric that it has a number of."""
+
+    keys: tuple[Mapping[str, str], ...] = ()
+    """Columns and values that pick the printed numbers."""
+    metrics: Mapping[str, PrintedNumber] = field(default_factory=dict)
+    """Those with a number, by our name of the metric."""
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,14 @@ import pandas as pd
 from pydantic import ValidationError
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.leaderboard.comparable import Difference, Paper, differences, not_printed
-from fedbench.leaderboard.model import Line, Printed
+from fedbench.core.metric_names import EACH_DOMAIN
+from fedbench.core.wording import heading
+from fedbench.leaderboard.comparable import Difference, Paper, differences, is_same_data, not_printed
+from fedbench.leaderboard.model import Line, Printed, PrintedNumber
+from fedbench.suites.published_keys import Key
 from fedbench.suites.safe_yaml import read_yaml
-from fedbench.suites.suite import Key, Row, Setting, Suite
+from fedbench.suites.suite import Row, Setting, Suite
+from fedbench.tracking.schema import FINAL
 
 SEVERAL = "printed number"
 COMPARABLE, AS_PRINTED, NOT_COMPARABLE = "yes", "yes, as far as printed", "no"
@@ -33,7 +37,8 @@ class Published:
 
     paper: Paper
     facts: pd.DataFrame
-    metrics: Mapping[str, str]
+    metrics: Mapping[str, Key]
+    """Our metric -> the columns of its facts; ``domain_accuracy`` stands for every domain's."""
 
 
 def load_published(name: str, folder: Traversable) -> pd.DataFrame:
@@ -123,32 +128,68 @@ def matching(facts: pd.DataFrame, key: Key) -> pd.DataFrame:
     return lines
 
 
-def beside(published: Published, runs: pd.DataFrame, headline: str, mean: float) -> Printed:
-    """What the paper prints for a row's ``runs``; ``mean`` is their headline's."""
+def beside(published: Published, runs: pd.DataFrame, headline: str, measured: Mapping[str, float]) -> Printed:
+    """What the paper prints for a row's ``runs``; ``measured`` are their means by metric, NaN where they have none."""
     keys = list(dict.fromkeys(text for run in runs["published"] for text in _keys(run)))
     run = {str(name): entry for name, entry in runs.iloc[0].items()}
-    lines = _picked(published, keys, headline, run)
+    names = [headline, *(name for name in _metrics(published, runs) if name != headline)]
+    found = {name: _number(published, keys, name, run, measured.get(name, float("nan"))) for name in names}
+    return Printed(
+        **vars(found[headline]),
+        keys=tuple(json.loads(text) for text in keys),
+        metrics={name: one for name, one in found.items() if one.comparable},
+    )
+
+
+def _metrics(published: Published, runs: pd.DataFrame) -> list[str]:
+    """Our metrics that the paper may print, of ``runs`` with domains every domain's."""
+    names = []
+    for name in published.metrics:
+        domains = [str(c).removeprefix(FINAL) for c in runs if str(c).startswith(f"{FINAL}{name}/")]
+        names += domains if name in EACH_DOMAIN else [name]
+    return names
+
+
+def _number(
+    published: Published, keys: Sequence[str], metric: str, run: Mapping[str, Any], measured: float
+) -> PrintedNumber:
+    """What the paper prints of one metric of a run that replays the cells with these ``keys``."""
+    paper = published.paper
+    lines, also = _headline_first(_picked(published, keys, metric, run))
     value, several = _one(lines)
-    found = list(dict.fromkeys(d for fact in lines for d in differences(fact, run, published.paper, headline)))
-    lacking = tuple(dict.fromkeys(name for fact in lines for name in not_printed(fact)))
-    name = published.paper.paper
+    found = list(dict.fromkeys(d for fact in lines for d in differences(fact, run, paper, metric)))
+    lacking = tuple(dict.fromkeys(name for fact in lines for name in not_printed(fact, run)))
     if several:
         values = ", ".join(dict.fromkeys(f"{fact['value']} in table {fact['table']}" for fact in several))
         found.append(Difference(SEVERAL, values, "one"))
     agreed = AS_PRINTED if lacking else COMPARABLE
     words = [str(difference) for difference in found] or [f"{name} not printed" for name in lacking]
-    return Printed(
+    return PrintedNumber(
         value=value,
-        delta=mean - value,
-        source=_source(name, lines),
-        keys=tuple(json.loads(text) for text in keys),
-        several=tuple((_source(name, [fact]), float(fact["value"])) for fact in several),
+        delta=measured - value,
+        source=_source(paper.paper, lines),
+        several=_listed(paper.paper, several),
+        also=_listed(paper.paper, also),
         comparable=(NOT_COMPARABLE if found else agreed) if lines else "",
         differs=", ".join(words),
         differences=tuple(found),
         not_printed=lacking,
-        metrics={metric: _one(_picked(published, keys, metric, run))[0] for metric in published.metrics},
     )
+
+
+def _headline_first(lines: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Of facts that differ, those of the paper's own tables and what agrees with them, then those of its ablations."""
+    own = {float(fact["value"]) for fact in lines if not fact.get("variant")}
+    if not own:
+        return lines, []
+    return (
+        [fact for fact in lines if not fact.get("variant") or float(fact["value"]) in own],
+        [fact for fact in lines if fact.get("variant") and float(fact["value"]) not in own],
+    )
+
+
+def _listed(paper: str, lines: Sequence[dict[str, str]]) -> tuple[tuple[str, float], ...]:
+    return tuple((_source(paper, [fact]), float(fact["value"])) for fact in lines)
 
 
 def unreadable_columns(published: Published, results: pd.DataFrame) -> list[str]:
@@ -159,8 +200,8 @@ def unreadable_columns(published: Published, results: pd.DataFrame) -> list[str]
 
 def published_notes(rows: Sequence[Line]) -> Iterator[str]:
     """Where a table's printed numbers stand, and once for the table in what its runs differ from theirs."""
-    printed = [row.printed for row in rows if row.printed is not None]
-    if not any(one.comparable for one in printed):
+    printed = [number for row in rows if row.printed is not None for number in row.printed.metrics.values()]
+    if not printed:
         return
     papers: dict[str, set[str]] = {}
     for one in printed:
@@ -181,6 +222,11 @@ def published_notes(rows: Sequence[Line]) -> Iterator[str]:
     lacking = list(dict.fromkeys(name for one in printed if one.comparable == AS_PRINTED for name in one.not_printed))
     known = f"; ≈ comparable as far as printed, which {', '.join(lacking)} are not" if lacking else ""
     yield f"paper: {', '.join(sources)}" + (f"; ≠ not comparable, differs in {aspects}" if aspects else "") + known
+    for row in rows:
+        for name, number in ({} if row.printed is None else row.printed.metrics).items():
+            elsewhere = ", ".join(f"{value:g} in {source}" for source, value in number.also)
+            if elsewhere:
+                yield f"{row.label}, {heading(name)}: the paper prints {elsewhere} as well"
 
 
 def in_order(tables: Iterable[str]) -> list[str]:
@@ -192,18 +238,26 @@ def _keys(run: str) -> list[str]:
     return [json.dumps(key, sort_keys=True, ensure_ascii=False) for key in json.loads(run)]
 
 
-def _picked(published: Published, keys: Iterable[str], metric: str, run: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The facts for our ``metric`` that any of the keys picks; of these those that print what ``run`` is, if any do."""
-    if metric not in published.metrics:
+def _picked(
+    published: Published, keys: Iterable[str], metric: str, run: Mapping[str, Any], *, every: bool = False
+) -> list[dict[str, str]]:
+    """The facts for our ``metric`` that any of the keys picks; of these those that print what ``run`` is, if any do.
+
+    ``every``: all of them. Of a domain there are none for data that have other domains than the paper's.
+    """
+    name, _, domain = metric.partition("/")
+    if name not in published.metrics:
         return []
+    wanted = dict(published.metrics[name]) | ({"group": published.paper.letter_of(domain)} if domain else {})
     columns = set(published.facts.columns)
     picked: dict[Any, dict[str, str]] = {}
     for key in (json.loads(text) for text in keys):
-        if columns >= set(key):
-            lines = matching(published.facts, {**key, "metric": published.metrics[metric]})
+        if columns >= set(key) and all(key.get(column, value) == value for column, value in wanted.items()):
+            lines = matching(published.facts, {**key, **wanted})
             picked |= dict(zip(lines.index, lines.to_dict("records"), strict=True))
-    same = [fact for fact in picked.values() if not differences(fact, run, published.paper, metric)]
-    return same or list(picked.values())
+    facts = [fact for fact in picked.values() if not domain or is_same_data(fact, run)]
+    same = [] if every else [fact for fact in facts if not differences(fact, run, published.paper, metric)]
+    return same or facts
 
 
 def _one(lines: list[dict[str, str]]) -> tuple[float, list[dict[str, str]]]:

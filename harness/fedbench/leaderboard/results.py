@@ -139,15 +139,15 @@ def _commands(reader: Reader, frame: pd.DataFrame) -> list[str]:
     return [json.dumps([command for command in pair if command], ensure_ascii=False) for pair in pairs]
 
 
-def load_curves(uri: str, results: pd.DataFrame, headline: str = _OVERALL) -> pd.DataFrame:
+def load_curves(uri: str, results: pd.DataFrame, *headlines: str) -> pd.DataFrame:
     """Metrics by evaluated round of the runs in ``results``, one line a run and round, rounds in order.
 
-    Columns: ``mlflow_id``, ``run_id``, ``round``, ``global_accuracy``, the ``headline`` and the groups' accuracies
+    Columns: ``mlflow_id``, ``run_id``, ``round``, ``global_accuracy``, the ``headlines`` and the groups' accuracies
     where some run has them by round (all in %), ``bytes_total`` (both ways, since the start). A run without a curve
     has no line. Raises FedbenchError for a store that cannot be reached.
     """
     reader = open_reader(uri)
-    wanted = list(dict.fromkeys([_OVERALL, headline, *GROUPS]))
+    wanted = list(dict.fromkeys([_OVERALL, *headlines, *GROUPS]))
     wanted = [name for name in wanted if FINAL + name in results]
     run_ids = dict(zip(results["mlflow_id"], results["run_id"], strict=True))
     points = [] if reader is None else reader.values(list(run_ids), [*wanted, *_TRAFFIC])

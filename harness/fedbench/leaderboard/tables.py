@@ -17,7 +17,7 @@ from fedbench.core.wording import (
     spread,
 )
 from fedbench.leaderboard.failures import MARK, reasons
-from fedbench.leaderboard.model import PARTLY, Board, Line, Milestone, Table
+from fedbench.leaderboard.model import PARTLY, Board, Line, Milestone, Printed, PrintedNumber, Table
 from fedbench.leaderboard.published import AS_PRINTED, NOT_COMPARABLE, published_notes
 from fedbench.leaderboard.rows import untrained
 from fedbench.leaderboard.rows.ranking import best_of
@@ -30,6 +30,13 @@ STATUS = "status"
 """Heading of the column that says which rows failed."""
 SIGN = "*"
 """Stands after a significant difference."""
+_PRINTED = {
+    "p_value": "p",
+    "train_seconds": "train s",
+    "seconds_a_round": "s a round",
+    "oracle_round": "best round",
+}
+"""Headings of printed numbers that are no accuracies."""
 _MARKS = {NOT_COMPARABLE: "≠", AS_PRINTED: "≈"}
 """Stands before a printed number that is not, or not wholly, known to be of the same conditions."""
 
@@ -119,7 +126,7 @@ def _text_table(table: Table) -> TextTable:
         letters="" if shared else f"on: {legend}",
         scores=[*scores, *_seeds(lines), *_difference(table)],
         status=list(_status(lines)),
-        further=[*_published(lines), *(_costs(lines) if measured else [])],
+        further=[*_published(table), *(_costs(lines) if measured else [])],
         notes=[
             *_significance(measured),
             *_without_baseline(measured),
@@ -185,17 +192,36 @@ def _failures(lines: Sequence[Line], names: Sequence[str]) -> Iterator[str]:
             yield f"{'' if line.has_failed else MARK + ' '}{name}: {line.status.text}"
 
 
-def _published(lines: Sequence[Line]) -> Iterator[TextColumn]:
-    printed = [line.printed for line in lines if line.printed is not None]
-    if not any(one.comparable for one in printed):
-        return
-    cells = []
-    for one in printed:
-        number = "several" if one.several else NONE if math.isnan(one.value) else f"{one.value:.1f}"
-        cells.append(f"{_MARKS[one.comparable]} {number}" if one.comparable in _MARKS else number)
-    yield TextColumn("paper", cells)
-    if not all(math.isnan(one.delta) for one in printed):
-        yield TextColumn("Δ paper", [spread(one.delta, math.nan, sign="+") for one in printed])
+def _published(table: Table) -> Iterator[TextColumn]:
+    """What the paper prints: of the headline with the difference beside it, of other metrics with it in brackets."""
+    printed = [line.printed or Printed() for line in table.lines]
+    if any(one.comparable for one in printed):
+        spreads = [one.metrics.get("std", PrintedNumber()).value for one in printed]
+        yield TextColumn("paper", [_number(one, std) for one, std in zip(printed, spreads, strict=True)])
+        if not all(math.isnan(one.delta) for one in printed):
+            yield TextColumn("Δ paper", [spread(one.delta, math.nan, sign="+") for one in printed])
+    for metric in dict.fromkeys(metric for one in printed for metric in one.metrics):
+        if metric not in (table.headline, "std"):
+            numbers = [one.metrics.get(metric, PrintedNumber()) for one in printed]
+            cells = [_as_printed(one) if metric in _PRINTED else _with_delta(one) for one in numbers]
+            yield TextColumn(f"paper {_PRINTED.get(metric, heading(metric))}", cells)
+
+
+def _number(one: PrintedNumber, std: float = math.nan) -> str:
+    return _marked(one, "several" if one.several else spread(one.value, std))
+
+
+def _as_printed(one: PrintedNumber) -> str:
+    return _marked(one, NONE if math.isnan(one.value) else f"{one.value:g}")
+
+
+def _marked(one: PrintedNumber, number: str) -> str:
+    return f"{_MARKS[one.comparable]} {number}" if one.comparable in _MARKS else number
+
+
+def _with_delta(one: PrintedNumber) -> str:
+    """``98.1 (-0.4)``."""
+    return _number(one) + ("" if math.isnan(one.delta) else f" ({spread(one.delta, math.nan, sign='+')})")
 
 
 def _costs(lines: Sequence[Line]) -> Iterator[TextColumn]:

@@ -9,7 +9,11 @@ from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Federation, Split, Unseen
+from fedbench.core.metric_names import DOMAINS
 from fedbench.core.types import Predictions, Tensors
+
+_SELECTED = ("unseen_domain_accuracy", "seen_domain_accuracy", "domain_mean_accuracy")
+"""Means over domains that are kept of the selected round, beside every domain's."""
 
 
 def percent_right(right: Tensor) -> float:
@@ -183,7 +187,7 @@ def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]
 
     Only evaluated rounds count. ``oracle_accuracy`` is the best round chosen on test data: an upper bound, never a
     headline. Where the protocol has a validation split, ``selected_accuracy`` is the test score at the round that is
-    best on it (the first such round).
+    best on it (the first such round), and so are ``selected_domain_accuracy/<name>`` and the means over domains.
     """
     rounds = sorted(accuracies)
     last = dict(accuracies[rounds[-1]])
@@ -193,14 +197,15 @@ def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]
     curve = [accuracies[r]["global_accuracy"] for r in rounds if r > 0] or [last["global_accuracy"]]
     last["last10_accuracy"] = _mean(curve[-10:])
     last["oracle_accuracy"] = max(curve)
+    last["oracle_round"] = float(next(r for r in rounds if accuracies[r]["global_accuracy"] == max(curve)))
     if "validation_accuracy" in last:
         # the model before training is no candidate; strictly greater: an earlier round wins a tie
         trained = [r for r in rounds if r > 0] or rounds
         best = max(trained, key=lambda r: (accuracies[r]["validation_accuracy"], -r))
         last["selected_round"] = float(best)
         last["selected_accuracy"] = accuracies[best]["global_accuracy"]
-        for name in ("unseen_domain_accuracy", "seen_domain_accuracy", "domain_mean_accuracy"):
-            if name in last:
+        for name in list(last):
+            if name in _SELECTED or name.startswith(f"{DOMAINS}/"):
                 last[f"selected_{name}"] = accuracies[best][name]
     return last
 

@@ -21,8 +21,9 @@ from fedbench.datasets.aliases import same_data
 from fedbench.models.names import canonical_backbone
 from fedbench.plugins.assembly import find_method
 from fedbench.suites.layers import Draft, LayerSource
+from fedbench.suites.published_keys import Key
 from fedbench.suites.safe_yaml import read_yaml
-from fedbench.suites.suite import Key, Row, Scale, Setting, Suite
+from fedbench.suites.suite import Row, Scale, Setting, Suite
 
 _LISTS = ("templates",)
 """Run settings that may have several values."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -21,14 +20,13 @@ from pydantic import (
 )
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.metric_names import GROUPS, known_accuracy, known_column, known_objective
+from fedbench.core.metric_names import known_accuracy, known_column, known_objective, known_printed
 from fedbench.core.spec import MOST_SEED, no_bool, stack_names
+from fedbench.suites.places import PlaceInFile, line_of, lines_of
+from fedbench.suites.published_keys import PUBLISHED_METRICS, Key, as_key, columns_of
 from fedbench.suites.safe_yaml import read_yaml
 
 Seed = Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=MOST_SEED)]
-Key = dict[str, str]
-"""Columns of a file of published numbers, with the values that pick the lines a run replays."""
-
 LONGEST_NAME = 100
 
 
@@ -52,21 +50,6 @@ def _plain(name: str) -> str:
 
 Name = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_shown)]
 Accuracy = Annotated[str, AfterValidator(known_accuracy)]
-
-PUBLISHED_METRICS = {
-    "global_accuracy": "accuracy",
-    **{f"{group}_accuracy": f"accuracy_{group}" for group in GROUPS},
-}
-"""Our name of a metric -> the published one."""
-
-
-@dataclass(frozen=True)
-class PlaceInFile:
-    """Where a part of a suite stands: its file, the path to it there, and the lines of all that is in the file."""
-
-    file: str
-    lines: Mapping[tuple[int | str, ...], int]
-    path: tuple[int | str, ...] = ()
 
 
 class _Part(BaseModel):
@@ -93,7 +76,7 @@ class _Replaying(_Part):
         keys = [given] if isinstance(given, Mapping) else given
         if not isinstance(keys, list) or not all(isinstance(key, Mapping) for key in keys):
             raise ValueError("published is a mapping from column to value, or a list of them")
-        return tuple({str(column): str(value) for column, value in key.items()} for key in keys)
+        return tuple(as_key(key) for key in keys)
 
 
 class Row(_Replaying):
@@ -120,7 +103,18 @@ class Setting(_Replaying):
     of: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="further settings, by a method the row runs"
     )
+    headline: Annotated[Accuracy | None, Field(description="in place of the suite's")] = None
     published: tuple[Key, ...] = Field((), description="columns that pick the setting's published numbers")
+
+
+class Mean(_Part):
+    """A mean over settings, as papers print it in one more column."""
+
+    name: Name = Field(min_length=1, description="what its table is called")
+    over: tuple[str, ...] = Field(min_length=2, description="names of settings")
+    published: Annotated[Key, BeforeValidator(as_key)] = Field(
+        default_factory=dict, description="columns in place of the settings', to pick its published numbers"
+    )
 
 
 class Scale(_Part):
@@ -146,12 +140,13 @@ class Suite(_Part):
     training: dict[str, Any] = Field(default_factory=dict, description="budget and optimiser, see Training")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run a row, setting and seed")
     scales: dict[Name, Scale] = Field(default_factory=dict, description="the grid by scale, the default scale first")
+    means: tuple[Mean, ...] = Field((), description="means over settings, a table each")
     published: Annotated[str, AfterValidator(_plain)] = Field(
         "", description="file of published numbers that the rows' keys refer to"
     )
-    published_metrics: dict[Accuracy, str] = Field(
-        default_factory=lambda: dict(PUBLISHED_METRICS), description="our metric -> the published one"
-    )
+    published_metrics: dict[
+        Annotated[str, AfterValidator(known_printed)], Annotated[Key, BeforeValidator(columns_of)]
+    ] = Field(default_factory=lambda: dict(PUBLISHED_METRICS), description="our metric -> the published one's columns")
     baseline: str = Field("fedavg", description="row the others are compared with")
     headline: Accuracy = Field("global_accuracy", description="metric the leaderboard is sorted by and Δ is taken of")
     objective: Annotated[str, AfterValidator(known_objective)] = Field(
@@ -175,6 +170,24 @@ class Suite(_Part):
     def file(self) -> str:
         """The file's name as it was given; "" for a suite of none."""
         return "" if self._place is None else self._place.file
+
+    def ranked_by(self, metric: str) -> Suite:
+        """The suite with ``metric`` for a headline, in every setting."""
+        scales = {}
+        for name, scale in self.scales.items():
+            settings = tuple(setting.model_copy(update={"headline": None}) for setting in scale.settings)
+            scales[name] = scale.model_copy(update={"settings": settings})
+        return self.model_copy(update={"headline": metric, "scales": scales})
+
+    def headline_of(self, setting: str) -> str:
+        """What the runs of ``setting`` are ranked by."""
+        settings = (one for scale in self.scales.values() for one in scale.settings if one.name == setting)
+        return next((one.headline for one in settings if one.headline), self.headline)
+
+    @property
+    def headlines(self) -> tuple[str, ...]:
+        """What tables are ranked by, each metric once."""
+        return tuple(dict.fromkeys([self.headline, *map(self.headline_of, self.setting_names)]))
 
     @property
     def setting_names(self) -> tuple[str, ...]:
@@ -216,8 +229,8 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
         first = error.errors()[0]
         path = [str(part) for part in first["loc"]]
         problem = problem_of(first, _model_at(path))
-        raise FedbenchError(f"{where}, line {_line_of(node, first['loc'])}, {'.'.join(path)}: {problem}") from None
-    _place(suite, PlaceInFile(where, _lines(node)))
+        raise FedbenchError(f"{where}, line {line_of(node, first['loc'])}, {'.'.join(path)}: {problem}") from None
+    _place(suite, PlaceInFile(where, lines_of(node)))
     suite._text = text if isinstance(text, str) else text.decode()
     for scale in suite.scales.values():
         names = [setting.name for setting in scale.settings]
@@ -232,6 +245,8 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
             unknown = unknown_name("method under `of`", method, run, "No row runs it.")
             raise FedbenchError(f"{part.place('of', method)}{unknown}")
     _refuse_unknown_baseline(suite)
+    for wrong in (one for mean in suite.means for one in mean.over if one not in suite.setting_names):
+        raise FedbenchError(f"{suite.place('means')}{unknown_name('setting', wrong, suite.setting_names)}")
     scales = tuple(suite.scales)
     for row in suite.rows:
         for field, given, known in (("only", row.only, suite.setting_names), ("at", tuple(row.at), scales)):
@@ -259,25 +274,6 @@ def problem_of(error: Any, model: type[BaseModel]) -> str:
     about = f" ({field.description})" if field is not None and field.description else ""
     problem = error["msg"].removeprefix("Value error, ")
     return f"{problem[0].lower()}{problem[1:]}{about}."
-
-
-def _line_of(node: yaml.Node | None, location: Sequence[int | str]) -> int:
-    """The line of the innermost part of ``location`` that stands in the file."""
-    lines = _lines(node)
-    return next(lines[tuple(location[:end])] for end in range(len(location), -1, -1) if tuple(location[:end]) in lines)
-
-
-def _lines(node: yaml.Node | None, path: tuple[int | str, ...] = ()) -> dict[tuple[int | str, ...], int]:
-    """The line of every part of a file, by the path to it; that of a key where there is one."""
-    lines = {path: 1 if node is None else node.start_mark.line + 1}
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                lines |= _lines(value, (*path, key.value)) | {(*path, key.value): key.start_mark.line + 1}
-    elif isinstance(node, yaml.SequenceNode):
-        for position, value in enumerate(node.value):
-            lines |= _lines(value, (*path, position))
-    return lines
 
 
 def _place(suite: Suite, place: PlaceInFile) -> None:

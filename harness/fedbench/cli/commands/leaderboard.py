@@ -108,7 +108,7 @@ def leaderboard(
     stored = load_runs(uri, name)
     results = stored.finished
     read = _overruled(read, given, stored)
-    curves = load_curves(uri, results, read.headline)
+    curves = load_curves(uri, results, *read.headlines)
     board = of_suite(read, results, curves, _published(read, results, published), Test(given.test), stored.failed)
     if given.metric is not None:
         _say_ranked_otherwise(board, given.metric, read.headline)
@@ -131,15 +131,15 @@ def leaderboard(
 
 def _overruled(read: Suite, given: ReadingOptions, stored: StoredResults) -> Suite:
     """The suite's way of reading, with what the command line says; FedbenchError for what no run has."""
-    from fedbench.core.metric_names import DOMAINS
-    from fedbench.leaderboard.board import baseline_named, metric_named
+    from fedbench.core.metric_names import EACH_DOMAIN
+    from fedbench.leaderboard.named import baseline_named, metric_named
 
     results = stored.finished
     changes: dict[str, object] = {}
     if given.metric is not None:
-        changes["headline"] = metric_named(results, given.metric)
+        read = read.ranked_by(metric_named(results, given.metric))
     if given.columns:
-        changes["columns"] = tuple(c if c == DOMAINS else metric_named(results, c) for c in given.columns)
+        changes["columns"] = tuple(c if c in EACH_DOMAIN else metric_named(results, c) for c in given.columns)
     if given.baseline is not None:
         changes["baseline"] = baseline_named(results, given.baseline, stored.failed)
     if given.target is not None:

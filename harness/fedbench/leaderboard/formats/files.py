@@ -110,7 +110,8 @@ def _printed(printed: Printed) -> Mapping[str, Any]:
         "differs": printed.differs,
         "differences": _json([[d.aspect, d.printed, d.here] for d in printed.differences]),
         "not_printed": _json(printed.not_printed),
-        **{f"published_{metric}": value for metric, value in printed.metrics.items()},
+        "published_also": _json([{"source": source, "value": value} for source, value in printed.also]),
+        **{f"published_{metric}": one.value for metric, one in printed.metrics.items()},
     }
 
 

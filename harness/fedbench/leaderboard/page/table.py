@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedbench.core.wording import NONE, heading, megabytes, spread
-from fedbench.leaderboard.model import Line, Printed, ScoreCell, Table
+from fedbench.leaderboard.model import Line, Printed, PrintedNumber, ScoreCell, Table
 from fedbench.leaderboard.page.model import PageCell, PageColumn
 from fedbench.leaderboard.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
 from fedbench.leaderboard.rows.ranking import best_of, may_be_best
@@ -42,7 +42,11 @@ def columns_of(table: Table) -> list[tuple[PageColumn, list[PageCell]]]:
         columns.append(_rounds(table))
     printed = [line.printed or Printed() for line in lines]
     if any_known([one.value for one in printed]):
-        columns += _published(printed)
+        columns += _published(printed, "published", "published")
+    for metric in dict.fromkeys(metric for one in printed for metric in one.metrics):
+        if metric != table.headline:
+            numbers = [one.metrics.get(metric, PrintedNumber()) for one in printed]
+            columns += _published(numbers, f"published {heading(metric)}", f"published_{metric}")
     columns.append(_sent(lines))
     seconds = [line.cost("train_seconds") for line in lines]
     if any_known(seconds):
@@ -144,17 +148,17 @@ def _rounds(table: Table) -> tuple[PageColumn, list[PageCell]]:
     return PageColumn("rounds_to_target", title, explained, "ascending"), cells
 
 
-def _published(printed: Sequence[Printed]) -> Iterator[tuple[PageColumn, list[PageCell]]]:
+def _published(printed: Sequence[PrintedNumber], name: str, key: str) -> Iterator[tuple[PageColumn, list[PageCell]]]:
     cells = []
     for one in printed:
         aspects = ", ".join(difference.aspect for difference in one.differences)
         note = AGREEING.get(one.comparable, "") + (f": {aspects}" if one.comparable == NOT_COMPARABLE else "")
         title = "; ".join(text for text in (one.source, one.differs) if text)
         cells.append(_cell(one.value, f"{one.value:g}", note=note, title=title))
-    yield PageColumn("published", "published", "what the paper prints, and whether the settings agree"), cells
+    yield PageColumn(key, name, "what the paper prints, and whether the settings agree"), cells
     if any_known([one.delta for one in printed]):
         shown = [_cell(one.delta, spread(one.delta, math.nan, "+")) for one in printed]
-        yield PageColumn("published_delta", f"Δ{_NBSP}published", "measured minus published"), shown
+        yield PageColumn(f"{key}_delta", f"Δ{_NBSP}{name}", "measured minus published"), shown
 
 
 def sent(line: Line) -> str:

@@ -98,3 +98,9 @@ def _cell(runs: pd.DataFrame, metric: str) -> ScoreCell:
 def mean_of(runs: pd.DataFrame, metric: str) -> float:
     """Over all seeds: one that lacks the metric would be left out of this row's mean only, so there is none then."""
     return float(runs[FINAL + metric].mean(skipna=False)) if FINAL + metric in runs else float("nan")
+
+
+def times(line: Line, runs: pd.DataFrame) -> dict[str, float]:
+    """What papers print of the time a row takes: in all, and a round."""
+    seconds, rounds = line.cost("train_seconds"), int(runs["rounds"].iloc[0])
+    return {"train_seconds": seconds, "seconds_a_round": seconds / rounds if rounds else float("nan")}
