@@ -8,6 +8,7 @@ from fedbench.core.federation import Federation
 from fedbench.core.method.base import Method, NoParams
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.hyper import hyper
+from fedbench.core.method.labelling import LabelTask
 from fedbench.core.method.tasks import (
     AggregationTask,
     BroadcastTask,
@@ -47,6 +48,7 @@ __all__ = [
     "Federation",
     "GlobalModel",
     "InputSource",
+    "LabelTask",
     "LabelledBatch",
     "LinearHead",
     "LocalStep",

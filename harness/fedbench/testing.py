@@ -24,6 +24,7 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Split, TensorImages
+from fedbench.core.method.base import declares
 from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.hyper import declared
 from fedbench.core.randomness import torch_generator
@@ -91,6 +92,7 @@ def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **traini
     # "convnet" sorts after "clip:embedded": a stack gets the CNN as soon as one of its methods asks for it
     backbone = backbone or max(contract_backbone(name) for name in method.split("+"))
     budget: dict[str, object] = {"rounds": TINY_ROUNDS, "batch_size": 8, "lr": 0.01}
+    hidden |= any("labels" in declares(find_method(name), "provides") for name in method.split("+"))
     labels: Literal["hidden", "visible"] = "hidden" if hidden else "visible"
     scenario = Scenario(
         partition="dirichlet", dirichlet_alpha=1.0, clients=4, participation=0.5, min_client_size=4, labels=labels

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.plugins.assembly import method_names
+from fedbench.core.method.base import declares
+from fedbench.plugins.assembly import find_method, method_names
 from fedbench.plugins.requirements import required_by
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
@@ -36,6 +37,7 @@ def measured(folder: Path) -> dict[str, dict[str, float]]:
         sets = [("backbone", contract_backbone(name))]
         if required_by([name]).keys() & {"server_data", "server_labels"}:
             sets += [("scenario.server_samples", 5), ("scenario.server_labels", "visible")]
+        sets += [("labels", "hidden")] if "labels" in declares(find_method(name), "provides") else []
         specs += expand(suite, Overrides(methods=(name,), sets=tuple(sets)))
     rows = {}
     for spec in specs:

@@ -48,6 +48,8 @@ class Assembly:
     """Those methods of the run that declare it; see `fedbench.core.method.base.Method`."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """Requirement -> the method that has it, with the run's hyper-parameters."""
+    provides: Mapping[str, str] = field(default_factory=dict)
+    """What a method of the run meets for the others -> that method."""
 
     def answers(self, hook: str) -> tuple[str, ...]:
         """The methods that answer ``hook``, in call order."""
@@ -135,13 +137,14 @@ def assemble(
     manager = plugin_manager()
     for listener in listeners:
         manager.register(listener)
-    keeping, requires = set(), dict[str, str]()
+    keeping, requires, provides = set(), dict[str, str](), dict[str, str]()
     for name in reversed(stack):
         if name != FedAvg.name:
             cls = find_method(name, plugin_files)
             keeping |= {name} if declares(cls, "keeps_lost_training") else set()
             plugin = cls(build_params(name, cls.Params, params.get(name, {})))
             requires |= dict.fromkeys(sorted(getattr(plugin, "requires", ())), name)
+            provides |= dict.fromkeys(declares(cls, "provides"), name)
             _refuse_unmarked(plugin, name)
             manager.register(plugin, name)
     # Of several trylast answers pluggy calls the last registered last: so the defaults, which are trylast, go in after
@@ -158,7 +161,7 @@ def assemble(
     defaults.replaced = _replacements(manager, method)
     owners = _owner_table(manager)
     hooks = watched(relay(manager), _blamed(manager, defaults, method, owners))
-    return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping), requires)
+    return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping), requires, provides)
 
 
 def _refuse_unmarked(plugin: AnyMethod, name: str) -> None:

@@ -26,13 +26,21 @@ def required_by(stack: Sequence[str], plugin_files: Sequence[Path] = ()) -> dict
     return {name: method for method, names in found.items() for name in sorted(names)}
 
 
-def refuse_settings(requires: Mapping[str, str], spec: RunSpec) -> None:
-    """FedbenchError where the spec does not grant what methods require: requirement -> method."""
-    scenario = spec.scenario
-    if "labels" in requires and scenario.labels == "hidden":
+def refuse_settings(requires: Mapping[str, str], spec: RunSpec, provides: Mapping[str, str] | None = None) -> None:
+    """FedbenchError where the spec does not grant what methods require: requirement -> method.
+
+    ``provides`` what other methods of the stack meet, which must have a use.
+    """
+    scenario, provided = spec.scenario, provides or {}
+    if "labels" in provided and scenario.labels == "visible":
+        raise FedbenchError(
+            f"{provided['labels']} gives clients labels, which they have in this scenario (labels=visible); set "
+            f"scenario.labels=hidden, or leave {provided['labels']} out."
+        )
+    if "labels" in requires and scenario.labels == "hidden" and "labels" not in provided:
         raise FedbenchError(
             f"{requires['labels']} needs labels, which this scenario hides (labels=hidden); set "
-            "scenario.labels=visible, or choose a method that learns without them."
+            f"scenario.labels=visible, choose a method that learns without them, or write pseudo-labels+{spec.method}."
         )
     if "sgd" in requires and spec.training.optimizer != "sgd":
         raise FedbenchError(

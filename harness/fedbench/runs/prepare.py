@@ -37,6 +37,7 @@ from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.private import private_names, shared
 from fedbench.rounds.run import Run, UnseenTest, model_on
 from fedbench.runs.checkpoint import Checkpointing
+from fedbench.runs.labelled import labelled
 from fedbench.runs.unseen import Renamed, renamed_model
 from fedbench.runs.untouched import Untouched
 from fedbench.scenarios import build_federation
@@ -81,7 +82,7 @@ def prepare(
     keep_freed_memory()
     untouched = Untouched(spec.title)
     assembly = assemble(spec.method, spec.params, settings.plugin_files, listeners)
-    refuse_settings(assembly.requires, spec)
+    refuse_settings(assembly.requires, spec, assembly.provides)
     refuse_backbone(assembly.requires, spec)
     device = _device(spec.device)
     dataset = dataset or dataset_for(spec, settings)
@@ -128,6 +129,7 @@ def prepare(
             raise MethodFault(f"{spec.method}: build_model gave neither an encoder nor a transform.")
         return ImageInputs(Pixels(there(split.images)), of.transform, device)
 
+    federation = labelled(federation, assembly, setup, features, is_run=encode_all)
     recorded = min(len(scored.clients), RECORDED_CLIENTS)
     info = RunInfo(
         owners=assembly.recorded_owners(),
@@ -187,6 +189,8 @@ def enlargement(dataset: Dataset, backbone: Backbone) -> str:
 
 def _refuse_hidden_labels(spec: RunSpec, assembly: Assembly, model: Model) -> None:
     """FedbenchError for the default loss of weights where labels are hidden."""
+    if "labels" in assembly.provides:
+        return
     default = all(assembly.answers(hook) == (FedAvg.name,) for hook in ("local_train", "local_loss"))
     if default and model.weights and spec.scenario.labels == "hidden":
         raise FedbenchError(NEEDS_LABELS)

@@ -19,6 +19,7 @@ from fedbench.core.errors import MethodFault
 from fedbench.core.federation import Federation
 from fedbench.core.method.base import Method, NoParams
 from fedbench.core.method.hooks import default_hookimpl
+from fedbench.core.method.labelling import LabelTask
 from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, ModelSetup
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, Tensors, Update
@@ -156,6 +157,11 @@ class FedAvg(Method[NoParams]):
         """The scenario's federation, unchanged."""
         self._refuse_if_replaced("federate")
         return federation
+
+    @default_hookimpl
+    def label(self, task: LabelTask) -> Tensor | None:
+        """None: clients without labels stay so."""
+        return None
 
     @default_hookimpl
     def build_model(self, setup: ModelSetup) -> Model:

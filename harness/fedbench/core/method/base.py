@@ -47,6 +47,8 @@ class Method(Generic[P]):
     """
     requires: tuple[str, ...] = ()
     """Those of `REQUIREMENTS` without which it can't run; a constructor may drop some that its values do not need."""
+    provides: ClassVar[tuple[str, ...]] = ()
+    """Those of `REQUIREMENTS` that it meets for the other methods of its stack: ``labels``, by the hook `label`."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Those of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that it looks at. The last
     two need no mention where it leaves `build_model` to the default."""

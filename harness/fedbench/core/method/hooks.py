@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 import pluggy
 
 from fedbench.core.federation import Federation
+from fedbench.core.method.labelling import LabelTask
 from fedbench.core.method.notifications import PROJECT, NotificationSpecs
 from fedbench.core.method.tasks import (
     AggregationTask,
@@ -68,6 +69,14 @@ class HookSpecs:
 
         Default: a text-initialised linear head on frozen CLIP features, or the whole network. Answered by `fedclip`
         (an adapter), `clip-zs` (nothing to train).
+        """
+
+    @_spec(firstresult=True)
+    def label(self, task: LabelTask) -> Tensor | None:
+        """First result: labels for clients whose own are hidden, (n,) int64, -1 for samples to leave out. Called once.
+
+        All methods of the run then see these as if they were the clients' labels; nobody sees the hidden ones. A
+        method that answers declares ``provides = ("labels",)``. Default: none. Answered by `pseudo-labels`.
         """
 
     @_spec
@@ -181,6 +190,7 @@ class Hooks(Protocol):
 
     def federate(self, *, federation: Federation, spec: RunSpec) -> Federation: ...
     def build_model(self, *, setup: ModelSetup) -> Model: ...
+    def label(self, *, task: LabelTask) -> Tensor | None: ...
     def start(self, *, task: StartTask) -> list[Tensors]: ...
     def private(self, *, model: Model, spec: RunSpec) -> list[Collection[str]]: ...
     def survey(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> str: ...

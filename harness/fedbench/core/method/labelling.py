@@ -1,0 +1,26 @@
+"""What a method is handed that gives clients labels where their own are hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedbench.core.method.tasks import ModelSetup
+    from fedbench.core.types import FrozenEncoder, InputSource
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTask:
+    """The clients' samples, whose labels the scenario hides."""
+
+    setup: ModelSetup
+    features: Callable[[FrozenEncoder], InputSource]
+    """All n training samples as an encoder sees them, cached on disk."""
+    clients: Sequence[Tensor]
+    """Each client's samples, int64 into the n. What a client labels must depend on its own alone."""
+    num_samples: int
+    """n."""
