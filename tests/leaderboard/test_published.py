@@ -123,8 +123,9 @@ def printed_in(name, setting, row, **changes):
     specs = [s for s in expand(suite, Overrides(scale="paper", seeds=(0,))) if s.setting == setting]
     results = results_of(specs).assign(**changes)
     curves = pd.DataFrame(columns=["mlflow_id", "round", "global_accuracy"])
-    (table,) = of_suite(suite, results, curves, published_of(suite, FOLDER)).tables
-    return table, next(line.printed for line in table.lines if line.label.partition(" · ")[0] == row)
+    board = of_suite(suite, results, curves, published_of(suite, FOLDER))
+    named = [(table, line) for table in board.tables for line in table.lines if line.label.partition(" · ")[0] == row]
+    return named[0][0], named[0][1].printed
 
 
 @pytest.mark.parametrize(
