@@ -9,7 +9,8 @@ Only an attention adapter on the frozen image feature I is trained and sent:
 T holds the text feature of each sample's own class; at test time the class with the largest cos(I*, T_k) is predicted.
 Figure 3's variants: `adapters=text` or `both` puts an adapter of the same shape on T, in the loss as at test time;
 `encoders=trained` trains both towers as well. The loss of the baselines "CLIP FedAvg" and "CLIP FedProx" is not stated:
-by FedCLIP's own they are `adapters=none encoders=trained`, by cross-entropy `fedavg` and `fedprox` with `tune=full`. Its fine-tuning after the last round is the run's `finetune_epochs`.
+by FedCLIP's own they are `adapters=none encoders=trained`, by cross-entropy `fedavg` and `fedprox` with `tune=full`.
+Fine-tuning after the last round is the run's `finetune_epochs`.
 
 Answers: build_model, local_loss. Stacks with methods that add loss terms or aggregate otherwise.
 Paper against released code, and left open:

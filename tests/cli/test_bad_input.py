@@ -49,6 +49,12 @@ CASES = {
         [*RUN, "--set", "rounds=2", "fedprox"],
         r"unexpected argument 'fedprox'.*--method fedprox",
     ),
+    "set twice by two options": (
+        [*RUN, "--set", "rounds=2", "--set", "rounds=3"],
+        r"rounds is set twice, by 'rounds=2' and 'rounds=3'",
+    ),
+    "a sweep with a hole": ([*RUN, "--set", "rounds=2,,3"], r"--set rounds=2,,3: there is an empty value"),
+    "a sweep over one value": ([*RUN, "--set", "rounds=2,2"], r"rounds=2,2: a sweep's values must differ"),
     "set twice": ([*RUN, "--set", "rounds=2", "rounds=3"], r"rounds is set twice, by 'rounds=2' and 'rounds=3'"),
     "domain too small for its clients": (
         [
@@ -270,9 +276,10 @@ def test_wrong_settings_on_the_command_line_name_what_was_typed(command):
     )
     assert re.search(r"training.batch_size='9{12}': .*1000000", command(*alone, "--set", f"batch_size={'9' * 12}"))
     long = "9" * 5000
-    assert re.search(r"train='9+'.* whole number", command(*alone, "--set", f"dataset=embedded?train={long}"))
+    own = ["run", "--method", "fedavg", "--scenario", "iid", "--set"]
+    assert re.search(r"train='9+'.* whole number", command(*own, f"dataset=embedded?train={long}"))
     assert re.search(r"width='9+'.* whole number", command(*alone, "--set", f"backbone=resnet8?width={long}"))
-    assert "nobody" in command(*alone, "--set", "dataset=imagefolder:~nobody_here/x")
+    assert "nobody" in command(*own, "dataset=imagefolder:~nobody_here/x")
     assert "nobody" in command(*alone, "--set", "backbone=clip:ViT-B-32@~nobody_here/x.pt")
     assert "too long" in command("run", "--suite", "x" * 5000 + ".yaml").lower()
 

@@ -151,10 +151,10 @@ def all_assignments(
 
     FedbenchError for a word that is none, and for a setting that is set twice.
     """
-    texts = {text.partition("=")[0].strip(): text for text in given or ()}
-    for word in further or ():
+    texts: dict[str, str] = {}
+    for word in (*(given or ()), *(further or ())):
         key, sign, _ = word.partition("=")
-        if not sign:
+        if not sign and word in (further or ()):
             raise FedbenchError(
                 f"unexpected argument {word!r}: settings are KEY=VALUE, a suite is --suite {word}, a method --method "
                 f"{word}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.hyper import declared
@@ -13,12 +14,14 @@ from fedbench.suites.added import added_rows
 from fedbench.suites.layers import READ_BY_SOME, LayerSource, reads, section_of
 from fedbench.suites.resolve import Cell, Find, Overrides, checked_seed, finder, resolve
 from fedbench.suites.suite import Row, Scale, Setting, Suite
+from fedbench.suites.sweeps import combinations, named, swept
 
 
 def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
     """All runs of ``suite`` by setting, row, then seed. ``--method`` picks the suite's rows of that name, or adds some.
 
-    A data set in ``overrides`` picks settings where it can, see `narrowed`.
+    A setting with several values stands for as many rows (`fedbench.suites.sweeps`). A data set in ``overrides`` picks
+    settings where it can, see `narrowed`.
     Cells that come to the same run give one spec, which carries the published keys of all of them.
     """
     rows: list[Row] = list(suite.rows)
@@ -34,8 +37,10 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
     specs: dict[str, RunSpec] = {}
     scale = _scale(suite, overrides.scale)
     seeds = overrides.seeds or (scale.seeds if scale is not None else ()) or suite.seeds
-    for cell in _cells(suite, rows, overrides):
-        first = resolve(suite, cell, seeds[0], overrides, find)
+    cells = _cells(suite, list(swept(rows)), overrides)
+    for cell, (sets, values) in product(cells, combinations(overrides.sets)):
+        cell = replace(cell, row=named(cell.row, values))
+        first = resolve(suite, cell, seeds[0], replace(overrides, sets=sets), find)
         for seed in seeds:
             spec = first.model_copy(update={"seed": checked_seed(seed)})
             run_id = spec.run_id
