@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class Point:
     seeds: int
 
 
-def settings_of(run: Mapping[str, Any]) -> dict[str, str]:
+def settings_of(run: pd.Series) -> dict[str, str]:
     """All settings of a run, by the names that ``--set`` has for them."""
     row = {name.removeprefix("training."): str(value) for name, value in json.loads(run["row_settings"]).items()}
     scenario = {name: str(value) for name, value in json.loads(run["scenario_settings"]).items()}
@@ -39,7 +39,7 @@ def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, 
     these settings alone. FedbenchError for a setting that no run has several values of.
     """
     frame = results.copy()
-    found = [settings_of(run) for run in frame.to_dict("records")]
+    found = [settings_of(run) for _, run in frame.iterrows()]
     for key in keys:
         known = sorted({name for one in found for name in one})
         if not any(key in one for one in found):
