@@ -111,14 +111,14 @@ def gains(rows: Mapping[str, Mapping[str, Point]], base: str, metrics: Sequence[
     known = [metric for metric in metrics if metric in rows.get(base, {})]
     if base not in rows or not others or not known:
         raise FedbenchError(f"there is no row {base!r}, or nothing beside it, with {', '.join(map(heading, metrics))}.")
-    made, (axes,) = figure(height=max(2.5, 0.16 * len(others) * len(known) + 1.0))
+    made, (axes,) = figure(height=max(2.5, 0.075 * len(others) * len(known) + 1.0))
     thickness = 0.8 / len(known)
     for place, metric in enumerate(known):
         at = np.arange(len(others)) + (place - (len(known) - 1) / 2) * thickness
         above = [rows[name][metric].mean - rows[base][metric].mean if metric in rows[name] else 0.0 for name in others]
         axes.barh(at, above, thickness, label=heading(metric), color=COLOURS[place % len(COLOURS)])
     axes.set_yticks(range(len(others)), others)
-    axes.invert_yaxis()
+    axes.set_ylim(len(others) - 0.4, -0.6)
     axes.axvline(0, color="black", linewidth=0.6)
     _finish(axes, f"points above {base}", "", len(known))
     return made
