@@ -107,14 +107,14 @@ def test_a_key_picks_lines_and_unknown_columns_and_files_are_refused():
 
 
 @pytest.mark.slow
-def test_all_but_28_of_the_papers_1831_numbers_are_joined_and_shown():
+def test_all_but_27_of_the_papers_1831_numbers_are_joined_and_shown():
     found = {name: counts(name) for name in PAPERS}
     assert sum(facts for facts, _, _ in found.values()) == 1831
     for _, joined, shown in found.values():
         assert shown == joined
     missing = {name: facts - len(joined) for name, (facts, joined, _) in found.items()}
-    # segmentation 14, pretrained AlexNet 10, GloVe 3, FedBN on a VGG-11 with batch-norm 1
-    assert missing == dict.fromkeys(PAPERS, 0) | {"fedglcl": 28}
+    # segmentation 14, pretrained AlexNet 10, GloVe 3
+    assert missing == dict.fromkeys(PAPERS, 0) | {"fedglcl": 27}
 
 
 def printed_in(name, setting, row, **changes):

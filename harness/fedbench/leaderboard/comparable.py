@@ -101,7 +101,7 @@ _BACKBONES = {
     "CLIP ViT-B/32": _Backbone(frozenset({"clip:ViT-B-32", "clip:ViT-B-32-quickgelu"}), "openai"),
     "CLIP RN50": _Backbone(frozenset({"clip:RN50", "clip:RN50-quickgelu"}), "openai"),
 }
-_SAME_BACKBONE_OPTIONS = frozenset({"projector", "projector_layers", "dense", "stem", "resize"})
+_SAME_BACKBONE_OPTIONS = frozenset({"projector", "projector_layers", "dense", "bn", "stem", "resize"})
 """Heads and stems that papers describe apart from the backbone's name, and what is done with images of other sizes."""
 
 _PARTITIONS = {

@@ -31,6 +31,7 @@ class BackboneName:
     projector: int | None = None
     projector_layers: int = 1
     dense: int = 2
+    bn: int = 0
     resize: int | None = None
     stem: str = "imagenet"
 
@@ -74,7 +75,11 @@ FAMILIES = {
         "AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer",
         ("dense", *_SHARED),
     ),
-    "vgg11": Family("vgg11", "VGG-11 without batch-norm, two dense layers of 512, images of 32 px or more", _SHARED),
+    "vgg11": Family(
+        "vgg11",
+        "VGG-11, two dense layers of 512, images of 32 px or more; bn=1 puts batch-norm behind its convolutions",
+        ("bn", *_SHARED),
+    ),
     "resnet18": Family("resnet18", "ResNet-18; stem=cifar for small images", ("stem", *_SHARED)),
     "resnet50": Family("resnet50", "ResNet-50; stem=cifar for small images", ("stem", *_SHARED)),
 }
@@ -84,7 +89,7 @@ FOLDERS = ("local-dir", "hf-hub")
 PRETRAINED = ("lite0", "timm")
 """Families of image networks that come with weights."""
 DUAL_ENCODERS = ("clip", "hf-clip")
-_NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, "resize": 4096}
+_NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, "bn": 1, "resize": 4096}
 _WORDS = {"stem": ("cifar", "imagenet")}
 
 
@@ -161,6 +166,7 @@ def parse_backbone(name: str) -> BackboneName:
         projector=numbers.get("projector"),
         projector_layers=numbers.get("projector_layers", 1),
         dense=numbers.get("dense", 2),
+        bn=numbers.get("bn", 0),
         resize=numbers.get("resize"),
         stem=words.get("stem", "imagenet"),
     )

@@ -136,8 +136,11 @@ class AlexNet(nn.Module):
         return F.relu(self.bn7(self.fc2(x))) if self.dense == 2 else x
 
 
-def vgg11() -> nn.Module:
-    """The convolutions of VGG-11 and, as usual on 32 px where they leave 1x1, two dense layers of 512."""
+def vgg11(*, has_norms: bool = False) -> nn.Module:
+    """The convolutions of VGG-11 and, as usual on 32 px where they leave 1x1, two dense layers of 512.
+
+    ``has_norms``: with batch-norm behind every convolution, without which FedBN has nothing to keep.
+    """
     channels, pooled = (3, 64, 128, 256, 256, 512, 512, 512, 512), (1, 2, 4, 6, 8)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for i, (c_in, c_out) in enumerate(pairwise(channels), start=1):
@@ -145,7 +148,10 @@ def vgg11() -> nn.Module:
         # torchvision's start; its own vgg11() would also draw a classifier of 100 M values only to be dropped.
         nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
-        layers[f"conv{i}"], layers[f"relu{i}"] = convolution, nn.ReLU(inplace=True)
+        layers[f"conv{i}"] = convolution
+        if has_norms:
+            layers[f"bn{i}"] = nn.BatchNorm2d(c_out)
+        layers[f"relu{i}"] = nn.ReLU(inplace=True)
         if i in pooled:
             layers[f"pool{i}"], layers[f"end{i}"] = nn.MaxPool2d(2), BlockEnd(c_out)
     layers["pool"], layers["flatten"] = nn.AdaptiveAvgPool2d(1), nn.Flatten()
@@ -184,7 +190,7 @@ def build_body(name: BackboneName) -> tuple[nn.Module, int]:
         case "alexnet":
             body, width = AlexNet(name.dense), 4096
         case "vgg11":
-            body, width = vgg11(), 512
+            body, width = vgg11(has_norms=bool(name.bn)), 512
         case "resnet18":
             body, width = torchvision_resnet(18, name.stem), 512
         case "resnet50":
