@@ -171,6 +171,7 @@ def test_what_only_the_rounds_give_is_left_out_and_named(recorded: Recorded) -> 
         "finetuned_worst_client_accuracy",
         "last10_accuracy",
         "oracle_accuracy",
+        "oracle_round",
         "seconds",
         "train_loss",
         "train_seconds",

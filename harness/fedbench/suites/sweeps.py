@@ -59,8 +59,9 @@ def _choices(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(values, choice, strict=True)) for choice in product(*values.values())]
 
 
-def _values(key: str, text: str) -> list[str]:
-    if not _may_sweep(key):
+def _values(key: str, text: Any) -> list[Any]:
+    # code may set a value itself; what is typed is text
+    if not _may_sweep(key) or not isinstance(text, str):
         return [text]
     parts = [part.strip() for part in text.split(",")]
     if "" in parts and len(parts) > 1:

@@ -29,9 +29,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
-_HISTORY = frozenset(
-    {"train_loss", "last10_accuracy", "oracle_accuracy", "bytes_up", "bytes_down", "train_seconds", "seconds"}
-).union(FAULT_COUNTS)
+_OF_CURVES = ("last10_accuracy", "oracle_accuracy", "oracle_round")
+_HISTORY = frozenset({*_OF_CURVES, "train_loss", "bytes_up", "bytes_down", "train_seconds", "seconds", *FAULT_COUNTS})
 _HISTORY_PREFIXES = ("selected_", "finetuned_")
 """Final metrics that come of the rounds, or of models that are not kept: the final model does not give them."""
 _CALLED = {
