@@ -79,7 +79,7 @@ def test_it_is_refused_where_labels_are_seen_and_named_where_they_are_not():
     seen = spec.scenario.model_copy(update={"labels": "visible"})
     with pytest.raises(FedbenchError, match="pseudo-labels gives clients labels, which they have in this scenario"):
         tiny_run(spec.model_copy(update={"scenario": seen}))
-    with pytest.raises(FedbenchError, match=r"or write pseudo-labels\+capt"):
+    with pytest.raises(FedbenchError, match=r"one that gives labels \(pseudo-labels\+capt\)"):
         tiny_run(tiny_spec("capt", hidden=True))
 
 

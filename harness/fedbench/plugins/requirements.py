@@ -40,7 +40,8 @@ def refuse_settings(requires: Mapping[str, str], spec: RunSpec, provides: Mappin
     if "labels" in requires and scenario.labels == "hidden" and "labels" not in provided:
         raise FedbenchError(
             f"{requires['labels']} needs labels, which this scenario hides (labels=hidden); set "
-            f"scenario.labels=visible, choose a method that learns without them, or write pseudo-labels+{spec.method}."
+            "scenario.labels=visible, choose a method that learns without them, or stack it with one that gives labels "
+            f"(pseudo-labels+{spec.method})."
         )
     if "sgd" in requires and spec.training.optimizer != "sgd":
         raise FedbenchError(

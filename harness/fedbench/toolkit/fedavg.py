@@ -33,7 +33,7 @@ AVERAGED_AT_ONCE = 2**16
 
 NEEDS_LABELS = (
     "this scenario hides the labels (labels=hidden), and the default loss is cross-entropy on labels; choose a method "
-    "that learns without labels, or set scenario.labels=visible."
+    "that learns without labels, stack it with one that gives labels (pseudo-labels), or set scenario.labels=visible."
 )
 
 
