@@ -42,11 +42,11 @@ def columns_of(table: Table) -> list[tuple[PageColumn, list[PageCell]]]:
         columns.append(_rounds(table))
     printed = [line.printed or Printed() for line in lines]
     if any_known([one.value for one in printed]):
-        columns += _published(printed, "published", "published")
+        columns += _published(printed)
     for metric in dict.fromkeys(metric for one in printed for metric in one.metrics):
         if metric != table.headline:
             numbers = [one.metrics.get(metric, PrintedNumber()) for one in printed]
-            columns += _published(numbers, f"published {heading(metric)}", f"published_{metric}")
+            columns += _published(numbers, metric)
     columns.append(_sent(lines))
     seconds = [line.cost("train_seconds") for line in lines]
     if any_known(seconds):
@@ -148,17 +148,21 @@ def _rounds(table: Table) -> tuple[PageColumn, list[PageCell]]:
     return PageColumn("rounds_to_target", title, explained, "ascending"), cells
 
 
-def _published(printed: Sequence[PrintedNumber], name: str, key: str) -> Iterator[tuple[PageColumn, list[PageCell]]]:
+def _published(printed: Sequence[PrintedNumber], metric: str = "") -> Iterator[tuple[PageColumn, list[PageCell]]]:
+    """What the paper prints of the headline, with a column of differences; of another ``metric``, with them below."""
     cells = []
     for one in printed:
         aspects = ", ".join(difference.aspect for difference in one.differences)
         note = AGREEING.get(one.comparable, "") + (f": {aspects}" if one.comparable == NOT_COMPARABLE else "")
+        if metric:
+            note = "" if math.isnan(one.delta) else f"Δ{_NBSP}{spread(one.delta, math.nan, '+')}"
         title = "; ".join(text for text in (one.source, one.differs) if text)
         cells.append(_cell(one.value, f"{one.value:g}", note=note, title=title))
+    name, key = (f"published {heading(metric)}", f"published_{metric}") if metric else ("published", "published")
     yield PageColumn(key, name, "what the paper prints, and whether the settings agree"), cells
-    if any_known([one.delta for one in printed]):
+    if not metric and any_known([one.delta for one in printed]):
         shown = [_cell(one.delta, spread(one.delta, math.nan, "+")) for one in printed]
-        yield PageColumn(f"{key}_delta", f"Δ{_NBSP}{name}", "measured minus published"), shown
+        yield PageColumn("published_delta", f"Δ{_NBSP}published", "measured minus published"), shown
 
 
 def sent(line: Line) -> str:
