@@ -12,12 +12,20 @@ ACCURACIES = tuple(
     for name in (
         *("global", "balanced", *GROUPS, "mean_client", "worst_client"),
         *("domain_mean", "worst_domain", "unseen_domain", "seen_domain", "new", "harmonic", "validation"),
-        *("personal_mean_client", "personal_worst_client", "personal_mean_global"),
+        *("personal_mean_client", "personal_worst_client", "personal_mean_global", "top5"),
+        *(f"{prefix}{spread}_client" for prefix in ("", "personal_") for spread in ("std", "p10", "gini")),
         *("finetuned_mean_client", "finetuned_worst_client", "last10", "oracle", "selected"),
         *("selected_domain_mean", "selected_unseen_domain", "selected_seen_domain"),
     )
 )
 """Those that do not depend on the names of classes and domains."""
+QUALITIES = ("macro_f1", "calibration_error", "prediction_entropy", "new_auroc")
+"""Of predictions, in percent, beside accuracies."""
+LOWER_IS_BETTER = frozenset(
+    {"calibration_error", *(f"{p}{s}_client_accuracy" for p in ("", "personal_") for s in ("std", "gini"))}
+)
+NEITHER = frozenset({"prediction_entropy"})
+"""Say how predictions are, not how good."""
 DOMAINS = "domain_accuracy"
 """As a column: the accuracies of all domains."""
 SELECTED_DOMAINS = f"selected_{DOMAINS}"
@@ -34,7 +42,7 @@ COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
 
 def known_accuracy(name: str) -> str:
     """The accuracy that ``name`` means: ``tail`` is short for ``tail_accuracy``. ValueError for one that no run has."""
-    if "/" in name and name.partition("/")[0] in OF_EACH:
+    if name in QUALITIES or ("/" in name and name.partition("/")[0] in OF_EACH):
         return name
     full = next((full for full in (name, f"{name}_accuracy") if full in ACCURACIES), None)
     if full is None:
@@ -68,4 +76,4 @@ _OF_ROUNDS = frozenset({"bytes_up", "bytes_down", "bytes_up_total", "bytes_down_
 def is_reserved(name: str) -> bool:
     """Whether a metric called ``name`` could be one of the harness's own, which a client must not report."""
     head = name.partition("/")[0]
-    return name in _OF_ROUNDS or head == "final" or head.endswith("_accuracy")
+    return name in _OF_ROUNDS or name in QUALITIES or head == "final" or head.endswith("_accuracy")

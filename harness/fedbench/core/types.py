@@ -221,6 +221,8 @@ class Predictions:
 
     labels: Tensor | None
     by_client: Mapping[int, Tensor] = field(default_factory=dict)
+    scores: Tensor | None = None
+    """The global model's logits, (n, C) float: calibration is of their softmax. None for a method that has none."""
 
 
 class InputSource(Protocol):

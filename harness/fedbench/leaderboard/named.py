@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.metric_names import QUALITIES
 from fedbench.core.wording import heading
 from fedbench.leaderboard import failures
 from fedbench.leaderboard.rows.identity import PROTOCOL, label_of, named_rows
@@ -17,7 +18,8 @@ def metric_named(results: pd.DataFrame, name: str) -> str:
     FedbenchError for one that no run has.
     """
     known = [str(column).removeprefix(FINAL) for column in results if str(column).startswith(FINAL)]
-    accuracies = [metric for metric in known if "accuracy" in metric and results[FINAL + metric].notna().any()]
+    accuracies = [metric for metric in known if "accuracy" in metric or metric in QUALITIES]
+    accuracies = [metric for metric in accuracies if results[FINAL + metric].notna().any()]
     if not accuracies:
         raise FedbenchError(f"no run has finished, so there is no accuracy {name!r}; leave out --metric and --column.")
     short = {metric.removesuffix("_accuracy"): metric for metric in accuracies}

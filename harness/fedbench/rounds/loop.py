@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
 from fedbench.core.errors import MethodFault
-from fedbench.core.method.answers import require, require_predictions, require_tensors
+from fedbench.core.method.answers import require, require_predictions, require_scores, require_tensors
 from fedbench.core.method.tasks import EvaluationTask, ReportedTask, StartTask
 from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS, RoundRecord
@@ -180,13 +178,14 @@ def _evaluated(run: Run, state: RunState) -> tuple[dict[str, float], Predictions
             metrics["validation_accuracy"] = validation_accuracy(seen, run.federation.validation)
     if run.scored.unseen is not None:
         new = predict_unseen(run, state)
-        if new is not None:
-            metrics |= unseen_metrics(new, run.scored.unseen, metrics.get("global_accuracy"))
-    return metrics, predictions
+        if new is not None and new.labels is not None:
+            metrics |= unseen_metrics(new.labels, run.scored.unseen, metrics.get("global_accuracy"), new.scores)
+    # scores are large, and done with
+    return metrics, replace(predictions, scores=None)
 
 
-def predict_unseen(run: Run, state: RunState) -> Tensor | None:
-    """What the trained tensors answer for the test samples of the unseen classes under their names, (n,) int64.
+def predict_unseen(run: Run, state: RunState) -> Predictions | None:
+    """What the trained tensors answer for the test samples of the unseen classes under their names, with classes.
 
     None for a model that cannot name them, or a method without a global model. MethodFault for answers that are none
     of these classes.
@@ -207,7 +206,8 @@ def predict_unseen(run: Run, state: RunState) -> Tensor | None:
     )
     answer = run.unseen.hooks.evaluate(task=task)
     require(answer, Predictions, "Predictions", run.assembly.answers_first("evaluate"), "evaluate")
-    labels = answer.labels
+    labels, scores = answer.labels, answer.scores
+    require_scores(scores, task, run.assembly.answers_first("evaluate"))
     if labels is not None and not (
         labels.shape == (len(task.inputs),) and bool(((labels >= 0) & (labels < task.num_classes)).all())
     ):
@@ -216,7 +216,7 @@ def predict_unseen(run: Run, state: RunState) -> Tensor | None:
             "classes with labels that are not one of them for each sample; where what it answers by is of the classes "
             "trained on, return Predictions(None) for task.is_unseen."
         )
-    return labels
+    return answer
 
 
 def last_round(run: Run) -> int:

@@ -11,6 +11,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Federation, Split, Unseen
 from fedbench.core.metric_names import DOMAINS
 from fedbench.core.types import Predictions, Tensors
+from fedbench.rounds.quality import macro_auroc, macro_f1, over_clients, score_metrics
 
 _SELECTED = ("unseen_domain_accuracy", "seen_domain_accuracy", "domain_mean_accuracy")
 """Means over domains that are kept of the selected round, beside every domain's."""
@@ -32,25 +33,28 @@ def per_class_accuracy(right: Tensor, labels: Tensor, num_classes: int) -> list[
 def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
     """All metrics of a model on the test split of ``federation``.
 
-    ``global_accuracy`` is over samples, ``balanced_accuracy`` the mean over classes, ``<group>_accuracy`` the mean over
-    the classes of a group, ``domain_accuracy/<name>`` per domain with their unweighted mean ``domain_mean_accuracy``
-    and their least ``worst_domain_accuracy``, ``mean_client_accuracy`` and ``worst_client_accuracy`` over clients. A
-    client without test samples of its own is scored by the model's per-class accuracies weighted by its own class
-    shares. Groups without classes are left out, not zero. All of these are the global model's;
-    ``personal_mean_client_accuracy`` and ``personal_worst_client_accuracy`` are of each client's own model, and so is
+    ``global_accuracy`` is over samples, ``balanced_accuracy`` the mean over classes, ``macro_f1`` that of F1,
+    ``class_accuracy/<name>`` the recall of a class, ``<group>_accuracy`` the mean over the classes of a group,
+    ``domain_accuracy/<name>`` per domain with their unweighted mean ``domain_mean_accuracy`` and their least
+    ``worst_domain_accuracy``; mean, worst and spread over clients are `over_clients`. Where predictions have scores,
+    `score_metrics` are of them. A client without test samples of its own is scored by the model's per-class accuracies
+    weighted by its own class shares. Groups without classes are left out, not zero. All of these are the global
+    model's; those over clients called ``personal_`` are of each client's own model, and so is
     ``personal_mean_global_accuracy``, the mean over clients of its accuracy on the whole test split. Where the scenario
-    has unseen classes, `unseen_metrics` adds ``new_accuracy`` and ``harmonic_accuracy``.
+    has unseen classes, `unseen_metrics` adds ``new_accuracy``, ``harmonic_accuracy`` and ``new_auroc``.
     """
     own = own_accuracies(predictions, federation) if predictions.by_client else []
     # empty as well where no client holds a class that is tested
     personal = {}
     if own:
         personal = {
-            "personal_mean_client_accuracy": _mean(own),
-            "personal_worst_client_accuracy": min(own),
+            **over_clients(own, "personal_"),
             "personal_mean_global_accuracy": _mean(own_accuracies_everywhere(predictions, federation)),
         }
-    return personal if predictions.labels is None else _global_metrics(predictions.labels, federation) | personal
+    if predictions.labels is None:
+        return personal
+    scored = {} if predictions.scores is None else score_metrics(predictions.scores, federation.test.labels)
+    return _global_metrics(predictions.labels, federation) | scored | personal
 
 
 def _global_metrics(predicted: Tensor, federation: Federation) -> dict[str, float]:
@@ -58,7 +62,11 @@ def _global_metrics(predicted: Tensor, federation: Federation) -> dict[str, floa
     right = predicted == labels
     by_class = per_class_accuracy(right, labels, federation.num_classes)
     present = [a for a in by_class if a is not None]
-    metrics = {"global_accuracy": percent_right(right), "balanced_accuracy": _mean(present)}
+    metrics = {
+        "global_accuracy": percent_right(right),
+        "balanced_accuracy": _mean(present),
+        "macro_f1": macro_f1(predicted, labels, federation.num_classes),
+    }
     for group, classes in federation.groups.items():
         accuracies = [a for a in (by_class[c] for c in classes) if a is not None]
         if accuracies:
@@ -66,8 +74,7 @@ def _global_metrics(predicted: Tensor, federation: Federation) -> dict[str, floa
     metrics |= _domain_metrics(right, federation)
     clients = client_accuracies(predicted, federation)
     if clients:
-        metrics["mean_client_accuracy"] = _mean(clients)
-        metrics["worst_client_accuracy"] = min(clients)
+        metrics |= over_clients(clients)
     for name, accuracy in zip(federation.classnames, by_class, strict=True):
         if accuracy is not None:
             metrics[f"class_accuracy/{name}"] = accuracy
@@ -82,17 +89,21 @@ def validation_accuracy(predicted: Tensor, validation: Split) -> float:
     return _mean([percent_right(right[validation.domains == d]) for d in sorted(set(validation.domains.tolist()))])
 
 
-def unseen_metrics(predicted: Tensor, unseen: Unseen, base: float | None) -> dict[str, float]:
+def unseen_metrics(
+    predicted: Tensor, unseen: Unseen, base: float | None, scores: Tensor | None = None
+) -> dict[str, float]:
     """Metrics of ``predicted`` (n,), classes among the unseen ones, on their test samples.
 
     ``new_accuracy`` is over samples. ``harmonic_accuracy`` is 2 a b / (a + b) of it and ``base``, the accuracy over the
     test samples of the classes trained on (``global_accuracy``): the H of CoCoOp (Zhou et al., CVPR 2022). It is left
-    out where ``base`` is None.
+    out where ``base`` is None. ``new_auroc`` is `macro_auroc` of ``scores`` among the unseen classes.
     """
     new = percent_right(predicted == unseen.test.labels)
-    if base is None:
-        return {"new_accuracy": new}
-    return {"new_accuracy": new, "harmonic_accuracy": 2 * base * new / (base + new) if base + new else 0.0}
+    metrics = {"new_accuracy": new}
+    if base is not None:
+        metrics["harmonic_accuracy"] = 2 * base * new / (base + new) if base + new else 0.0
+    area = None if scores is None else macro_auroc(scores, unseen.test.labels)
+    return metrics if area is None else {**metrics, "new_auroc": area}
 
 
 def _domain_metrics(right: Tensor, federation: Federation) -> dict[str, float]:

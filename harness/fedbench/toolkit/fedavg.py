@@ -10,7 +10,7 @@ stands in plain functions, so that a method that wants the default for some roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from fedbench.toolkit.local_training import local_sgd
 from fedbench.toolkit.losses import mean_cross_entropy
 
 EVALUATION_BATCH = 500
+MOST_SCORES = 2**26
+"""Scores are kept up to this number, samples times classes; 256 MB of them."""
 AVERAGED_AT_ONCE = 2**16
 
 
@@ -99,7 +101,7 @@ def largest_logit(task: EvaluationTask) -> Predictions:
     """argmax over the logits of the global model and, where tensors are private, of the requested own models."""
     requested = task.clients if task.private else ()
     own = {client: predicted_classes(task, *task.own_model(client)) for client in requested}
-    return Predictions(predicted_classes(task, task.weights, task.buffers), own)
+    return _global_answers(task, task.weights, own)
 
 
 def personal_predictions(task: EvaluationTask, instead: Tensors) -> Predictions:
@@ -110,7 +112,7 @@ def personal_predictions(task: EvaluationTask, instead: Tensors) -> Predictions:
     if task.client is not None:
         return largest_logit(task)
     own = {client: predicted_classes(task, *task.own_model(client)) for client in task.clients}
-    return Predictions(predicted_classes(task, {**task.weights, **instead}, task.buffers), own)
+    return _global_answers(task, {**task.weights, **instead}, own)
 
 
 def predict_own(task: EvaluationTask, predict: Callable[[int, Tensors, Tensors], Tensor]) -> Predictions:
@@ -124,13 +126,24 @@ def predict_own(task: EvaluationTask, predict: Callable[[int, Tensors, Tensors],
 
 
 @torch.no_grad()
+def _global_answers(task: EvaluationTask, weights: Tensors, own: Mapping[int, Tensor]) -> Predictions:
+    """The global model's classes and, up to `MOST_SCORES`, its logits."""
+    if len(task.inputs) * task.num_classes > MOST_SCORES:
+        return Predictions(predicted_classes(task, weights, task.buffers), own)
+    batches = list(_logits(task, {**weights, **task.buffers}))
+    labels = torch.cat([logits.argmax(1).cpu() for logits in batches])
+    return Predictions(labels, own, torch.cat([logits.float().cpu() for logits in batches]))
+
+
+def _logits(task: EvaluationTask, tensors: Tensors) -> Iterator[Tensor]:
+    for chunk in torch.split(torch.arange(len(task.inputs)), EVALUATION_BATCH):
+        yield task.model.forward(tensors, task.inputs.read(chunk), False).logits
+
+
+@torch.no_grad()
 def predicted_classes(task: EvaluationTask, weights: Tensors, buffers: Tensors) -> Tensor:
     """argmax over the logits that these tensors give for the task's inputs, (n,) int64, in batches."""
-    tensors = {**weights, **buffers}
-    chunks = torch.split(torch.arange(len(task.inputs)), EVALUATION_BATCH)
-    return torch.cat(
-        [task.model.forward(tensors, task.inputs.read(chunk), False).logits.argmax(1).cpu() for chunk in chunks]
-    )
+    return torch.cat([logits.argmax(1).cpu() for logits in _logits(task, {**weights, **buffers})])
 
 
 class FedAvg(Method[NoParams]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedbench.core.errors import FedbenchError, Unworkable, unknown_name
-from fedbench.core.metric_names import COSTS
+from fedbench.core.metric_names import COSTS, LOWER_IS_BETTER
 from fedbench.rounds.metrics import summarise
 
 _PERSONAL = "personal_"
@@ -25,8 +25,9 @@ class Objective:
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
-        """``minimize`` for costs, ``maximize`` for the rest."""
-        return "minimize" if self.is_cost else "maximize"
+        """``minimize`` for costs and errors, ``maximize`` for the rest."""
+        less = self.is_cost or LOWER_IS_BETTER & {self.metric, f"{self.metric}_accuracy"}
+        return "minimize" if less else "maximize"
 
     @property
     def is_cost(self) -> bool:

@@ -165,7 +165,18 @@ def require_predictions(task: EvaluationTask, answer: object, owner: str) -> Pre
                 f"{owner} answers the hook evaluate with classes from {int(labels.min())} to {int(labels.max())}; they "
                 f"are 0 to {task.num_classes - 1}."
             )
+    require_scores(answer.scores, task, owner)
     return answer
+
+
+def require_scores(scores: Tensor | None, task: EvaluationTask, owner: str) -> None:
+    """MethodFault where ``scores`` of an answer to `evaluate` are not a number for every sample and class."""
+    wanted = (len(task.inputs), task.num_classes)
+    if scores is not None and (scores.shape != wanted or not scores.is_floating_point()):
+        raise MethodFault(
+            f"{owner} answers the hook evaluate with scores of shape {tuple(scores.shape)}, {scores.dtype}; they must "
+            f"be a logit for every sample and class, {wanted} float."
+        )
 
 
 def not_finite(*mappings: Tensors) -> str:
