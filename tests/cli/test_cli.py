@@ -465,7 +465,7 @@ def faked_run(
         return made[-1]
 
     def planned(_: object, specs: object, *__: object, **___: object) -> object:
-        return [SimpleNamespace(info=info(), specs=specs)], []
+        return SimpleNamespace(rows=[SimpleNamespace(info=info(), specs=specs)], failed=[], absent=[])
 
     monkeypatch.setattr(execution.plan, "plan", planned)
     monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")

@@ -205,3 +205,27 @@ def test_private_parameters_are_trained_but_not_sent(fedbench: Callable[..., str
     run = looked_at(tiny_spec("fedbn", backbone="resnet8?width=1"))
     norms = sum(run.model.weights[name].numel() for name in run.private if name in run.model.weights)
     assert (trained, trained - sent) == (run.info.trainable_parameters, norms) and norms > 0
+
+
+def test_a_plan_without_data_and_weights_says_what_to_get(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ("--setting", "CIFAR-10-LT IF 100, 0.5", "--setting", "ImageNet-LT, 0.5")
+    command = ("run", "--suite", "capt", "--scale", "paper", *settings, "--dry-run", "--data-dir", "nowhere")
+    monkeypatch.setattr(sys, "argv", ["fedbench", *command])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out = capsys.readouterr().out
+    assert not ended.value.code and out.count("not here") > 20 and not list(tmp_path.iterdir())
+    said = " ".join(out.split())
+    assert "CIFAR-10 (cifar10): cifar-10-python.tar.gz; ?download=true fetches it" in said
+    assert "ImageNet-LT (listfile:ImageNet-LT)" in said and "as 'nowhere/ImageNet-LT'" in said
+    assert said.count("clip:ViT-B-16-quickgelu@openai: downloaded where there is a network; else download it from") == 1
+    # data that nobody has published are a mistake, as ever
+    monkeypatch.setattr(
+        sys, "argv", ["fedbench", "run", "--method", "fedavg", "--dataset", "imagefolder:x", "--dry-run"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and "'x' does not exist" in capsys.readouterr().err

@@ -70,7 +70,8 @@ def carry_out(
 ) -> int:
     """Run what is not in the store yet; the exit code. Bad input raises FedbenchError before anything is run."""
     uri = store_uri(storing.store)
-    planned, failed = plan.plan(suite, specs, settings, in_process=place.engine == "in-process")
+    found = plan.plan(suite, specs, settings, in_process=place.engine == "in-process")
+    planned, failed = found.rows, found.failed
     # a row that has failed here fails as a run as well, which is recorded like any other
     rows = [row.specs for row in planned] + [row.specs for row in failed]
     carried = {spec.run_id for row in rows for spec in row}

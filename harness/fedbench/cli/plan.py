@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Literal
 
-from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, say, table
+from fedbench.cli.console import cell, console, say
 from fedbench.cli.options import Selection
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
-from fedbench.rounds.executors.memory import MEMORY
+from fedbench.datasets.catalogue import card_of
 from fedbench.runs.inspection import Failed, Prepared, looks
 from fedbench.runs.memory import Memory
 from fedbench.runs.prepare import Settings
@@ -76,6 +77,23 @@ class RefusedRow:
     def as_error(self) -> FedbenchError:
         """What stops the command."""
         return FedbenchError(f"row {self.specs[0].title!r}: {self.reason} Nothing was run.")
+
+
+@dataclass(frozen=True)
+class AbsentRow:
+    """The runs of a row whose data or weights are not on this machine; of a dry run only."""
+
+    specs: tuple[RunSpec, ...]
+    lacks: Literal["data", "weights"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What there is of each row, in the order of the suite."""
+
+    rows: list[PlannedRow]
+    failed: list[FailedRow]
+    absent: list[AbsentRow]
 
 
 def leave_out(refused: Sequence[RefusedRow], planned: Sequence[tuple[RunSpec, ...]]) -> None:
@@ -159,14 +177,15 @@ def plan(
     every_seed: bool = False,
     dry: bool = False,
     in_process: bool = False,
-) -> tuple[list[PlannedRow], list[FailedRow]]:
+) -> Plan:
     """Prepare the first run of every row, so that whatever is missing or does not fit shows before anything trains.
 
     With ``every_seed`` every run is a row of its own. Rows whose method raises an exception have failed. Rows that
     ``suite`` does not have are left out, and named, where their method is not for their backbone, but for another.
     It also fills the caches of data and features once, where workers would all do it at the same time. A ``dry`` plan
-    encodes no more images than it takes to tell what memory a run needs, and fills no cache of features. Each run is
-    prepared in a process of its own, unless ``in_process``.
+    encodes no more images than it takes to tell what memory a run needs, and fills no cache of features; rows whose
+    data the catalogue has, or whose weights are published, may be absent from this machine. Each run is prepared in a
+    process of its own, unless ``in_process``.
     """
     datasets = dict.fromkeys(spec.dataset for spec in specs)
     backbones = dict.fromkeys(spec.backbone for spec in specs)
@@ -183,12 +202,16 @@ def plan(
     found.sort(key=lambda row: place[row.specs[0].run_id])
     planned = [row for row in found if isinstance(row, PlannedRow)]
     leave_out([row for row in found if isinstance(row, RefusedRow)], [row.specs for row in planned])
-    return planned, [row for row in found if isinstance(row, FailedRow)]
+    return Plan(
+        planned,
+        [row for row in found if isinstance(row, FailedRow)],
+        [row for row in found if isinstance(row, AbsentRow)],
+    )
 
 
 def _planned(
     suite: Suite, rows: Sequence[tuple[RunSpec, ...]], settings: Settings, dry: bool, in_process: bool
-) -> Iterator[PlannedRow | FailedRow | RefusedRow]:
+) -> Iterator[PlannedRow | FailedRow | RefusedRow | AbsentRow]:
     of = {row[0].run_id: row for row in rows}
     with closing(looks([row[0] for row in rows], settings, is_dry=dry, in_process=in_process, tell=say)) as found:
         for spec, one in found:
@@ -197,6 +220,8 @@ def _planned(
                 yield PlannedRow(row, one.info, one.memory, one.sent)
             elif isinstance(one, Failed):
                 yield FailedRow(row, one.reason)
+            elif dry and (one.absent == "weights" or (one.absent == "data" and card_of(spec.dataset))):
+                yield AbsentRow(row, one.absent)
             else:
                 refused = RefusedRow(row, one.text)
                 if one.is_of_loading or not is_added(suite, spec.method) or not refused.runs_elsewhere(rows):
@@ -210,62 +235,3 @@ def rows_of(specs: Sequence[RunSpec]) -> list[tuple[RunSpec, ...]]:
     for spec in specs:
         rows.setdefault(spec.model_copy(update={"seed": 0}).run_id, []).append(spec)
     return [tuple(row) for row in rows.values()]
-
-
-def show(suite: Suite, rows: Sequence[PlannedRow], failed: Sequence[FailedRow]) -> None:
-    """The table of ``--dry-run``, and the reasons of ``failed`` rows."""
-    every: list[PlannedRow | FailedRow] = [*rows, *failed]
-    runs = sum(len(row.specs) for row in every)
-    say(f"suite {suite.name}: {counted(runs, 'run')}")
-    has_private = any(row.sent != row.info.trainable_parameters for row in rows)
-    numbers = ("rounds", *(("trained",) if has_private else ()), "sent", "MB/client", "MB/run", "memory")
-    grid = any(row.specs[0].setting for row in every)
-    backbones = {row.specs[0].backbone for row in rows}
-    shared_name = next(iter(backbones)) if len(backbones) == 1 and len(rows) > 1 else ""
-    if shared_name:
-        say(f"backbone {shared_name}")
-    made = table(*(["setting"] if grid else []), "row", "seeds", "rounds", "clients", *numbers[1:], right=numbers)
-    for row in rows:
-        made.add_row(
-            *([cell(row.specs[0].setting)] if grid else []),
-            cell(row.specs[0].row.replace(f" · {shared_name}", "", 1) if shared_name else row.specs[0].row),
-            cell(" ".join(str(spec.seed) for spec in row.specs)),
-            cell(row.rounds),
-            cell(f"{row.info.cohort_size} of {row.info.num_clients}"),
-            *([cell(f"{row.info.trainable_parameters:,}")] if has_private else []),
-            cell(f"{row.sent:,}"),
-            cell(megabytes(row.bytes_per_client)),
-            cell(megabytes(row.run_bytes)),
-            cell("not measured" if row.memory is None or row.memory.total is None else gigabytes(row.memory.total)),
-        )
-    for lost in failed:
-        spec, seeds = lost.specs[0], " ".join(str(one.seed) for one in lost.specs)
-        made.add_row(*([cell(spec.setting)] if grid else []), cell(spec.row), cell(seeds), cell("failed"))
-    console().print(made)
-    for lost in failed:
-        complain(f"{lost.specs[0].title}: {lost.reason}", label="failed")
-    _explain(rows, has_private)
-
-
-def _explain(rows: Sequence[PlannedRow], has_private: bool) -> None:
-    """What the numbers of the dry run mean."""
-    parts = (
-        "trained: parameters; sent: those of them that leave a client" if has_private else "sent: trained parameters"
-    )
-    total = megabytes(sum(row.run_bytes * len(row.specs) for row in rows))
-    lines = [
-        f"{parts}. MB/client: the model down and up, in a round.",
-        f"All runs together: {total} MB or more: what a method sends besides is counted when it runs.",
-        "memory: a run's process beside Python: weights, samples and one client's local step, measured on few samples.",
-        f"Where clients train at once, their steps together take up to {gigabytes(MEMORY)}, or one client's.",
-    ]
-    needs = [(row.specs[0].title, row.memory) for row in rows if row.memory is not None]
-    known = [(memory.total, title, memory) for title, memory in needs if memory.total is not None]
-    if known:
-        _, title, memory = max(known, key=lambda one: one[0])
-        step = f", a step on {memory.batch} samples {gigabytes(memory.step)}" if memory.step else ""
-        lines.append(f"Most: {title}: weights {gigabytes(memory.weights)}, samples {gigabytes(memory.samples)}{step}.")
-    reasons = {memory.unmeasured: title for title, memory in needs[::-1] if memory.unmeasured}
-    lines += [f"Not measured: {title}: {reason}" for reason, title in reasons.items()]
-    for line in (*lines, "Nothing was run or stored."):
-        say(line, style="dim")

@@ -127,7 +127,8 @@ def records_of(
             raise FedbenchError(f"two rows are called {title!r}; give one a label in the suite file, or leave one out.")
     trials = [run for spec in specs for run in trial_specs(spec, {}, budget)]
     # every seed, since not every one can be partitioned
-    rows, failed = plan.plan(suite, trials, settings, every_seed=True)
+    found = plan.plan(suite, trials, settings, every_seed=True)
+    rows, failed = found.rows, found.failed
     infos = {run.run_id: row.info for row in rows for run in row.specs}
     reasons = {run.run_id: row.reason for row in failed for run in row.specs}
     for spec in specs:

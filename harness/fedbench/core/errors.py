@@ -14,6 +14,10 @@ class MethodFault(FedbenchError):
     """A method answers a hook wrongly, or touches what it must leave alone: a fault of that method and no other."""
 
 
+class NotHere(FedbenchError):
+    """Data or weights that are not on this machine; the text says how to get them."""
+
+
 class Unworkable(FedbenchError):
     """Values of hyper-parameters with which a run cannot go on: training diverged, a context does not fit.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.errors import FedbenchError, NotHere, unknown_name
 
 LISTING = "See fedbench list datasets."
 
@@ -98,4 +98,4 @@ def find(path: str, data_dir: Path, what: str) -> Path:
     except (RuntimeError, OSError) as error:  # no such user's home, or a name longer than the file system takes
         raise FedbenchError(f"{what} {path[:200]!r} cannot be looked up: {error}.") from None
     below = "" if typed.is_absolute() else f", here or below {str(data_dir)!r}"
-    raise FedbenchError(f"{what} {path!r} does not exist{below}; check the path or put the data there.")
+    raise NotHere(f"{what} {path!r} does not exist{below}; check the path or put the data there.")

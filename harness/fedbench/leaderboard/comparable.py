@@ -17,7 +17,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from fedbench.datasets.aliases import CIFAR10, CIFAR100, FASHION, OFFICE_HOME, images_of, name_and_options
+from fedbench.datasets.aliases import images_of, name_and_options
+from fedbench.datasets.catalogue import alike
 from fedbench.models.names import split_checkpoint
 
 
@@ -73,22 +74,26 @@ class _Backbone:
     """Values that change the network: it is the paper's with these only."""
 
 
+def _names(name: str) -> frozenset[str]:
+    return frozenset(alike(name))
+
+
 # ProstateMRI has no loader; FedGLCL's DomainNet is ten classes of it, whose folder is called so by whoever makes it
 _DATA = {
-    "CIFAR-10": _Data(CIFAR10),
-    "CIFAR-10-LT": _Data(CIFAR10, tail="exponential"),
-    "CIFAR-100": _Data(CIFAR100),
-    "CIFAR-100-LT": _Data(CIFAR100, tail="exponential"),
-    "Fashion-MNIST": _Data(FASHION),
-    "Fashion-MNIST-LT": _Data(FASHION, tail="exponential"),
-    "ImageNet-LT": _Data(frozenset({"listfile:ImageNet-LT"}), tail="natural"),
-    "CINIC-10": _Data(frozenset({"imagefolder:CINIC-10"})),
-    "Tiny-ImageNet": _Data(frozenset({"imagefolder:tiny-imagenet-200"})),
-    "PACS": _Data(frozenset({"imagefolder:PACS"})),
-    "VLCS": _Data(frozenset({"imagefolder:VLCS"})),
-    "Office-Home": _Data(OFFICE_HOME),
-    "DomainNet": _Data(frozenset({"imagefolder:DomainNet"}), options={"size": "256"}),
-    "Office-Caltech-10": _Data(frozenset({"imagefolder:office_caltech_10"}), options={"size": "256"}),
+    "CIFAR-10": _Data(_names("cifar10")),
+    "CIFAR-10-LT": _Data(_names("cifar10"), tail="exponential"),
+    "CIFAR-100": _Data(_names("cifar100")),
+    "CIFAR-100-LT": _Data(_names("cifar100"), tail="exponential"),
+    "Fashion-MNIST": _Data(_names("fashion-mnist")),
+    "Fashion-MNIST-LT": _Data(_names("fashion-mnist"), tail="exponential"),
+    "ImageNet-LT": _Data(_names("listfile:ImageNet-LT"), tail="natural"),
+    "CINIC-10": _Data(_names("imagefolder:CINIC-10")),
+    "Tiny-ImageNet": _Data(_names("imagefolder:tiny-imagenet-200")),
+    "PACS": _Data(_names("imagefolder:PACS")),
+    "VLCS": _Data(_names("imagefolder:VLCS")),
+    "Office-Home": _Data(_names("imagefolder:OfficeHome")),
+    "DomainNet": _Data(_names("imagefolder:DomainNet"), options={"size": "256"}),
+    "Office-Caltech-10": _Data(_names("imagefolder:office_caltech_10"), options={"size": "256"}),
 }
 _KNOWN = frozenset({"embedded"}).union(*(data.names for data in _DATA.values()))
 

@@ -51,6 +51,16 @@ def load_backbone(
     return load_cnn(parsed, seed, image_size)
 
 
+def how_to_get(name: str, data_dir: Path) -> str:
+    """What to do about published weights of the dual encoder ``name``; "" where they are here, or it needs none."""
+    parsed = parse_backbone(name)
+    if parsed.family != "clip" or not parsed.checkpoint or parsed.arch == LITE0_MINILM:
+        return ""
+    from fedbench.models.clip.loading import how_to_get_clip
+
+    return how_to_get_clip(parsed, data_dir)
+
+
 def image_size_of(name: str) -> int | None:
     """The side in pixels of the square images that the backbone called ``name`` is made for.
 

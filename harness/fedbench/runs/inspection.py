@@ -10,9 +10,9 @@ import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.core.errors import FedbenchError, MethodFault, NotHere
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.failure_text import REASON, raised_at, reason_of, shortened, text_of
@@ -59,6 +59,8 @@ class Refused:
     text: str
     is_of_loading: bool = False
     """Data or backbone can't be loaded; else they don't fit the method, or each other."""
+    absent: Literal["", "data", "weights"] = ""
+    """What is not on this machine."""
 
 
 Found = Prepared | Failed | Refused
@@ -78,13 +80,14 @@ def look(request: LookRequest, settings: Settings, loaded: Loaded, emit: Callabl
 
     What is wrong with loading, FedbenchError aside, is raised, before anything is emitted.
     """
-    spec = request.spec
+    spec, dataset = request.spec, loaded.dataset
     try:
-        dataset = loaded.dataset or dataset_for(spec, settings)
+        dataset = dataset or dataset_for(spec, settings)
         backbone = loaded.backbone or backbone_for(spec, dataset, settings)
         line = enlargement(dataset, backbone)
     except FedbenchError as error:
-        emit(Refused(str(error), is_of_loading=True))
+        absent: Literal["data", "weights"] = "data" if dataset is None else "weights"
+        emit(Refused(str(error), is_of_loading=True, absent=absent if isinstance(error, NotHere) else ""))
         return
     except Exception as error:
         error.add_note(f"while preparing row {spec.title!r}; nothing was run")
@@ -113,10 +116,14 @@ def looks(
     data are loaded.
     """
     known: dict[str, MeasuredMemory] = {}
+    absent: dict[tuple[str, str], Refused] = {}
     shown = {""}
     with closing(_Here(settings) if in_process or not can_fork() else _Elsewhere(settings)) as place:
         for spec in _by_what_they_read(specs):
-            for answer in place.look(LookRequest(spec, known if is_dry else None)):
+            same = absent.get((spec.dataset, spec.backbone))
+            for answer in [same] if same else place.look(LookRequest(spec, known if is_dry else None)):
+                if isinstance(answer, Refused) and answer.absent:
+                    absent[spec.dataset, spec.backbone] = answer
                 if not isinstance(answer, str):
                     known |= answer.measured if isinstance(answer, Prepared) else {}
                     yield spec, answer

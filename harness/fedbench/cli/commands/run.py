@@ -184,12 +184,12 @@ def _dry_run(
     suite: Suite, specs: list[RunSpec], settings: Settings, store: str | None, place: Place, *, is_rerun: bool
 ) -> int:
     """Show what the runs cost and which are stored; the exit code."""
-    from fedbench.cli import plan
+    from fedbench.cli import dry_run, plan
 
-    planned, failed = plan.plan(suite, specs, settings, dry=True, in_process=place.engine == "in-process")
+    found = plan.plan(suite, specs, settings, dry=True, in_process=place.engine == "in-process")
     # imports MLflow, which no wrong input should wait for
     from fedbench.cli.stored import show_stored
 
-    plan.show(suite, planned, failed)
-    show_stored(store, suite, planned, settings.plugin_files, is_rerun=is_rerun)
-    return 1 if failed else 0
+    dry_run.show(suite, found, settings)
+    show_stored(store, suite, found.rows, settings.plugin_files, is_rerun=is_rerun)
+    return 1 if found.failed else 0

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, NotHere
 from fedbench.core.files import regular
 from fedbench.datasets.names import DatasetName
 
@@ -39,7 +39,7 @@ def load_splits(parsed: DatasetName, folder: Path | None, cache: Path) -> Mappin
                 return dict(datasets.load_dataset(parsed.location, **arguments))
         except problems as error:
             if reached is not None:
-                raise FedbenchError(
+                raise NotHere(
                     f"the Hugging Face Hub can't be reached ({reached}), no earlier download of {parsed.location!r} is "
                     f"in {str(cache)!r}, and no folder of that name exists; check the network or the path."
                 ) from error

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, NotHere
 from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.core.files import read_bytes
 from fedbench.datasets.classnames import words_for
@@ -52,9 +52,7 @@ def _check_files(scheme: str, kind: Any, folder: Path) -> None:
     from torchvision.datasets.utils import check_integrity
 
     if not folder.is_dir():
-        raise FedbenchError(
-            f"{scheme} is not in {str(folder.parent)!r}: no folder {folder.name!r} there; {_todo(scheme)}."
-        )
+        raise NotHere(f"{scheme} is not in {str(folder.parent)!r}: no folder {folder.name!r} there; {_todo(scheme)}.")
     if scheme == "fashion-mnist":
         # Unpacked, these files have no published checksum; they are plain arrays, and a short one fails to load.
         published = [(f"raw/{Path(name).stem}", None) for name, _ in kind.resources]

@@ -19,7 +19,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 from open_clip.model import CLIPVisionCfg
 from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
 
-from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.errors import FedbenchError, NotHere, unknown_name
 from fedbench.core.files import opened
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.text_encoders import HuggingFaceText, text_encoder
@@ -246,23 +246,37 @@ def _tokenizer(model: str, name: BackboneName) -> Any:
 def _fetch(name: BackboneName, tag: dict[str, Any], data_dir: Path | None) -> Path:
     """The file behind a tag: from a cache, else downloaded; FedbenchError at once where there is no network."""
     own = None if data_dir is None else data_dir / "clip"
-    source = f"huggingface.co/{tag['hf_hub']}" if tag.get("hf_hub") else str(tag.get("url", ""))
-    for folder in (own, None):
-        cached = _cached(tag, folder)
-        if cached is not None:
-            return cached
-    # A file has no tag to say which activation it was trained with: the name must.
-    arch = _base(name.arch) + ("-quickgelu" if quick_gelu_for(name.arch, tag) else "")
-    target = (own or Path("weights")) / f"{arch}-{name.checkpoint}.safetensors"
-    manual = f"download it from {source} elsewhere, put it at {str(target)!r} and write 'clip:{arch}@{target}'."
+    cached = _cached(tag, own) or _cached(tag, None)
+    if cached is not None:
+        return cached
+    source, manual = _source(tag), _by_hand(name, tag, own)
     host = "https://huggingface.co" if tag.get("hf_hub") else str(tag["url"])
     if not can_reach(os.environ.get("HF_ENDPOINT", host) if tag.get("hf_hub") else host):
-        raise FedbenchError(f"the weights of {name.text!r} are not on this machine and there is no network: {manual}")
+        raise NotHere(f"the weights of {name.text!r} are not on this machine and there is no network: {manual}")
     log.info("downloading the weights of %s from %s", name.text, source)
     try:
         return Path(download_pretrained(tag, cache_dir=None if own is None else str(own)))
     except (OSError, RuntimeError, ValueError) as error:
         raise FedbenchError(f"downloading the weights of {name.text!r} failed ({error}): {manual}") from error
+
+
+def _source(tag: dict[str, Any]) -> str:
+    return f"huggingface.co/{tag['hf_hub'].rstrip('/')}" if tag.get("hf_hub") else str(tag.get("url", ""))
+
+
+def _by_hand(name: BackboneName, tag: dict[str, Any], own: Path | None) -> str:
+    # A file has no tag to say which activation it was trained with: the name must.
+    arch = _base(name.arch) + ("-quickgelu" if quick_gelu_for(name.arch, tag) else "")
+    target = (own or Path("weights")) / f"{arch}-{name.checkpoint}.safetensors"
+    return f"download it from {_source(tag)} elsewhere, put it at {str(target)!r} and write 'clip:{arch}@{target}'."
+
+
+def how_to_get_clip(name: BackboneName, data_dir: Path) -> str:
+    """What to do about the weights behind a tag; "" where they are on this machine, or there is no such tag."""
+    tag = get_pretrained_cfg(_base(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
+    if not tag or _cached(tag, data_dir / "clip") or _cached(tag, None):
+        return ""
+    return f"downloaded where there is a network; else {_by_hand(name, tag, data_dir / 'clip')}"
 
 
 def _cached(tag: dict[str, Any], folder: Path | None) -> Path | None:
