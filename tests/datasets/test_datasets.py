@@ -29,6 +29,7 @@ from fedbench.datasets.images import ImageFiles
 from fedbench.datasets.names import parse_name
 from fedbench.datasets.readers import embedded as procedural
 from fedbench.runs.prepare import Settings, image_size_for, prepare
+from tests.datasets.pictures import picture, png
 
 
 @pytest.fixture
@@ -43,18 +44,6 @@ def error_of(load, name: str) -> str:
     with pytest.raises(FedbenchError) as caught:
         load(name)
     return str(caught.value)
-
-
-def picture(number: int, size: tuple[int, int] = (12, 10), mode: str = "RGB") -> Image.Image:
-    """Noise of (width, height), another for each number."""
-    pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    return Image.fromarray(pixels).convert(mode)
-
-
-def png(number: int, size: tuple[int, int] = (12, 10)) -> bytes:
-    file = io.BytesIO()
-    picture(number, size).save(file, "PNG")
-    return file.getvalue()
 
 
 def write_folder(root: Path, groups: list[str], classes: list[str], size: tuple[int, int] = (12, 10)) -> Path:
@@ -149,6 +138,7 @@ def test_label_orders_have_all_classes_once_and_words_for_each():
         "cifar10": 10,
         "cifar100": 100,
         "fashion-mnist": 10,
+        "digits": 10,
     }
     assert list(CIFAR100) == sorted(CIFAR100)
     for order in LABEL_ORDERS.values():

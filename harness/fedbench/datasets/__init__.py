@@ -26,25 +26,25 @@ SOURCES = {
         "32 x 32 images of 10 or 20 shapes in four styles, rendered here; needs no files and no network",
         options=("classes", "train", "test", "seed"),
     ),
-    "cifar10": Source(TORCHVISION, f"CIFAR-10 {BELOW}", options=("download",)),
-    "cifar100": Source(TORCHVISION, f"CIFAR-100 {BELOW}", options=("download",)),
-    "fashion-mnist": Source(TORCHVISION, f"Fashion-MNIST {BELOW}", options=("download",)),
+    "cifar10": Source(TORCHVISION, f"CIFAR-10 {BELOW}", options=("download", "limit")),
+    "cifar100": Source(TORCHVISION, f"CIFAR-100 {BELOW}", options=("download", "limit")),
+    "fashion-mnist": Source(TORCHVISION, f"Fashion-MNIST {BELOW}", options=("download", "limit")),
     "imagefolder": Source(
         "readers.imagefolder",
         "a folder or .tar of domain/class/* (PACS), split/class/* (CINIC-10) or domain/split/class/* (VLCS)",
-        options=("layout", "size", "classnames"),
+        options=("layout", "size", "classnames", "classes", "names", "limit"),
         location="PATH",
     ),
     "hf": Source(
         "readers.huggingface",
         "a Hugging Face data set, by its name on the Hub or as a local folder of parquet files",
-        options=("config", "train", "test", "image", "label", "domain", "size", "classnames", "names"),
+        options=("config", "train", "test", "image", "label", "domain", "size", "classnames", "names", "limit"),
         location="NAME_OR_PATH",
     ),
     "listfile": Source(
         "readers.listfile",
-        "images named by train.txt and test.txt with lines 'path label' (ImageNet-LT)",
-        options=("root", "test", "size", "classnames"),
+        "images named by train.txt and test.txt with lines 'path label' (ImageNet-LT), or by CoOp's split_zhou_*.json",
+        options=("root", "test", "size", "classnames", "names", "limit"),
         location="PATH",
     ),
 }
@@ -66,8 +66,14 @@ def load_dataset(name: str, *, data_dir: Path, cache_dir: Path, image_size: int 
 
     Paths in the name are taken as typed where they exist, else below ``data_dir``. What was rendered or decoded once
     is kept in ``cache_dir``. Images of differing sizes are brought to ``image_size`` pixels square (224 where it is
-    None), unless the name says a size; images that share one keep it.
+    None), unless the name says a size; images that share one keep it. ``?limit=N`` takes N images of each split, drawn
+    at random and alike every time.
     """
     parsed = replace(parse_name(name, SOURCES), image_size=image_size)
     dataset: Dataset = import_module(f"fedbench.datasets.{parsed.module}").load(parsed, data_dir, cache_dir)
-    return dataset
+    limit = parsed.integer("limit", 1, 10**9)
+    if limit is None:
+        return dataset
+    from fedbench.datasets.content import limited
+
+    return limited(dataset, limit)

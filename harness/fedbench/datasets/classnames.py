@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import read_bytes
 
 # A name of lowercase letters, spaces and hyphens stands for itself, so PACS, VLCS, CIFAR-10 and CINIC-10 need no rows.
@@ -127,13 +127,26 @@ CIFAR100 = tuple(
 )
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
 LABEL_ORDERS = {
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
     "fashion-mnist": FASHION,
+    "digits": DIGITS,
 }
 """What the labels 0, 1, ... stand for in copies of well-known data sets that carry numbers only."""
 
+NAMED = (*LABEL_ORDERS, "imagenet")
+"""Data sets whose class names can be asked for."""
+CHOICES = {
+    "domainnet-10": (
+        *("bird", "feather", "headphones", "ice_cream", "teapot"),
+        *("tiger", "whale", "windmill", "wine_glass", "zebra"),
+    )
+}
+"""Classes that papers take of a larger data set: FedBN's ten of DomainNet."""
+_WNID = re.compile("n[0-9]{8}")
 STANDS_FOR_ITSELF = re.compile("[a-z]+([ -][a-z]+)*")
 
 
@@ -143,11 +156,48 @@ def words_for(names: Sequence[str], where: str, own: Mapping[str, str] | None = 
     missing = [n for n in names if n not in own and n not in WORDS and not STANDS_FOR_ITSELF.fullmatch(n)]
     if missing:
         shown = ", ".join(repr(name) for name in missing[:5]) + (", ..." if len(missing) > 5 else "")
+        digits = "type ?names=digits if they are digits, " if set(names) <= set("0123456789") else ""
         raise FedbenchError(
-            f"{where}: no words are known for the class names {shown}, and prompts are never guessed; put "
+            f"{where}: no words are known for the class names {shown}, and prompts are never guessed; {digits}put "
             f'classnames.json ({{"{missing[0]}": "its words", ...}}) beside the data, or type ?classnames=FILE.'
         )
     return tuple(own.get(name) or WORDS.get(name, name) for name in names)
+
+
+def label_order(known: str) -> tuple[str, ...]:
+    """The published class names of a data set in `NAMED`, in label order; ImageNet's are open_clip's."""
+    if known != "imagenet":
+        return LABEL_ORDERS[known]
+    from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
+
+    return tuple(IMAGENET_CLASSNAMES)
+
+
+def published_words(known: str, raw: Sequence[str], where: str) -> dict[str, str]:
+    """Words by raw name from ``?names=known``: raw names are labels, or all of ImageNet's folders n01440764, ...
+
+    FedbenchError for others.
+    """
+    order = label_order(known)
+    if known == "imagenet" and len(raw) == len(order) and all(_WNID.fullmatch(name) for name in raw):
+        return dict(zip(sorted(raw), order, strict=True))
+    if not all(name.isascii() and name.isdigit() and int(name) < len(order) for name in raw):
+        raise FedbenchError(
+            f"{where}: option names={known!r} names the labels 0 to {len(order) - 1}"
+            f"{' or the 1,000 folders n01440764, ...' if known == 'imagenet' else ''}, but there are {raw[0]!r} and "
+            f"{len(raw) - 1} others; leave it out, or complete the data."
+        )
+    chosen = [order[int(name)] for name in raw]
+    return dict(zip(raw, chosen if known == "imagenet" else words_for(chosen, where), strict=True))
+
+
+def chosen_classes(given: str, raw: Sequence[str], where: str) -> tuple[str, ...]:
+    """The classes of ``raw`` that ``?classes=`` asks for, by name or as one of `CHOICES`. FedbenchError for others."""
+    wanted = CHOICES.get(given, tuple(given.split(",")))
+    for name in wanted:
+        if name not in raw:
+            raise unknown_name(f"class of {where}", name, raw, f"Choices with a name: {', '.join(CHOICES)}.")
+    return tuple(wanted)
 
 
 def read_words(file: str, text: bytes, names: Sequence[str]) -> dict[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
@@ -40,6 +42,24 @@ def dataset(
     content = _digest(names, splits, [split.images.content_hash() for split in splits])
     files = _digest(names, splits, file_digests) if file_digests else ""
     return Dataset(name, classnames, train, test, content, domain_names, groups, shortest_side, files)
+
+
+def limited(whole: Dataset, limit: int) -> Dataset:
+    """``limit`` samples of each split of ``whole``, drawn at random and alike every time; a smaller split stays."""
+
+    def of(split: Split | None) -> Split | None:
+        if split is None or len(split) <= limit:
+            return split
+        drawn = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:limit]
+        return split.select(drawn.sort().values)
+
+    def marked(digest: str) -> str:
+        return hashlib.sha256(f"{digest} limit {limit}".encode()).hexdigest() if digest else ""
+
+    train = of(whole.train)
+    assert train is not None, "there is always a training split"
+    content, files = marked(whole.content_hash), marked(whole.files_hash)
+    return replace(whole, train=train, test=of(whole.test), content_hash=content, files_hash=files)
 
 
 def _digest(names: str, splits: Sequence[Split], of_images: Iterable[str]) -> str:

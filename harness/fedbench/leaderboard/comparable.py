@@ -78,7 +78,7 @@ def _names(name: str) -> frozenset[str]:
     return frozenset(alike(name))
 
 
-# ProstateMRI has no loader; FedGLCL's DomainNet is ten classes of it, whose folder is called so by whoever makes it
+# ProstateMRI has no loader
 _DATA = {
     "CIFAR-10": _Data(_names("cifar10")),
     "CIFAR-10-LT": _Data(_names("cifar10"), tail="exponential"),
@@ -92,7 +92,7 @@ _DATA = {
     "PACS": _Data(_names("imagefolder:PACS")),
     "VLCS": _Data(_names("imagefolder:VLCS")),
     "Office-Home": _Data(_names("imagefolder:OfficeHome")),
-    "DomainNet": _Data(_names("imagefolder:DomainNet"), options={"size": "256"}),
+    "DomainNet": _Data(_names("imagefolder:DomainNet"), options={"size": "256", "classes": "domainnet-10"}),
     "Office-Caltech-10": _Data(_names("imagefolder:office_caltech_10"), options={"size": "256"}),
 }
 _KNOWN = frozenset({"embedded"}).union(*(data.names for data in _DATA.values()))

@@ -31,7 +31,15 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Split
 from fedbench.core.files import read_bytes
 from fedbench.datasets.cache import read_json, write_json
-from fedbench.datasets.classnames import LABEL_ORDERS, listed_words, words_beside, words_for, words_in
+from fedbench.datasets.classnames import (
+    LABEL_ORDERS,
+    NAMED,
+    label_order,
+    listed_words,
+    words_beside,
+    words_for,
+    words_in,
+)
 from fedbench.datasets.content import MOST_CLASSES, dataset
 from fedbench.datasets.images import load_images
 from fedbench.datasets.names import DatasetName, find
@@ -238,14 +246,14 @@ def _classnames(
 ) -> tuple[str, ...]:
     where = repr(parsed.location)
     are_numbers = raw == [str(number) for number in range(len(raw))]
-    known = parsed.choice("names", tuple(LABEL_ORDERS))
+    known = parsed.choice("names", NAMED)
     if known is not None:
-        order = LABEL_ORDERS[known]
+        order = label_order(known)
         if not are_numbers or len(raw) > len(order):
             found = f"labels up to {len(raw) - 1}" if are_numbers else "class names of its own"
             raise FedbenchError(f"{where} has {found}, so option names={known!r} doesn't fit; leave it out.")
         # A copy may lack the last classes; the class list is that of the data set all the same.
-        return words_for(order, where)
+        return order if known == "imagenet" else words_for(order, where)
     given = parsed.options.get("classnames")
     own = None
     if given is not None and "," in given:

@@ -5,10 +5,12 @@ Which of them is seen from the folders. Where all top folders are called train, 
 or full they are splits, else domains; where all folders below the domains are called so, these are splits, else
 classes (and there is no official test split). Of the splits, train is trained on and test tested on. Validation is
 tested on where there is no test, else left out: it may overlap with train. ``full`` is all of the others together and
-read only where it stands alone. Single folders around everything are skipped. Options: ``layout=domain|split`` says by
-hand what the top folders are; ``size=N`` brings images to N x N, by default they keep the size they share, or are
-brought to the one that the run's backbone takes where sizes differ; ``classnames=FILE`` gives the classes' words, as
-does ``classnames.json`` at the top of the data.
+read only where it stands alone. Single folders around everything are skipped.
+
+Options: ``layout=domain|split`` says by hand what the top folders are; ``size=N`` brings images to N x N, by default
+they keep the size they share, or are brought to the one that the run's backbone takes where sizes differ;
+``classes=a,b`` reads these classes only (``classes=domainnet-10``: FedBN's ten); ``names=imagenet`` or ``digits`` gives
+published words; ``classnames=FILE`` gives the classes' words, as does ``classnames.json`` at the top of the data.
 
 Tiny-ImageNet's own files are understood: ``val_annotations.txt`` in place of class folders, ``words.txt`` for words,
 and a test folder without labels, which is passed over.
@@ -25,7 +27,7 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Split
-from fedbench.datasets.classnames import read_words, words_for, words_in
+from fedbench.datasets.classnames import NAMED, chosen_classes, published_words, read_words, words_for, words_in
 from fedbench.datasets.content import dataset
 from fedbench.datasets.images import load_images
 from fedbench.datasets.names import DatasetName, find
@@ -56,6 +58,9 @@ def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     top, entries = _entries(tree, parsed.choice("layout", ("domain", "split")))
     if not entries[0].domain:
         entries = _annotated(tree, top, entries)
+    if "classes" in parsed.options:
+        wanted = chosen_classes(parsed.options["classes"], sorted({one.label for one in entries}), str(tree.root))
+        entries = [entry for entry in entries if entry.label in wanted]
     chosen = _train_and_test(tree.root, entries)
     read = [entry for part in chosen for entry in part]
     raw = sorted({entry.label for entry in read})
@@ -239,6 +244,9 @@ def _own_words(
     parsed: DatasetName, data_dir: Path, tree: FileTree, top: str, raw: Sequence[str]
 ) -> dict[str, str] | None:
     """Words that come with the data or were named by the user."""
+    known_as = parsed.choice("names", NAMED)
+    if known_as is not None:
+        return published_words(known_as, raw, repr(parsed.location))
     if "classnames" in parsed.options:
         return words_in(find(parsed.options["classnames"], data_dir, "class names file"), raw)
     known = set(tree.names)

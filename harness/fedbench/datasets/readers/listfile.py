@@ -1,10 +1,12 @@
 """``listfile:PATH``: images named by list files with lines ``relative/path.jpg label``, as ImageNet-LT's.
 
 PATH is a folder holding ``train.txt`` and ``test.txt`` (or ``*_train.txt`` and ``*_test.txt``), or the training list
-itself, with ``test=FILE`` for the other. Options: ``root=DIR`` is what the paths are relative to (default: the lists'
-folder); ``size=N`` as for image folders; ``classnames=FILE``, by default ``classnames.txt`` (one name a line, in label
-order) or ``classnames.json`` ({"0": name, ...}) beside the lists. ``groups.json`` beside the lists, where there is
-one, gives the head / mid / tail (or many / medium / few) classes as {name: [labels]}.
+itself, with ``test=FILE`` for the other; or it holds CoOp's ``split_zhou_*.json``, which brings its class names.
+Options: ``root=DIR`` is what the paths are relative to (default: the lists' folder); ``size=N`` as for image folders;
+``names=imagenet`` gives published class names; ``classnames=FILE``, by default ``classnames.txt`` (one name a line, in
+label order) or ``classnames.json`` ({"0": name, ...}) beside the lists. ``groups.json`` beside the lists, where there
+is one, gives the head / mid / tail (or many / medium / few) classes as {name: [labels]}. A folder called as ImageNet-LT
+is, with a thousand classes and no names beside it, has ImageNet's.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -21,10 +24,12 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Split
 from fedbench.core.files import read_bytes
 from fedbench.core.metric_names import GROUPS
-from fedbench.datasets.classnames import words_beside, words_in
+from fedbench.datasets.catalogue import card_of
+from fedbench.datasets.classnames import NAMED, published_words, words_beside, words_in
 from fedbench.datasets.content import MOST_CLASSES, dataset
 from fedbench.datasets.images import load_images
 from fedbench.datasets.names import DatasetName, find
+from fedbench.datasets.readers.coop_split import image_root, read_split, split_file
 from fedbench.datasets.readers.trees import Folder, TreeImages
 
 Rows = tuple[tuple[str, ...], tuple[int, ...]]
@@ -35,6 +40,9 @@ def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     """The images of the lists, in the lists' order."""
     path = find(parsed.location, data_dir, "list file")
     folder = path if path.is_dir() else path.parent
+    split = split_file(path)
+    if split is not None:
+        return _of_split(split, parsed, data_dir, cache_dir)
     train = _list_in(path, "train") if path.is_dir() else path
     if train is None:
         raise FedbenchError(f"{str(path)!r} holds no train.txt and no *_train.txt; put the list there or name it.")
@@ -47,6 +55,45 @@ def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
 
     classnames = _classnames(parsed, data_dir, folder, classes)
     groups = _groups(folder / "groups.json", classes)
+    return _read(rows, classnames, groups, root, parsed, cache_dir)
+
+
+def _of_split(file: Path, parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+    parts, words = read_split(file)
+    root = image_root(file, parts[0][0][0])
+    if "root" in parsed.options:
+        root = find(parsed.options["root"], data_dir, "image folder")
+    inside = _Inside(root)
+    rows = []
+    for part in parts:
+        for name, _ in part:
+            if name.startswith("/") or ".." in name.split("/") or inside.kind(name) != "file":
+                raise FedbenchError(
+                    f"{str(file)!r}: there is no file {name!r} in {str(root)!r}; complete the data, or name the folder "
+                    "that the paths start from with ?root=DIR."
+                )
+        rows.append((tuple(name for name, _ in part), tuple(label for _, label in part)))
+    classes = 1 + max(label for _, labels in rows for label in labels)
+    numbers = [str(label) for label in range(classes)]
+    own = (
+        words_in(find(parsed.options["classnames"], data_dir, "class names file"), numbers)
+        if "classnames" in parsed.options
+        else words
+    )
+    missing = [number for number in numbers if number not in own]
+    if missing:
+        raise FedbenchError(f"{str(file)!r}: label {missing[0]} has no image and no name; get the split again.")
+    return _read(rows, tuple(own[number] for number in numbers), {}, root, parsed, cache_dir)
+
+
+def _read(
+    rows: Sequence[Rows],
+    classnames: tuple[str, ...],
+    groups: dict[str, tuple[int, ...]],
+    root: Path,
+    parsed: DatasetName,
+    cache_dir: Path,
+) -> Dataset:
     images = load_images([TreeImages(Folder(root, names), names) for names, _ in rows], parsed, cache_dir)
     splits = [Split(images.splits[index], torch.tensor(labels)) for index, (_, labels) in enumerate(rows)]
     official = splits[1] if len(splits) == 2 else None
@@ -138,10 +185,16 @@ class _Inside:
 
 def _classnames(parsed: DatasetName, data_dir: Path, folder: Path, classes: int) -> tuple[str, ...]:
     numbers = [str(label) for label in range(classes)]
+    known = parsed.choice("names", NAMED)
     if "classnames" in parsed.options:
         own = words_in(find(parsed.options["classnames"], data_dir, "class names file"), numbers)
+    elif known is not None:
+        own = published_words(known, numbers, repr(parsed.location))
     else:
         own = words_beside(folder, numbers) or {}
+        card = card_of(f"listfile:{folder.resolve().name}")
+        if not own and card is not None and card.title == "ImageNet-LT" and classes == card.classes:
+            own = published_words("imagenet", numbers, repr(parsed.location))
     missing = [number for number in numbers if number not in own]
     if missing:
         raise FedbenchError(
