@@ -835,3 +835,19 @@ def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_ord
     tables = (tmp_path / "out" / "leaderboard.md").read_text()
     assert tables.index("even · ") < tables.index("skewed · ")
     assert tables.count("2 clients · ") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("imagefolder:OfficeHomeDataset_10072016", ["data set", "Office-Home, 65 classes", "Art, Clipart, Product"]),
+        ("unsupervised", ["suite unsupervised", "156 runs", "scenario unsupervised", "hidden"]),
+        ("capt", ["suite capt", "scale paper", "averaged inside clusters of clients", "similar_clusters"]),
+        ("clip:ViT-B-32-quickgelu@openai", ["backbone", "224 x 224", "download it from"]),
+        ("resnet8?width=1", ["ResNet-8", "width"]),
+    ],
+)
+def test_suites_scenarios_data_sets_and_backbones_have_cards(fedbench: Command, name: str, says: list[str]) -> None:
+    shown = fedbench("describe", name)
+    assert shown.code == 0
+    assert [text for text in says if text not in " ".join(shown.out.split())] == []

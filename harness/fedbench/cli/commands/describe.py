@@ -1,4 +1,4 @@
-"""``fedbench describe``: a method's paper, equations, hooks and hyper-parameters, read off its class."""
+"""``fedbench describe``: a method's paper, equations, hooks and hyper-parameters off its class; cards of others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from fedbench.cli.console import cell, console, say, table
-from fedbench.cli.options import Plugins, plugin_files
+from fedbench.cli.options import DATA_DIR, DataDir, Plugins, plugin_files
 
 if TYPE_CHECKING:
     from fedbench.plugins.description import Description
@@ -18,10 +18,28 @@ _TEXT_WIDTH = 120
 
 
 def describe(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method, or a stack a+b.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A method, a stack a+b, a suite, scenario, data set or backbone.")
+    ],
     plugin: Plugins = None,
+    data_dir: DataDir = DATA_DIR,
 ) -> None:
-    """Show a method's equations, hooks and hyper-parameters."""
+    """Show a method's equations, hooks and hyper-parameters, or what a suite, scenario, data set or backbone is.
+
+    A name that several of them have shows them all.
+    """
+    from fedbench.cli.cards import show_cards
+    from fedbench.core.errors import FedbenchError
+
+    shown = show_cards(name, data_dir)
+    try:
+        _describe_methods(name, plugin)
+    except FedbenchError:
+        if not shown:
+            raise
+
+
+def _describe_methods(method: str, plugin: Plugins) -> None:
     from fedbench.core.spec import stack_names
     from fedbench.plugins.description import Descriptions
 

@@ -37,6 +37,18 @@ def list_known(
         for name, description in _described(what).items():
             made.add_row(cell(name), cell(description))
         console().print(made)
+        if what == "datasets":
+            _list_published()
+
+
+def _list_published() -> None:
+    from fedbench.datasets.catalogue import CARDS
+
+    made = table("published data set", "typed as", "classes", "domains", whole=("published data set",))
+    for card in CARDS:
+        made.add_row(*map(cell, (card.title, card.typed, f"{card.classes:,}", ", ".join(card.domains))))
+    console().print(made)
+    say("What to get and how it is to lie: fedbench describe imagefolder:PACS.", style="dim")
 
 
 def _names(kind: str, files: tuple[Path, ...]) -> list[str]:

@@ -42,8 +42,8 @@ def read_split(file: Path) -> tuple[list[list[tuple[str, int]]], dict[str, str]]
             raise ValueError("a split is empty, or a label no number")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FedbenchError(
-            f"{str(file)!r} can't be read ({type(error).__name__}: {error}); it must hold the lists train, val and test "
-            "of [path, label, class name], as CoOp's release does."
+            f"{str(file)!r} can't be read ({type(error).__name__}: {error}); it must hold the lists train, val and "
+            "test of [path, label, class name], as CoOp's release does."
         ) from error
     words: dict[str, str] = {}
     for _, label, name in rows:
