@@ -23,7 +23,7 @@ Cost: FedAvg's, less the batch-norm entries each way, which are kept once a clie
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -77,9 +77,9 @@ class FedBN(fb.Method[FedBnParams]):
         mean = mean_layers(task.own)
         weights = {name: mean.get(name, tensor) for name, tensor in task.weights.items()}
         buffers = {name: mean.get(name, tensor) for name, tensor in task.buffers.items()}
-        labels = predicted_classes(task, weights, buffers)
+        whole = largest_logit(replace(task, weights=weights, buffers=buffers, private=frozenset()))
         own = {
-            client: predicted_classes(task, *task.own_model(client)) if client in task.own else labels
+            client: predicted_classes(task, *task.own_model(client)) if client in task.own else whole.labels
             for client in task.clients
         }
-        return fb.Predictions(labels, own)
+        return replace(whole, by_client=own)

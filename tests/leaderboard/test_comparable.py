@@ -226,7 +226,8 @@ def test_a_clip_is_the_papers_with_its_weights_only(backbone, said):
         ("imagefolder:PACS?size=32", "PACS", False),
         ("imagefolder:office_caltech_10?size=256", "Office-Caltech-10", True),
         ("imagefolder:office_caltech_10", "Office-Caltech-10", False),
-        ("imagefolder:DomainNet?size=256", "DomainNet", True),
+        ("imagefolder:DomainNet?size=256&classes=domainnet-10", "DomainNet", True),
+        ("imagefolder:DomainNet?size=256", "DomainNet", False),
     ],
 )
 def test_folders_go_by_their_own_name_and_image_size(dataset, printed, same):

@@ -21,6 +21,7 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.models import backbone_names, load_backbone
 from fedbench.models.clip import loading as checkpoints
+from fedbench.models.clip import weights
 from fedbench.models.clip.backbone import ClipBackbone, activation_of
 from fedbench.models.clip.full import full_clip_model
 from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
@@ -350,8 +351,8 @@ def test_activation_follows_the_weights_not_the_name(
 def test_open_clips_tables_say_quickgelu_where_we_rely_on_it() -> None:
     openai = open_clip.get_pretrained_cfg("ViT-B-32", "openai")
     laion = open_clip.get_pretrained_cfg("ViT-B-32", "laion2b_s34b_b79k")
-    assert checkpoints.quick_gelu_for("ViT-B-32", openai)
-    assert not checkpoints.quick_gelu_for("ViT-B-32-quickgelu", laion)
+    assert weights.quick_gelu_for("ViT-B-32", openai)
+    assert not weights.quick_gelu_for("ViT-B-32-quickgelu", laion)
 
 
 def test_tag_brings_its_own_normalisation(tagged: Path) -> None:
@@ -360,7 +361,7 @@ def test_tag_brings_its_own_normalisation(tagged: Path) -> None:
 
 
 def test_weights_without_network_say_where_to_put_the_file(tagged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "can_reach", lambda url: False)
+    monkeypatch.setattr(weights, "can_reach", lambda url: False)
     with pytest.raises(FedbenchError) as error:
         clip("clip:fbtiny@absent", tagged)
     target = tagged / "clip" / "fbtiny-quickgelu-absent.safetensors"
@@ -465,7 +466,7 @@ def test_transformers_encoder_is_pooled_over_the_mask(tmp_path: Path, monkeypatc
     with torch.no_grad():  # alone, hence without padding
         alone = model(**tokenizer(["a photo of a cat"], return_tensors="pt")).last_hidden_state.mean(dim=1)
     torch.testing.assert_close(vectors[:1], normalize(alone, dim=-1), rtol=0, atol=1e-5)
-    monkeypatch.setattr(checkpoints, "can_reach", lambda url: False)
+    monkeypatch.setattr(weights, "can_reach", lambda url: False)
     with pytest.raises(FedbenchError, match="text encoder 'text:hf/no-such/model': no complete transformers model"):
         text_vectors("text:hf/no-such/model", CLASSES, TEMPLATES, seed=0)
     with pytest.raises(FedbenchError, match="unknown text encoder 'orthogonl'; did you mean 'orthogonal'"):

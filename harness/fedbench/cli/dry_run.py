@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, say, table
-from fedbench.cli.plan import AbsentRow, FailedRow, Plan, PlannedRow
+from fedbench.cli.plan import AbsentRow, FailedRow, PlannedRow, SuitePlan
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.datasets.catalogue import card_of
@@ -15,7 +15,7 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
 
 
-def show(suite: Suite, plan: Plan, settings: Settings) -> None:
+def show(suite: Suite, plan: SuitePlan, settings: Settings) -> None:
     """The table of ``--dry-run``, the reasons of failed rows, and what is to be got before the absent ones can run."""
     rows, failed = plan.rows, plan.failed
     every: list[PlannedRow | FailedRow | AbsentRow] = [*rows, *failed, *plan.absent]

@@ -88,7 +88,7 @@ class AbsentRow:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SuitePlan:
     """What there is of each row, in the order of the suite."""
 
     rows: list[PlannedRow]
@@ -177,7 +177,7 @@ def plan(
     every_seed: bool = False,
     dry: bool = False,
     in_process: bool = False,
-) -> Plan:
+) -> SuitePlan:
     """Prepare the first run of every row, so that whatever is missing or does not fit shows before anything trains.
 
     With ``every_seed`` every run is a row of its own. Rows whose method raises an exception have failed. Rows that
@@ -202,7 +202,7 @@ def plan(
     found.sort(key=lambda row: place[row.specs[0].run_id])
     planned = [row for row in found if isinstance(row, PlannedRow)]
     leave_out([row for row in found if isinstance(row, RefusedRow)], [row.specs for row in planned])
-    return Plan(
+    return SuitePlan(
         planned,
         [row for row in found if isinstance(row, FailedRow)],
         [row for row in found if isinstance(row, AbsentRow)],

@@ -33,7 +33,7 @@ from fedbench.leaderboard.rows.identity import (
     seeds_of,
     times,
 )
-from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target
+from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target, spent_until
 from fedbench.leaderboard.rows.ranking import compared
 from fedbench.leaderboard.rows.significance import BASELINE, NO_BASELINE, Test, paired
 from fedbench.suites.suite import Suite
@@ -263,11 +263,18 @@ def _milestone(runs: pd.DataFrame, baseline: Baseline, reading: _Reading) -> Mil
     if target is None:
         target = NAN if baseline.runs is None else mean_of(baseline.runs, metric)
     first: list[int | None] = []
+    spent = {"bytes": NAN, "seconds": NAN}
     if reading.curves is not None and not math.isnan(target):
-        first = rounds_to_target(reading.curves, list(runs["mlflow_id"]), metric, target)
+        ids = list(runs["mlflow_id"])
+        first = rounds_to_target(reading.curves, ids, metric, target)
+        spent = {cost: _mean(spent_until(reading.curves, ids, first, f"{cost}_total")) for cost in spent}
     reached = pd.Series([number for number in first if number is not None], dtype=float)
     rounds = ScoreCell(float(reached.mean()), float(reached.std(ddof=1)))
-    return Milestone(rounds, target, metric, reached=len(reached), seeds=len(first))
+    return Milestone(rounds, target, metric, len(reached), len(first), spent["bytes"], spent["seconds"])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(pd.Series(values, dtype=float).mean())
 
 
 def _target_remark(lines: Sequence[Line], baseline: str, reading: _Reading) -> list[str]:

@@ -45,6 +45,10 @@ class Milestone:
     reached: int = 0
     seeds: int = 0
     """Seeds with a curve."""
+    bytes: float = NAN
+    """Sent both ways until then; the mean over the seeds that reach it."""
+    seconds: float = NAN
+    """Of training until then, likewise."""
 
     @property
     def text(self) -> str:

@@ -33,6 +33,7 @@ _COUNTS = ("num_clients", "cohort_size", "num_train", "num_test", "trainable_par
 GROUPS = tuple(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
 _OVERALL = "global_accuracy"
 _TRAFFIC = ("bytes_up_total", "bytes_down_total")
+_SECONDS = "seconds"
 _FEDERATION = "federation.json"
 
 
@@ -143,19 +144,21 @@ def load_curves(uri: str, results: pd.DataFrame, *headlines: str) -> pd.DataFram
     """Metrics by evaluated round of the runs in ``results``, one line a run and round, rounds in order.
 
     Columns: ``mlflow_id``, ``run_id``, ``round``, ``global_accuracy``, the ``headlines`` and the groups' accuracies
-    where some run has them by round (all in %), ``bytes_total`` (both ways, since the start). A run without a curve
-    has no line. Raises FedbenchError for a store that cannot be reached.
+    where some run has them by round (all in %), ``bytes_total`` (both ways) and ``seconds_total`` (of training) since
+    the start. A run without a curve has no line. Raises FedbenchError for a store that cannot be reached.
     """
     reader = open_reader(uri)
     wanted = list(dict.fromkeys([_OVERALL, *headlines, *GROUPS]))
     wanted = [name for name in wanted if FINAL + name in results]
     run_ids = dict(zip(results["mlflow_id"], results["run_id"], strict=True))
-    points = [] if reader is None else reader.values(list(run_ids), [*wanted, *_TRAFFIC])
+    points = [] if reader is None else reader.values(list(run_ids), [*wanted, *_TRAFFIC, _SECONDS])
     frame = pd.DataFrame(points, columns=["mlflow_id", "round", "metric", "value"])
     curves = frame.pivot_table(index=["mlflow_id", "round"], columns="metric", values="value", aggfunc="last")
     tracked = [name for name in wanted if name in curves]
     curves["bytes_total"] = sum(curves.get(name, float("nan")) for name in _TRAFFIC)
-    curves = curves.reindex(columns=list(dict.fromkeys([_OVERALL, *tracked, "bytes_total"])))
+    # every round has its own, evaluated or not
+    curves["seconds_total"] = curves[_SECONDS].groupby("mlflow_id").cumsum() if _SECONDS in curves else float("nan")
+    curves = curves.reindex(columns=list(dict.fromkeys([_OVERALL, *tracked, "bytes_total", "seconds_total"])))
     curves = curves[curves[_OVERALL].notna()].reset_index().rename_axis(columns=None)
     curves.insert(1, "run_id", curves["mlflow_id"].map(run_ids))
     return curves

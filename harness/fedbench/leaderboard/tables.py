@@ -8,28 +8,21 @@ from dataclasses import dataclass, field
 
 from fedbench.core.wording import (
     NONE,
-    OWN_MODELS,
-    UNSEEN,
     heading,
     megabytes,
-    not_on_unseen_notes,
-    server_data_notes,
     spread,
 )
 from fedbench.leaderboard.failures import MARK, reasons
 from fedbench.leaderboard.model import PARTLY, Board, Line, Milestone, Printed, PrintedNumber, Table
-from fedbench.leaderboard.published import AS_PRINTED, NOT_COMPARABLE, published_notes
+from fedbench.leaderboard.notes import SIGN, notes_of
+from fedbench.leaderboard.published import AS_PRINTED, NOT_COMPARABLE
 from fedbench.leaderboard.rows import untrained
 from fedbench.leaderboard.rows.ranking import best_of
-from fedbench.leaderboard.rows.seeds import DIFFER, seed_cells, seed_counts, seeds_differ
-from fedbench.leaderboard.rows.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
+from fedbench.leaderboard.rows.seeds import seed_cells, seed_counts, seeds_differ
+from fedbench.leaderboard.rows.significance import SIGNIFICANT
 
-_OWN = "personal_mean_client_accuracy"
-_NEW = "new_accuracy"
 STATUS = "status"
 """Heading of the column that says which rows failed."""
-SIGN = "*"
-"""Stands after a significant difference."""
 _PRINTED = {
     "p_value": "p",
     "train_seconds": "train s",
@@ -115,7 +108,6 @@ def _text_table(table: Table) -> TextTable:
     counted = seed_counts(lines)
     over = f"{counted}, mean ± sample std" if counted.endswith("s") else counted or "no run has finished"
     scores = list(_scores(table))
-    own = [line.label for line in measured]
     return TextTable(
         caption=f"{caption} · {over}; MB up and down",
         rank=TextColumn("#", [NONE if line.rank is None else str(line.rank) for line in lines]),
@@ -127,20 +119,7 @@ def _text_table(table: Table) -> TextTable:
         scores=[*scores, *_seeds(lines), *_difference(table)],
         status=list(_status(lines)),
         further=[*_published(table), *(_costs(lines) if measured else [])],
-        notes=[
-            *_significance(measured),
-            *_without_baseline(measured),
-            *_incomplete(table),
-            *server_data_notes(own, [line.server_data for line in measured]),
-            *not_on_unseen_notes(own, [line.not_on_unseen for line in measured]),
-            *([UNSEEN] if any(column.heading == heading(_NEW) for column in scores) else []),
-            *([OWN_MODELS] if any(column.heading == heading(_OWN) for column in scores) else []),
-            *([f"{untrained.MARK} {untrained.NOTE}"] if any(line.untrained for line in lines) else []),
-            *([DIFFER] if seeds_differ(lines) else []),
-            *published_notes(lines),
-            *_tuned(lines),
-            *_to_target(lines),
-        ],
+        notes=list(notes_of(table, [column.heading for column in scores])),
         failures=list(_failures(lines, names[0].cells)),
         common=table.shared_settings,
         rows=[_row(table, line, name) for line, name in zip(lines, names[0].cells, strict=True)],
@@ -230,6 +209,7 @@ def _costs(lines: Sequence[Line]) -> Iterator[TextColumn]:
     yield TextColumn("train s", [NONE if math.isnan(s) else f"{s:.1f}" for s in seconds])
     if any(line.milestone.seeds for line in lines):
         yield TextColumn("rounds", [_rounds(line.milestone) for line in lines])
+        yield TextColumn("MB to it", [megabytes(line.milestone.bytes) for line in lines])
 
 
 def _rounds(milestone: Milestone) -> str:
@@ -240,59 +220,6 @@ def _rounds(milestone: Milestone) -> str:
         return "never"
     everywhere = milestone.reached == milestone.seeds
     return f"{milestone.rounds.mean:.1f}".removesuffix(".0") + ("" if everywhere else f" ({milestone.text})")
-
-
-def _significance(lines: Sequence[Line]) -> Iterator[str]:
-    """What the sign after a difference means; why there is none."""
-    compared = [line for line in lines if line.delta.significance not in (BASELINE, NO_BASELINE)]
-    tested = [line.delta for line in compared if not math.isnan(line.delta.p_value)]
-    without = [line for line in compared if math.isnan(line.delta.p_value)]
-    if tested:
-        counts = sorted({delta.seeds for delta in tested})
-        pairs = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
-        holm = f"Holm over {len(tested)} rows" if len(tested) > 1 else "one row, not corrected"
-        test = f"{tested[0].test} over {pairs}, {holm}"
-        any_found = any(delta.significance == SIGNIFICANT for delta in tested)
-        yield f"{SIGN} p < {ALPHA}, {test}" if any_found else f"no difference is significant at {ALPHA}: {test}"
-    for reason, labels in _labels_by([(line.delta.significance, line.label) for line in without]):
-        which = f" ({', '.join(dict.fromkeys(labels))})" if tested or len(without) > len(labels) else ""
-        yield f"significance not tested{which}: {reason}"
-
-
-def _without_baseline(lines: Sequence[Line]) -> Iterator[str]:
-    """Which rows are compared with nothing, and why."""
-    for why, labels in _labels_by([(line.delta.note, line.label) for line in lines if line.delta.note]):
-        which = f" for {', '.join(dict.fromkeys(labels))}" if len(labels) < len(lines) else ""
-        yield f"no baseline{which}: {why}"
-
-
-def _incomplete(table: Table) -> Iterator[str]:
-    """Where a mean is missing since a seed is."""
-    lacking = [(metric, line.label) for line in table.measured for metric in line.incomplete]
-    for metric, labels in _labels_by(lacking):
-        last = ", without a rank" if metric == table.headline else ""
-        yield f"no mean of {heading(metric)} for {', '.join(labels)}, which some seed lacks{last}"
-
-
-def _tuned(lines: Sequence[Line]) -> Iterator[str]:
-    """What tuning spent, a line for every budget."""
-    budgets = []
-    for line in lines:
-        budget = {key: value for key, value in line.tuning.items() if key not in ("study", "trial")}
-        budgets += [(", ".join(f"{key} {value}" for key, value in budget.items()), line.label)] if line.tuned else []
-    for spent, labels in _labels_by(budgets):
-        yield f"tuned with {spent or 'a budget that is not recorded'}: {', '.join(labels)}"
-
-
-def _labels_by(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
-    """Each first of the (reason, label) ``pairs`` once, with its labels."""
-    for reason in dict.fromkeys(reason for reason, _ in pairs):
-        yield reason, [label for other, label in pairs if other == reason]
-
-
-def _to_target(lines: Sequence[Line]) -> Iterator[str]:
-    if any(line.milestone.seeds for line in lines):
-        yield "rounds: first evaluated round at the target, mean over the seeds that reach it"
 
 
 def _row(table: Table, line: Line, name: str) -> TextRow:

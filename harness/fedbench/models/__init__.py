@@ -56,7 +56,7 @@ def how_to_get(name: str, data_dir: Path) -> str:
     parsed = parse_backbone(name)
     if parsed.family != "clip" or not parsed.checkpoint or parsed.arch == LITE0_MINILM:
         return ""
-    from fedbench.models.clip.loading import how_to_get_clip
+    from fedbench.models.clip.weights import how_to_get_clip
 
     return how_to_get_clip(parsed, data_dir)
 

@@ -84,6 +84,8 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "baseline_note": delta.note,
         "rounds_to_target_mean": milestone.rounds.mean,
         "rounds_to_target_std": milestone.rounds.std,
+        "bytes_to_target_mean": milestone.bytes,
+        "seconds_to_target_mean": milestone.seconds,
         "target": milestone.target,
         "target_metric": milestone.metric,
         "target_reached": milestone.text,

@@ -141,6 +141,8 @@ def _rounds(table: Table) -> tuple[PageColumn, list[PageCell]]:
         mean = one.rounds.mean
         note = f"{one.reached} of {one.seeds} seeds" if one.reached != one.seeds else ""
         target = "" if math.isnan(one.target) else f"to {one.target:.1f} %"
+        target += "" if math.isnan(one.bytes) else f", {megabytes(one.bytes)} MB"
+        target += "" if math.isnan(one.seconds) else f", {one.seconds:.1f} s of training"
         best = in_all and round(mean, 1) == fewest and len(known) < 2 and len(milestones) > 1
         cell = _cell(mean, f"{mean:.1f}".removesuffix(".0"), note=note, title=target, best=best)
         cells.append(_with_deviation(cell, one.rounds))

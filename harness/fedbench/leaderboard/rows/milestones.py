@@ -1,4 +1,4 @@
-"""How many rounds a method needs to reach an accuracy."""
+"""How many rounds, bytes and seconds a method needs to reach an accuracy."""
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ def rounds_to_target(curves: pd.DataFrame, mlflow_ids: list[str], metric: str, t
         if len(curve):
             first.append(int(reached.min()) if len(reached) else None)
     return first
+
+
+def spent_until(curves: pd.DataFrame, mlflow_ids: list[str], rounds: list[int | None], column: str) -> list[float]:
+    """``column`` (``bytes_total``, ``seconds_total``) of the runs at their ``rounds``, as `rounds_to_target` has them.
+
+    Of runs that reach the target only; NaN for a run of an older version, which has no such column.
+    """
+    with_curve = [run for run in mlflow_ids if (curves["mlflow_id"] == run).any()]
+    spent = []
+    for run, number in zip(with_curve, rounds, strict=True):
+        if number is not None:
+            at = curves[(curves["mlflow_id"] == run) & (curves["round"] == number)]
+            spent.append(float(at[column].iloc[0]) if column in at else float("nan"))
+    return spent
 
 
 def is_tracked(curves: pd.DataFrame, mlflow_ids: list[str], metric: str) -> bool:

@@ -1,29 +1,24 @@
-"""Find, fetch and load CLIP weights: by open_clip's pretrained tag, from a file, or those that ship with fedbench."""
+"""Load CLIP: by open_clip's pretrained tag, from a file, or those that ship with fedbench."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
-import re
-import urllib.error
-import urllib.request
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import open_clip
 import torch
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import try_to_load_from_cache
 from open_clip.model import CLIPVisionCfg
-from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
+from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
-from fedbench.core.errors import FedbenchError, NotHere, unknown_name
-from fedbench.core.files import opened
+from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.text_encoders import HuggingFaceText, text_encoder
 from fedbench.models.clip.tokens import FoldedTokenizer
+from fedbench.models.clip.weights import base_arch, check_archive, check_digest, fetch, published_digest, quick_gelu_for
 from fedbench.models.names import FOLDERS, LIST_HINT, LITE0_MINILM, BackboneName
 from fedbench.models.transform import PixelTransform
 
@@ -31,7 +26,6 @@ log = logging.getLogger(__name__)
 
 EMBEDDED_DIR = Path(__file__).parents[1] / "embedded"
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
-_SHA256 = re.compile("[0-9a-f]{64}")
 _MASKS = ("attn_mask", "text.attn_mask")
 """Minus infinity by design."""
 
@@ -48,7 +42,7 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
     known = open_clip.list_models()
     if name.arch not in known:
         raise unknown_name("CLIP architecture", name.arch, {*known, "embedded", LITE0_MINILM}, LIST_HINT)
-    tags = sorted({*list_pretrained_tags_by_model(name.arch), *list_pretrained_tags_by_model(_base(name.arch))})
+    tags = sorted({*list_pretrained_tags_by_model(name.arch), *list_pretrained_tags_by_model(base_arch(name.arch))})
     if not name.checkpoint:
         raise FedbenchError(
             f"backbone {name.text!r} names no weights: write 'clip:{name.arch}@CHECKPOINT', CHECKPOINT a file or one "
@@ -63,11 +57,11 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
         if not is_there:
             raise FedbenchError(f"backbone {name.text!r}: there is no file {str(file)!r}.")
         return _build(name, file, {}, quick_gelu=None)
-    tag = get_pretrained_cfg(_base(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
+    tag = get_pretrained_cfg(base_arch(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
     if not tag:
         raise unknown_name(f"checkpoint of {name.arch}:", name.checkpoint, tags, "Or give a file's path.")
-    file = _fetch(name, tag, data_dir)
-    _check_digest(file, published_digest(file, tag), "delete it and run again, and it is downloaded anew")
+    file = fetch(name, tag, data_dir)
+    check_digest(file, published_digest(file, tag), "delete it and run again, and it is downloaded anew")
     return _build(name, file, tag, quick_gelu=quick_gelu_for(name.arch, tag))
 
 
@@ -90,22 +84,6 @@ def _own_config(name: BackboneName) -> Path | None:
     return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
 
 
-def quick_gelu_for(arch: str, tag: dict[str, Any]) -> bool:
-    """Whether weights behind a tag were trained with QuickGELU: the tag's word, whatever the architecture's suffix.
-
-    open_clip only warns when the two differ and goes on with the wrong activation: ``ViT-B-32`` with OpenAI's weights
-    then loses accuracy silently, and so does ``ViT-B-32-quickgelu`` with LAION's. An architecture whose own config
-    asks for QuickGELU without a suffix in its name (roberta-ViT-B-32) keeps it.
-    """
-    own = open_clip.get_model_config(_base(arch)) or {}
-    return bool(tag.get("quick_gelu", False) or own.get("quick_gelu", False))
-
-
-def _base(arch: str) -> str:
-    base = arch.removesuffix("-quickgelu")
-    return base if open_clip.get_model_config(base) else arch
-
-
 def _load_embedded(name: BackboneName) -> ClipBackbone:
     if name.checkpoint:
         raise FedbenchError(f"backbone {name.text!r}: clip:embedded has its own weights; write 'clip:embedded'.")
@@ -115,7 +93,7 @@ def _load_embedded(name: BackboneName) -> ClipBackbone:
             raise FedbenchError(f"backbone 'clip:embedded': {str(file)!r} is missing; reinstall fedbench.")
     card = EMBEDDED_DIR / "embedded_card.json"
     if card.is_file():
-        _check_digest(weights, json.loads(card.read_text())["sha256"], "reinstall fedbench")
+        check_digest(weights, json.loads(card.read_text())["sha256"], "reinstall fedbench")
     stored = json.loads(config.read_text())
     # pretraining rewrites the config, and tests point elsewhere: register what differs from the last load
     if open_clip.get_model_config("embedded") != stored:
@@ -135,7 +113,7 @@ def _build(
             used = "QuickGELU" if quick_gelu else "GELU"
             log.info("%s: these weights were trained with %s, so it is used whatever the name says", name.text, used)
     preprocess = {key: tag[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in tag}
-    _check_archive(file)
+    check_archive(file)
     try:
         with torch.random.fork_rng(devices=[]):  # open_clip initialises at random before it loads
             module = open_clip.create_model(
@@ -188,47 +166,6 @@ def _frozen(name: BackboneName, source: str, module: Any, tokenizer: Any, embed_
     return ClipBackbone(name.text, module, tokenizer, transform, embed_dim)
 
 
-def published_digest(file: Path, tag: dict[str, Any]) -> str:
-    """The sha256 that who published the weights gives, or how it begins; "" where nobody does."""
-    # the Hub's cache calls a large file by its sha256 and links to it
-    blob = file.resolve().name
-    if _SHA256.fullmatch(blob):
-        return blob
-    url = str(tag.get("url", ""))
-    # a tag may name a file of the Hub as well, which is another one
-    if file.name != url.rpartition("/")[2]:
-        return ""
-    if "openaipublic" in url:
-        return url.split("/")[-2]
-    return Path(url).stem.split("-")[-1] if "mlfoundations" in url else ""
-
-
-def _check_digest(file: Path, expected: str, remedy: str) -> None:
-    try:
-        with opened(file) as whole:
-            found = hashlib.file_digest(whole, "sha256").hexdigest()
-    except OSError as error:
-        raise FedbenchError(f"CLIP weights {str(file)!r} can't be read ({error.strerror}); {remedy}.") from error
-    if not found.startswith(expected):
-        raise FedbenchError(
-            f"CLIP weights {str(file.resolve())!r} are damaged (sha256 {found[:12]}..., published: "
-            f"{expected[:12]}...); {remedy}."
-        )
-
-
-def _check_archive(file: Path) -> None:
-    """FedbenchError where a member of a torch file differs from its checksum, which torch itself doesn't look at."""
-    if file.suffix == ".safetensors" or not zipfile.is_zipfile(file):
-        return
-    try:
-        with zipfile.ZipFile(file) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        damaged = str(error)
-    if damaged is not None:
-        raise FedbenchError(f"CLIP weights {str(file)!r} are damaged ({damaged}); get the file again.")
-
-
 def _square(size: int | tuple[int, int]) -> int:
     side, other = (size, size) if isinstance(size, int) else size
     assert side == other, "open_clip's CLIP architectures take square images"
@@ -241,64 +178,3 @@ def _tokenizer(model: str, name: BackboneName) -> Any:
     except Exception as error:  # of the hub, or of a library that a tokenizer needs
         reason = str(error).strip().split("\n")[0][:200]
         raise FedbenchError(f"backbone {name.text!r}: its tokenizer can't be loaded ({reason}).") from error
-
-
-def _fetch(name: BackboneName, tag: dict[str, Any], data_dir: Path | None) -> Path:
-    """The file behind a tag: from a cache, else downloaded; FedbenchError at once where there is no network."""
-    own = None if data_dir is None else data_dir / "clip"
-    cached = _cached(tag, own) or _cached(tag, None)
-    if cached is not None:
-        return cached
-    source, manual = _source(tag), _by_hand(name, tag, own)
-    host = "https://huggingface.co" if tag.get("hf_hub") else str(tag["url"])
-    if not can_reach(os.environ.get("HF_ENDPOINT", host) if tag.get("hf_hub") else host):
-        raise NotHere(f"the weights of {name.text!r} are not on this machine and there is no network: {manual}")
-    log.info("downloading the weights of %s from %s", name.text, source)
-    try:
-        return Path(download_pretrained(tag, cache_dir=None if own is None else str(own)))
-    except (OSError, RuntimeError, ValueError) as error:
-        raise FedbenchError(f"downloading the weights of {name.text!r} failed ({error}): {manual}") from error
-
-
-def _source(tag: dict[str, Any]) -> str:
-    return f"huggingface.co/{tag['hf_hub'].rstrip('/')}" if tag.get("hf_hub") else str(tag.get("url", ""))
-
-
-def _by_hand(name: BackboneName, tag: dict[str, Any], own: Path | None) -> str:
-    # A file has no tag to say which activation it was trained with: the name must.
-    arch = _base(name.arch) + ("-quickgelu" if quick_gelu_for(name.arch, tag) else "")
-    target = (own or Path("weights")) / f"{arch}-{name.checkpoint}.safetensors"
-    return f"download it from {_source(tag)} elsewhere, put it at {str(target)!r} and write 'clip:{arch}@{target}'."
-
-
-def how_to_get_clip(name: BackboneName, data_dir: Path) -> str:
-    """What to do about the weights behind a tag; "" where they are on this machine, or there is no such tag."""
-    tag = get_pretrained_cfg(_base(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
-    if not tag or _cached(tag, data_dir / "clip") or _cached(tag, None):
-        return ""
-    return f"downloaded where there is a network; else {_by_hand(name, tag, data_dir / 'clip')}"
-
-
-def _cached(tag: dict[str, Any], folder: Path | None) -> Path | None:
-    if tag.get("hf_hub"):
-        repo, file = os.path.split(tag["hf_hub"])
-        for candidate in (file,) if file else ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"):
-            found = try_to_load_from_cache(repo, candidate, cache_dir=folder)
-            if isinstance(found, str):
-                return Path(found)
-        return None
-    path = (folder or Path("~/.cache/clip").expanduser()) / os.path.basename(tag["url"])
-    return path if path.is_file() else None
-
-
-def can_reach(url: str) -> bool:
-    """Whether an address answers within seconds; the hub's own clients would retry for minutes."""
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
-    except urllib.error.HTTPError as error:
-        return error.code in (401, 404, 405)  # it answered; a proxy that refuses says 403 or 407
-    except OSError:
-        return False
-    return True

@@ -145,7 +145,7 @@ def load_pretrained(source: str, what: str, name_it: str, **options: Any) -> tup
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from fedbench.models.clip.loading import can_reach
+    from fedbench.models.clip.weights import can_reach
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
 
