@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Imbalance = Literal["none", "exponential", "natural"]
 Partition = Literal["iid", "dirichlet", "creff_equal", "shards", "classes_per_client", "domain"]
 GroupRule = Literal["cumulative_exclusive", "cumulative_inclusive", "shots", "clip2fl", "thirds"]
+
+
+def later(default: Any, **constraints: Any) -> Any:
+    """A field that came after runs were recorded: content of a run only where it is not ``default``.
+
+    The ids of runs without it stay what they are.
+    """
+    return Field(default, exclude_if=lambda value: value == default, **constraints)
 
 
 class Scenario(BaseModel):
