@@ -78,8 +78,7 @@ class FedBN(fb.Method[FedBnParams]):
         weights = {name: mean.get(name, tensor) for name, tensor in task.weights.items()}
         buffers = {name: mean.get(name, tensor) for name, tensor in task.buffers.items()}
         whole = largest_logit(replace(task, weights=weights, buffers=buffers, private=frozenset()))
-        own = {
-            client: predicted_classes(task, *task.own_model(client)) if client in task.own else whole.labels
-            for client in task.clients
+        models = {
+            client: task.own_model(client) if client in task.own else (weights, buffers) for client in task.clients
         }
-        return replace(whole, by_client=own)
+        return replace(whole, by_client={client: predicted_classes(task, *model) for client, model in models.items()})
