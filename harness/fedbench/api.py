@@ -9,6 +9,7 @@ from fedbench.core.method.base import Method, NoParams
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.hyper import hyper
 from fedbench.core.method.labelling import LabelTask
+from fedbench.core.method.measuring import MeasureTask
 from fedbench.core.method.tasks import (
     AggregationTask,
     BroadcastTask,
@@ -52,6 +53,7 @@ __all__ = [
     "LabelledBatch",
     "LinearHead",
     "LocalStep",
+    "MeasureTask",
     "Method",
     "Model",
     "ModelSetup",

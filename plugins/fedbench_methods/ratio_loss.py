@@ -39,8 +39,8 @@ from torch import Tensor
 
 import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
+from fedbench.toolkit.class_gradients import class_gradients
 from fedbench.toolkit.fedavg import average, cross_entropy
-from fedbench.toolkit.federated_features import class_gradients
 from fedbench.toolkit.local_training import batch_table, build_optimiser
 from fedbench.toolkit.server_training import Course, granted, trained_copy
 

@@ -39,7 +39,7 @@ from fedbench.datasets.tensor_cache import kept
 from fedbench.leaderboard.results import load_results
 from fedbench.models.clip import loading as checkpoints
 from fedbench.models.clip.loading import load_clip
-from fedbench.models.clip.weights import published_digest
+from fedbench.models.clip.weights import check_digest, published_digest
 from fedbench.models.names import parse_backbone
 from fedbench.models.text.vectors import transformers_encoder
 from fedbench.rounds.state import read_saved
@@ -484,7 +484,7 @@ def test_what_is_no_file_is_no_weights_features_state_or_store(kind: str, tmp_pa
     place(kind, file := tmp_path / "odd.safetensors")
     weights = told(lambda: load_clip(parse_backbone(f"clip:fbtarget:{file}")))
     assert f"there is no file {str(file)!r}" in weights
-    published = told(lambda: weights.check_digest(file, "", "get it again"))
+    published = told(lambda: check_digest(file, "", "get it again"))
     kept_file = told(lambda: kept(file, "feature cache", lambda: ({}, {}), lambda file, content: ""))
     state = told(lambda: read_saved(file))
     store = told(lambda: check_database(file, "the store", ("runs",), "--store"))

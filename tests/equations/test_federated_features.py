@@ -9,14 +9,12 @@ from fedbench.core.method.tasks import AggregationTask, ClientTask
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.toolkit import siamese_augmentation as siamese
+from fedbench.toolkit.class_gradients import ClassGradients, class_gradients, mean_over_owners
 from fedbench.toolkit.federated_features import (
-    ClassGradients,
     FeatureParams,
     FederatedFeatures,
-    class_gradients,
     descended,
     matching_loss,
-    mean_over_owners,
 )
 from fedbench.toolkit.heads import fresh_head, retrained
 

@@ -127,7 +127,7 @@ def test_what_clients_report_is_averaged_over_the_accepted_updates_that_have_it(
     # the mean of 10, 20 and 30. Clients 1 and 3 report their squares: (1 + 9) / 2
     assert len({len(client.indices) for client in run.federation.clients}) > 1
     assert record.metrics == {"train_loss": 2.0}
-    assert record.client_metrics == {"mine/drift": 20.0, "odd": 5.0}
+    assert record.method_metrics == {"mine/drift": 20.0, "odd": 5.0}
 
 
 def test_a_loss_that_no_client_reports_is_left_out_and_not_zero(scheduled):
@@ -138,7 +138,7 @@ def test_a_loss_that_no_client_reports_is_left_out_and_not_zero(scheduled):
 
     scheduled(Schedule((0, 1), (0, 1)))
     _, record = train_round(*(run := run_with(Silent(), rounds=1), run.initial_state()))
-    assert record.cohort == (0, 1) and (record.metrics, record.client_metrics) == ({}, {})
+    assert record.cohort == (0, 1) and (record.metrics, record.method_metrics) == ({}, {})
 
 
 def test_faults_are_of_the_round_and_so_of_all_its_exchanges(scheduled):

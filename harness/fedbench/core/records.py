@@ -104,8 +104,12 @@ class RoundRecord(ReadOnly):
     """Which executor trained the cohort; empty in round 0, and where nobody trained."""
     faults: Mapping[str, int] = field(default_factory=dict)
     """How often which of `FAULT_COUNTS` occurred; empty in round 0, and where the scenario has no faults."""
-    client_metrics: Mapping[str, float] = field(default_factory=dict)
-    """What else the clients' updates report (`Update.metrics`): means over those aggregated updates that have it."""
+    method_metrics: Mapping[str, float] = field(default_factory=dict)
+    """What else the clients' updates report (`Update.metrics`): means over those aggregated updates that have it. And
+    what the server's step gives (`AggregationTask.metrics`)."""
+
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What methods measure of the round (hook `measure`); empty for most."""
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,10 @@ def mean_metrics(reported: Sequence[Mapping[str, float]]) -> tuple[dict[str, flo
     return loss, means
 
 
-def aggregated_state(run: Run, state: RunState, updates: tuple[Update, ...], exchange: int, exchanges: int) -> RunState:
-    """The state after the server's step on ``updates``."""
+def aggregated_state(
+    run: Run, state: RunState, updates: tuple[Update, ...], exchange: int, exchanges: int
+) -> tuple[RunState, dict[str, float]]:
+    """The state after the server's step on ``updates``, and the metrics that the method gives of it."""
     task = AggregationTask(
         round=state.round + 1,
         weights=shared(state.weights, run.private),
@@ -116,7 +118,7 @@ def aggregated_state(run: Run, state: RunState, updates: tuple[Update, ...], exc
     weights, buffers = require_global(task, answer, averaged, run.assembly.answers_first("aggregate"))
     if run.private:
         weights, buffers = {**state.weights, **weights}, {**state.buffers, **buffers}
-    return replace(state, weights=weights, buffers=buffers)
+    return replace(state, weights=weights, buffers=buffers), task.metrics
 
 
 class Reports(Sequence[ClientReport]):

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from fedbench.core.errors import MethodFault
 from fedbench.core.method.answers import require, require_predictions, require_scores, require_tensors
-from fedbench.core.method.tasks import EvaluationTask, ReportedTask, StartTask
+from fedbench.core.method.tasks import ClientTask, EvaluationTask, ReportedTask, StartTask
 from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS, RoundRecord
-from fedbench.core.types import InputSource, Predictions
+from fedbench.core.types import InputSource, Predictions, Update
 from fedbench.rounds.broadcast import broadcast, broadcasts, channels_last, client_task, sent_bytes
 from fedbench.rounds.clients import settle, to_read
 from fedbench.rounds.exchange import (
@@ -24,6 +24,7 @@ from fedbench.rounds.exchange import (
     undo_lost,
 )
 from fedbench.rounds.executors.sequential import joined
+from fedbench.rounds.measures import measures_of
 from fedbench.rounds.metrics import score, size_in_bytes, unseen_metrics, validation_accuracy
 from fedbench.rounds.private import shared
 from fedbench.rounds.run import Run
@@ -45,6 +46,8 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     up, down = survey(run, state, number, who.chosen, who.training)
     reports: list[tuple[int, Mapping[str, float]]] = []
     rejected = 0
+    of_server: dict[str, float] = {}
+    measured_of: tuple[dict[int, ClientTask], tuple[Update, ...]] = ({}, ())
     exchanges = run.assembly.hooks.exchanges(round=number, spec=spec, state=state.server)
     if not isinstance(exchanges, int) or exchanges < 1:
         raise MethodFault(
@@ -67,21 +70,24 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         if not updates:
             continue
         reports += [(u.client, u.metrics) for u in updates]
-        state = aggregated_state(run, state, updates, exchange, exchanges)
+        state, of_server = aggregated_state(run, state, updates, exchange, exchanges)
+        measured_of = {task.client: task for task in tasks}, updates
     counts = (len(who.chosen) - len(who.training), len(who.late), len(who.work), rejected)
     loss, further = mean_metrics([metrics for _, metrics in reports])
+    state, seconds = replace(state, round=number), time.perf_counter() - started
     record = RoundRecord(
         round=number,
         cohort=tuple(sorted({client for client, _ in reports})),
         metrics=loss,
-        client_metrics=further,
+        method_metrics={**further, **of_server},
         bytes_up=up,
         bytes_down=down,
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
         executor=run.executor.description if who.training else "",
         faults=dict(zip(FAULT_COUNTS, counts, strict=True)) if spec.scenario.has_faults else {},
+        measured=measures_of(run, state, *measured_of),
     )
-    return replace(state, round=number), record
+    return state, record
 
 
 def start(run: Run, state: RunState) -> int:

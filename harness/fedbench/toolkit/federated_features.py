@@ -11,28 +11,32 @@ and the learning rates mean the same on unit CLIP features as on those of a CNN,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.hyper import hyper
+from fedbench.core.method.measuring import MeasureTask
 from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask
 from fedbench.core.types import Broadcast, Predictions, Tensors, Update
+from fedbench.toolkit.class_gradients import (
+    ClassGradients,
+    class_gradients,
+    cosine,
+    dissimilarities,
+    mean_over_owners,
+)
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, average
 from fedbench.toolkit.heads import fresh_head, largest_logit_with_kept_head, retrained
 from fedbench.toolkit.siamese_augmentation import augmented
 
 GradientForm = Literal["official", "paper"]
 HeadStart = Literal["fresh", "warm", "global"]
-
-EPSILON = 1e-6
-"""Added to the product of norms, so that a row of zeros has cosine 0 with any other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,49 +70,9 @@ class FeatureParams:
         symbol="θ",
         source="released code: the broadcast backbone; Algorithm 1 reads as the locally updated one",
     )
-
-
-@dataclass(frozen=True, eq=False)
-class ClassGradients:
-    """Gradients of a head by class: ``weight`` (k, C, d) and ``bias`` (k, C) for the k ``classes`` (k,) int64."""
-
-    classes: Tensor
-    weight: Tensor
-    bias: Tensor
-
-
-def class_gradients(features: Tensor, classes: Tensor, weight: Tensor, bias: Tensor, scale: float) -> ClassGradients:
-    """G_c and h_c of features v = s z (k, n, d), n of each of the k ``classes``; weight W (C, d), bias b (C,)."""
-    present = torch.arange(len(classes), device=features.device)
-    residual = torch.softmax(features @ weight.T + scale * bias, dim=-1)
-    wanted = torch.zeros_like(residual)
-    wanted[present, :, classes] = 1
-    residual = residual - wanted
-    count = features.shape[1]
-    return ClassGradients(classes, residual.transpose(1, 2) @ features / count, scale * residual.mean(dim=1))
-
-
-def mean_over_owners(reports: list[ClassGradients]) -> ClassGradients:
-    """Class by class the unweighted mean over the clients that own the class (Eq. 4 of CLIP2FL).
-
-    ``reports`` come one a client, each with the classes it owns. Classes that nobody owns are left out.
-    """
-    classes = torch.unique(torch.cat([report.classes for report in reports]))
-    weight = reports[0].weight.new_zeros(len(classes), *reports[0].weight.shape[1:])
-    bias = weight.new_zeros(weight.shape[:2])
-    owners = weight.new_zeros(len(classes))
-    for report in reports:
-        row = torch.searchsorted(classes, report.classes)
-        weight[row] += report.weight
-        bias[row] += report.bias
-        owners[row] += 1
-    return ClassGradients(classes, weight / owners[:, None, None], bias / owners[:, None])
-
-
-def cosine(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Cosine along the last axis, the norms' product plus ``EPSILON``: (..., d) and (..., d) to (...)."""
-    norms: Tensor = vector_norm(ours, dim=-1) * vector_norm(theirs, dim=-1)
-    return (ours * theirs).sum(dim=-1) / (norms + EPSILON)
+    dissimilarity: bool = hyper(
+        False, symbol="Fig. 4", search=False, source="CLIP2FL, Fig. 4; reads all samples of the cohort once more"
+    )
 
 
 def matching_loss(ours: ClassGradients, target: ClassGradients, form: GradientForm) -> Tensor:
@@ -222,6 +186,7 @@ class FederatedFeatures:
             return loss if further_loss is None else loss + further_loss(features)
 
         features = descended(state["features"], loss_of, params.match_steps, params.lr_feature)
+        task.metrics["matching_loss"] = float(loss_of(features))
         generator = task.generator("head-retraining")
         num_classes, _, width = features.shape
         new_weight, new_bias = (part.to(features.device) for part in fresh_head(num_classes, width, generator))
@@ -251,6 +216,14 @@ class RetrainedHead:
     def broadcast(self, task: BroadcastTask) -> Broadcast:
         """The global weights and the re-trained head."""
         return self.federated.broadcast(task)
+
+    @hookimpl
+    def measure(self, task: MeasureTask) -> Mapping[str, float | Tensor]:
+        """How far federated features and their gradients are from real ones, with `dissimilarity`."""
+        federated = self.federated
+        if not federated.params.dissimilarity:
+            return {}
+        return dissimilarities(task, task.state[federated.name]["features"])
 
     @hookimpl
     def after_training(self, task: ClientTask, update: Update) -> Tensors:

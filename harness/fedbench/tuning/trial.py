@@ -69,7 +69,7 @@ class TrialReports:
         if not set(record.metrics) - {"train_loss"}:
             return
         waiting = self._waiting.setdefault(record.round, [])
-        waiting.append({**record.client_metrics, **record.metrics})
+        waiting.append({**record.method_metrics, **record.metrics})
         if len(waiting) < self._seeds:
             return
         shared = set(waiting[0]).intersection(*waiting[1:])

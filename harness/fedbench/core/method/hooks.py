@@ -15,6 +15,7 @@ import pluggy
 
 from fedbench.core.federation import Federation
 from fedbench.core.method.labelling import LabelTask
+from fedbench.core.method.measuring import MeasureTask
 from fedbench.core.method.notifications import PROJECT, NotificationSpecs
 from fedbench.core.method.tasks import (
     AggregationTask,
@@ -181,6 +182,15 @@ class HookSpecs:
         what it has kept of each class gives ``Predictions(None)``.
         """
 
+    @_spec
+    def measure(self, task: MeasureTask) -> Mapping[str, float | Tensor] | None:
+        """Collected: what is to be known of a round beside accuracy; asked after a round that is evaluated.
+
+        Numbers by name, or tensors (C,) with a number for every class, NaN where there is none: of those the mean is
+        recorded, and the mean over each reporting group. What is measured changes nothing, and its time does not count
+        as the round's. Default: nothing. Answered by `cka`, `drift` and `matching`, which any stack may name.
+        """
+
 
 STEPS = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
 
@@ -204,6 +214,7 @@ class Hooks(Protocol):
     def after_training(self, *, task: ClientTask, update: Update) -> list[Tensors]: ...
     def aggregate(self, *, task: AggregationTask) -> Tensors | GlobalModel: ...
     def evaluate(self, *, task: EvaluationTask) -> Predictions: ...
+    def measure(self, *, task: MeasureTask) -> list[Mapping[str, float | Tensor]]: ...
 
 
 def plugin_manager() -> pluggy.PluginManager:

@@ -256,6 +256,9 @@ class AggregationTask:
     """N, all clients of the federation."""
     server_data: ServerData | None = None
     """For methods that require it."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """To be written: numbers about the server's work, under names of the method's own; metrics of the round, of its
+    last exchange."""
 
     def generator(self, purpose: str, *keys: int) -> torch.Generator:
         """A generator of the server's own in this round and exchange, for ``purpose`` and further ``keys``; CPU."""

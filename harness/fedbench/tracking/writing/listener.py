@@ -144,7 +144,7 @@ class Tracking:
             "seconds": record.seconds,
             **record.faults,
         }
-        run.waiting += metrics_at({**record.metrics, **record.client_metrics, **costs}, record.round)
+        run.waiting += metrics_at({**record.metrics, **record.method_metrics, **record.measured, **costs}, record.round)
         if time.monotonic() - run.flushed >= _FLUSH_SECONDS:
             self._flush(run)
 
