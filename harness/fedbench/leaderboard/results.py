@@ -151,9 +151,7 @@ def load_curves(uri: str, results: pd.DataFrame, *headlines: str) -> pd.DataFram
     wanted = list(dict.fromkeys([_OVERALL, *headlines, *GROUPS]))
     wanted = [name for name in wanted if FINAL + name in results]
     run_ids = dict(zip(results["mlflow_id"], results["run_id"], strict=True))
-    points = [] if reader is None else reader.values(list(run_ids), [*wanted, *_TRAFFIC, _SECONDS])
-    frame = pd.DataFrame(points, columns=["mlflow_id", "round", "metric", "value"])
-    curves = frame.pivot_table(index=["mlflow_id", "round"], columns="metric", values="value", aggfunc="last")
+    curves = _by_round(reader, list(run_ids), [*wanted, *_TRAFFIC, _SECONDS])
     tracked = [name for name in wanted if name in curves]
     curves["bytes_total"] = sum(curves.get(name, float("nan")) for name in _TRAFFIC)
     # every round has its own, evaluated or not
@@ -162,6 +160,31 @@ def load_curves(uri: str, results: pd.DataFrame, *headlines: str) -> pd.DataFram
     curves = curves[curves[_OVERALL].notna()].reset_index().rename_axis(columns=None)
     curves.insert(1, "run_id", curves["mlflow_id"].map(run_ids))
     return curves
+
+
+def load_rounds(uri: str, results: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """Any metrics that runs log by round, also those that no result has: ``mlflow_id``, ``round``, a column each.
+
+    What no run in ``results`` has logged has no column. FedbenchError for a store that cannot be reached.
+    """
+    return _by_round(open_reader(uri), list(results["mlflow_id"]), metrics).reset_index().rename_axis(columns=None)
+
+
+def load_measured(uri: str, suite: str, results: pd.DataFrame, prefix: str) -> pd.DataFrame:
+    """The last values of the metrics that begin with ``prefix``: a line a run of ``results``, a column a metric.
+
+    Columns are in order of their names; FedbenchError for a store that cannot be reached.
+    """
+    reader = open_reader(uri)
+    found = {} if reader is None else {run.info.run_id: run.data.metrics for _, run in reader.runs(suite)}
+    lines = [{k: v for k, v in found.get(run, {}).items() if k.startswith(prefix)} for run in results["mlflow_id"]]
+    return pd.DataFrame(lines, index=results.index).sort_index(axis=1)
+
+
+def _by_round(reader: Reader | None, runs: Sequence[str], metrics: Sequence[str]) -> pd.DataFrame:
+    points = [] if reader is None else reader.values(runs, metrics)
+    frame = pd.DataFrame(points, columns=["mlflow_id", "round", "metric", "value"])
+    return frame.pivot_table(index=["mlflow_id", "round"], columns="metric", values="value", aggfunc="last")
 
 
 def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any]]:

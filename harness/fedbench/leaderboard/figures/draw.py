@@ -1,4 +1,4 @@
-"""The kinds of figure: curves over a swept setting, grids of two, accuracy by round and group, gains by group, gaps."""
+"""Figures of numbers: curves over a swept setting, grids of two, metrics by round, by layer, gains by group, gaps."""
 
 from __future__ import annotations
 
@@ -100,8 +100,24 @@ def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[st
             axes.plot(mean.index, mean.to_numpy(), label=row, linewidth=1.2, color=_look(place)["color"])
         axes.set_title(heading(metric), fontsize=8)
         axes.set_xlabel("round")
-    panels[0].set_ylabel("%")
+    panels[0].set_ylabel("%" if all("accuracy" in metric for metric in known) else "")
     made.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=6, frameon=False)
+    return made
+
+
+def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:
+    """The mean over runs of what is measured of each layer, a line a row, the deepest layer last.
+
+    ``rows``: row -> a line a run, a column a layer.
+    """
+    made, (axes,) = figure()
+    for place, (row, of) in enumerate(rows.items()):
+        axes.plot(range(1, of.shape[1] + 1), of.mean().to_numpy(), label=row, **_look(place))
+    longest = max(rows.values(), key=lambda of: of.shape[1])
+    names = [str(name).removeprefix(prefix) for name in longest]
+    axes.set_xticks(range(1, len(names) + 1), names, rotation=60, ha="right", fontsize=6)
+    _finish(axes, "layer", "", len(rows))
+    axes.set_ylabel(prefix.rstrip("/").replace("_", " ").replace("cka", "CKA:"))
     return made
 
 

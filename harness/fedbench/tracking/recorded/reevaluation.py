@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 
 import pandas as pd
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.records import FAULT_COUNTS
 from fedbench.plugins.provenance import versions
 from fedbench.plugins.run_code import Codes
 from fedbench.rounds.loop import evaluate
 from fedbench.rounds.run import Run as PreparedRun
-from fedbench.runs.prepare import Settings, prepare
-from fedbench.tracking.artifacts import read_predictions, read_spec, read_state
+from fedbench.runs.prepare import Settings
 from fedbench.tracking.recorded.comparison import final_metrics, in_pairs
-from fedbench.tracking.recorded.lookup import described, find_run, reading_client
-from fedbench.tracking.schema import local_artifacts
+from fedbench.tracking.recorded.models import recorded_model
 from fedbench.tracking.tags import RunTags
 from fedbench.tracking.writing.recording import metric_name
 
 # isort: split
-from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
 
 _OF_CURVES = ("last10_accuracy", "oracle_accuracy", "oracle_round")
 _HISTORY = frozenset({*_OF_CURVES, "train_loss", "bytes_up", "bytes_down", "train_seconds", "seconds", *FAULT_COUNTS})
@@ -80,16 +73,9 @@ def evaluate_again(uri: str, given: str, settings: Settings) -> Evaluation:
 
     Raises FedbenchError for an unknown run, one without a model, and data or weights that are not there.
     """
-    client = reading_client(uri)
-    stored = find_run(client, given)
-    if stored.info.status != "FINISHED":
-        raise FedbenchError(f"run {described(stored)} is {stored.info.status}; only a finished run has a model.")
-    run_id = RunTags(stored.data.tags).run_id
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = local_artifacts(uri, stored) or _download(client, stored, Path(temporary))
-        run = prepare(read_spec(folder, run_id), settings)
-        metrics, predictions = evaluate(run, read_state(folder, run_id, run.spec.device))
-        before = read_predictions(folder, run_id)
+    recorded_run = recorded_model(uri, given, settings)
+    stored, run = recorded_run.stored, recorded_run.run
+    metrics, predictions = evaluate(run, recorded_run.state)
     recorded = final_metrics(stored)
     of_the_model = {name: value for name, value in recorded.items() if not is_history(name)}
     after = () if predictions.labels is None else tuple(predictions.labels.tolist())
@@ -98,7 +84,7 @@ def evaluate_again(uri: str, given: str, settings: Settings) -> Evaluation:
         metrics=beside(of_the_model, {metric_name(name): value for name, value in metrics.items()}),
         left_out=tuple(sorted(recorded.keys() - of_the_model.keys())),
         predictions=len(after),
-        changed_predictions=sum(old != new for old, new in zip_longest(before, after)),
+        changed_predictions=sum(old != new for old, new in zip_longest(recorded_run.predictions, after)),
         causes=_causes(RunTags(stored.data.tags), run, settings),
     )
 
@@ -112,15 +98,6 @@ def beside(recorded: Mapping[str, float], now: Mapping[str, float]) -> pd.DataFr
     """Two sets of metrics by name, with columns metric, recorded, now, difference; now's order, then the rest."""
     names = [*now, *(name for name in recorded if name not in now)]
     return in_pairs(names, recorded, now, ("recorded", "now"))
-
-
-def _download(client: MlflowClient, stored: Run, folder: Path) -> Path:
-    """Where in ``folder`` the run's artifacts now are."""
-    try:
-        return Path(client.download_artifacts(stored.info.run_id, "", str(folder)))
-    except (MlflowException, OSError) as error:
-        reason = " ".join(str(error).split())[:400]
-        raise FedbenchError(f"the artifacts of run {described(stored)} cannot be read: {reason}") from error
 
 
 def _causes(tags: RunTags, run: PreparedRun, settings: Settings) -> tuple[str, ...]:
