@@ -35,7 +35,8 @@ def embedded(run: Run, state: RunState) -> tuple[NDArray[np.float64], NDArray[np
     """The plane (n, 2) in which t-SNE lays test samples by what the model makes of them, and their classes (n,).
 
     That is a sample's features, or its logits where the encoder is frozen: prompts and heads differ in these only. Of
-    unit length. Van der Maaten and Hinton, JMLR 2008, as scikit-learn has it, with a fixed seed. FedbenchError for few samples.
+    unit length. Van der Maaten and Hinton, JMLR 2008, as scikit-learn has it, with a fixed seed. FedbenchError for too
+    few samples.
     """
     from sklearn.manifold import TSNE
 
