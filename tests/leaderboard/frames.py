@@ -23,10 +23,11 @@ from fedbench.leaderboard.model import (
     ScoreCell,
     Table,
 )
+from fedbench.leaderboard.rows.identity import ON_NETWORK
 
 _TEXTS = ("setting", "scale", "dataset", "scenario", "method", "backbone", "server_data", "not_on_unseen")
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
-_NO_METRICS = (*_COSTS, "delta", "rounds_to_target")
+_NO_METRICS = (*_COSTS, "delta", *(f"{cost}_to_target" for cost in ("rounds", "bytes", "seconds")))
 
 
 def leaderboard(*arguments: Any, **given: Any) -> pd.DataFrame:
@@ -47,7 +48,9 @@ def _table(block: list[dict[Any, Any]]) -> Table:
 
 
 def _line(line: Mapping[Any, Any]) -> Line:
-    metrics = [name.removesuffix("_mean") for name in line if name.endswith("_mean")]
+    means = [name.removesuffix("_mean") for name in line if name.endswith("_mean")]
+    stated = [name for name in means if name.startswith(ON_NETWORK)]
+    metrics = [name for name in means if name not in (*_NO_METRICS, *stated)]
     rank = _of(line, "rank", None)
     return Line(
         row=line["row"],
@@ -59,8 +62,8 @@ def _line(line: Mapping[Any, Any]) -> Line:
         mlflow_ids=_by_seed(line, "mlflow_ids"),
         seeds=tuple(int(seed) for seed in str(line["seed_list"]).split(", ")),
         settings=json.loads(_of(line, "settings", "{}")),
-        cells={name: _cell(line, name) for name in metrics if name not in _NO_METRICS},
-        costs={name: _of(line, f"{name}_mean", math.nan) for name in _COSTS},
+        cells={name: _cell(line, name) for name in metrics},
+        costs={name: _of(line, f"{name}_mean", math.nan) for name in (*_COSTS, *stated)},
         delta=Delta(
             _cell(line, "delta"),
             int(_of(line, "delta_seeds", 0)),
@@ -85,7 +88,8 @@ def _milestone(line: Mapping[Any, Any]) -> Milestone:
     reached, _, seeds = _of(line, "target_reached", "").partition("/")
     metric = _of(line, "target_metric", _of(line, "headline", "global_accuracy"))
     target = _of(line, "target", math.nan)
-    return Milestone(_cell(line, "rounds_to_target"), target, metric, int(reached or 0), int(seeds or 0))
+    spent = (_of(line, f"{cost}_to_target_mean", math.nan) for cost in ("bytes", "seconds"))
+    return Milestone(_cell(line, "rounds_to_target"), target, metric, int(reached or 0), int(seeds or 0), *spent)
 
 
 def _printed(line: Mapping[Any, Any]) -> Printed:

@@ -32,6 +32,7 @@ from fedbench.leaderboard.formats.latex import escape, to_latex
 from fedbench.leaderboard.formats.markdown import to_markdown
 from fedbench.leaderboard.formats.terminal import render_terminal
 from fedbench.leaderboard.named import baseline_named, metric_named
+from fedbench.leaderboard.network import Link
 from fedbench.leaderboard.page import write_page
 from fedbench.leaderboard.results import _line, load_curves, load_federations, load_results
 from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target
@@ -961,6 +962,34 @@ def curves_of(results: pd.DataFrame, accuracies: dict[tuple[str, int], list[floa
     )
 
 
+def test_what_is_spent_until_a_target_is_a_mean_over_the_seeds_that_reach_it() -> None:
+    results = made(table_of({"fedavg": [60, 64]}))
+    curves = curves_of(results, {("fedavg", 0): [10, 50, 60], ("fedavg", 1): [10, 62, 64]})
+    curves["bytes_total"] = [0, 4e6, 8e6, 0, 3e6, 6e6]
+    [row] = leaderboard(results, curves=curves, target=61).to_dict("records")
+    # the second seed reaches it in round 2, the first never does
+    assert (row["rounds_to_target_mean"], row["bytes_to_target_mean"]) == (2.0, 3e6)
+    assert np.isnan(row["seconds_to_target_mean"])  # runs of a version that kept no seconds
+    [row] = leaderboard(results, curves=curves, target=60).to_dict("records")
+    assert (row["rounds_to_target_mean"], row["bytes_to_target_mean"]) == (3.0, 5.5e6)
+
+
+def test_sending_at_a_stated_rate_is_a_column_of_seconds() -> None:
+    results = made(table_of({"fedavg": [60], "clip-zs": [50]}))
+    results["cohort_size"], results["rounds"] = 8, 20
+    results.loc[results["method"] == "clip-zs", ["final/bytes_up", "final/bytes_down"]] = 0.0
+    link = Link.parse("10,50")
+    rows = leaderboard(link.column(results)).set_index("method")
+    name = "seconds at 10 Mbit/s, 50 ms_mean"
+    # 2 MB by 8 clients: 0.25 MB, so 2 Mbit each at 10 a second; 20 rounds of 0.1 s; who sends nothing waits for nothing
+    assert rows[name].to_dict() == {"fedavg": pytest.approx(0.2 + 2), "clip-zs": 0.0}
+    assert "s at 10 Mbit/s, 50 ms" in shown(leaderboard(link.column(results)))
+    assert Link.parse("0.5") == Link(0.5, 0.0)
+    for wrong in ("0", "-1", "ten", "10,", "10,5,1", ""):
+        with pytest.raises(FedbenchError, match="write Mbit/s, or Mbit/s,ms"):
+            Link.parse(wrong)
+
+
 def test_rounds_to_target_are_the_first_evaluated_ones_at_what_the_baseline_ends_with() -> None:
     results = made(table_of({"fedavg": [60, 64], "fedprox": [66, 61]}))
     curves = curves_of(
@@ -1117,16 +1146,21 @@ def test_curves_are_a_line_an_evaluated_round_with_traffic_so_far(curved: str) -
         "global_accuracy",
         "head_accuracy",
         "bytes_total",
+        "seconds_total",
     ]
-    # 100 up and 50 down a round: 150 after round 0, 450 after round 2
+    # 100 up and 50 down a round, and a tenth of a second: 150 after round 0, 450 after round 2
     assert curves[["round", "global_accuracy", "head_accuracy", "bytes_total"]].to_numpy().tolist() == [
         [0, 10, 20, 150],
         [2, 30, 60, 450],
     ]
+    assert curves["seconds_total"].tolist() == pytest.approx([0.1, 0.3])
     assert set(curves["run_id"]) == {spec("fedavg", 0).run_id}
     assert load_curves(curved, results.iloc[:0]).empty
     board = leaderboard(results, curves=curves, target=30)
     assert board["target_reached"].tolist() == ["1/1"] and board["rounds_to_target_mean"].tolist() == [2.0]
+    assert board["bytes_to_target_mean"].tolist() == [450]
+    assert board["seconds_to_target_mean"].tolist() == [pytest.approx(0.3)]
+    assert "MB to it" in shown(board)
 
 
 def test_federations_are_read_by_run_and_left_out_where_an_older_run_has_none(curved: str) -> None:

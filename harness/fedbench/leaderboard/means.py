@@ -13,8 +13,6 @@ from fedbench.leaderboard.rows.identity import ROW
 from fedbench.suites.suite import Mean, Suite
 from fedbench.tracking.schema import FINAL
 
-_COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
-
 
 def with_means(results: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     """``results`` with a line for every row and seed that has a run in all settings of one of the suite's means."""

@@ -17,6 +17,7 @@ from fedbench.leaderboard.model import PARTLY, Board, Line, Milestone, Printed, 
 from fedbench.leaderboard.notes import SIGN, notes_of
 from fedbench.leaderboard.published import AS_PRINTED, NOT_COMPARABLE
 from fedbench.leaderboard.rows import untrained
+from fedbench.leaderboard.rows.identity import ON_NETWORK
 from fedbench.leaderboard.rows.ranking import best_of
 from fedbench.leaderboard.rows.seeds import seed_cells, seed_counts, seeds_differ
 from fedbench.leaderboard.rows.significance import SIGNIFICANT
@@ -207,6 +208,9 @@ def _costs(lines: Sequence[Line]) -> Iterator[TextColumn]:
     yield TextColumn("MB", [megabytes(line.sent) for line in lines])
     seconds = [line.cost("train_seconds") for line in lines]
     yield TextColumn("train s", [NONE if math.isnan(s) else f"{s:.1f}" for s in seconds])
+    for cost in dict.fromkeys(cost for line in lines for cost in line.costs if cost.startswith(ON_NETWORK)):
+        sending = [line.cost(cost) for line in lines]
+        yield TextColumn(f"s {cost.removeprefix('seconds ')}", [NONE if math.isnan(s) else f"{s:.1f}" for s in sending])
     if any(line.milestone.seeds for line in lines):
         yield TextColumn("rounds", [_rounds(line.milestone) for line in lines])
         yield TextColumn("MB to it", [megabytes(line.milestone.bytes) for line in lines])

@@ -75,6 +75,9 @@ def leaderboard(
         ),
     ] = None,
     test: Annotated[TestName, typer.Option(help="Paired test of the differences over seeds.")] = TestName.t,
+    network: Annotated[
+        str | None, typer.Option(metavar="MBIT[,MS]", help="Also show the seconds of sending at this rate and latency.")
+    ] = None,
     store: Store = None,
     published: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Published numbers; else those that ship with it.")
@@ -94,6 +97,7 @@ def leaderboard(
     from fedbench.leaderboard.formats.latex import to_latex
     from fedbench.leaderboard.formats.markdown import to_markdown
     from fedbench.leaderboard.formats.terminal import render_terminal
+    from fedbench.leaderboard.network import Link
     from fedbench.leaderboard.results import load_curves, load_runs
     from fedbench.leaderboard.rows.significance import Test
     from fedbench.tracking.schema import store_uri
@@ -106,7 +110,7 @@ def leaderboard(
     uri = store_uri(store, to_write=False)
     name, read = _reading(suite)
     stored = load_runs(uri, name)
-    results = stored.finished
+    results = stored.finished if network is None else Link.parse(network).column(stored.finished)
     read = _overruled(read, given, stored)
     curves = load_curves(uri, results, *read.headlines)
     board = of_suite(read, results, curves, _published(read, results, published), Test(given.test), stored.failed)

@@ -12,6 +12,7 @@ from fedbench.core.wording import NONE, heading, megabytes, spread
 from fedbench.leaderboard.model import Line, Printed, PrintedNumber, ScoreCell, Table
 from fedbench.leaderboard.page.model import PageCell, PageColumn
 from fedbench.leaderboard.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
+from fedbench.leaderboard.rows.identity import ON_NETWORK
 from fedbench.leaderboard.rows.ranking import best_of, may_be_best
 from fedbench.leaderboard.rows.seeds import seed_cells, seeds_differ
 from fedbench.leaderboard.rows.significance import NOT_SIGNIFICANT, SIGNIFICANT
@@ -53,6 +54,11 @@ def columns_of(table: Table) -> list[tuple[PageColumn, list[PageCell]]]:
         explained = "seconds of training, mean over seeds"
         cells = [_cell(value, f"{value:,.1f}") for value in seconds]
         columns.append((PageColumn("train_seconds", f"train{_NBSP}s", explained, "ascending"), cells))
+    for cost in dict.fromkeys(cost for line in lines for cost in line.costs if cost.startswith(ON_NETWORK)):
+        explained = "seconds of sending, the clients of a round at the same time, two latencies a round"
+        cells = [_cell(line.cost(cost), f"{line.cost(cost):,.1f}") for line in lines]
+        name = f"s {cost.removeprefix('seconds ')}"
+        columns.append((PageColumn(cost.replace(" ", "_"), name, explained, "ascending"), cells))
     return columns
 
 

@@ -16,6 +16,8 @@ PROTOCOL = ("dataset", "files_hash", "scenario_settings", *BUDGET)
 ROW = ("row", "method", "backbone", "tune", "row_settings")
 """What all runs of a row agree in, beside their table's protocol; they differ in their seeds."""
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
+ON_NETWORK = "seconds at "
+"""What the cost on a stated network begins with, see `fedbench.leaderboard.network`."""
 
 
 def named_rows(protocol: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -85,8 +87,14 @@ def line_of(name: str, runs: pd.DataFrame, metrics: Iterable[str], *, has_failed
         seeds=seeds,
         settings={key.removeprefix("training."): value for key, value in settings.items() if value != ""},
         cells={metric: _cell(runs, metric) for metric in dict.fromkeys(metrics)},
-        costs={cost: mean_of(runs, cost) for cost in _COSTS},
+        costs={cost: mean_of(runs, cost) for cost in costs_of(runs)},
     )
+
+
+def costs_of(runs: pd.DataFrame) -> list[str]:
+    """What is measured of runs beside their models, and reckoned for a stated network."""
+    stated = [name for name in map(str, runs) if name.startswith(FINAL + ON_NETWORK)]
+    return [*_COSTS, *(name.removeprefix(FINAL) for name in stated)]
 
 
 def _cell(runs: pd.DataFrame, metric: str) -> ScoreCell:
