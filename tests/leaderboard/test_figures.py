@@ -2,18 +2,22 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RunInfo, RunResult
-from fedbench.leaderboard.figures import draw
+from fedbench.leaderboard.figures import draw, models, scatter
 from fedbench.leaderboard.figures.points import by_row, swept
+from fedbench.rounds.loop import predict, start
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
+from fedbench.testing import tiny_run, tiny_spec
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.writing.listener import Tracking
 from tests.leaderboard.published_counts import results_of
@@ -128,3 +132,85 @@ def test_the_command_draws_recorded_runs_and_says_what_is_missing(tmp_path):
     ):
         found = ask(*words)
         assert found.exit_code == 2 and message in found.stderr, found.stderr
+
+
+def test_layers_are_means_over_runs_in_the_order_of_their_numbers():
+    one = pd.DataFrame({"cka_global/01_conv": [0.9, 0.7], "cka_global/02_logits": [0.5, 0.1]})
+    (axes,) = draw.layers({"fedavg": one, "fedglcl": one + 0.1}, "cka_global/").axes
+    assert [list(line.get_ydata()) for line in axes.lines] == [pytest.approx([0.8, 0.3]), pytest.approx([0.9, 0.4])]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["01_conv", "02_logits"]
+    assert axes.get_ylabel() == "CKA with the global model"
+
+
+def test_clients_stand_by_their_clusters_and_dots_by_their_samples():
+    made = scatter.holdings([[4, 0], [1, 1], [0, 16]], ("cat", "dog"), {"prompt": np.array([1, 0, 1])})
+    (axes,) = made.axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "0", "2"]
+    sizes = [list(dots.get_sizes()) for dots in axes.collections]
+    # of client 1, 0 and 2: the root of the share of the most, 16
+    assert sizes == [[15.0, 15.0], [30.0, 0.0], [0.0, 60.0]]
+    assert len(axes.lines) == 1 and axes.lines[0].get_xdata()[0] == 0.5
+    (plain,) = scatter.holdings([[4, 0], [1, 1]], ("cat", "dog"), {}).axes
+    assert [tick.get_text() for tick in plain.get_xticklabels()] == ["0", "1"] and not plain.lines
+
+
+def test_entropies_have_their_bound():
+    (axes,) = scatter.entropies({"clip-zs": np.array([0.0, 1.0, 2.0])}, 4).axes
+    assert axes.get_title() == "clip-zs: mean 1.00"
+    assert [list(line.get_ydata()) for line in axes.lines] == [[0.0, 1.0, 2.0], [2.0, 2.0]]
+
+
+def test_entropies_of_a_model_are_those_of_its_softmax_in_bits():
+    run = tiny_run(tiny_spec("clip-zs"))
+    state = run.initial_state()
+    scores = predict(run, state, run.test).scores.double()
+    shares = scores.softmax(1)
+    torch.testing.assert_close(
+        torch.from_numpy(models.entropies(run, state)), -(shares * shares.log2()).nansum(1), rtol=1e-6, atol=1e-9
+    )
+
+
+def test_the_plane_has_a_point_a_sample_and_is_the_same_every_time():
+    run = tiny_run(tiny_spec("fedavg"))
+    plane, labels = models.embedded(run, run.initial_state())
+    again, _ = models.embedded(run, run.initial_state())
+    assert plane.shape == (len(run.test), 2) and labels.tolist() == run.scored.test.labels.tolist()
+    assert (plane == again).all()
+
+
+def test_clusters_are_those_that_a_method_forms_before_round_1():
+    run = tiny_run(tiny_spec("capt"))
+    state = run.initial_state()
+    start(run, state)
+    found = models.clusters(run)
+    assert found.keys() == {"prompt.general", "prompt.class"}
+    assert found["prompt.class"].tolist() == state.server["capt"]["prompt.class.clusters"].tolist()
+    assert models.clusters(tiny_run(tiny_spec("fedavg"))) == {}
+
+
+def test_figures_of_measures_and_models_are_drawn_from_a_store(tmp_path):
+    suite = tmp_path / "mine.yaml"
+    rows = ("{method: cka+drift, label: fedavg, set: {lr: 0.1}}", "{method: clip-zs, label: zero-shot}")
+    training = "training: {rounds: 2, batch_size: 32, eval_every: 2}"
+    scenario = "scenario: {preset: iid, clients: 2}"
+    text = [
+        f"name: mine\n{scenario}\nbackbone: clip:embedded\ndataset: embedded?train=200\n{training}\nseeds: [0]\nrows:"
+    ]
+    suite.write_text("\n".join([*text, *(f"  - {row}" for row in rows)]) + "\n")
+    given = ["--suite", str(suite), "--store", str(tmp_path / "store")]
+    runner = CliRunner()
+    ran = runner.invoke(app, ["run", *given, "--engine", "in-process", "--plain", "--data-dir", str(tmp_path)])
+    assert ran.exit_code == 0, ran.output
+    for kind, *more in (
+        ("layers", "--method", "cka+drift"),
+        ("rounds", "--metric", "drift"),
+        ("entropies",),
+        ("embedding", "--method", "cka+drift"),
+        ("holdings", "--method", "cka+drift"),
+    ):
+        file = tmp_path / f"{kind}.png"
+        drawn = runner.invoke(app, ["figure", kind, *given, "-o", str(file), "--data-dir", str(tmp_path), *more])
+        assert drawn.exit_code == 0, (kind, drawn.output)
+        assert file.read_bytes()[:4] == b"\x89PNG"
+    refused = runner.invoke(app, ["figure", "layers", *given, "-o", str(tmp_path / "x.png"), "--metric", "cka_nobody"])
+    assert refused.exit_code == 2 and "have measured no cka_nobody" in refused.output

@@ -25,6 +25,7 @@ SUFFIXES = (".png", ".svg", ".pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
 """Okabe and Ito's palette, which colour-blind readers can tell apart."""
 _MARKERS = "os^Dv*PX"
+_MEASURED = {"cka_global/": "CKA with the global model", "cka_clients/": "CKA between clients"}
 _COLUMN = 3.4
 """Inches of one column of a page."""
 _STYLE: dict[Any, Any] = {
@@ -117,7 +118,7 @@ def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:
     names = [str(name).removeprefix(prefix) for name in longest]
     axes.set_xticks(range(1, len(names) + 1), names, rotation=60, ha="right", fontsize=6)
     _finish(axes, "layer", "", len(rows))
-    axes.set_ylabel(prefix.rstrip("/").replace("_", " ").replace("cka", "CKA:"))
+    axes.set_ylabel(_MEASURED.get(prefix, prefix.rstrip("/").replace("_", " ")))
     return made
 
 

@@ -50,7 +50,8 @@ def embedding(rows: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]],
 def holdings(
     counts: Sequence[Sequence[int]], classnames: Sequence[str], clusters: Mapping[str, NDArray[np.int64]]
 ) -> Figure:
-    """Which client holds what: a dot for each client and class, as large as its samples, a panel a way to cluster.
+    """Which client holds what: a dot for each client and class, its area as the root of the samples, a panel a
+    way to cluster.
 
     ``counts`` (clients, classes). Clients stand in the order of their clusters, which have a colour each and lines
     between them; in the order of their numbers where there are none.
@@ -61,7 +62,7 @@ def holdings(
     for axes, (way, own) in zip(panels, ways.items(), strict=True):
         order = np.argsort(own[: len(held)], kind="stable")
         for place, client in enumerate(order):
-            sizes = _LARGEST * held[client] / held.max()
+            sizes = _LARGEST * np.sqrt(held[client] / held.max())
             colour = COLOURS[own[client] % len(COLOURS)]
             axes.scatter(np.full(len(sizes), place), np.arange(len(sizes)), s=sizes, color=colour, linewidths=0)
         for edge in np.flatnonzero(np.diff(own[order])):
