@@ -19,6 +19,16 @@ def later(default: Any, **constraints: Any) -> Any:
     return Field(default, exclude_if=lambda value: value == default, **constraints)
 
 
+def later_defaults(model: BaseModel) -> dict[str, Any]:
+    """The fields of ``model`` that came later and stand at their defaults, with those."""
+    written = model.model_dump()
+    return {
+        name: getattr(model, name)
+        for name, field in type(model).model_fields.items()
+        if field.exclude_if and name not in written
+    }
+
+
 class Scenario(BaseModel):
     """Class imbalance, partition, visibility of labels and participation. Fields a choice doesn't use are ignored."""
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedbench.core.scenario import Scenario
+from fedbench.core.scenario import Scenario, later
 
 MOST_SEED = 2**63 - 1
 """Seeds are kept as 64-bit integers."""
@@ -45,6 +45,23 @@ class Training(BaseModel):
     beta2: float = Field(0.999, ge=0, lt=1, description="Adam's second-moment decay")
     eps: float = Field(1e-8, gt=0, le=1, description="Adam's ε")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor on the learning rate after every round")
+    lr_schedule: Literal["constant", "cosine"] = later(
+        "constant",
+        description="factor on the learning rate over the rounds after the warm-up; cosine: from 1 towards 0 "
+        "(Loshchilov and Hutter 2017, without restarts)",
+    )
+    warmup_rounds: int = later(
+        0,
+        ge=0,
+        le=_MOST,
+        description="rounds w in which the learning rate climbs: in round t it is t / (w + 1) of itself",
+    )
+    clip_norm: float | None = later(
+        None,
+        gt=0,
+        le=1e6,
+        description="largest norm of a local step's gradients, all weights together; none: unlimited",
+    )
     weighting: Literal["samples", "uniform"] = Field("samples", description="aggregation weights over the participants")
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
@@ -56,7 +73,21 @@ class Training(BaseModel):
     eval_every: int = Field(1, ge=1, le=_MOST, description="evaluate every so many rounds; the last round always is")
 
 
-OPTIMISER_KEYS = frozenset({"optimizer", "lr", "momentum", "weight_decay", "beta1", "beta2", "eps", "lr_decay"})
+OPTIMISER_KEYS = frozenset(
+    {
+        "optimizer",
+        "lr",
+        "momentum",
+        "weight_decay",
+        "beta1",
+        "beta2",
+        "eps",
+        "lr_decay",
+        "lr_schedule",
+        "warmup_rounds",
+        "clip_norm",
+    }
+)
 """What a method's recipe may set; everything else of ``Training`` is the comparison's budget."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from math import cos, pi
 
 import torch
 from torch import Tensor
@@ -72,6 +73,8 @@ def local_sgd(task: ClientTask) -> Update:
             loss = step_loss(LocalStep(weights, buffers, batch_at(task, index, noise), task, number))
             optimiser.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
+            if task.training.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(weights.values(), task.training.clip_norm)
             optimiser.step()
             losses.append(loss.detach())
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
@@ -95,11 +98,26 @@ def trained(task: ClientTask, weights: Tensors, buffers: Tensors, mean_loss: flo
     )
 
 
+def learning_rate(training: Training, round: int) -> float:
+    """eta of ``round`` (1 is the first): decayed, in a warm-up or on the cosine after it. Later rounds keep the last's.
+
+    With w rounds of warm-up out of T, the cosine's factor in round t > w is (1 + cos(π (t - w - 1) / (T - w))) / 2.
+    """
+    lr = training.lr * training.lr_decay ** (round - 1)
+    warmup = training.warmup_rounds
+    if round <= warmup:
+        return lr * round / (warmup + 1)
+    if training.lr_schedule == "cosine":
+        last = max(training.rounds, warmup + 1)
+        return lr * (1 + cos(pi * (min(round, last) - warmup - 1) / (last - warmup))) / 2
+    return lr
+
+
 def learning_rates(
     training: Training, names: Mapping[str, object], round: int, lr_factors: Mapping[str, float] | None = None
 ) -> dict[float, list[str]]:
     """The names by the learning rate of the round (round 1 is the first); ``lr_factors`` multiply it by name."""
-    lr = training.lr * training.lr_decay ** (round - 1)
+    lr = learning_rate(training, round)
     by_rate: dict[float, list[str]] = {}
     for name in names:
         by_rate.setdefault(lr * (lr_factors or {}).get(name, 1.0), []).append(name)

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.scenario import later_defaults
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.plugins.provenance import commit, versions
@@ -205,5 +206,10 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-DEFAULTS = flat_params(RunSpec())
+_DEFAULT = RunSpec()
+DEFAULTS = flat_params(_DEFAULT) | {
+    f"{head}{name}": _text(value)
+    for head, part in (("", _DEFAULT), ("scenario.", _DEFAULT.scenario), ("training.", _DEFAULT.training))
+    for name, value in later_defaults(part).items()
+}
 """Every field's default as runs record it: a field that is younger than a run had no other effect then."""

@@ -166,6 +166,8 @@ class StackedOptimiser:
 
     def step(self, gradients: Tensors) -> None:
         """One step of the first ``a`` clients from ``gradients`` (a, ...); weights without a gradient stay."""
+        if self._training.clip_norm is not None:
+            gradients = _clipped(gradients, self._training.clip_norm)
         for lr, names in self._rates.items():
             moved = [name for name in names if name in gradients]
             active = [self._weights[name][: len(gradients[name])] for name in moved]
@@ -262,3 +264,10 @@ def _stacked(mappings: Sequence[Tensors], keep: bool = True) -> Tensors:
 def _known(tensor: Tensor | None) -> Tensor:
     assert tensor is not None
     return tensor
+
+
+def _clipped(gradients: Tensors, most: float) -> Tensors:
+    """``gradients`` (a, ...), each client's scaled to a norm of ``most`` where longer, as `clip_grad_norm_` does."""
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+    factors = (most / (norms + 1e-6)).clamp(max=1)
+    return {name: g * factors.view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
