@@ -78,6 +78,23 @@ def test_linear_heads_end_where_the_sequential_executor_ends(optimizer, decay):
     assert_same(run_with(None, optimizer=optimizer, weight_decay=decay, momentum=0.9, lr_decay=0.5))
 
 
+@pytest.mark.parametrize("clip_norm", [1e-3, 0.3, 1e6])
+def test_gradients_are_clipped_by_both_executors(clip_norm):
+    clipped, free = (run_with(None, lr_schedule="cosine", clip_norm=norm) for norm in (clip_norm, None))
+    assert_same(clipped)
+    ends = [final_state(run).weights for run in (clipped, free)]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items()) == (clip_norm == 1e6)
+
+
+def test_clipping_is_of_all_weights_of_one_client_together():
+    weights = {"a": torch.zeros(2, 1), "b": torch.zeros(2, 1, 1)}
+    optimiser = StackedOptimiser(Training(lr=1.0, momentum=0.0, clip_norm=1.0), weights, 1, {})
+    optimiser.step({"a": torch.tensor([[3.0], [0.3]]), "b": torch.tensor([[[4.0]], [[0.4]]])})
+    # 3 and 4 have a norm of 5; 0.3 and 0.4 one of 0.5
+    torch.testing.assert_close(weights["a"], torch.tensor([[-0.6], [-0.3]]))
+    torch.testing.assert_close(weights["b"], torch.tensor([[[-0.8]], [[-0.4]]]))
+
+
 def test_a_term_on_the_weights_is_added_to_the_closed_form():
     plugin = Terms(lambda step: sum((step.weights[n] - step.received[n]).square().sum() for n in step.weights))
     assert_same(run_with(plugin))
