@@ -130,7 +130,7 @@ def test_without_addition_and_contrast_it_is_promptfl():
     torch.testing.assert_close(one.weights[SHARED], other.weights["prompt.context"], rtol=0, atol=1e-5)
     assert all(not own[name].any() for own in one.own.values() for name in (LEFT, RIGHT))
     metrics, wanted = evaluate(ours, one)[0], evaluate(theirs, other)[0]
-    assert {name: metrics[name] for name in wanted} == pytest.approx(wanted)
+    assert {name: metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
     assert metrics["personal_mean_global_accuracy"] == pytest.approx(wanted["global_accuracy"])
     # the contrast moves the shared prompt elsewhere
     moved = final_state(without_addition(run_of(rounds=2, **RECIPE)))

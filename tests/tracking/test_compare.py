@@ -24,7 +24,7 @@ from fedbench.tracking.recorded.comparison import (
 )
 from fedbench.tracking.recorded.lookup import find_run, reading_client
 from fedbench.tracking.schema import store_uri
-from fedbench.tracking.tags import flat_params
+from fedbench.tracking.tags import DEFAULTS, flat_params
 from fedbench.tracking.writing.listener import Tracking
 
 LEFT = RunSpec(method="fedavg", training=Training(rounds=3))
@@ -79,7 +79,7 @@ def test_settings_that_differ_come_by_dotted_key_and_equal_ones_are_counted(comp
     }
     # all settings of the left run and what its suite calls it, but for the five that differ there
     told_by_the_suite = 4
-    assert compared.equal_settings == len(flat_params(LEFT)) + told_by_the_suite - 5
+    assert compared.equal_settings == len({**DEFAULTS, **flat_params(LEFT)}) + told_by_the_suite - 5
 
 
 def test_a_setting_that_is_younger_than_a_run_is_its_default(uri: str) -> None:

@@ -201,7 +201,7 @@ def test_the_clients_own_models_count(recorded: Recorded, monkeypatch: pytest.Mo
         state.clients.clear()
         return state
 
-    monkeypatch.setattr("fedbench.tracking.recorded.reevaluation.read_state", without)
+    monkeypatch.setattr("fedbench.tracking.recorded.models.read_state", without)
     again = evaluate_again(recorded.uri, recorded.specs["personal"].run_id, recorded.settings)
     changed = set(again.metrics.loc[again.metrics["difference"] != 0, "metric"])
     assert changed and all(name.startswith("personal_") for name in changed)
@@ -210,7 +210,7 @@ def test_the_clients_own_models_count(recorded: Recorded, monkeypatch: pytest.Mo
 
 def test_predictions_that_are_missing_have_changed(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     read = artifacts.read_predictions
-    monkeypatch.setattr("fedbench.tracking.recorded.reevaluation.read_predictions", lambda *given: read(*given)[:-2])
+    monkeypatch.setattr("fedbench.tracking.recorded.models.read_predictions", lambda *given: read(*given)[:-2])
     again = evaluate_again(recorded.uri, recorded.specs["moon"].run_id, recorded.settings)
     assert again.changed_predictions == 2 and not again.is_equal
 
@@ -257,7 +257,7 @@ def test_evaluate_ends_with_1_and_says_what_changed(
         state.weights["head.bias"][another] = 1e9
         return state
 
-    monkeypatch.setattr("fedbench.tracking.recorded.reevaluation.read_state", decided)
+    monkeypatch.setattr("fedbench.tracking.recorded.models.read_state", decided)
     ended = fedbench(run_id)
     assert ended.code == 1
     assert re.search(
