@@ -1,13 +1,16 @@
 """Pseudo-labels by hand, what they leave out, and that they are all that a method sees of hidden labels."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError, MethodFault, Unworkable
+from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.relabelling import relabelled
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
-from fedbench_methods.pseudo_labels import PseudoLabels, top_of_each_class, zero_shot
+from fedbench_methods.pseudo_labels import PseudoLabels, class_means, top_of_each_class, zero_shot
 
 
 def run_of(method, **params):
@@ -17,7 +20,7 @@ def run_of(method, **params):
 
 def test_label_and_confidence_by_hand():
     features = torch.tensor([[3.0, 0.0], [0.0, 0.5], [2.0, 2.0]])
-    confidence, labels = zero_shot(features, torch.eye(2), 2.0)
+    confidence, labels = zero_shot(features, torch.eye(2), 2.0).max(dim=-1)
     assert labels.tolist() == [0, 1, 0]
     # features have unit length: logits (2, 0), (0, 2) and two equal ones
     sure = math.exp(2) / (math.exp(2) + 1)
@@ -48,7 +51,7 @@ def test_clients_see_zero_shot_labels_and_no_others():
 
 def test_by_the_true_labels_it_is_the_method_with_labels_bit_for_bit(monkeypatch):
     truth = tiny_run(tiny_spec("promptfl")).scored.train.labels
-    by_truth = lambda features, *_: (torch.ones(len(truth)), truth)  # noqa: E731
+    by_truth = lambda *_: torch.nn.functional.one_hot(truth).float()  # noqa: E731
     monkeypatch.setattr("fedbench_methods.pseudo_labels.zero_shot", by_truth)
     ours = final_state(tiny_run(tiny_spec("pseudo-labels+promptfl", hidden=True)))
     theirs = tiny_spec("promptfl")
@@ -65,12 +68,12 @@ def test_what_is_left_out_is_no_clients():
     clip = tiny_backbone("clip:embedded")
     features = clip.encode_images(whole.scored.train.images.read(torch.arange(len(whole.scored.train))))
     texts = clip.text_features(whole.scored.classnames, whole.spec.templates)
-    confidence, _ = zero_shot(features, texts, clip.logit_scale)
+    confidence, _ = zero_shot(features, texts, clip.logit_scale).max(dim=-1)
     threshold = round(float(confidence.quantile(0.2)), 3)
     sure = run_of("pseudo-labels", select="confident", threshold=threshold)
     kept = (confidence >= threshold).nonzero()[:, 0]
     assert torch.equal(sure.federation.shards.indices.sort().values, kept) and len(kept) < len(confidence)
-    with pytest.raises(Unworkable, match="gives none of client .* a label"):
+    with pytest.raises(Unworkable, match="gives no client's samples a label"):
         run_of("pseudo-labels", select="confident", threshold=0.99)
 
 
@@ -91,3 +94,69 @@ def test_an_answer_that_is_no_labels_is_a_fault_of_the_method(wrong, monkeypatch
     monkeypatch.setattr(PseudoLabels, "_kept", kept)
     with pytest.raises(MethodFault, match="pseudo-labels answers the hook label with"):
         tiny_run(tiny_spec("pseudo-labels"))
+
+
+def class_of(run, client):
+    """Tasks of ``client`` in two rounds, as they go to training."""
+    state = run.initial_state()
+    tasks = [client_task(run, state, number, 0, client, broadcast(run, state, client)) for number in (1, 2)]
+    return [relabelled(run, [task]) for task in tasks]
+
+
+def test_soft_labels_are_drawn_from_the_probabilities_anew_every_round():
+    run = run_of("pseudo-labels", labels="soft")
+    [plugin] = [p for p in run.assembly.manager.get_plugins() if isinstance(p, PseudoLabels)]
+    plugin._of_clients[0] = torch.full_like(plugin._of_clients[0], 0.25)
+    (first,), (second,) = class_of(run, 0)
+    assert len(first.inputs) == len(run.federation.clients[0].indices) and not torch.equal(first.labels, second.labels)
+    assert torch.equal(first.class_counts, torch.bincount(first.labels, minlength=4))
+    # of samples whose probability is all on one class, that class
+    sure = torch.arange(len(first.labels)) % 4
+    plugin._of_clients[0] = torch.nn.functional.one_hot(sure, 4).float()
+    assert all(torch.equal(task.labels, sure) for (task,) in class_of(run, 0))
+
+
+def test_refreshed_labels_are_those_of_the_received_model():
+    run = run_of("pseudo-labels", refresh="round")
+    state = run.initial_state()
+    weights = {name: torch.randn(t.shape, generator=torch.manual_seed(1)) for name, t in state.weights.items()}
+    state = replace(state, weights=weights)
+    task = client_task(run, state, 1, 0, 1, broadcast(run, state, 1))
+    [asked] = relabelled(run, [task])
+    logits = run.model.forward(weights, task.inputs.read(torch.arange(len(task.inputs))), False).logits
+    assert torch.equal(asked.labels, logits.argmax(1)) and not torch.equal(asked.labels, task.labels)
+    some = run_of("pseudo-labels", refresh="round", select="top_k", k=1)
+    [few] = relabelled(some, [client_task(some, state, 1, 0, 1, broadcast(some, state, 1))])
+    assert torch.equal(few.labels.sort().values, logits.argmax(1).unique())
+    none = run_of("pseudo-labels", refresh="round", select="confident", threshold=0.99)
+    even = replace(state, weights={name: torch.zeros_like(t) for name, t in weights.items()})
+    assert relabelled(none, [client_task(none, even, 1, 0, 1, broadcast(none, even, 1))]) == []
+
+
+def test_by_the_servers_samples_texts_are_class_means():
+    features = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 0.0]])
+    means = class_means(features, torch.tensor([0, 0, 1]), 3)
+    torch.testing.assert_close(means, torch.tensor([[0.5**0.5, 0.5**0.5], [1.0, 0.0], [0.0, 0.0]]))
+    spec = tiny_spec("pseudo-labels")
+    by_server = {"pseudo-labels": {"by": "server"}}
+    with pytest.raises(FedbenchError, match="needs labelled samples at the server"):
+        tiny_run(spec.model_copy(update={"params": by_server}))
+    granted = spec.scenario.model_copy(update={"server_samples": 5, "server_labels": "visible"})
+    run = tiny_run(spec.model_copy(update={"params": by_server, "scenario": granted}))
+    plain = tiny_run(spec.model_copy(update={"scenario": granted}))
+    held = run.federation.shards.indices
+    assert not torch.equal(run.federation.train.labels[held], plain.federation.train.labels[held])
+    truth = run.scored.train.labels[held]
+    assert (run.federation.train.labels[held] == truth).float().mean() > 0.5
+
+
+def test_own_labels_stay_and_only_the_others_are_given():
+    spec = tiny_spec("pseudo-labels")
+    few = spec.scenario.model_copy(update={"labels": "visible", "labelled_samples": 0.5})
+    for more in ({}, {"labels": "soft"}, {"refresh": "round", "labels": "soft"}):
+        run = tiny_run(spec.model_copy(update={"scenario": few, "params": {"pseudo-labels": more}}))
+        for (task,) in class_of(run, 0):
+            own = run.federation.clients[0].indices
+            assert len(task.inputs) == len(own)
+            has = ~run.given[own]
+            assert 0 < has.sum() < len(own) and torch.equal(task.labels[has], run.scored.train.labels[own][has])

@@ -14,7 +14,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.scenarios.participation import cohort
 from fedbench.scenarios.picture import ClientPicture, PartitionPicture, binned, class_bin
-from fedbench.scenarios.summary import scenario_summary
+from fedbench.scenarios.summary import label_words, scenario_summary
 
 MOST_CLIENTS = 40
 """With more clients a selection is shown: the first, the most and the least skewed."""
@@ -157,6 +157,8 @@ def _totals(picture: PartitionPicture, spec: RunSpec, *, everything: bool) -> It
         yield "tuning", "what is scored was cut from the training samples; the test split is no part of it"
     if not picture.labels_visible:
         yield "labels", "hidden: methods see none of the above"
+    elif words := label_words(spec.scenario):
+        yield "labels", f"{words}; the above are the right ones of all samples"
 
 
 def _domain_lines(picture: PartitionPicture) -> Iterator[tuple[str, str]]:

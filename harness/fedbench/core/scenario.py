@@ -110,6 +110,39 @@ class Scenario(BaseModel):
     labels: Literal["visible", "hidden"] = Field(
         default="visible", description="hidden: clients get batches without labels"
     )
+    labelled_clients: float = later(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the clients whose samples have labels, one at least; the others train only with a method "
+        "that gives labels",
+    )
+    labelled_samples: float = later(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the samples of each such client that have labels, one at least; the rest is trained on "
+        "only with a method that gives labels",
+    )
+    label_noise: float = later(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability that a client's label is wrong; clients are scored by the right ones, and the "
+        "server's own samples have them",
+    )
+    noise_kind: Literal["symmetric", "pairwise"] = later(
+        "symmetric",
+        description="what a wrong label is: symmetric: any other class alike; pairwise: the next one in label order",
+    )
+    noisy_clients: float = later(
+        1.0, gt=0, le=1, description="share of the clients with wrong labels; the others' are right"
+    )
+    noise_rates: Literal["equal", "drawn"] = later(
+        "equal",
+        description="equal: label_noise at every noisy client; drawn: each has its own rate, uniform from 0 to "
+        "label_noise",
+    )
     participation: float = Field(default=1.0, gt=0, le=1, description="fraction of the clients sampled in a round")
     dropout: float = Field(
         default=0.0,

@@ -32,10 +32,11 @@ def refuse_settings(requires: Mapping[str, str], spec: RunSpec, provides: Mappin
     ``provides`` what other methods of the stack meet, which must have a use.
     """
     scenario, provided = spec.scenario, provides or {}
-    if "labels" in provided and scenario.labels == "visible":
+    is_partly = min(scenario.labelled_clients, scenario.labelled_samples) < 1
+    if "labels" in provided and scenario.labels == "visible" and not is_partly:
         raise FedbenchError(
             f"{provided['labels']} gives clients labels, which they have in this scenario (labels=visible); set "
-            f"scenario.labels=hidden, or leave {provided['labels']} out."
+            f"scenario.labels=hidden (or labelled_samples below 1), or leave {provided['labels']} out."
         )
     if "labels" in requires and scenario.labels == "hidden" and "labels" not in provided:
         raise FedbenchError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+import torch
 from torch import Tensor
 
 from fedbench.core.errors import MethodFault
@@ -58,12 +59,20 @@ def withheld(federation: Federation) -> Federation:
     hidden = Withheld(train, "the training split, which the scenario hides,")
     return replace(
         federation,
-        train=replace(train, images=Pixels(train.images)) if federation.labels_visible else hidden,
+        train=_of_clients(federation) if federation.labels_visible else hidden,
         test=Withheld(federation.test, "the test split"),
         validation=None if validation is None else Withheld(validation, "the validation split"),
         server=None if server is None else Withheld(server, "the server's samples"),
         unseen=None,
     )
+
+
+def _of_clients(federation: Federation) -> Split:
+    """The training split with the labels of the samples that clients hold, -1 elsewhere: others may be tested on."""
+    train, held = federation.train, federation.shards.indices
+    labels = torch.full_like(train.labels, -1)
+    labels[held] = train.labels[held]
+    return replace(train, images=Pixels(train.images), labels=labels)
 
 
 def partitioned(scored: Federation, handed: Federation, answer: object, owner: str) -> Federation:

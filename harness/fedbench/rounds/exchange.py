@@ -19,12 +19,15 @@ from fedbench.toolkit.fedavg import average_buffers
 
 
 def schedule_of(run: Run, number: int) -> Schedule:
-    """Who takes part in round ``number``; clients that a method has pooled are no clients that could fail."""
+    """Who takes part in round ``number``: nobody without a sample that has a label, where labels are needed.
+
+    Clients that a method has pooled are no clients that could fail.
+    """
     scenario, clients = run.spec.scenario, len(run.federation.clients)
     if clients != len(run.scored.clients):
         everyone = tuple(cohort(number, clients, scenario.participation, 0.0, run.spec.seed))
         return Schedule(everyone, everyone)
-    return schedule(number, clients, scenario, run.spec.seed)
+    return schedule(number, clients, scenario, run.spec.seed).among(run.federation.shards.sizes > 0)
 
 
 def train_clients(run: Run, state: RunState, tasks: Sequence[ClientTask]) -> tuple[Update, ...]:

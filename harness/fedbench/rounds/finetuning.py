@@ -24,6 +24,12 @@ def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
     run = replace(run, spec=run.spec.model_copy(update={"training": alone}))
     by_client = {}
     for client in range(len(run.federation.clients)):
+        if not len(run.federation.clients[client].indices):
+            # without a label there is nothing to train on
+            answer = predict(run, state, run.test, client).labels
+            if answer is not None:
+                by_client[client] = answer
+            continue
         # hooks may write state; what they write here is thrown away
         own = {client: copy.deepcopy(state.clients.get(client, {}))}
         scratch = replace(state, server=copy.deepcopy(state.server), clients=own)

@@ -27,6 +27,7 @@ from fedbench.rounds.executors.sequential import joined
 from fedbench.rounds.measures import measures_of
 from fedbench.rounds.metrics import score, size_in_bytes, unseen_metrics, validation_accuracy
 from fedbench.rounds.private import shared
+from fedbench.rounds.relabelling import relabelled
 from fedbench.rounds.run import Run
 from fedbench.rounds.state import RunState
 
@@ -61,6 +62,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
             client_task(run, state, number, exchange, client, sent[client], who.work.get(client, 1.0))
             for client in who.training
         ]
+        tasks = relabelled(run, tasks)
         before = {client: state.kept_by(client) for client in who.late | who.corrupt}
         arrived = [u for u in train_clients(run, state, tasks) if u.client not in who.late]
         up += sum(size_in_bytes(u.weights, u.buffers, u.payload) for u in arrived)
@@ -118,7 +120,8 @@ def survey(run: Run, state: RunState, number: int, requested: Sequence[int], cho
             "nobody, cohort or everyone."
         )
     silent = set(requested) - set(chosen)
-    everyone = [client for client in range(len(run.federation.clients)) if client not in silent]
+    sizes = run.federation.shards.sizes.tolist()
+    everyone = [client for client, size in enumerate(sizes) if size and client not in silent]
     reports, up, down = {}, 0, 0
     for client in chosen if who == "cohort" else everyone:
         sent = broadcast(run, state, client)

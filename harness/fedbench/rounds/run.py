@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fedbench.core.federation import Federation
 from fedbench.core.method.hooks import Hooks
@@ -41,6 +42,8 @@ class Run:
     """What the method requires of the server's own samples; None where it requires none."""
     unseen: UnseenTest | None = None
     """None where the scenario has no unseen classes to test, or the model cannot name them."""
+    given: Tensor | None = None
+    """Which training samples have their label from a method, (n,) bool; None where none has."""
 
     def initial_state(self) -> RunState:
         """The state before round 1."""

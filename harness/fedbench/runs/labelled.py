@@ -1,20 +1,21 @@
-"""A federation whose hidden labels are replaced by those that a method gives it."""
+"""A federation whose missing labels are those that a method gives it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import MethodFault, Unworkable
+from fedbench.core.errors import Unworkable
 from fedbench.core.federation import Federation, Split
-from fedbench.core.method.labelling import LabelTask
+from fedbench.core.method.answers import require_labels
+from fedbench.core.method.labelling import LabelledSamples, LabelTask
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.types import FrozenEncoder, InputSource
 from fedbench.plugins.assembly import Assembly
+from fedbench.plugins.withheld import Withheld
 
 
 def labelled(
@@ -24,37 +25,56 @@ def labelled(
     features: Callable[[Split, FrozenEncoder], InputSource],
     *,
     is_run: bool,
-) -> Federation:
-    """``federation`` with the answer to the hook `label` for labels; as it is where no method answers.
+) -> tuple[Federation, Tensor | None]:
+    """``federation`` with the answer to the hook `label` where clients have no label, and which samples these are.
 
-    The hidden labels are in no part of it. Clients lose the samples without a label. A run that is only looked at
-    (not ``is_run``) has labels in turn, since real ones would need every image encoded.
+    (n,) bool, None where no method gives labels: then the federation has those that are there, or stays without where
+    they are hidden. Clients lose the samples without a label; who has none left takes no part. The hidden labels are
+    in no part of it. A run that is only looked at (not ``is_run``) has labels in turn, since real ones would need
+    every image encoded.
     """
-    owner, train, shards = assembly.answers_first("label"), federation.train, federation.shards
-    if federation.labels_visible:
-        return federation
-    if is_run:
-        own = [client.indices for client in shards]
-        answer = assembly.hooks.label(task=LabelTask(setup, partial(features, train), own, len(train)))
-        if answer is None:
-            return federation
-        given = _checked(answer, len(train), federation.num_classes, owner)
-    elif "labels" in assembly.provides:
-        given = torch.arange(len(train)) % federation.num_classes
-    else:
-        return federation
-    kept = [replace(client, indices=client.indices[given[client.indices] >= 0]) for client in shards]
-    empty = [client.id for client in kept if not len(client.indices)]
-    if empty:
-        raise Unworkable(f"{owner} gives none of client {empty[0]}'s samples a label; let it label more of them.")
+    train, shards, is_hidden = federation.train, federation.shards, not federation.labels_visible
+    own = torch.full((len(train),), -1) if is_hidden else train.labels
+    missing = torch.zeros(len(train), dtype=torch.bool)
+    missing[shards.indices] = own[shards.indices] < 0
+    if not missing.any():
+        return federation, None
+    given = None
+    if "labels" in assembly.provides or is_hidden:
+        given = _given(federation, missing, assembly, setup, features, is_run=is_run)
+    if given is None and is_hidden:
+        return federation, None
+    labels = own if given is None else torch.where(missing, given, own)
+    kept = [replace(client, indices=client.indices[labels[client.indices] >= 0]) for client in shards]
+    if not any(len(client.indices) for client in kept):
+        raise Unworkable(f"{assembly.answers_first('label')} gives no client's samples a label; let it label more.")
     # samples without a label are no client's; 0 stands for theirs, since labels count from 0
-    split = replace(train, labels=given.clamp(min=0))
-    return replace(federation, train=split, labels_visible=True).with_clients(kept)
+    split = replace(train, labels=labels.clamp(min=0))
+    whole = replace(federation, train=split, labels_visible=True).with_clients(kept)
+    return whole, None if given is None else missing
 
 
-def _checked(answer: object, count: int, classes: int, owner: str) -> Tensor:
-    if not isinstance(answer, Tensor) or answer.dtype != torch.int64 or answer.shape != (count,):
-        raise MethodFault(f"{owner} answers the hook label with no int64 tensor of shape ({count},).")
-    if int(answer.min()) < -1 or int(answer.max()) >= classes:
-        raise MethodFault(f"{owner} answers the hook label with a label that is not -1 to {classes - 1}.")
-    return answer.cpu()
+def _given(
+    federation: Federation,
+    missing: Tensor,
+    assembly: Assembly,
+    setup: ModelSetup,
+    features: Callable[[Split, FrozenEncoder], InputSource],
+    *,
+    is_run: bool,
+) -> Tensor | None:
+    count, classes, server = len(federation.train), federation.num_classes, federation.server
+    if not is_run:
+        return torch.arange(count) % classes if "labels" in assembly.provides else None
+    # the task is handed out: what it can reach has no labels
+    images = Withheld(federation.train, "the clients' samples")
+    of_server = None
+    if server is not None and "server_labels" in assembly.requires:
+        pictures = Withheld(server, "the server's samples")
+        of_server = LabelledSamples(lambda encoder: features(pictures, encoder), server.labels)
+    clients = [client.indices[missing[client.indices]] for client in federation.shards]
+    task = LabelTask(setup, lambda encoder: features(images, encoder), clients, count, of_server)
+    answer = assembly.hooks.label(task=task)
+    if answer is None:
+        return None
+    return require_labels(answer, count, classes, assembly.answers_first("label"), "label").cpu()

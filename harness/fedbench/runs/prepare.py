@@ -41,6 +41,7 @@ from fedbench.runs.labelled import labelled
 from fedbench.runs.unseen import Renamed, renamed_model
 from fedbench.runs.untouched import Untouched
 from fedbench.scenarios import build_federation
+from fedbench.scenarios.labels import as_clients_see_it
 from fedbench.scenarios.participation import cohort
 from fedbench.toolkit.fedavg import NEEDS_LABELS, FedAvg
 
@@ -91,9 +92,10 @@ def prepare(
     backbone.module.to(device)
     untouched.keep(backbone.module)
     scored = build_federation(dataset, spec.scenario, spec.seed)
-    handed = withheld(scored)
+    seen = as_clients_see_it(scored, spec.scenario, spec.seed)
+    handed = withheld(seen)
     answer = assembly.hooks.federate(federation=handed, spec=spec)
-    federation = partitioned(scored, handed, answer, assembly.answers_first("federate"))
+    federation = partitioned(seen, handed, answer, assembly.answers_first("federate"))
     if spec.training.finetune_epochs and len(federation.clients) != len(scored.clients):
         raise FedbenchError(f"{spec.method} pools the clients; finetune_epochs needs clients, set it to 0.")
     _refuse_ignored_settings(spec, assembly, settings.plugin_files)
@@ -129,7 +131,7 @@ def prepare(
             raise MethodFault(f"{spec.method}: build_model gave neither an encoder nor a transform.")
         return ImageInputs(Pixels(there(split.images)), of.transform, device)
 
-    federation = labelled(federation, assembly, setup, features, is_run=encode_all)
+    federation, given = labelled(federation, assembly, setup, features, is_run=encode_all)
     recorded = min(len(scored.clients), RECORDED_CLIENTS)
     info = RunInfo(
         owners=assembly.recorded_owners(),
@@ -163,7 +165,21 @@ def prepare(
         of_new = model_on(renamed.model, device)
         named = UnseenTest(renamed.hooks, of_new, inputs(new.test, of_new))
     return Run(
-        spec, assembly, federation, scored, model, info, train, test, validation, side, executor, private, server, named
+        spec,
+        assembly,
+        federation,
+        scored,
+        model,
+        info,
+        train,
+        test,
+        validation,
+        side,
+        executor,
+        private,
+        server,
+        named,
+        given,
     )
 
 

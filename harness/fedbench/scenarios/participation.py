@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
@@ -33,6 +35,19 @@ class Schedule:
     """By straggler among those who train, the share of its local steps that it gets done."""
     corrupt: frozenset[int] = frozenset()
     """Those whose updates arrive damaged."""
+
+    def among(self, able: Tensor) -> Schedule:
+        """The same without the clients that are not ``able`` (N,) bool to take part."""
+        if bool(able.all()):
+            return self
+        keep = frozenset(torch.nonzero(able).flatten().tolist())
+        return Schedule(
+            tuple(client for client in self.chosen if client in keep),
+            tuple(client for client in self.training if client in keep),
+            self.late & keep,
+            {client: work for client, work in self.work.items() if client in keep},
+            self.corrupt & keep,
+        )
 
 
 def schedule(round: int, clients: int, scenario: Scenario, seed: int) -> Schedule:

@@ -46,6 +46,22 @@ _PRESETS: dict[str, tuple[str, Scenario]] = {
         "two one-class shards a client with hidden labels, 100 clients, 10 % a round",
         Scenario(partition="shards", clients=100, shards_per_client=2, participation=0.1, labels="hidden"),
     ),
+    "few-labels": (
+        "as label-skew, with labels of a tenth of every client's samples; methods that give labels learn from the rest",
+        Scenario(partition="dirichlet", participation=0.4, labelled_samples=0.1),
+    ),
+    "few-labelled-clients": (
+        "as label-skew, with labels at a fifth of the clients; methods that give labels learn from the others as well",
+        Scenario(partition="dirichlet", participation=0.4, labelled_clients=0.2),
+    ),
+    "server-labels": (
+        "as label-skew with hidden labels; the server has ten labelled samples a class",
+        Scenario(partition="dirichlet", participation=0.4, labels="hidden", server_samples=10, server_labels="visible"),
+    ),
+    "noisy-labels": (
+        "as label-skew, with 40 % of the labels replaced by any other class (symmetric noise)",
+        Scenario(partition="dirichlet", participation=0.4, label_noise=0.4),
+    ),
 }
 
 PRESETS: dict[str, Scenario] = {name: scenario for name, (_, scenario) in _PRESETS.items()}

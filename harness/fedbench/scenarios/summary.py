@@ -13,7 +13,8 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
     value = {name: field.get_default() for name, field in fields.items()} | dict(scenario)
     partition = str(value["partition"])
     shown = {
-        *("imbalance", "partition", "within_domain", "participation", "dropout", "holdout_domain", "labels", "clients")
+        *_OF_LABELS,
+        *("imbalance", "partition", "within_domain", "participation", "dropout", "holdout_domain", "labels", "clients"),
     }
     # a partition's own number; the fields of the others are without effect
     own = {
@@ -36,6 +37,8 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
     words.append(f"{100 * float(value['participation']):g} % participating")
     if value["labels"] != "visible":
         words.append("labels hidden")
+    elif of_labels := label_words(Scenario(**{name: value[name] for name in _OF_LABELS})):
+        words.append(of_labels)
     if float(value["dropout"]):
         words.append(f"{100 * float(value['dropout']):g} % dropping out")
     without_effect = shown | set(own.values()) | {"imbalance_factor"}
@@ -43,6 +46,23 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
         if name not in without_effect and not _same(value[name], field.get_default()):
             words.append(f"{name}={value[name]}")
     return ", ".join(words)
+
+
+def label_words(scenario: Scenario) -> str:
+    """Which labels clients lack and which are wrong, in a few words; "" where all are there and right."""
+    words = []
+    if scenario.labelled_clients < 1:
+        words.append(f"labels at {100 * scenario.labelled_clients:g} % of the clients")
+    if scenario.labelled_samples < 1:
+        words.append(f"labels of {100 * scenario.labelled_samples:g} % of a client's samples")
+    if scenario.label_noise:
+        most = "up to " if scenario.noise_rates == "drawn" else ""
+        who = "" if scenario.noisy_clients == 1 else f" at {100 * scenario.noisy_clients:g} % of the clients"
+        words.append(f"{most}{100 * scenario.label_noise:g} % {scenario.noise_kind} label noise{who}")
+    return ", ".join(words)
+
+
+_OF_LABELS = (*("labelled_clients", "labelled_samples", "label_noise", "noise_kind", "noisy_clients", "noise_rates"),)
 
 
 def _same(given: object, default: object) -> bool:

@@ -177,6 +177,11 @@ class FedAvg(Method[NoParams]):
         return None
 
     @default_hookimpl
+    def relabel(self, task: ClientTask) -> Tensor | None:
+        """None: labels stay."""
+        return None
+
+    @default_hookimpl
     def build_model(self, setup: ModelSetup) -> Model:
         """The whole network, or a text-initialised linear head on frozen features."""
         self._refuse_if_replaced("build_model")

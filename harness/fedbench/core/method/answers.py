@@ -32,6 +32,15 @@ def require_tensors(answer: object, owner: str, hook: str) -> None:
             )
 
 
+def require_labels(answer: object, count: int, classes: int, owner: str, hook: str) -> Tensor:
+    """``answer``. Raises MethodFault unless it is (``count``,) int64 of class numbers, or -1."""
+    if not isinstance(answer, Tensor) or answer.dtype != torch.int64 or answer.shape != (count,):
+        raise MethodFault(f"{owner} answers the hook {hook} with no int64 tensor of shape ({count},).")
+    if count and (int(answer.min()) < -1 or int(answer.max()) >= classes):
+        raise MethodFault(f"{owner} answers the hook {hook} with a label that is not -1 to {classes - 1}.")
+    return answer
+
+
 def require_fit(wanted: Tensors, given: object, owner: str, hook: str) -> None:
     """Raise MethodFault where ``given`` has not exactly the tensors ``wanted``, by name, shape and type."""
     wrong = misfit(wanted, given)

@@ -76,8 +76,17 @@ class HookSpecs:
     def label(self, task: LabelTask) -> Tensor | None:
         """First result: labels for clients whose own are hidden, (n,) int64, -1 for samples to leave out. Called once.
 
-        All methods of the run then see these as if they were the clients' labels; nobody sees the hidden ones. A
-        method that answers declares ``provides = ("labels",)``. Default: none. Answered by `pseudo-labels`.
+        All methods of the run then see these as if they were the clients' labels; nobody sees the hidden ones. Labels
+        that a client has of its own stay. A method that answers declares ``provides = ("labels",)``. Default: none.
+        Answered by `pseudo-labels`.
+        """
+
+    @_spec(firstresult=True)
+    def relabel(self, task: ClientTask) -> Tensor | None:
+        """First result: other labels for this round, (m,) int64, -1 to leave one out; asked before a client trains.
+
+        ``task`` has the m samples of the client that `label` gave a label, no others. The next round begins with the
+        labels of `label` again. Default: none. Answered by `pseudo-labels`.
         """
 
     @_spec
@@ -201,6 +210,7 @@ class Hooks(Protocol):
     def federate(self, *, federation: Federation, spec: RunSpec) -> Federation: ...
     def build_model(self, *, setup: ModelSetup) -> Model: ...
     def label(self, *, task: LabelTask) -> Tensor | None: ...
+    def relabel(self, *, task: ClientTask) -> Tensor | None: ...
     def start(self, *, task: StartTask) -> list[Tensors]: ...
     def private(self, *, model: Model, spec: RunSpec) -> list[Collection[str]]: ...
     def survey(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> str: ...

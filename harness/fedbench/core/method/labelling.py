@@ -14,13 +14,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
+class LabelledSamples:
+    """Samples as an encoder sees them, with their ``labels`` (m,) int64."""
+
+    features: Callable[[FrozenEncoder], InputSource]
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class LabelTask:
-    """The clients' samples, whose labels the scenario hides."""
+    """The clients' samples; of some or all of them the scenario hides the labels."""
 
     setup: ModelSetup
     features: Callable[[FrozenEncoder], InputSource]
     """All n training samples as an encoder sees them, cached on disk."""
     clients: Sequence[Tensor]
-    """Each client's samples, int64 into the n. What a client labels must depend on its own alone."""
+    """Each client's samples that have no label, int64 into the n. What a client labels must depend on its own alone."""
     num_samples: int
     """n."""
+    server: LabelledSamples | None = None
+    """The server's own, for a method that requires ``server_labels``."""
