@@ -96,24 +96,27 @@ def test_an_answer_that_is_no_labels_is_a_fault_of_the_method(wrong, monkeypatch
         tiny_run(tiny_spec("pseudo-labels"))
 
 
-def class_of(run, client):
+def tasks_of(run, client):
     """Tasks of ``client`` in two rounds, as they go to training."""
     state = run.initial_state()
     tasks = [client_task(run, state, number, 0, client, broadcast(run, state, client)) for number in (1, 2)]
     return [relabelled(run, [task]) for task in tasks]
 
 
-def test_soft_labels_are_drawn_from_the_probabilities_anew_every_round():
+def test_soft_labels_are_drawn_from_the_probabilities_anew_every_round(monkeypatch):
+    made = []
+    init = PseudoLabels.__init__
+    monkeypatch.setattr(PseudoLabels, "__init__", lambda self, params: (made.append(self), init(self, params))[1])
     run = run_of("pseudo-labels", labels="soft")
-    [plugin] = [p for p in run.assembly.manager.get_plugins() if isinstance(p, PseudoLabels)]
+    plugin = made[-1]
     plugin._of_clients[0] = torch.full_like(plugin._of_clients[0], 0.25)
-    (first,), (second,) = class_of(run, 0)
+    (first,), (second,) = tasks_of(run, 0)
     assert len(first.inputs) == len(run.federation.clients[0].indices) and not torch.equal(first.labels, second.labels)
     assert torch.equal(first.class_counts, torch.bincount(first.labels, minlength=4))
     # of samples whose probability is all on one class, that class
     sure = torch.arange(len(first.labels)) % 4
     plugin._of_clients[0] = torch.nn.functional.one_hot(sure, 4).float()
-    assert all(torch.equal(task.labels, sure) for (task,) in class_of(run, 0))
+    assert all(torch.equal(task.labels, sure) for (task,) in tasks_of(run, 0))
 
 
 def test_refreshed_labels_are_those_of_the_received_model():
@@ -155,7 +158,7 @@ def test_own_labels_stay_and_only_the_others_are_given():
     few = spec.scenario.model_copy(update={"labels": "visible", "labelled_samples": 0.5})
     for more in ({}, {"labels": "soft"}, {"refresh": "round", "labels": "soft"}):
         run = tiny_run(spec.model_copy(update={"scenario": few, "params": {"pseudo-labels": more}}))
-        for (task,) in class_of(run, 0):
+        for (task,) in tasks_of(run, 0):
             own = run.federation.clients[0].indices
             assert len(task.inputs) == len(own)
             has = ~run.given[own]
