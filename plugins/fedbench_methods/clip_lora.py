@@ -12,10 +12,11 @@ averages A and B apart (mean(B) mean(A) is not mean(B A)); `freeze_A` draws A fr
 so that the mean is exact (FFA-LoRA, Sun et al., ICLR 2024); `product_svd` takes the best rank-r approximation of
 mean(B A). CAPT, whose table this is a row of, does not say.
 Paper against released code: γ = α/√r is the code's, α/r (`scaling=linear`) the usual one. The code's recipe (AdamW
-2e-4, decay 1e-2) is the recipe here, without its cosine schedule. CAPT's SGD at 1e-3 hardly moves a B that starts at
-zero. Queries, keys and values are adapted as in the code's defaults; `projections=qkvo` adds the output. Class texts
-are encoded together, so what they begin with has one dropout mask for all; it is drawn on the run's device. Images pass
-the tower in every step unless `encoders=text`. A ResNet has no such layers: `encoders=text` is what it can do.
+2e-4, decay 1e-2) is the recipe here, without its cosine (`lr_schedule`). CAPT's SGD at 1e-3 hardly moves a B that
+starts at zero. Queries, keys and values are adapted as in the code's defaults; `projections=qkvo` adds the output.
+Class texts are encoded together, so what they begin with has one dropout mask for all; it is drawn on the run's
+device. Images pass the tower in every step unless `encoders=text`. A ResNet has no such layers: `encoders=text` is
+what it can do.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ backward pass: memory is one chunk's, values and gradients are the whole batch's
 Paper against released code:
 - Its scripts start from "a photo of a" (M = 4); 16 is only the default of its configuration.
 - It trains on batches of one image for want of memory. Here it is the run's batch size.
-- Its cosine schedule and warm-up have no counterpart in a round. Recipe: SGD 2e-3, momentum 0.9, decay 5e-4.
+- Its cosine schedule and warm-up are the run's (`lr_schedule`, `warmup_rounds`), off here. Recipe: SGD 2e-3, momentum
+  0.9, decay 5e-4.
 The meta-net starts as torch's linear layers do, so round 0 is not zero-shot. With W_b = 0 and c = 0 it is PromptFL.
 """
 

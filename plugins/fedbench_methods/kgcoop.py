@@ -16,7 +16,7 @@ read with its own formula is `kg_form=sqeuclid weight=8`, twice as strong, and t
 FLiP, has 1.0 on the cosine form. The mean is over all K classes at every client, as what a client's own data say
 nothing about is what has to be kept; the code knows no clients. The teacher reads the run's templates, so that L_kg
 starts at 0 only with `templates` "a photo of a {}." and the words as initial context. Recipe: SGD 2e-3 of the code,
-with momentum 0.9 and decay 5e-4 of the toolbox it is built on; its cosine schedule has no counterpart in a round.
+with momentum 0.9 and decay 5e-4 of the toolbox it is built on; its cosine is the run's `lr_schedule`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Only M context vectors v ∈ R^{M×d_t} in front of every class name are trained
 Answers: build_model. Everything else is FedAvg; stacks with methods that add loss terms or aggregate otherwise.
 Paper against released code: the code averages without n_i (`weighting=uniform` of the run), and over one aliased
 state that the last client overwrote; the definition is what runs here. Its recipe (SGD 1e-3, cosine, one warm-up epoch)
-needs a schedule that local epochs of a round do not have. The recipe here is that of FLiP's re-implementation
+goes over epochs; the run's `lr_schedule` goes over rounds. The recipe here is that of FLiP's re-implementation
 (SGD 2e-3, momentum 0.9, decay 1e-4); in runs of few rounds prompts hardly move at such rates, so tune lr up to 0.5.
 Names are written "<context> name." with the period of the CoOp family; `init=words` starts at "a photo of a name.". The
 run's `templates` are not read: the context stands in their place.
