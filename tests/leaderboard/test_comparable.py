@@ -95,6 +95,12 @@ FIELDS = {
     "holdout_domain": ({"holdout_domain": "sketch"}, "held-out domain (none, here sketch)"),
     "domain_split": ({"domain_split": "60/20/20"}, None),
     "labels": ({"labels": "hidden"}, "labels (visible, here hidden)"),
+    "labelled_clients": ({"labelled_clients": 0.5}, "clients with labels (all, here 50 %)"),
+    "labelled_samples": ({"labelled_samples": 0.1}, "samples with labels (all, here 10 %)"),
+    "label_noise": ({"label_noise": 0.4}, "labels (right, here 40 % symmetric noise)"),
+    "noise_kind": ({"noise_kind": "pairwise"}, None),  # without effect where none is wrong, as the two below
+    "noisy_clients": ({"noisy_clients": 0.5}, None),
+    "noise_rates": ({"noise_rates": "drawn"}, None),
     "participation": ({"participation": 1.0}, "participation (0.4, here 1.0)"),
     "dropout": ({"dropout": 0.25}, "dropping out (none, here 0.25)"),
     "late_dropout": ({"late_dropout": 0.25}, "lost updates (none, here 0.25)"),
