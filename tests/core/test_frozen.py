@@ -157,4 +157,4 @@ def test_a_method_cannot_tell_of_rounds_that_were_not(mine, tmp_path, monkeypatc
         seen.append([name for name in dir(task.hooks) if name.startswith("r")])
 
     ran(tmp_path, monkeypatch, mine(after_training=hookimpl(look)))
-    assert seen[0] == ["report", "reported"]
+    assert seen[0] == ["relabel", "report", "reported"]

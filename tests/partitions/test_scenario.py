@@ -43,7 +43,7 @@ def test_presets_build_and_the_seed_alone_decides(two_domains: Dataset, name: st
     assert len(dealt.unique()) == len(dealt) == len(first.train)
     assert all(len(shard.indices) and shard.indices.dtype == torch.int64 for shard in first.clients)
     assert [shard.id for shard in first.clients] == list(range(len(first.clients)))
-    assert first.labels_visible == (name != "unsupervised")
+    assert first.labels_visible == (preset(name).labels == "visible")
     assert bool(first.groups) == ("longtail" in name)
 
 

@@ -193,13 +193,12 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
             yield Difference(aspect, "none", scenario[name])
     if labels == "hidden" and fact["scenario"] != "unsupervised":
         yield Difference("labels", "visible", "hidden")
-    if float(scenario["label_noise"]):
-        yield Difference(
-            "labels", "right", f"{100 * float(scenario['label_noise']):g} % {scenario['noise_kind']} noise"
-        )
+    # a run says these where they are not at their defaults
+    if noise := float(scenario.get("label_noise", 0)):
+        yield Difference("labels", "right", f"{100 * noise:g} % {scenario.get('noise_kind', 'symmetric')} noise")
     for name, aspect in (("labelled_clients", "clients with labels"), ("labelled_samples", "samples with labels")):
-        if float(scenario[name]) < 1:
-            yield Difference(aspect, "all", f"{100 * float(scenario[name]):g} %")
+        if (share := float(scenario.get(name, 1))) < 1:
+            yield Difference(aspect, "all", f"{100 * share:g} %")
     if int(scenario["server_samples"]) and scenario["server_source"] == "aside":
         yield Difference("samples of the clients", "all", f"{scenario['server_samples']} a class at the server")
     if float(scenario["unseen_classes"]):
