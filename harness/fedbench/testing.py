@@ -29,7 +29,7 @@ from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.hyper import declared
 from fedbench.core.randomness import torch_generator
 from fedbench.core.scenario import Scenario
-from fedbench.core.spec import RunSpec, Training
+from fedbench.core.spec import RunSpec
 from fedbench.core.types import Backbone
 from fedbench.datasets import tensor_cache
 from fedbench.models import load_backbone
@@ -101,8 +101,7 @@ def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **traini
         scenario = scenario.model_copy(update={"server_samples": 5, "server_labels": "visible"})
     suite = Suite(name="contract", backbone=backbone, rows=(Row(method=method),), training=budget)
     spec = resolve(suite, Cell(suite.rows[0]), 0, Overrides())
-    merged = Training(**{**spec.training.model_dump(), **training})
-    return spec.model_copy(update={"scenario": scenario, "training": merged})
+    return spec.model_copy(update={"scenario": scenario, "training": spec.training.model_copy(update=training)})
 
 
 def tiny_run(spec: RunSpec, *, executor: ExecutorName = "auto", cores: int = 1) -> Run:

@@ -35,8 +35,7 @@ _LIST_HINT = "See `fedbench list methods`."
 
 @dataclass(frozen=True)
 class Assembly:
-    """One run's plugins: ``hooks`` to call, and ``owners``, hook name -> the methods that answer it, in
-    call order.
+    """One run's plugins: ``hooks`` to call, and ``owners``, hook name -> the methods that answer it, in call order.
 
     ``hooks`` are the steps of a run, and what tasks are handed; ``notifications`` tell of it.
     """
@@ -147,17 +146,15 @@ def assemble(
             provides |= dict.fromkeys(declares(cls, "provides"), name)
             _refuse_unmarked(plugin, name)
             manager.register(plugin, name)
-    # Of several trylast answers pluggy calls the last registered last: so the defaults, which are trylast, go in after
-    # the methods, and even a method marked trylast answers before them.
+    # of several trylast answers pluggy calls the last registered last: a method's own comes before the defaults
     defaults = FedAvg(build_params(FedAvg.name, FedAvg.Params, params.get(FedAvg.name, {})))
     manager.register(defaults, FedAvg.name)
     manager.check_pending()  # methods are checked when they are loaded: this is for listeners
     silent = [name for name in stack if name != FedAvg.name and not manager.get_hookcallers(manager.get_plugin(name))]
     if silent:
-        raise FedbenchError(
-            f"{silent[0]} answers no hook, so it would run as FedAvg; mark a method named like one with @hookimpl: "
-            f"{', '.join(HOOK_NAMES)}."
-        )
+        names = ", ".join(HOOK_NAMES)
+        why = f"{silent[0]} answers no hook, so it would run as FedAvg"
+        raise FedbenchError(f"{why}; mark a method named like one with @hookimpl: {names}.")
     defaults.replaced = _replacements(manager, method)
     owners = _owner_table(manager)
     hooks = watched(relay(manager), _blamed(manager, defaults, method, owners))

@@ -197,7 +197,8 @@ class HookSpecs:
 
         Numbers by name, or tensors (C,) with a number for every class, NaN where there is none: of those the mean is
         recorded, and the mean over each reporting group. What is measured changes nothing, and its time does not count
-        as the round's. Default: nothing. Answered by `cka`, `drift` and `matching`, which any stack may name.
+        as the round's. Default: nothing. Answered by `cka` and `drift`, which any stack may
+        name, and by `creff` and `clip2fl`.
         """
 
 
