@@ -10,7 +10,6 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.datasets.catalogue import card_of
 from fedbench.models import how_to_get
-from fedbench.models.text.glove import GLOVE, how_to_get_glove
 from fedbench.rounds.executors.memory import MEMORY
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
@@ -102,14 +101,9 @@ def _to_get(rows: Sequence[AbsentRow], settings: Settings) -> Iterator[str]:
         yield f"  {card.title} ({name}): {card.get}"
         yield f"      {place}: {card.layout}{hub}"
     for name in dict.fromkeys(name for row in rows for name in _pretrained(row.specs[0])):
-        if todo := _how_to_get(name, settings):
+        if todo := how_to_get(name, settings.data_dir):
             yield f"  {name}: {todo}"
 
 
 def _pretrained(spec: RunSpec) -> list[str]:
-    further = [name for name in (spec.teacher, spec.text_encoder) if name.startswith(("clip:", GLOVE))]
-    return [spec.backbone, *further]
-
-
-def _how_to_get(name: str, settings: Settings) -> str:
-    return how_to_get_glove(name, settings.data_dir) if name.startswith(GLOVE) else how_to_get(name, settings.data_dir)
+    return [name for name in (spec.backbone, spec.teacher, spec.text_encoder) if name.startswith("clip:")]

@@ -101,7 +101,6 @@ _BACKBONES = {
     "ResNet-8": _Backbone(frozenset({"resnet8"}), options={"width": "4"}),
     "ResNet-50": _Backbone(frozenset({"resnet50"})),
     "AlexNet": _Backbone(frozenset({"alexnet"})),
-    "AlexNet, ImageNet-pretrained": _Backbone(frozenset({"alexnet"}), options={"weights": "imagenet"}),
     "VGG-11": _Backbone(frozenset({"vgg11"})),
     "CLIP ViT-B/16": _Backbone(frozenset({"clip:ViT-B-16", "clip:ViT-B-16-quickgelu"}), "openai"),
     "CLIP ViT-B/32": _Backbone(frozenset({"clip:ViT-B-32", "clip:ViT-B-32-quickgelu"}), "openai"),
@@ -143,7 +142,7 @@ def differences(fact: Mapping[str, str], run: Mapping[str, Any], paper: Paper, m
     """
     scenario = {name: str(value) for name, value in json.loads(run["scenario_settings"]).items()}
     labels = str(json.loads(run["row_settings"])["labels"])
-    found = [*_data(fact["dataset"], str(run["dataset"])), *_backbone(_printed(fact), str(run["backbone"]))]
+    found = [*_data(fact["dataset"], str(run["dataset"])), *_backbone(fact["backbone"], str(run["backbone"]))]
     found += _imbalance(fact, scenario)
     found += _partition(fact, scenario)
     found += _number("clients", fact["clients"], str(run["num_clients"]))
@@ -170,7 +169,7 @@ def not_printed(fact: Mapping[str, str], run: Mapping[str, Any]) -> list[str]:
     Papers don't say what they do with images that a network is not made for.
     """
     _, options = name_and_options(str(run["backbone"]))
-    is_resized = "resize" in options and not any(_backbone(_printed(fact), str(run["backbone"])))
+    is_resized = "resize" in options and not any(_backbone(fact["backbone"], str(run["backbone"])))
     return [name for name in _MAY_LACK if not fact[name]] + (["size of the images"] if is_resized else [])
 
 
@@ -193,12 +192,6 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
             yield Difference(aspect, "none", scenario[name])
     if labels == "hidden" and fact["scenario"] != "unsupervised":
         yield Difference("labels", "visible", "hidden")
-    # a run says these where they are not at their defaults
-    if noise := float(scenario.get("label_noise", 0)):
-        yield Difference("labels", "right", f"{100 * noise:g} % {scenario.get('noise_kind', 'symmetric')} noise")
-    for name, aspect in (("labelled_clients", "clients with labels"), ("labelled_samples", "samples with labels")):
-        if (share := float(scenario.get(name, 1))) < 1:
-            yield Difference(aspect, "all", f"{100 * share:g} %")
     if int(scenario["server_samples"]) and scenario["server_source"] == "aside":
         yield Difference("samples of the clients", "all", f"{scenario['server_samples']} a class at the server")
     if float(scenario["unseen_classes"]):
@@ -227,11 +220,6 @@ def _data(printed: str, ours: str) -> Iterator[Difference]:
     yield Difference("data", printed, ours if decided else f"{ours}, unknown")
 
 
-def _printed(fact: Mapping[str, str]) -> str:
-    """The backbone that the paper names; that it is pretrained stands beside it."""
-    return fact["backbone"] + (", ImageNet-pretrained" if "ImageNet-pretrained" in fact["variant"] else "")
-
-
 def _backbone(printed: str, ours: str) -> Iterator[Difference]:
     if not printed:
         return
@@ -244,7 +232,7 @@ def _backbone(printed: str, ours: str) -> Iterator[Difference]:
         yield Difference("backbone", printed, f"{ours}, unknown")
         return
     changed = {key: value for key, value in options.items() if key not in _SAME_BACKBONE_OPTIONS}
-    alike = name in backbone.names and options.get("weights") == backbone.options.get("weights")
+    alike = name in backbone.names
     if alike and checkpoint == backbone.checkpoint and changed.items() <= backbone.options.items():
         return
     # a file's content is not in its name: openai.safetensors may hold anything, the tag openai may not

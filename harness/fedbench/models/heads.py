@@ -30,15 +30,6 @@ def clip_of(setup: ModelSetup) -> ClipBackbone:
     return setup.backbone
 
 
-def frozen_of(setup: ModelSetup) -> ClipBackbone | PretrainedNetwork:
-    """The run's pretrained backbone, for its frozen features. FedbenchError for one that is trained from scratch."""
-    if not isinstance(setup.backbone, ClipBackbone | PretrainedNetwork):
-        raise FedbenchError(
-            f"this model needs a pretrained backbone, not {setup.spec.backbone!r}; use --set backbone=clip:embedded."
-        )
-    return setup.backbone
-
-
 def teacher_of(setup: ModelSetup) -> ClipBackbone:
     """The CLIP that teaches: as set by ``teacher``, else the backbone itself if it is CLIP, else the embedded one."""
     if setup.spec.teacher == "auto" and isinstance(setup.backbone, ClipBackbone):

@@ -34,8 +34,6 @@ class BackboneName:
     bn: int = 0
     resize: int | None = None
     stem: str = "imagenet"
-    weights: str = ""
-    """``imagenet`` or a file of pretrained weights; empty for a network from scratch."""
 
 
 _SHARED = ("projector", "projector_layers", "resize")
@@ -74,25 +72,16 @@ FAMILIES = {
     ),
     "alexnet": Family(
         "alexnet",
-        "AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer; "
-        "weights=imagenet or weights=FILE for torchvision's weights",
-        ("dense", "weights", *_SHARED),
+        "AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer",
+        ("dense", *_SHARED),
     ),
     "vgg11": Family(
         "vgg11",
         "VGG-11, two dense layers of 512, images of 32 px or more; bn=1 puts batch-norm behind its convolutions",
         ("bn", *_SHARED),
     ),
-    "resnet18": Family(
-        "resnet18",
-        "ResNet-18; stem=cifar for small images; weights=imagenet or weights=FILE for torchvision's weights",
-        ("stem", "weights", *_SHARED),
-    ),
-    "resnet50": Family(
-        "resnet50",
-        "ResNet-50; stem=cifar for small images; weights=imagenet or weights=FILE for torchvision's weights",
-        ("stem", "weights", *_SHARED),
-    ),
+    "resnet18": Family("resnet18", "ResNet-18; stem=cifar for small images", ("stem", *_SHARED)),
+    "resnet50": Family("resnet50", "ResNet-50; stem=cifar for small images", ("stem", *_SHARED)),
 }
 
 FOLDERS = ("local-dir", "hf-hub")
@@ -117,12 +106,6 @@ def split_checkpoint(rest: str) -> tuple[str, str, str]:
 def is_dual_encoder(name: str) -> bool:
     """Whether ``name`` is that of a backbone with a text tower."""
     return name.partition(":")[0] in DUAL_ENCODERS
-
-
-def is_pretrained(name: str) -> bool:
-    """Whether ``name`` is that of a backbone that comes with weights, whose features can stay frozen."""
-    parsed = parse_backbone(name)
-    return parsed.family in (*DUAL_ENCODERS, *PRETRAINED) or bool(parsed.weights)
 
 
 def canonical_backbone(name: str) -> str:
@@ -168,20 +151,12 @@ def parse_backbone(name: str) -> BackboneName:
             raise unknown_name(f"option of backbone {family!r}:", option, allowed, LIST_HINT)
         if option in numbers or option in words:
             raise FedbenchError(f"option {option!r} of backbone {name!r} is given twice.")
-        if option == "weights":
-            if not value:
-                raise FedbenchError(f"backbone {name!r}: weights is imagenet, or a file of weights.")
-            words[option] = value
-        elif option in _WORDS:
+        if option in _WORDS:
             words[option] = _word(family, option, value)
         else:
             numbers[option] = _whole_number(family, option, value)
     if "projector_layers" in numbers and "projector" not in numbers:
         raise FedbenchError(f"backbone {name!r}: projector_layers needs a projector; add '&projector=WIDTH'.")
-    if "weights" in words and words.get("stem") == "cifar":
-        raise FedbenchError(
-            f"backbone {name!r}: pretrained weights are of the stem for large images; leave stem=cifar out."
-        )
     return BackboneName(
         text=name,
         family=family,
@@ -194,7 +169,6 @@ def parse_backbone(name: str) -> BackboneName:
         bn=numbers.get("bn", 0),
         resize=numbers.get("resize"),
         stem=words.get("stem", "imagenet"),
-        weights=words.get("weights", ""),
     )
 
 

@@ -13,7 +13,6 @@ REQUIREMENTS = {
     "linear_head": "a linear classifier (a CNN, or CLIP with tune=head)",
     "trained_features": "features that are trained (a CNN, tune=full, or a method that trains a projector)",
     "clip": "a CLIP backbone, or another dual encoder",
-    "pretrained": "a backbone with pretrained weights (a dual encoder, lite0, timm:, or ?weights=)",
     "context": "a text tower that takes learned vectors among its tokens",
     "image_layers": "an image tower whose layers take further tokens",
     "patches": "an image tower with features of an image's patches",

