@@ -106,4 +106,5 @@ def _to_get(rows: Sequence[AbsentRow], settings: Settings) -> Iterator[str]:
 
 
 def _pretrained(spec: RunSpec) -> list[str]:
-    return [name for name in (spec.backbone, spec.teacher, spec.text_encoder) if name.startswith("clip:")]
+    beside = [name for name in (spec.teacher, spec.text_encoder) if name.startswith(("clip:", "glove:"))]
+    return [spec.backbone, *beside]

@@ -57,7 +57,14 @@ def load_backbone(
 
 
 def how_to_get(name: str, data_dir: Path) -> str:
-    """What to do about published weights of the backbone ``name``; "" where they are here, or it needs none."""
+    """What to do about published weights of a backbone or text encoder; "" where they are here, or it needs none.
+
+    Of text encoders those that are CLIP, or GloVe's vectors of words.
+    """
+    if name.startswith("glove:"):
+        from fedbench.models.text.glove import how_to_get_glove
+
+        return how_to_get_glove(name, data_dir)
     parsed = parse_backbone(name)
     if parsed.weights:
         from fedbench.models.cnn.imagenet import how_to_get_imagenet
