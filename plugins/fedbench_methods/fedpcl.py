@@ -12,8 +12,8 @@ On frozen pretrained features r(x) ∈ R^D every client trains a projector of it
 Client k predicts by the nearest of its own C_j^k (in squared error): the columns `personal_...`.
 
 Answers: build_model, private, broadcast, local_loss, after_training, aggregate, evaluate. Stacks with methods that add
-loss terms on weights or features. There is no global model, hence no global columns. Needs a CLIP backbone, whose image
-features are r; the paper joins several backbones. A network trained from scratch has nothing frozen to read.
+loss terms on weights or features. There is no global model, hence no global columns. Needs a pretrained
+backbone, whose image features are r, frozen also where other methods train it on (`weights=`); the paper joins several.
 Left open / contradicted:
 - The code's loss is the default, the paper's an option (`loss=paper`; the positive is in its denominators, and global
   prototypes stand for classes that a client lacks, as in the code). The code's unused cross-entropy head is left out.
@@ -42,7 +42,7 @@ from torch import Tensor, nn
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.cnn.backbone import as_function, default_generator_from
-from fedbench.models.heads import clip_of
+from fedbench.models.heads import frozen_of
 from fedbench.models.text.classifier import UnitLength
 from fedbench.toolkit.fedavg import average, predict_own
 from fedbench.toolkit.prototypes import client_features, mean_over_holders, nearest_class, sent_means, spread
@@ -108,21 +108,21 @@ class FedPCL(fb.Method[FedPclParams]):
     name = "fedpcl"
     citation = "Tan et al., FL from Pre-trained Models: A Contrastive Learning Approach, NeurIPS 2022"
     recipe = {"optimizer": "adam", "lr": 1e-3, "weight_decay": 1e-4}
-    requires = ("labels", "clip")
+    requires = ("labels", "pretrained")
 
     @hookimpl
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:
         """The projector FC D->256, ReLU, unit length on frozen image features; no logits."""
-        clip = clip_of(setup)
+        backbone = frozen_of(setup)
         with default_generator_from(setup.spec.seed, "projector"):
-            layers = OrderedDict(fc=nn.Linear(clip.embed_dim, self.params.dim), relu=nn.ReLU(), unit=UnitLength())
+            layers = OrderedDict(fc=nn.Linear(backbone.feature_dim, self.params.dim), relu=nn.ReLU(), unit=UnitLength())
         weights, buffers, embed = as_function(nn.Sequential(OrderedDict(projector=nn.Sequential(layers))))
 
         def forward(tensors: fb.Tensors, inputs: Tensor, training: bool) -> fb.Outputs:
             z = embed(tensors, inputs, training)
             return fb.Outputs(z.new_zeros(len(z), 0), z)
 
-        return fb.Model(weights=weights, buffers=buffers, forward=forward, encoder=clip.image_encoder())
+        return fb.Model(weights=weights, buffers=buffers, forward=forward, encoder=backbone.image_encoder())
 
     @hookimpl
     def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:

@@ -229,3 +229,35 @@ def test_a_plan_without_data_and_weights_says_what_to_get(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and "'x' does not exist" in capsys.readouterr().err
+
+
+def test_weights_of_cnns_and_word_vectors_are_listed_once_each(
+    fedbench: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("fedbench.models.weight_files.can_reach", lambda url: False)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "hub"))
+    small = (*SMALL, "--dry-run", "--data-dir", "mine")
+    started = fedbench(
+        "run", "--method", "fedavg", "--method", "fedpcl", "--backbone", "alexnet?weights=imagenet&resize=64", *small
+    )
+    said = " ".join(started.split())
+    assert (
+        said.count("alexnet?weights=imagenet&resize=64: downloaded where there is a network; else download it from")
+        == 1
+    )
+    assert "put it at 'mine/torchvision/alexnet-owt-7be5be79.pth'" in said
+    # the data and the backbone are there, and another row with them is planned
+    name = "glove:glove.6B.300d.txt"
+    words = fedbench(
+        *("run", "--method", "fedavg", "--method", "fedglcl", "--backbone", "convnet"),
+        *("--set", f"backbone.text={name}", *small[1:]),
+    )
+    said = " ".join(words.split())
+    assert (
+        f"{name}: download https://nlp.stanford.edu/data/glove.6B.zip and put it, packed or unpacked, in 'mine/glo"
+        in said
+    )
+    assert said.count("not here") == 2  # of one row and of the list below
+    described = fedbench("describe", "alexnet?weights=imagenet", "--data-dir", "mine")
+    assert "weights=imagenet starts from torchvision's" in " ".join(described.split())
+    assert "mine/torchvision/alexnet-owt-7be5be79.pth" in "".join(described.split())

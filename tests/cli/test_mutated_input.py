@@ -466,7 +466,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         patch.setenv("FEDBENCH_CACHE", str(folder / "cache"))
         patch.setenv("COLUMNS", "200")
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.setattr("fedbench.models.clip.weights.can_reach", lambda url: False)
+        patch.setattr("fedbench.models.weight_files.can_reach", lambda url: False)
         yield Bench(folder)
 
 

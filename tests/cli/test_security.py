@@ -39,9 +39,10 @@ from fedbench.datasets.tensor_cache import kept
 from fedbench.leaderboard.results import load_results
 from fedbench.models.clip import loading as checkpoints
 from fedbench.models.clip.loading import load_clip
-from fedbench.models.clip.weights import check_digest, published_digest
+from fedbench.models.clip.weights import published_digest
 from fedbench.models.names import parse_backbone
 from fedbench.models.text.vectors import transformers_encoder
+from fedbench.models.weight_files import check_digest
 from fedbench.rounds.state import read_saved
 from fedbench.suites.suite import parse_suite
 from fedbench.tracking.databases import check_database, shown

@@ -311,7 +311,7 @@ def test_it_goes_on_where_it_was_stopped(tmp_path):
 
 
 def test_what_it_cannot_do_is_refused_in_one_sentence():
-    with pytest.raises(FedbenchError, match="needs a CLIP backbone"):
+    with pytest.raises(FedbenchError, match="needs a pretrained backbone, and 'convnet' starts at random"):
         tiny_run(tiny_spec("fedpcl", backbone="convnet"))
     with pytest.raises(FedbenchError, match="fedpcl needs labels"):
         final_state(tiny_run(tiny_spec("fedpcl", hidden=True, backbone="clip:embedded")), until=1)

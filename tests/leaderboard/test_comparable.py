@@ -199,6 +199,15 @@ def test_what_the_paper_does_not_say_is_not_compared():
     assert not_printed(FACT, {"backbone": "alexnet?resize=64"}) == []
 
 
+def test_a_cnn_starts_from_imagenet_where_the_papers_does_and_only_there():
+    scratch, started = {"backbone": "AlexNet"}, {"backbone": "AlexNet", "variant": "ImageNet-pretrained backbone"}
+    assert told(started, backbone="alexnet?dense=1&weights=imagenet") == []
+    assert told(started, backbone="alexnet") == ["backbone (AlexNet, weights of ImageNet, here alexnet)"]
+    assert told(scratch, backbone="alexnet?weights=imagenet") == ["backbone (AlexNet, here alexnet?weights=imagenet)"]
+    for fact in (scratch, started):
+        assert told(fact, backbone="alexnet?weights=w.pth")[0].endswith("here alexnet?weights=w.pth, unknown)")
+
+
 def test_a_mean_over_domains_is_compared_with_the_mean_over_domains():
     assert told({"group": "avg"}, metric="domain_mean_accuracy") == []
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
-from fedbench.models import backbone_names, load_backbone
+from fedbench.models import backbone_names, load_backbone, weight_files
 from fedbench.models.clip import loading as checkpoints
 from fedbench.models.clip import weights
 from fedbench.models.clip.backbone import ClipBackbone, activation_of
@@ -361,7 +361,7 @@ def test_tag_brings_its_own_normalisation(tagged: Path) -> None:
 
 
 def test_weights_without_network_say_where_to_put_the_file(tagged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "can_reach", lambda url: False)
+    monkeypatch.setattr(weight_files, "can_reach", lambda url: False)
     with pytest.raises(FedbenchError) as error:
         clip("clip:fbtiny@absent", tagged)
     target = tagged / "clip" / "fbtiny-quickgelu-absent.safetensors"
@@ -466,7 +466,7 @@ def test_transformers_encoder_is_pooled_over_the_mask(tmp_path: Path, monkeypatc
     with torch.no_grad():  # alone, hence without padding
         alone = model(**tokenizer(["a photo of a cat"], return_tensors="pt")).last_hidden_state.mean(dim=1)
     torch.testing.assert_close(vectors[:1], normalize(alone, dim=-1), rtol=0, atol=1e-5)
-    monkeypatch.setattr(weights, "can_reach", lambda url: False)
+    monkeypatch.setattr(weight_files, "can_reach", lambda url: False)
     with pytest.raises(FedbenchError, match="text encoder 'text:hf/no-such/model': no complete transformers model"):
         text_vectors("text:hf/no-such/model", CLASSES, TEMPLATES, seed=0)
     with pytest.raises(FedbenchError, match="unknown text encoder 'orthogonl'; did you mean 'orthogonal'"):

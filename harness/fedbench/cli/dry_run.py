@@ -100,10 +100,12 @@ def _to_get(rows: Sequence[AbsentRow], settings: Settings) -> Iterator[str]:
         hub = f"; or --set dataset=hf:{card.hub[0]}" if card.hub else ""
         yield f"  {card.title} ({name}): {card.get}"
         yield f"      {place}: {card.layout}{hub}"
+    wanted: dict[str, str] = {}
     for name in dict.fromkeys(name for row in rows for name in _pretrained(row.specs[0])):
-        if todo := how_to_get(name, settings.data_dir):
-            yield f"  {name}: {todo}"
+        wanted.setdefault(how_to_get(name, settings.data_dir), name)  # networks with other options read the same file
+    yield from (f"  {name}: {todo}" for todo, name in wanted.items() if todo)
 
 
 def _pretrained(spec: RunSpec) -> list[str]:
-    return [name for name in (spec.backbone, spec.teacher, spec.text_encoder) if name.startswith("clip:")]
+    beside = [name for name in (spec.teacher, spec.text_encoder) if name.startswith(("clip:", "glove:"))]
+    return [spec.backbone, *beside]

@@ -87,12 +87,12 @@ class Backbone(Protocol):
 
     @property
     def is_pretrained(self) -> bool:
-        """Whether its weights come from elsewhere."""
+        """Whether its weights come from elsewhere and stay as they are, unless ``tune=full``."""
         ...
 
     @property
     def weights_hash(self) -> str:
-        """A hex digest of pretrained weights; empty for a network that is trained from scratch."""
+        """A hex digest of weights from elsewhere; empty for a network that starts at random."""
         ...
 
 

@@ -106,6 +106,8 @@ _BACKBONES = {
     "CLIP ViT-B/32": _Backbone(frozenset({"clip:ViT-B-32", "clip:ViT-B-32-quickgelu"}), "openai"),
     "CLIP RN50": _Backbone(frozenset({"clip:RN50", "clip:RN50-quickgelu"}), "openai"),
 }
+_STARTED = "ImageNet-pretrained backbone"
+"""The variant of facts whose CNN starts from weights of ImageNet; those of others start at random."""
 _SAME_BACKBONE_OPTIONS = frozenset({"projector", "projector_layers", "dense", "bn", "stem", "resize"})
 """Heads and stems that papers describe apart from the backbone's name, and what is done with images of other sizes."""
 
@@ -142,7 +144,7 @@ def differences(fact: Mapping[str, str], run: Mapping[str, Any], paper: Paper, m
     """
     scenario = {name: str(value) for name, value in json.loads(run["scenario_settings"]).items()}
     labels = str(json.loads(run["row_settings"])["labels"])
-    found = [*_data(fact["dataset"], str(run["dataset"])), *_backbone(fact["backbone"], str(run["backbone"]))]
+    found = [*_data(fact["dataset"], str(run["dataset"])), *_backbone(fact, str(run["backbone"]))]
     found += _imbalance(fact, scenario)
     found += _partition(fact, scenario)
     found += _number("clients", fact["clients"], str(run["num_clients"]))
@@ -169,7 +171,7 @@ def not_printed(fact: Mapping[str, str], run: Mapping[str, Any]) -> list[str]:
     Papers don't say what they do with images that a network is not made for.
     """
     _, options = name_and_options(str(run["backbone"]))
-    is_resized = "resize" in options and not any(_backbone(fact["backbone"], str(run["backbone"])))
+    is_resized = "resize" in options and not any(_backbone(fact, str(run["backbone"])))
     return [name for name in _MAY_LACK if not fact[name]] + (["size of the images"] if is_resized else [])
 
 
@@ -192,6 +194,12 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
             yield Difference(aspect, "none", scenario[name])
     if labels == "hidden" and fact["scenario"] != "unsupervised":
         yield Difference("labels", "visible", "hidden")
+    # a run says these where they are not at their defaults
+    if noise := float(scenario.get("label_noise", 0)):
+        yield Difference("labels", "right", f"{100 * noise:g} % {scenario.get('noise_kind', 'symmetric')} noise")
+    for name, aspect in (("labelled_clients", "clients with labels"), ("labelled_samples", "samples with labels")):
+        if (share := float(scenario.get(name, 1))) < 1:
+            yield Difference(aspect, "all", f"{100 * share:g} %")
     if int(scenario["server_samples"]) and scenario["server_source"] == "aside":
         yield Difference("samples of the clients", "all", f"{scenario['server_samples']} a class at the server")
     if float(scenario["unseen_classes"]):
@@ -220,7 +228,8 @@ def _data(printed: str, ours: str) -> Iterator[Difference]:
     yield Difference("data", printed, ours if decided else f"{ours}, unknown")
 
 
-def _backbone(printed: str, ours: str) -> Iterator[Difference]:
+def _backbone(fact: Mapping[str, str], ours: str) -> Iterator[Difference]:
+    printed = fact["backbone"]
     if not printed:
         return
     name, options = name_and_options(ours)
@@ -231,13 +240,16 @@ def _backbone(printed: str, ours: str) -> Iterator[Difference]:
     if backbone is None:
         yield Difference("backbone", printed, f"{ours}, unknown")
         return
+    weights, start = options.pop("weights", ""), "imagenet" if fact["variant"] == _STARTED else ""
     changed = {key: value for key, value in options.items() if key not in _SAME_BACKBONE_OPTIONS}
     alike = name in backbone.names
-    if alike and checkpoint == backbone.checkpoint and changed.items() <= backbone.options.items():
+    is_same = alike and checkpoint == backbone.checkpoint and changed.items() <= backbone.options.items()
+    if is_same and weights == start:
         return
     # a file's content is not in its name: openai.safetensors may hold anything, the tag openai may not
-    undecided = alike and ("/" in checkpoint or "." in checkpoint)
-    yield Difference("backbone", printed, f"{ours}, unknown" if undecided else ours)
+    undecided = alike and ("/" in checkpoint or "." in checkpoint or weights not in ("", "imagenet"))
+    wanted = f"{printed}, weights of ImageNet" if start else printed
+    yield Difference("backbone", wanted, f"{ours}, unknown" if undecided else ours)
 
 
 def _imbalance(fact: Mapping[str, str], scenario: Mapping[str, str]) -> Iterator[Difference]:

@@ -6,6 +6,7 @@ The files stand beside the suites that replay them, so that every installation o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -133,12 +134,25 @@ def beside(published: Published, runs: pd.DataFrame, headline: str, measured: Ma
     keys = list(dict.fromkeys(text for run in runs["published"] for text in _keys(run)))
     run = {str(name): entry for name, entry in runs.iloc[0].items()}
     names = [headline, *(name for name in _metrics(published, runs) if name != headline)]
+    names = _each_once(published, names, measured)
     found = {name: _number(published, keys, name, run, measured.get(name, float("nan"))) for name in names}
     return Printed(
-        **vars(found[headline]),
+        **vars(found.get(headline, PrintedNumber())),
         keys=tuple(json.loads(text) for text in keys),
         metrics={name: one for name, one in found.items() if one.comparable},
     )
+
+
+def _each_once(published: Published, names: Sequence[str], measured: Mapping[str, float]) -> list[str]:
+    """``names`` with one for each printed number: of those with the same columns the first that was measured."""
+    chosen: dict[tuple[str, str], str] = {}
+    for name in names:
+        metric, _, domain = name.partition("/")
+        number = (json.dumps(published.metrics.get(metric), sort_keys=True), domain)
+        other = chosen.setdefault(number, name)
+        if math.isnan(measured.get(other, math.nan)) and not math.isnan(measured.get(name, math.nan)):
+            chosen[number] = name
+    return list(chosen.values())
 
 
 def _metrics(published: Published, runs: pd.DataFrame) -> list[str]:

@@ -1,10 +1,11 @@
-"""Backbones by name: dual encoders of open_clip and transformers, and CNNs trained from scratch.
+"""Backbones by name: dual encoders of open_clip and transformers, and CNNs.
 
     clip:embedded                           the tiny CLIP that ships with fedbench
     clip:lite0-minilm                       two networks pretrained on photos and texts, joined by a linear map
     clip:ViT-B-32-quickgelu@openai          an open_clip architecture and pretrained tag
     clip:ViT-B-32:weights/open_clip.safetensors   ... or a weights file
     resnet8?width=1&projector=512           a CNN with options
+    alexnet?weights=imagenet                ... that starts from torchvision's weights
 
 Importing this package is cheap; torch and open_clip are imported when a backbone is loaded.
 """
@@ -46,14 +47,29 @@ def load_backbone(
         from fedbench.models.cnn.pretrained import load_pretrained_network
 
         return load_pretrained_network(parsed, seed)
+    if parsed.weights:
+        from fedbench.models.cnn.imagenet import load_started
+
+        return load_started(parsed, seed, image_size, data_dir)
     from fedbench.models.cnn.backbone import load_cnn
 
     return load_cnn(parsed, seed, image_size)
 
 
 def how_to_get(name: str, data_dir: Path) -> str:
-    """What to do about published weights of the dual encoder ``name``; "" where they are here, or it needs none."""
+    """What to do about published weights of a backbone or text encoder; "" where they are here, or it needs none.
+
+    Of text encoders those that are CLIP, or GloVe's vectors of words.
+    """
+    if name.startswith("glove:"):
+        from fedbench.models.text.glove import how_to_get_glove
+
+        return how_to_get_glove(name, data_dir)
     parsed = parse_backbone(name)
+    if parsed.weights:
+        from fedbench.models.cnn.imagenet import how_to_get_imagenet
+
+        return how_to_get_imagenet(parsed, data_dir)
     if parsed.family != "clip" or not parsed.checkpoint or parsed.arch == LITE0_MINILM:
         return ""
     from fedbench.models.clip.weights import how_to_get_clip

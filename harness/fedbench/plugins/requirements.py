@@ -13,7 +13,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.types import NO_LINEAR_HEAD, Backbone, InputSource, Model
 from fedbench.models.capabilities import CAPABILITIES, lacking
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.names import is_dual_encoder
+from fedbench.models.names import is_dual_encoder, is_pretrained
 from fedbench.plugins.assembly import find_method
 
 GRANTED_SERVER_DATA = {"server_data": "unlabelled", "server_labels": "labelled"}
@@ -59,10 +59,15 @@ def refuse_settings(requires: Mapping[str, str], spec: RunSpec, provides: Mappin
 
 
 def refuse_backbone(requires: Mapping[str, str], spec: RunSpec) -> None:
-    """FedbenchError where the backbone is not CLIP and a method requires it."""
+    """FedbenchError where the backbone is not CLIP, or not pretrained, and a method requires it."""
     if "clip" in requires and not is_dual_encoder(spec.backbone):
         raise FedbenchError(
             f"{requires['clip']} needs a CLIP backbone, not {spec.backbone!r}; use --set backbone=clip:embedded."
+        )
+    if "pretrained" in requires and not is_pretrained(spec.backbone):
+        raise FedbenchError(
+            f"{requires['pretrained']} needs a pretrained backbone, and {spec.backbone!r} starts at random; use --set "
+            "backbone=clip:embedded, or weights= where the network takes it."
         )
 
 

@@ -98,8 +98,8 @@ def look(request: LookRequest, settings: Settings, loaded: Loaded, emit: Callabl
         emit(Prepared(run.info) if request.known is None else _measured(run, backbone, request.known))
     except MethodFault as error:
         emit(Failed(shortened(" ".join(text_of(error).split()), REASON)))
-    except FedbenchError as error:
-        emit(Refused(text_of(error)))
+    except FedbenchError as error:  # a text encoder or a teacher may be absent as well
+        emit(Refused(text_of(error), absent="weights" if isinstance(error, NotHere) else ""))
     except BaseException as error:  # a method may raise SystemExit or KeyboardInterrupt as well
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             raise  # Ctrl-C, which a process of its own ignores
@@ -122,7 +122,7 @@ def looks(
         for spec in _by_what_they_read(specs):
             same = absent.get((spec.dataset, spec.backbone))
             for answer in [same] if same else place.look(LookRequest(spec, known if is_dry else None)):
-                if isinstance(answer, Refused) and answer.absent:
+                if isinstance(answer, Refused) and answer.absent and answer.is_of_loading:
                     absent[spec.dataset, spec.backbone] = answer
                 if not isinstance(answer, str):
                     known |= answer.measured if isinstance(answer, Prepared) else {}

@@ -13,6 +13,7 @@ REQUIREMENTS = {
     "linear_head": "a linear classifier (a CNN, or CLIP with tune=head)",
     "trained_features": "features that are trained (a CNN, tune=full, or a method that trains a projector)",
     "clip": "a CLIP backbone, or another dual encoder",
+    "pretrained": "a pretrained backbone: CLIP, or an image network with weights",
     "context": "a text tower that takes learned vectors among its tokens",
     "image_layers": "an image tower whose layers take further tokens",
     "patches": "an image tower with features of an image's patches",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -42,8 +42,13 @@ def class_vectors(features: Tensor, num_classes: int) -> Tensor:
 
 def digest_of_weights(module: nn.Module) -> str:
     """sha256 over all weights as they are now, by name, shape and value."""
+    return digest_of(module.state_dict())
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over tensors by name, shape and value."""
     digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
+    for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().flatten().numpy().data)
     return digest.hexdigest()

@@ -18,9 +18,10 @@ from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.text_encoders import HuggingFaceText, text_encoder
 from fedbench.models.clip.tokens import FoldedTokenizer
-from fedbench.models.clip.weights import base_arch, check_archive, check_digest, fetch, published_digest, quick_gelu_for
+from fedbench.models.clip.weights import base_arch, fetch, published_digest, quick_gelu_for
 from fedbench.models.names import FOLDERS, LIST_HINT, LITE0_MINILM, BackboneName
 from fedbench.models.transform import PixelTransform
+from fedbench.models.weight_files import check_archive, check_digest
 
 log = logging.getLogger(__name__)
 

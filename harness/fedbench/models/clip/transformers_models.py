@@ -145,7 +145,7 @@ def load_pretrained(source: str, what: str, name_it: str, **options: Any) -> tup
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from fedbench.models.clip.weights import can_reach
+    from fedbench.models import weight_files
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
 
@@ -161,7 +161,7 @@ def load_pretrained(source: str, what: str, name_it: str, **options: Any) -> tup
         return load(offline=True)
     # On damaged files transformers raises what its readers do: safetensors', torch's and json's errors.
     except Exception as missing:
-        if Path(source).exists() or not can_reach("https://huggingface.co"):
+        if Path(source).exists() or not weight_files.can_reach("https://huggingface.co"):
             raise FedbenchError(
                 f"{what}: no complete transformers model in that folder or in the cache, and no download possible; "
                 f"put one on this machine and write '{name_it}FOLDER' ({_first_line(missing)})."

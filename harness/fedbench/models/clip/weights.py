@@ -1,23 +1,19 @@
-"""The files of CLIP's weights: where a tag's are on this machine, how they are fetched, whether they are whole."""
+"""The files of CLIP's weights: where a tag's are on this machine, and how they are fetched."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
-import urllib.error
-import urllib.request
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import open_clip
-from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub import try_to_load_from_cache
 from open_clip.pretrained import download_pretrained, get_pretrained_cfg
 
 from fedbench.core.errors import FedbenchError, NotHere
-from fedbench.core.files import opened
+from fedbench.models import weight_files
 from fedbench.models.names import BackboneName
 
 log = logging.getLogger(__name__)
@@ -41,7 +37,7 @@ def fetch(name: BackboneName, tag: dict[str, Any], data_dir: Path | None) -> Pat
         return cached
     source, manual = _source(tag), _by_hand(name, tag, own)
     host = "https://huggingface.co" if tag.get("hf_hub") else str(tag["url"])
-    if not can_reach(os.environ.get("HF_ENDPOINT", host) if tag.get("hf_hub") else host):
+    if not weight_files.can_reach(os.environ.get("HF_ENDPOINT", host) if tag.get("hf_hub") else host):
         raise NotHere(f"the weights of {name.text!r} are not on this machine and there is no network: {manual}")
     log.info("downloading the weights of %s from %s", name.text, source)
     try:
@@ -82,33 +78,6 @@ def published_digest(file: Path, tag: dict[str, Any]) -> str:
     return Path(url).stem.split("-")[-1] if "mlfoundations" in url else ""
 
 
-def check_digest(file: Path, expected: str, remedy: str) -> None:
-    """FedbenchError where the file's sha256 does not begin with ``expected``: what to do then is ``remedy``."""
-    try:
-        with opened(file) as whole:
-            found = hashlib.file_digest(whole, "sha256").hexdigest()
-    except OSError as error:
-        raise FedbenchError(f"CLIP weights {str(file)!r} can't be read ({error.strerror}); {remedy}.") from error
-    if not found.startswith(expected):
-        raise FedbenchError(
-            f"CLIP weights {str(file.resolve())!r} are damaged (sha256 {found[:12]}..., published: "
-            f"{expected[:12]}...); {remedy}."
-        )
-
-
-def check_archive(file: Path) -> None:
-    """FedbenchError where a member of a torch file differs from its checksum, which torch itself doesn't look at."""
-    if file.suffix == ".safetensors" or not zipfile.is_zipfile(file):
-        return
-    try:
-        with zipfile.ZipFile(file) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
-        damaged = str(error)
-    if damaged is not None:
-        raise FedbenchError(f"CLIP weights {str(file)!r} are damaged ({damaged}); get the file again.")
-
-
 def _source(tag: dict[str, Any]) -> str:
     return f"huggingface.co/{tag['hf_hub'].rstrip('/')}" if tag.get("hf_hub") else str(tag.get("url", ""))
 
@@ -130,16 +99,3 @@ def _cached(tag: dict[str, Any], folder: Path | None) -> Path | None:
         return None
     path = (folder or Path("~/.cache/clip").expanduser()) / os.path.basename(tag["url"])
     return path if path.is_file() else None
-
-
-def can_reach(url: str) -> bool:
-    """Whether an address answers within seconds; the hub's own clients would retry for minutes."""
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=5).close()
-    except urllib.error.HTTPError as error:
-        return error.code in (401, 404, 405)  # it answered; a proxy that refuses says 403 or 407
-    except OSError:
-        return False
-    return True

@@ -1,1 +1,1 @@
-"""Convolutional networks as backbones, trained from scratch."""
+"""Convolutional networks as backbones, trained from scratch, from weights of ImageNet, or pretrained and frozen."""

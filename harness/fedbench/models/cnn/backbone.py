@@ -1,4 +1,4 @@
-"""CNN backbones trained from scratch, and the model a body makes with a linear head."""
+"""CNN backbones that are trained (`cnn.imagenet` fills them), and the model a body makes with a linear head."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def default_generator_from(seed: int, purpose: str) -> Iterator[None]:
 
 def cnn_image_size(name: BackboneName) -> int:
     """The side in pixels of the images that the network is made for: what it resizes to, else its papers'."""
-    return name.resize or (224 if name.family in _OF_IMAGENET and name.stem != "cifar" else 32)
+    is_large = name.weights or (name.family in _OF_IMAGENET and name.stem != "cifar")
+    return name.resize or (224 if is_large else 32)
 
 
 def load_cnn(name: BackboneName, seed: int, image_size: tuple[int, int] | None = None) -> CnnBackbone:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError, unknown_name
@@ -19,22 +18,29 @@ from fedbench.models.cnn.backbone import CnnBackbone, default_generator_from
 from fedbench.models.names import LIST_HINT, BackboneName
 from fedbench.models.photos.packages import LITE0_SIZE, LITE0_STATISTICS, load_lite0
 from fedbench.models.transform import CroppedTransform, PixelTransform
+from fedbench.models.weight_files import SUFFIXES, read_state_dict
 
-_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
+PROJECTOR = "projector has"
+"""What `PretrainedNetwork.drawn` says of one."""
 
 
 @dataclass(frozen=True, eq=False)
 class PretrainedNetwork(CnnBackbone):
-    """A network whose features can be frozen, for a linear head, or trained further (``tune=full``)."""
+    """A network whose features can be frozen, for a linear head, or trained further.
 
-    has_projector: bool = False
+    ``tune=auto`` freezes it where ``is_pretrained``, and else trains it: it then starts from weights, no more.
+    """
+
+    drawn: str = ""
+    """What of it has no pretrained weights, in words; its features can't stay frozen then."""
 
     def image_encoder(self) -> NetworkEncoder:
         """Its features, frozen. Raises FedbenchError where a part of it has no pretrained weights."""
-        if self.has_projector:
+        if self.drawn:
+            remedy = ", or leave projector= out" if self.drawn == PROJECTOR else ""
             raise FedbenchError(
-                f"backbone {self.name!r}: its projector has no pretrained weights, so its features can't stay frozen; "
-                "set tune=full, or leave projector= out."
+                f"backbone {self.name!r}: its {self.drawn} no pretrained weights, so its features can't stay frozen; "
+                f"set tune=full{remedy}."
             )
         return NetworkEncoder(self)
 
@@ -84,7 +90,7 @@ def load_pretrained_network(name: BackboneName, seed: int) -> PretrainedNetwork:
     with default_generator_from(seed, "backbone"):
         projector = nn.Linear(width, name.projector)
     whole = nn.Sequential(OrderedDict(net=body, projector=projector))
-    return PretrainedNetwork(name.text, whole.eval(), name.projector, transform, True, digest, has_projector=True)
+    return PretrainedNetwork(name.text, whole.eval(), name.projector, transform, True, digest, drawn=PROJECTOR)
 
 
 def pretrained_image_size(name: BackboneName) -> int | None:
@@ -100,13 +106,10 @@ def pretrained_image_size(name: BackboneName) -> int | None:
 def _fill(body: nn.Module, name: BackboneName) -> None:
     """Load the file into all layers but the classifier, which ``body`` does not have."""
     file = Path(name.checkpoint).expanduser()
-    if file.suffix not in _SUFFIXES or not file.is_file():
-        raise FedbenchError(f"backbone {name.text!r}: there is no file {str(file)!r} ending in {', '.join(_SUFFIXES)}.")
+    if file.suffix not in SUFFIXES or not file.is_file():
+        raise FedbenchError(f"backbone {name.text!r}: there is no file {str(file)!r} ending in {', '.join(SUFFIXES)}.")
     try:
-        if file.suffix == ".safetensors":
-            given: dict[str, Tensor] = load_file(file)
-        else:
-            given = torch.load(file, weights_only=True, map_location="cpu")
+        given = read_state_dict(file)
         own = body.state_dict()
         body.load_state_dict({key: given[key] for key in own})
     except Exception as error:  # of damaged files safetensors, torch and json raise nearly anything

