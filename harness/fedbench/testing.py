@@ -253,8 +253,7 @@ def check_stacking(name: str) -> str | None:
 def check_neutral(name: str) -> str | None:
     """With its parameters at their neutral values it equals FedAvg bit for bit, one client after another."""
     known = declared(find_method(name).Params).values()
-    neutral = {p.name: p.hyper.neutral for p in known if p.hyper.neutral is not None}
-    if not neutral:
+    if not (neutral := {p.name: p.hyper.neutral for p in known if p.hyper.neutral is not None}):
         return "no hyper-parameter declares a neutral value"
     spec = tiny_spec(name, rounds=2)
     spec = spec.model_copy(update={"params": {name: {**spec.params[name], **neutral}}})
