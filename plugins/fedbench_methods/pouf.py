@@ -13,7 +13,8 @@ Answers: build_model, local_loss. Never reads a label, hidden or not. Stacks wit
 aggregate otherwise.
 The second transport and H of the mean spread a batch over all K classes, also those that a client has no image of:
 what the paper has batches of all classes for is wrong under label skew. The released code can also train the whole
-model; only its prompts are here. Recipe: SGD 0.01 and decay 1e-3, released scripts, whose batch is 96; momentum 0.9 is ours.
+model; only its prompts are here. Recipe: SGD 0.01 and decay 1e-3, released scripts, whose batch is 96; the momentum
+is ours.
 """
 
 from __future__ import annotations
