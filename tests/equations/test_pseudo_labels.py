@@ -163,3 +163,16 @@ def test_own_labels_stay_and_only_the_others_are_given():
             assert len(task.inputs) == len(own)
             has = ~run.given[own]
             assert 0 < has.sum() < len(own) and torch.equal(task.labels[has], run.scored.train.labels[own][has])
+
+
+@pytest.mark.parametrize("params", [{"labels": "soft"}, {"refresh": "round", "labels": "soft"}])
+def test_labels_that_change_are_the_same_by_both_executors_and_after_a_stop(params):
+    spec = tiny_spec("pseudo-labels")
+    spec = spec.model_copy(update={"params": {"pseudo-labels": params}})
+    whole = final_state(tiny_run(spec, executor="sequential"))
+    half = final_state(tiny_run(spec), until=2)
+    assert digest(final_state(tiny_run(spec, executor="sequential"), half)) != digest(half)
+    together, again = final_state(tiny_run(spec)), final_state(tiny_run(spec), half)
+    assert digest(together) == digest(again)
+    for name, tensor in whole.weights.items():
+        torch.testing.assert_close(together.weights[name], tensor, rtol=1e-4, atol=1e-5)
