@@ -32,8 +32,9 @@ from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Backbone
 from fedbench.datasets import tensor_cache
+from fedbench.kinds.files import PLUGIN_FILES
 from fedbench.models import load_backbone
-from fedbench.plugins.assembly import PLUGIN_FILES, assemble, find_method
+from fedbench.plugins.assembly import assemble, find_method
 from fedbench.plugins.declaration import HOOK_NAMES
 from fedbench.plugins.requirements import required_by
 from fedbench.plugins.watch import contents, watched

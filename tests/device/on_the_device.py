@@ -17,7 +17,8 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import STEPS, Hooks
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.assembly import method_names, plugins_everywhere
+from fedbench.kinds.files import plugins_everywhere
+from fedbench.plugins.assembly import method_names
 from fedbench.rounds.executors import ExecutorName
 from fedbench.rounds.loop import evaluate
 from fedbench.rounds.run import Run

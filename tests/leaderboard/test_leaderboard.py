@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ from fedbench.cli.commands.leaderboard import Format, ReadingOptions, _command
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import csv_text
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
-from fedbench.core.scenario import Partition, Scenario
+from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.wording import OWN_MODELS
 from fedbench.leaderboard.formats.files import to_csv, write
@@ -585,8 +585,8 @@ def summary(scenario: Scenario) -> str:
     return scenario_summary({k: v for k, v in params.items() if k in Scenario.model_fields})
 
 
-@pytest.mark.parametrize("partition", get_args(Partition))
-def test_a_scenario_is_told_with_the_number_that_its_partition_uses(partition: Partition) -> None:
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "creff_equal", "shards", "classes_per_client", "domain"])
+def test_a_scenario_is_told_with_the_number_that_its_partition_uses(partition: str) -> None:
     numbers = {
         "dirichlet_alpha": 0.25,
         "shards_per_client": 7,

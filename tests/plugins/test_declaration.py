@@ -12,9 +12,9 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
+from fedbench.kinds.installed import GROUP
 from fedbench.plugins import assembly as assemble
 from fedbench.plugins.assembly import find_method, load_plugin_file
-from fedbench.plugins.installed import GROUP
 
 RIGHT = """
 from dataclasses import dataclass
@@ -196,8 +196,8 @@ def installed(monkeypatch):
     real = list(assemble.installed_methods())
 
     def install(*further):
-        for module in ("assembly", "description", "installed"):
-            monkeypatch.setattr(f"fedbench.plugins.{module}.installed_methods", lambda: [*real, *further])
+        for module in ("plugins.assembly", "plugins.description", "kinds.installed"):
+            monkeypatch.setattr(f"fedbench.{module}.installed_methods", lambda: [*real, *further])
 
     return install
 

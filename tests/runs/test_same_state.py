@@ -18,7 +18,7 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.failure_text import DETAILS, REASON
+from fedbench.kinds.failure_text import DETAILS, REASON
 from fedbench.runs.engines import warm
 from fedbench.runs.engines.attempt import failure_of
 from fedbench.runs.engines.forks import Work

@@ -26,6 +26,7 @@ from fedbench.cli.commands.tune import tune
 from fedbench.cli.commands.ui import ui
 from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.core.errors import FedbenchError
+from fedbench.kinds.files import plugins_everywhere
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -39,7 +40,9 @@ class _Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             _check_folder()
-            return super().invoke(ctx)
+            # what a verb adds is forgotten behind it
+            with plugins_everywhere(()):
+                return super().invoke(ctx)
         except FedbenchError as error:
             complain(str(error))
             raise typer.Exit(BAD_INPUT) from None

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.kinds.files import PLUGIN_FILES
 
 MOST = 1e9
 """Seconds or GB: the system's clocks and limits take no more."""
@@ -34,7 +35,7 @@ Storage = Annotated[
 ]
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option("--plugin", metavar="FILE", help="File with a method in development; repeat it."),
+    typer.Option("--plugin", metavar="FILE", help="File with a method, or another plug-in, in development; repeat it."),
 ]
 DataDir = Annotated[
     Path,
@@ -166,5 +167,10 @@ def all_assignments(
 
 
 def plugin_files(given: list[Path] | None) -> tuple[Path, ...]:
-    """The plugin files as absolute paths, which is how loaded modules are recognised."""
-    return tuple(path.resolve() for path in given or ())
+    """The plugin files as absolute paths, which is how loaded modules are recognised.
+
+    From here on what they define is known to the whole command.
+    """
+    files = tuple(path.resolve() for path in given or ())
+    PLUGIN_FILES.set(files)
+    return files

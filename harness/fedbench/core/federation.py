@@ -71,11 +71,13 @@ class Subset:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One split of a data set: ``images``, ``labels`` (n,) int64 and, where known, ``domains`` (n,) int64."""
+    """One split of a data set: ``images``, ``labels`` (n,) int64 and, where known, ``domains`` (n,) int64 and
+    ``clients`` (n,) int64, the client that each sample comes from."""
 
     images: ImageSource
     labels: Tensor
     domains: Tensor | None = None
+    clients: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.labels.shape[0])
@@ -83,7 +85,8 @@ class Split:
     def select(self, indices: Tensor) -> Split:
         """The split made of the samples at ``indices`` (int64, shape (m,)), in that order."""
         domains = None if self.domains is None else self.domains[indices]
-        return Split(Subset(self.images, indices), self.labels[indices], domains)
+        clients = None if self.clients is None else self.clients[indices]
+        return Split(Subset(self.images, indices), self.labels[indices], domains, clients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +107,8 @@ class Dataset:
     files_hash: str = ""
     """As ``content_hash``, of the images as they are in their files, where they are decoded at the size that a run asks
     for. Empty for data of one size, of which ``content_hash`` says it all."""
+    client_names: tuple[str, ...] = ()
+    """Of data whose samples come from clients: hospitals, writers, phones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +143,8 @@ class Federation:
     """Class indices by reporting group: head / mid / tail, or many / medium / few."""
     server: Split | None = None
     """The server's own samples; None where the scenario grants none."""
+    client_names: tuple[str, ...] = ()
+    """Of the clients, where they have names; empty elsewhere."""
     unseen: Unseen | None = None
     """What is tested beside these classes; None where the scenario has no unseen classes, or scores training data."""
 

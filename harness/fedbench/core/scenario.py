@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Imbalance = Literal["none", "exponential", "natural"]
-Partition = Literal["iid", "dirichlet", "creff_equal", "shards", "classes_per_client", "domain"]
 GroupRule = Literal["cumulative_exclusive", "cumulative_inclusive", "shots", "clip2fl", "thirds"]
 
 
@@ -44,7 +43,11 @@ class Scenario(BaseModel):
         default="label",
         description="which classes are the big ones: in label order, or in an order drawn from the seed",
     )
-    partition: Partition = Field(default="iid", description="how the training samples are partitioned among clients")
+    partition: str = Field(
+        default="iid",
+        min_length=1,
+        description="how the training samples are partitioned among clients, see `fedbench list partitions`",
+    )
     clients: int = Field(
         default=20,
         ge=1,
@@ -214,6 +217,11 @@ class Scenario(BaseModel):
         description="seed of imbalance, partition and splits; none: the run's seed, and 0 for splits, so that no seed "
         "trains on what another is tested on",
     )
+
+    @property
+    def partition_name(self) -> str:
+        """The partition without location and options."""
+        return self.partition.partition("?")[0].partition(":")[0]
 
     @property
     def has_faults(self) -> bool:

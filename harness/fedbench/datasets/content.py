@@ -26,22 +26,29 @@ def dataset(
     list_groups: Mapping[str, tuple[int, ...]] | None = None,
     shortest_side: int | None = None,
     file_digests: Sequence[str] = (),
+    client_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """A ``Dataset`` whose content hash covers images, labels, domains, class names and groups of both splits.
+    """A ``Dataset`` whose content hash covers images, labels, domains, clients, class names and groups of both splits.
 
     ``file_digests`` has one digest of each split's files, where these are decoded at the size that a run asks for.
     FedbenchError where a split's parts differ in length, or an index has no name.
     """
     groups = dict(list_groups or {})
-    names = json.dumps([classnames, domain_names, groups], sort_keys=True)
+    # clients came later: data without them keep their hashes
+    named = [classnames, domain_names, groups, *([client_names] if client_names else [])]
+    names = json.dumps(named, sort_keys=True)
     splits = [split for split in (train, test) if split is not None]
     for split in splits:
-        for what, index, called in (("label", split.labels, classnames), ("domain", split.domains, domain_names)):
+        for what, index, called in (
+            ("label", split.labels, classnames),
+            ("domain", split.domains, domain_names),
+            ("client", split.clients, client_names),
+        ):
             if index is not None:
                 _check(name, what, index, len(called), len(split.images))
     content = _digest(names, splits, [split.images.content_hash() for split in splits])
     files = _digest(names, splits, file_digests) if file_digests else ""
-    return Dataset(name, classnames, train, test, content, domain_names, groups, shortest_side, files)
+    return Dataset(name, classnames, train, test, content, domain_names, groups, shortest_side, files, client_names)
 
 
 def limited(whole: Dataset, limit: int) -> Dataset:
@@ -68,6 +75,8 @@ def _digest(names: str, splits: Sequence[Split], of_images: Iterable[str]) -> st
         digest.update(images.encode())
         for index in (split.labels, split.domains):
             digest.update(b"none" if index is None else index.contiguous().numpy().tobytes())
+        if split.clients is not None:
+            digest.update(split.clients.contiguous().numpy().tobytes())
     digest.update(b"no split" * (2 - len(splits)))
     return digest.hexdigest()
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedbench.models.clip.image_towers import image_tower
 from fedbench.models.clip.patches import has_patches
-from fedbench.models.clip.text_encoder import TextEncoder
+from fedbench.models.clip.text_encoder import ClipTextEncoder
 from fedbench.models.clip.text_encoders import OpenClipText, text_encoder
 from fedbench.models.prompts.causal_text import can_pack
 
@@ -34,7 +34,7 @@ def lacking(module: nn.Module) -> dict[str, str]:
     return found
 
 
-def _text_kind(text: TextEncoder) -> str:
+def _text_kind(text: ClipTextEncoder) -> str:
     if not isinstance(text, OpenClipText):
         return "of another kind"
     return f"{'causal' if text.is_causal else 'bidirectional'}, pooling at {text.pool_type!r}"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -21,15 +17,15 @@ from fedbench.core.method.hooks import STEPS, Hooks, plugin_manager, relay
 from fedbench.core.method.hyper import build_params
 from fedbench.core.method.notifications import PROJECT, Notifications
 from fedbench.core.spec import stack_names
+from fedbench.kinds.base import Plugin
+from fedbench.kinds.files import PLUGIN_FILES, classes_of
+from fedbench.kinds.importing import importing
+from fedbench.kinds.installed import installed_methods
 from fedbench.plugins.declaration import HOOK_NAMES, check_method
-from fedbench.plugins.importing import importing
-from fedbench.plugins.installed import installed_methods
 from fedbench.plugins.notifications import notifications
 from fedbench.plugins.watch import watched
 from fedbench.toolkit.fedavg import FedAvg
 
-PLUGIN_FILES: ContextVar[tuple[Path, ...]] = ContextVar("PLUGIN_FILES", default=())
-"""Files whose methods `find_method` knows whoever calls it; see `plugins_everywhere`."""
 _LIST_HINT = "See `fedbench list methods`."
 
 
@@ -95,16 +91,6 @@ def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[AnyMethod]
     if loaded.name != name:
         raise FedbenchError(f"{point.value} calls itself {loaded.name!r} but is registered as {name!r}.")
     return cast(type[AnyMethod], loaded)
-
-
-@contextmanager
-def plugins_everywhere(plugin_files: Iterable[Path]) -> Iterator[None]:
-    """Within the block `find_method` knows the methods of ``plugin_files`` whoever calls it."""
-    token = PLUGIN_FILES.set((*PLUGIN_FILES.get(), *plugin_files))
-    try:
-        yield
-    finally:
-        PLUGIN_FILES.reset(token)
 
 
 def source_of(name: str, plugin_files: Iterable[Path] = ()) -> Path | EntryPoint:
@@ -266,28 +252,14 @@ def _from_files(paths: Iterable[Path]) -> dict[str, tuple[type[AnyMethod], Path]
 
 def load_plugin_file(path: Path) -> list[type[AnyMethod]]:
     """The method classes defined in a Python file (``--plugin file.py``), for methods in development."""
-    if not path.is_file():
-        raise FedbenchError(f"plugin file {str(path)!r} does not exist; give the path of a Python file.")
-    # two files may have one name
-    module_name = f"fedbench_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    module = sys.modules.get(module_name)
-    if module is None:
-        location = importlib.util.spec_from_file_location(module_name, path)
-        if location is None or location.loader is None:
-            raise FedbenchError(f"plugin file {str(path)!r} is not a Python file; its name must end in .py.")
-        module = importlib.util.module_from_spec(location)
-        # dataclasses look their module up in sys.modules while the file is being executed
-        sys.modules[module_name] = module
-        try:
-            with importing(f"plugin file {str(path)!r}", "mend it"):
-                location.loader.exec_module(module)
-        except BaseException:
-            sys.modules.pop(module_name, None)
-            raise
-    defined = {c: None for c in vars(module).values() if isinstance(c, type) and c.__module__ == module_name}
+    defined = classes_of(path)
     methods = [c for c in defined if hasattr(c, "name") and hasattr(c, "Params")]
-    if not methods:
-        raise FedbenchError(f"plugin file {str(path)!r} defines no method: no class with `name` and `Params`.")
+    others = [c for c in defined if issubclass(c, Plugin)]
+    methods = [c for c in methods if c not in others]
+    if not methods and not others:
+        raise FedbenchError(
+            f"plugin file {str(path)!r} defines no method: no class with `name` and `Params`; and no other plug-in."
+        )
     named: dict[str, type] = {}
     for cls in methods:
         check_method(cls, f"file {str(path)!r}")

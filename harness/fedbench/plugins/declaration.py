@@ -17,7 +17,7 @@ from fedbench.core.method.hooks import STEPS, HookSpecs, plugin_manager
 from fedbench.core.method.hyper import declared, parse_value
 from fedbench.core.method.notifications import NOTIFICATIONS, NotificationSpecs
 from fedbench.core.spec import OPTIMISER_KEYS, Training, no_bool
-from fedbench.plugins.failure_text import reason_of
+from fedbench.kinds.failure_text import reason_of
 
 HOOK_NAMES = (*STEPS, *NOTIFICATIONS)
 LONGEST_NAME = 100

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import fedbench
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import replacing
-from fedbench.plugins.installed import installed_methods
+from fedbench.kinds.installed import installed_methods
 from fedbench.plugins.provenance import roots
 from fedbench.plugins.sources import digest_of, files_under
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import fedbench
-from fedbench.plugins.installed import installed_methods
+from fedbench.kinds.installed import installed_methods
 
 _GIT_SECONDS = 5.0
 _LIBRARIES = {

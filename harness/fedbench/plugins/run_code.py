@@ -11,8 +11,8 @@ from pathlib import Path
 
 import fedbench
 from fedbench.core.spec import stack_names
+from fedbench.kinds.installed import installed_methods
 from fedbench.plugins.assembly import source_of
-from fedbench.plugins.installed import installed_methods
 from fedbench.plugins.provenance import roots, versions
 from fedbench.plugins.sources import PLUGIN, digest_of, files_of, files_under
 

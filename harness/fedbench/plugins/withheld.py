@@ -35,7 +35,8 @@ class Withheld(Split):
 
     def __init__(self, split: Split, name: str) -> None:
         # as a frozen dataclass sets its fields; `labels` is none here
-        vars(self).update(images=Pixels(split.images), domains=split.domains, _name=name, _size=len(split))
+        of = {"domains": split.domains, "clients": split.clients}
+        vars(self).update(of, images=Pixels(split.images), _name=name, _size=len(split))
 
     @property
     def labels(self) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedbench.core.errors import FedbenchError, MethodFault, NotHere
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.failure_text import REASON, raised_at, reason_of, shortened, text_of
+from fedbench.kinds.failure_text import REASON, raised_at, reason_of, shortened, text_of
 from fedbench.rounds.private import shared
 from fedbench.rounds.run import Run
 from fedbench.runs.engines.forks import Work

@@ -19,6 +19,7 @@ from fedbench.core.records import RECORDED_CLIENTS, RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import FrozenEncoder, InputSource, Model
 from fedbench.datasets import load_dataset, takes_image_size
+from fedbench.kinds.files import plugins_everywhere
 from fedbench.models import image_size_of, load_backbone
 from fedbench.models.feature_cache import encode
 from fedbench.models.inputs import FeatureInputs, ImageInputs, ImagesOnDevice, UncachedFeatures
@@ -43,6 +44,7 @@ from fedbench.runs.untouched import Untouched
 from fedbench.scenarios import build_federation
 from fedbench.scenarios.labels import as_clients_see_it
 from fedbench.scenarios.participation import cohort
+from fedbench.scenarios.partitions.named import partition_digest
 from fedbench.toolkit.fedavg import NEEDS_LABELS, FedAvg
 
 if TYPE_CHECKING:
@@ -79,6 +81,18 @@ def prepare(
     ``dataset`` and ``backbone`` spare the loading where a caller already has them. Without ``encode_all`` images are
     encoded when they are read and no cache is filled: for a run that is looked at, not trained.
     """
+    with plugins_everywhere(settings.plugin_files):
+        return _prepared(spec, settings, listeners, dataset, backbone, encode_all)
+
+
+def _prepared(
+    spec: RunSpec,
+    settings: Settings,
+    listeners: Sequence[object],
+    dataset: Dataset | None,
+    backbone: Backbone | None,
+    encode_all: bool,
+) -> Run:
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
     untouched = Untouched(spec.title)
@@ -135,7 +149,7 @@ def prepare(
     recorded = min(len(scored.clients), RECORDED_CLIENTS)
     info = RunInfo(
         owners=assembly.recorded_owners(),
-        data_hash=dataset.content_hash,
+        data_hash=_data_hash(dataset, spec),
         files_hash=dataset.files_hash,
         weights_hash=_weights_hash(backbone, model),
         num_clients=len(federation.clients),
@@ -181,6 +195,13 @@ def prepare(
         named,
         given,
     )
+
+
+def _data_hash(dataset: Dataset, spec: RunSpec) -> str:
+    """That of the data set, and of the files that its partition reads."""
+    of_files = partition_digest(spec.scenario)
+    both = f"{dataset.content_hash} {of_files}".encode()
+    return hashlib.sha256(both).hexdigest() if of_files else dataset.content_hash
 
 
 def image_size_for(spec: RunSpec) -> int | None:

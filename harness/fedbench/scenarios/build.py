@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,11 +13,13 @@ from fedbench.core.federation import Dataset, Federation, Split, Unseen
 from fedbench.core.partition import Measured, Shards
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
+from fedbench.kinds.partitions import ClientSamples, PartitionTask, Samples
 from fedbench.scenarios.groups import reporting_groups
-from fedbench.scenarios.partitions import dirichlet, feature_skew, label_skew
+from fedbench.scenarios.partitions import feature_skew, label_skew
 from fedbench.scenarios.partitions.feature_skew import Cut, domains_of
 from fedbench.scenarios.partitions.long_tail import thin
-from fedbench.scenarios.partitions.parts import Parts, equal_parts
+from fedbench.scenarios.partitions.named import partition_of
+from fedbench.scenarios.partitions.parts import as_parts, joined
 from fedbench.scenarios.partitions.rounding import IntArray
 from fedbench.scenarios.unseen import by_class, require_tested
 
@@ -43,17 +45,9 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     kept = _thin(cut, len(dataset.classnames), scenario, seed)
     whole = len(kept) == len(cut.pool)
     train = cut.pool if whole else cut.pool.select(torch.from_numpy(kept))
-    rng = numpy_generator(seed, "partition")
-    if scenario.partition == "domain":
-        # every domain of the data, so that one left without training samples is refused instead of forgotten
-        present = [int(d) for d in np.unique(domains_of(cut.pool)) if d != held_out]
-        deal = _within_domain(train, dataset.domain_names, scenario, rng)
-        parts = feature_skew.domain_clients(domains_of(train), present, deal)
-    else:
-        parts = _by_label(train.labels.numpy(), scenario, rng)
-        parts = label_skew.recut(parts) if scenario.equal_sizes else parts
+    found = _given_out(dataset, train, cut, held_out, scenario, numpy_generator(seed, "partition"))
     return Federation(
-        clients=_shards(parts, train, cut, scenario),
+        clients=_shards(found, scenario, len(train)),
         train=train,
         test=cut.test,
         classnames=dataset.classnames,
@@ -63,6 +57,7 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
         held_out_domain=None if scenario.validation else held_out,
         labels_visible=scenario.labels == "visible",
         server=server,
+        client_names=tuple(found.names),
         unseen=None if left_out is None or scenario.validation else _unseen(left_out, scenario, held_out),
         groups=_groups(dataset, _thinned_labels(whole_cut, len(dataset.classnames), scenario, seed), scenario),
     )
@@ -70,7 +65,8 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
 
 def _refuse_impossible(dataset: Dataset, scenario: Scenario) -> None:
     has_domains = dataset.train.domains is not None and bool(dataset.domain_names)
-    if not has_domains and scenario.partition == "domain":
+    is_by_domain = scenario.partition_name == "domain"
+    if not has_domains and is_by_domain:
         raise FedbenchError(
             f"partition 'domain' needs data with domains, but data set {dataset.name!r} has none; choose another data "
             "set or another partition (iid, dirichlet, shards, ...)"
@@ -80,11 +76,12 @@ def _refuse_impossible(dataset: Dataset, scenario: Scenario) -> None:
             f"holdout_domain={scenario.holdout_domain!r} needs data with domains, but data set {dataset.name!r} has "
             "none; choose another data set or set holdout_domain to none"
         )
-    if not has_domains and dataset.test is None:
+    if not has_domains and dataset.test is None and dataset.train.clients is None:
         raise FedbenchError(
-            f"data set {dataset.name!r} has neither a test split nor domains to cut one from; give it a test split"
+            f"data set {dataset.name!r} has neither a test split nor domains or clients to cut one from; give it a "
+            "test split"
         )
-    if scenario.equal_sizes and scenario.partition == "domain":
+    if scenario.equal_sizes and is_by_domain:
         raise FedbenchError(
             "equal_sizes cuts the clients' samples end to end and would mix domains; set it to false, or choose a "
             "partition other than 'domain'"
@@ -99,6 +96,8 @@ def _unseen(dataset: Dataset, scenario: Scenario, held_out: int | None) -> Unsee
 
 
 def _cut(dataset: Dataset, scenario: Scenario, held_out: int | None, seed: int) -> Cut:
+    if dataset.test is None and dataset.train.clients is not None and held_out is None:
+        return feature_skew.cut_by_client(dataset.train, scenario.domain_split, seed)
     if dataset.train.domains is None:
         assert dataset.test is not None  # refused above
         return Cut(dataset.train, np.arange(len(dataset.train)), dataset.test)
@@ -155,72 +154,94 @@ def _thinned_labels(cut: Cut, classes: int, scenario: Scenario, seed: int) -> In
     return labels
 
 
-def _by_label(labels: IntArray, scenario: Scenario, rng: np.random.Generator) -> Parts:
-    """Indices into the training split, by client."""
-    clients = scenario.clients
-    match scenario.partition:
-        case "dirichlet":
-            scheme = {
-                "capped": dirichlet.dirichlet_capped,
-                "uncapped": dirichlet.dirichlet_uncapped,
-                "clientwise": dirichlet.dirichlet_clientwise,
-            }[scenario.dirichlet_scheme]
-            return scheme(labels, clients, scenario.dirichlet_alpha, scenario.min_client_size, rng)
-        case "creff_equal":
-            return dirichlet.creff_equal(labels, clients, scenario.dirichlet_alpha, rng)
-        case "shards":
-            cards = {"sorted": label_skew.shards_sorted, "deck": label_skew.shards_deck}[scenario.shard_scheme]
-            return cards(labels, clients, scenario.shards_per_client, rng)
-        case "classes_per_client":
-            hands = {"round_robin": label_skew.classes_round_robin, "equal": label_skew.classes_equal}
-            return hands[scenario.class_scheme](labels, clients, scenario.classes_per_client, rng)
-        case _:
-            return label_skew.iid(labels, clients, rng)
+def _given_out(
+    dataset: Dataset,
+    train: Split,
+    cut: Cut,
+    held_out: int | None,
+    scenario: Scenario,
+    rng: np.random.Generator,
+) -> ClientSamples:
+    """The answer of the scenario's partition."""
+    partition, location = partition_of(scenario)
+    present = () if cut.pool.domains is None else np.unique(domains_of(cut.pool)).tolist()
+    task = PartitionTask(
+        train=_samples(train),
+        test=_samples(cut.test),
+        validation=None if cut.validation is None else _samples(cut.validation),
+        classnames=dataset.classnames,
+        domain_names=dataset.domain_names,
+        client_names=dataset.client_names,
+        scenario=scenario,
+        rng=rng,
+        location=location,
+        present_domains=[domain for domain in present if domain != held_out],
+    )
+    answer = partition.clients(task)
+    found = answer if isinstance(answer, ClientSamples) else ClientSamples(answer)
+    _refuse_wrong(found, task, partition.name)
+    return replace(found, train=label_skew.recut(found.train)) if scenario.equal_sizes else found
 
 
-def _within_domain(
-    train: Split, names: tuple[str, ...], scenario: Scenario, rng: np.random.Generator
-) -> Callable[[IntArray], Parts]:
-    """How the samples of one domain, by their indices, are cut into those of its clients."""
-    clients, labels = scenario.clients_per_domain, train.labels.numpy()
-    if scenario.within_domain == "iid":
-        return lambda members: equal_parts(rng.permutation(members), clients)
-    by_label = scenario.model_copy(update={"partition": "dirichlet", "clients": clients})
-
-    def deal(members: IntArray) -> Parts:
-        try:
-            parts = _by_label(labels[members], by_label, rng)
-        except FedbenchError as error:
-            domain = names[int(domains_of(train)[members[0]])] if len(members) else "without samples"
-            raise FedbenchError(f"within domain {domain}, whose clients are clients_per_domain: {error}") from None
-        return Parts(members[parts.flat], parts.offsets)
-
-    return deal
+def _samples(split: Split) -> Samples:
+    domains, clients = (None if of is None else of.numpy() for of in (split.domains, split.clients))
+    return Samples(split.labels.numpy(), domains, clients)
 
 
-def _shards(parts: Parts, train: Split, cut: Cut, scenario: Scenario) -> Shards:
+def _refuse_wrong(found: ClientSamples, task: PartitionTask, name: str) -> None:
+    """FedbenchError for an answer of a partition that gives what there is not, or one sample twice."""
+    for what, split, parts in (
+        ("training", task.train, found.train),
+        ("test", task.test, found.test),
+        ("validation", task.validation, found.validation),
+    ):
+        if parts is None:
+            continue
+        if len(parts) != len(found.train):
+            raise FedbenchError(
+                f"partition {name!r} gives {what} samples to {len(parts)} clients and training samples to "
+                f"{len(found.train)}; it must give every client its own."
+            )
+        flat = joined(parts) if len(parts) else np.zeros(0, dtype=np.int64)
+        if flat.dtype != np.int64 or (len(flat) and not 0 <= flat.min() <= flat.max() < len(split or ())):
+            raise FedbenchError(
+                f"partition {name!r} gives {what} samples that there are not; it must give int64 indices from 0 to "
+                f"{len(split or ()) - 1}."
+            )
+        if what == "training" and len(flat) and np.bincount(flat).max() > 1:
+            raise FedbenchError(
+                f"partition {name!r} gives the training sample {int(np.bincount(flat).argmax())} to several clients, "
+                "or twice to one; it must give each to one client at most."
+            )
+
+
+def _shards(found: ClientSamples, scenario: Scenario, samples: int) -> Shards:
+    parts = as_parts(found.train)
     sizes = torch.from_numpy(parts.sizes)
     empty = torch.nonzero(sizes == 0).flatten()
-    if len(empty):
+    if len(empty) or not len(parts):
+        who = f"client {empty[0]} and {len(empty) - 1} others of {len(parts)}" if len(empty) else "every client"
         raise FedbenchError(
-            f"partition {scenario.partition!r} leaves client {empty[0]} and {len(empty) - 1} others of {len(parts)} "
-            f"without a sample; {len(train)} training samples are too few, lower the number of clients"
+            f"partition {scenario.partition!r} leaves {who} without a sample; {samples} training samples are too few, "
+            "lower the number of clients"
         )
     # ascending: what a client holds is a set, and the order of its batches is drawn elsewhere
     indices = torch.from_numpy(parts.ascending())
     shards = Shards(indices, torch.from_numpy(parts.offsets), torch.arange(len(parts)))
-    if scenario.partition != "domain":
+    if found.test is None and found.validation is None:
         return shards
-    first = domains_of(train)[parts.flat[parts.offsets[:-1]]]
-    present, which = np.unique(first, return_inverse=True)
-    measured = tuple(Measured(_of_domain(cut.test, d), _of_domain(cut.validation, d)) for d in present.tolist())
-    return replace(shards, measured=measured, measured_on=torch.from_numpy(which))
+    nothing = [None] * len(parts)
+    pairs = list(zip(found.test or nothing, found.validation or nothing, strict=True))
+    # what clients share is kept once
+    number: dict[tuple[int, int], int] = {}
+    which = [number.setdefault((id(test), id(validation)), len(number)) for test, validation in pairs]
+    first = {place: pairs[position] for position, place in reversed(list(enumerate(which)))}
+    measured = tuple(Measured(*map(_sorted, first[place])) for place in range(len(number)))
+    return replace(shards, measured=measured, measured_on=torch.tensor(which))
 
 
-def _of_domain(split: Split | None, domain: int) -> torch.Tensor | None:
-    if split is None or split.domains is None:
-        return None
-    return torch.nonzero(split.domains == domain).reshape(-1)
+def _sorted(samples: IntArray | None) -> torch.Tensor | None:
+    return None if samples is None else torch.from_numpy(np.sort(samples))
 
 
 def _groups(dataset: Dataset, labels: IntArray, scenario: Scenario) -> Mapping[str, tuple[int, ...]]:

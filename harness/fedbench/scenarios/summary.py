@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from fedbench.core.scenario import Scenario
+from fedbench.kinds.partitions import AnyPartition
+from fedbench.kinds.registry import is_harness, registered
 
 
 def scenario_summary(scenario: Mapping[str, str]) -> str:
@@ -12,25 +15,24 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
     fields = Scenario.model_fields
     value = {name: field.get_default() for name, field in fields.items()} | dict(scenario)
     partition = str(value["partition"])
+    name = partition.partition("?")[0].partition(":")[0]
     shown = {
         *_OF_LABELS,
         *("imbalance", "partition", "within_domain", "participation", "dropout", "holdout_domain", "labels", "clients"),
     }
     # a partition's own number; the fields of the others are without effect
+    known = registered("partition")
     own = {
-        "dirichlet": "dirichlet_alpha",
-        "creff_equal": "dirichlet_alpha",
-        "shards": "shards_per_client",
-        "classes_per_client": "classes_per_client",
-        "domain": "clients_per_domain",
+        one: cast(type[AnyPartition], found.load()).shown for one, found in known.items() if is_harness(found.source)
     }
+    number = own.get(name, "")
     words = []
     if value["imbalance"] == "exponential":
         words.append(f"imbalance {value['imbalance_factor']}")
     elif value["imbalance"] != "none":
         words.append(f"imbalance {value['imbalance']}")
-    words.append(f"{partition}({value[own[partition]]})" if partition in own else partition)
-    if partition == "domain" and value["within_domain"] == "dirichlet":
+    words.append(f"{partition}({value[number]})" if number else partition)
+    if name == "domain" and value["within_domain"] == "dirichlet":
         words.append(f"dirichlet({value['dirichlet_alpha']}) in each domain")
     if value["holdout_domain"] not in (None, "none"):
         words.append(f"without {value['holdout_domain']}")
@@ -41,7 +43,7 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
         words.append(of_labels)
     if float(value["dropout"]):
         words.append(f"{100 * float(value['dropout']):g} % dropping out")
-    without_effect = shown | set(own.values()) | {"imbalance_factor"}
+    without_effect = shown | (set(own.values()) - {""}) | {"imbalance_factor"}
     for name, field in fields.items():
         if name not in without_effect and not _same(value[name], field.get_default()):
             words.append(f"{name}={value[name]}")

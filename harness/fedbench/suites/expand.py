@@ -10,6 +10,7 @@ from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.hyper import declared
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.datasets.aliases import same_data
+from fedbench.kinds.files import plugins_everywhere
 from fedbench.suites.added import added_rows
 from fedbench.suites.layers import READ_BY_SOME, LayerSource, reads, section_of
 from fedbench.suites.resolve import Cell, Find, Overrides, checked_seed, finder, resolve
@@ -24,6 +25,11 @@ def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
     settings where it can, see `narrowed`.
     Cells that come to the same run give one spec, which carries the published keys of all of them.
     """
+    with plugins_everywhere(overrides.plugin_files):
+        return _expanded(suite, overrides)
+
+
+def _expanded(suite: Suite, overrides: Overrides) -> list[RunSpec]:
     rows: list[Row] = list(suite.rows)
     if overrides.methods:
         rows = []

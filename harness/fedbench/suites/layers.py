@@ -14,6 +14,7 @@ from fedbench.core.method.hyper import build_params
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import Training
 from fedbench.scenarios import scenario_named
+from fedbench.scenarios.partitions.named import partition_of
 from fedbench.suites.suite import Row, Scale, Setting, Suite, problem_of
 
 _RUN_KEYS = ("dataset", "backbone", "text_encoder", "teacher", "tune", "head_scale", "templates", "device")
@@ -103,6 +104,13 @@ class Draft:
             except FedbenchError as error:
                 raise _at(self.places.get((method, name), ""), error) from None
         return build_params(method, params, self.params[method])
+
+    def check_partition(self, scenario: Scenario) -> None:
+        """FedbenchError with its place for a partition that there is not, or that does not take its options."""
+        try:
+            partition_of(scenario)
+        except FedbenchError as error:
+            raise _at(self._place("scenario", "partition"), error) from None
 
     def checked(self, model: type[BaseModel], values: dict[str, Any], section: str) -> dict[str, Any]:
         """``values`` as the types of ``model``'s fields; FedbenchError with place, field, value and what is allowed."""

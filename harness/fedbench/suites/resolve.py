@@ -133,13 +133,15 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides, find: Fin
         key in _SAME_CELL or (key == "dataset" and same_data(value, of_the_cell))
         for key, value in dict(overrides.sets).items()
     )
+    scenario = Scenario(**draft.checked(Scenario, draft.scenario, "scenario"))
+    draft.check_partition(scenario)
     resolved = {}
     for name, cls in classes.items():
         built = draft.built(name)
         resolved[name] = {field: getattr(built, field) for field in declared(cls.Params)}
     return RunSpec(
         **draft.checked(RunSpec, draft.run, "run"),
-        scenario=Scenario(**draft.checked(Scenario, draft.scenario, "scenario")),
+        scenario=scenario,
         training=Training(**draft.checked(Training, draft.training, "training")),
         method="+".join(stack),
         params={name: values for name, values in resolved.items() if values},

@@ -25,7 +25,8 @@ def check(
     Trains on a tiny federation for seconds. Exit code 0 where no check fails, 1 where one does.
     """
     from fedbench import testing
-    from fedbench.plugins.assembly import find_method, plugins_everywhere
+    from fedbench.kinds.files import plugins_everywhere
+    from fedbench.plugins.assembly import find_method
 
     with plugins_everywhere(plugin_files(plugin)):
         find_method(method)  # an unknown method is bad input, and fails no check
@@ -42,7 +43,7 @@ def check(
 
 def _outcome(one: Callable[[str], str | None], method: str) -> str:
     """``passed``, ``not applicable: why``, or ``failed: why``, in one line."""
-    from fedbench.plugins.failure_text import raised_at, reason_of
+    from fedbench.kinds.failure_text import raised_at, reason_of
 
     try:
         why = one(method)

@@ -57,7 +57,7 @@ def _names(kind: str, files: tuple[Path, ...]) -> list[str]:
 
         return method_names(files)
     if kind == "methods":  # names of installed ones need no torch, and assembly imports it
-        from fedbench.plugins.installed import installed_methods
+        from fedbench.kinds.installed import installed_methods
 
         return sorted({point.name for point in installed_methods()})
     return list(_described(kind))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbench.cli.console import say
-from fedbench.cli.options import Further, all_assignments
+from fedbench.cli.options import Further, Plugins, all_assignments, plugin_files
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import expanded
 
@@ -47,6 +47,10 @@ def show(
     setting: Annotated[str, typer.Option(metavar="NAME", help="Of this setting of the suite.")] = "",
     scale: Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")] = "",
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it into this file, too.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it as CSV, which partition=table:FILE reads.")
+    ] = None,
+    plugin: Plugins = None,
     everything: Annotated[bool, typer.Option("--all", help="Every client and class name, however many.")] = False,
     data_dir: Annotated[Path, typer.Option(metavar="FOLDER", help="Data sets.", envvar="FEDBENCH_DATA")] = Path("data"),
     cache_dir: Annotated[Path, typer.Option(metavar="FOLDER", help="Rendered data.", envvar="FEDBENCH_CACHE")] = Path(
@@ -57,6 +61,7 @@ def show(
 
     The same scenario, data set and seed as in a run give the same clients as in the run.
     """
+    plugin_files(plugin)
     if png is not None:
         from fedbench.scenarios.drawing import check_png
 
@@ -87,6 +92,11 @@ def show(
 
         write_png(draw(picture, title), png)
         say(f"drawn into {png}")
+    if output is not None:
+        from fedbench.scenarios.table import write_table
+
+        write_table(federation, output)
+        say(f"written to {output}; read it with --set partition=table:{output}")
 
 
 def _name_among(words: Sequence[str]) -> str | None:

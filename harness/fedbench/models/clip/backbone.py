@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Tensors
-from fedbench.models.clip.text_encoder import TextEncoder
+from fedbench.models.clip.text_encoder import ClipTextEncoder
 from fedbench.models.clip.text_encoders import text_encoder
 from fedbench.models.transform import PixelTransform
 
@@ -107,7 +107,7 @@ class ClipBackbone:
         return int(self.tokenizer(["a"]).shape[1])
 
     @property
-    def text(self) -> TextEncoder:
+    def text(self) -> ClipTextEncoder:
         """The text tower."""
         return text_encoder(self.module)
 

@@ -18,7 +18,7 @@ NO_CONTEXT = "context of learned vectors"
 """The capability of a text tower that takes embedded tokens, as refusals call it."""
 
 
-class TextEncoder:
+class ClipTextEncoder:
     """A text tower of open_clip that takes texts whole; ``lacks`` says why it takes no embedded tokens."""
 
     def __init__(self, module: nn.Module, lacks: str = "") -> None:

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.plain_blocks import Block, plain_blocks
-from fedbench.models.clip.text_encoder import TextEncoder
+from fedbench.models.clip.text_encoder import ClipTextEncoder
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
 
 
-class OpenClipText(TextEncoder):
+class OpenClipText(ClipTextEncoder):
     """open_clip's own text transformer, whose parts are CLIP's own or those of ``module.text``.
 
     Causal or bidirectional; pools at the end token or, trained on texts of full length, at the last place.
@@ -105,7 +105,7 @@ class OpenClipText(TextEncoder):
         return projection(pooled) if isinstance(projection, nn.Linear) else pooled @ projection
 
 
-class HuggingFaceText(TextEncoder):
+class HuggingFaceText(ClipTextEncoder):
     """open_clip's adapter around an encoder of transformers (BERT and its like): padding is masked, pooling its own."""
 
     @property
@@ -140,7 +140,7 @@ class HuggingFaceText(TextEncoder):
         return torch.ne(tokens, int(self.module.text.config.pad_token_id)).long()
 
 
-class TransformersText(TextEncoder):
+class TransformersText(ClipTextEncoder):
     """The text side of a two-tower model of transformers: CLIP, SigLIP, ALIGN, or any two encoders joined."""
 
     def encode(self, tokens: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ class TransformersText(TextEncoder):
         return pooled if projection is None else projection(pooled)
 
 
-def text_encoder(module: nn.Module) -> TextEncoder:
+def text_encoder(module: nn.Module) -> ClipTextEncoder:
     """The text tower of a dual encoder of open_clip or transformers; FedbenchError for a model of another kind."""
     if hasattr(module, "get_text_features"):
         return TransformersText(module)
@@ -242,7 +242,7 @@ def text_encoder(module: nn.Module) -> TextEncoder:
         return HuggingFaceText(module)
     if isinstance(own, TextTransformer) and (own.cls_emb is not None or own.use_pad_mask):
         what = "a class embedding behind the text" if own.cls_emb is not None else "a mask of the padding"
-        return TextEncoder(module, f"it has {what}, which embedded tokens don't have")
+        return ClipTextEncoder(module, f"it has {what}, which embedded tokens don't have")
     if isinstance(own, CLIP | TextTransformer):
         return OpenClipText(module)
     raise FedbenchError(f"{type(module).__name__} is no dual encoder that fedbench knows.")

@@ -22,7 +22,7 @@ from torch.nn.functional import one_hot, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from fedbench.models.clip.plain_blocks import Block
-from fedbench.models.clip.text_encoder import TextEncoder
+from fedbench.models.clip.text_encoder import ClipTextEncoder
 from fedbench.models.clip.transformer_blocks import Added, apply_block
 
 SCORE_COST = 200
@@ -46,7 +46,7 @@ class PackedTexts:
     All tensors are constants of the texts.
     """
 
-    text: TextEncoder
+    text: ClipTextEncoder
     blocks: Sequence[Block]
     """The layers of ``text``."""
     frozen: Tensor
@@ -102,13 +102,13 @@ class PackedTexts:
         return filled.reshape(*block.shape[:-3], groups, size * block.shape[-2], block.shape[-1])
 
 
-def can_pack(text: TextEncoder) -> bool:
+def can_pack(text: ClipTextEncoder) -> bool:
     """Whether texts of this tower can be packed: causal, read at their end tokens, and made of plain blocks."""
     return text.is_causal and text.blocks is not None
 
 
 def pack_texts(
-    tower: TextEncoder, tokens: Tensor, embedded: Tensor, slots: Tensor, context: Sequence[ContextBlock]
+    tower: ClipTextEncoder, tokens: Tensor, embedded: Tensor, slots: Tensor, context: Sequence[ContextBlock]
 ) -> PackedTexts:
     """Texts (K, l), embedded without positions (K, l, d_t), whose places ``slots`` (K, M) take the context's vectors.
 

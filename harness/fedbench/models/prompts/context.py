@@ -23,7 +23,7 @@ from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.randomness import torch_generator
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.plain_blocks import Block
-from fedbench.models.clip.text_encoder import NO_CONTEXT, TextEncoder
+from fedbench.models.clip.text_encoder import NO_CONTEXT, ClipTextEncoder
 from fedbench.models.prompts.causal_text import ContextBlock, PackedTexts, can_pack, pack_texts
 
 Position = Literal["end", "middle", "front"]
@@ -41,7 +41,7 @@ INITIAL_DEVIATION = 0.02
 class PromptTower:
     """The text tower around M context vectors, for K class names; made by ``prompt_tower``."""
 
-    text: TextEncoder
+    text: ClipTextEncoder
     tokens: Tensor
     """(K, l) token ids, placeholders where the context goes; they say where each text ends."""
     embedded: Tensor
@@ -228,7 +228,7 @@ class _Frame:
     start: int
     """Tokens before it: CLIP's one, SigLIP's none."""
     behind: int
-    """Tokens between it and the place that `TextEncoder.ends` gives: none where that is the end token's."""
+    """Tokens between it and the place that `ClipTextEncoder.ends` gives: none where that is the end token's."""
     placeholder: str
     """A word that is one token, to hold the context's places."""
 
@@ -238,7 +238,7 @@ class _Frame:
         return self.start + self.behind + 1
 
     def end_of(self, length: Tensor) -> Tensor:
-        """Where texts of ``length`` tokens end, as `TextEncoder.ends` has it."""
+        """Where texts of ``length`` tokens end, as `ClipTextEncoder.ends` has it."""
         return self.start + length + self.behind
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.failure_text import REASON, reason_of, shortened, text_of, traceback_of
+from fedbench.kinds.failure_text import REASON, reason_of, shortened, text_of, traceback_of
 from fedbench.runs.engines.events import Emit, Forward, RunFailed
 from fedbench.runs.job import run_spec
 from fedbench.runs.loaded import Loaded

@@ -27,7 +27,7 @@ import psutil
 import torch
 
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.installed import installed_methods
+from fedbench.kinds.installed import installed_methods
 from fedbench.runs.loaded import Loaded, Loader
 from fedbench.runs.prepare import Settings
 

@@ -96,6 +96,18 @@ def cut_by_domain(dataset: Dataset, split: DomainSplit, held_out: int | None, se
     return Cut(pool, _sorted(train), _select(pool, test), _select(pool, validation) if split == "60/20/20" else None)
 
 
+def cut_by_client(pool: Split, split: DomainSplit, seed: int) -> Cut:
+    """Train, validation and test of data that name the client of every sample, cut as a domain is, client by client."""
+    assert pool.clients is not None
+    of = pool.clients.numpy()
+    parts = [
+        cut_domain(np.flatnonzero(of == client), split, numpy_generator(seed, "split by client", int(client)))
+        for client in np.unique(of)
+    ]
+    train, validation, test = (list(each) for each in zip(*parts, strict=True))
+    return Cut(pool, _sorted(train), _select(pool, test), _select(pool, validation) if split == "60/20/20" else None)
+
+
 def domain_clients(domains: IntArray, present: Sequence[int], deal: Callable[[IntArray], Parts]) -> Parts:
     """One domain a client, ordered as in ``present``; ``deal`` cuts the samples (m,) of a domain into its clients'."""
     by_domain = [deal(np.flatnonzero(domains == domain)) for domain in present]
@@ -133,7 +145,8 @@ def _keep_own_test(train: Split, test: Split, domains: IntArray, split: DomainSp
 def pooled(train: Split, test: Split) -> Split:
     """Two splits with domains as one, the samples of ``train`` first."""
     domains = torch.from_numpy(np.concatenate([domains_of(train), domains_of(test)]))
-    return Split(Joined(train.images, test.images), torch.cat([train.labels, test.labels]), domains)
+    clients = None if train.clients is None or test.clients is None else torch.cat([train.clients, test.clients])
+    return Split(Joined(train.images, test.images), torch.cat([train.labels, test.labels]), domains, clients)
 
 
 def _select(pool: Split, parts: Sequence[IntArray]) -> Split:

@@ -63,6 +63,14 @@ def joined(parts: Sequence[IntArray]) -> IntArray:
     return parts.flat if isinstance(parts, Parts) else np.concatenate(parts)
 
 
+def as_parts(parts: Sequence[IntArray]) -> Parts:
+    """``parts`` in this form; they stay as they are where they have it."""
+    if isinstance(parts, Parts):
+        return parts
+    sizes = np.array([len(part) for part in parts], dtype=np.int64)
+    return Parts(np.concatenate([np.zeros(0, dtype=np.int64), *parts]), _starts(sizes))
+
+
 def deal_out(samples: IntArray, owners: IntArray, clients: int) -> Parts:
     """``samples`` (n,) to the clients ``owners`` (n,), each client's in the order in which they come."""
     return Parts(samples[np.argsort(owners, kind="stable")], _starts(np.bincount(owners, minlength=clients)))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from fedbench.core.errors import FedbenchError
-from fedbench.plugins.failure_text import reason_of, shortened
+from fedbench.kinds.failure_text import reason_of, shortened
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Kinds of plug-ins: their base classes, and finding what packages and plug-in files register."""

@@ -1,0 +1,49 @@
+"""Families of backbones: what loads ``name[:location][?option=value&...]``."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from fedbench.core.types import Backbone
+from fedbench.kinds.base import P, Plugin
+
+
+@dataclass(frozen=True)
+class BackboneRequest:
+    """A backbone that is asked for."""
+
+    text: str
+    """The name as it was typed; the `Backbone` is called so."""
+    location: str
+    """What stands behind the colon; "" where nothing may."""
+    data_dir: Path
+    """Where pretrained weights are looked up and kept."""
+    seed: int
+    """Initialises what starts at random."""
+    image_size: tuple[int, int] | None = None
+    """Height and width of the data set's images, for a clear error where a network needs more; None: unknown."""
+
+
+class BackboneFamily(Plugin[P]):
+    """A family of backbones. An entry point of the group ``fedbench.backbones`` loads such a class."""
+
+    kind = "backbone"
+    is_pretrained: ClassVar[bool] = False
+    """Whether its networks have weights from elsewhere, on which ``tune=auto`` trains a head alone."""
+    is_dual_encoder: ClassVar[bool] = False
+    """Whether its networks have a text tower."""
+
+    @abstractmethod
+    def load(self, request: BackboneRequest) -> Backbone:
+        """The backbone: `fedbench.models.image_network` makes one of any ``nn.Module`` from images to features."""
+
+    def image_size(self, request: BackboneRequest) -> int | None:
+        """The side in pixels of the images it is made for; None: of any. Nothing is loaded for it."""
+        return None
+
+    def how_to_get(self, request: BackboneRequest) -> str:
+        """What to do about published weights; "" where they are here, or it needs none."""
+        return ""

@@ -1,0 +1,121 @@
+"""What plug-ins of all kinds but methods have in common: a name, parameters, and a docstring that describes them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.method.base import NoParams
+from fedbench.core.method.hyper import declared, parse_value
+
+P = TypeVar("P")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+LONGEST_NAME = 100
+
+
+class Plugin(Generic[P]):
+    """A plug-in with parameters of the type ``P``, its `Params`, which are typed behind its name: ``name?width=8``.
+
+    The docstring's first paragraph is what `fedbench list` says of it.
+    """
+
+    kind: ClassVar[str]
+    """Which kind of plug-in it is, a key of `fedbench.kinds.installed.GROUPS`."""
+    name: ClassVar[str]
+    """Letters, digits, hyphens and underscores."""
+    location: ClassVar[str | None] = None
+    """What is typed between a colon behind the name and the question mark (``FILE``); None where nothing may be."""
+    Params: ClassVar[type] = NoParams
+    """A frozen dataclass of ``hyper(...)`` fields: the ``P`` that a class names after its base."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for base in vars(cls).get("__orig_bases__", ()):
+            origin = get_origin(base)
+            [given] = get_args(base) if isinstance(origin, type) and issubclass(origin, Plugin) else [None]
+            if isinstance(given, type) and "Params" not in vars(cls):
+                cls.Params = given
+
+    def __init__(self, params: P) -> None:
+        self.params = params
+
+    @classmethod
+    def description(cls) -> str:
+        """The docstring's first paragraph, on one line."""
+        return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """The names of what may be typed behind the question mark."""
+        return tuple(declared(cls.Params))
+
+    @classmethod
+    def usage(cls) -> str:
+        """How it is typed, without options."""
+        return cls.name if cls.location is None else f"{cls.name}:{cls.location}"
+
+
+AnyPlugin = Plugin[Any]
+
+
+def check_plugin(cls: object, kind: str, where: str) -> None:
+    """Raise FedbenchError, which begins with ``where`` the class comes from, unless it is a plug-in of ``kind``."""
+    if not isinstance(cls, type) or not issubclass(cls, Plugin) or getattr(cls, "kind", None) != kind:
+        raise FedbenchError(f"plugin {where} is no {kind}; derive it from fedbench.api.{BASES[kind]}.")
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+        raise FedbenchError(
+            f"plugin {where}, class {cls.__name__}: name={name!r} cannot be a name; use up to {LONGEST_NAME} letters "
+            "(a-z), digits, hyphens and underscores, a letter or digit first."
+        )
+    if not cls.description():
+        raise FedbenchError(f"plugin {where}, class {cls.__name__}: no docstring; say in it what {name} is.")
+    try:
+        declared(cls.Params)
+    except FedbenchError as error:
+        raise FedbenchError(f"plugin {where}, class {cls.__name__}: {error}") from error
+
+
+BASES = {
+    "dataset": "DatasetSource",
+    "partition": "Partition",
+    "backbone": "BackboneFamily",
+    "text encoder": "TextEncoder",
+    "metric": "Metric",
+}
+"""Kind -> the class in `fedbench.api` that a plug-in of it derives from."""
+
+
+def taken_apart(text: str) -> tuple[str, str | None, dict[str, str]]:
+    """Name, location (None without a colon) and options of ``name[:location][?option=value&...]``."""
+    head, question, tail = text.partition("?")
+    name, colon, location = head.partition(":")
+    options: dict[str, str] = {}
+    for part in tail.split("&") if question else ():
+        option, _, value = part.partition("=")
+        if not option or not value:
+            raise FedbenchError(f"{text!r}: {part!r} is not option=value; type {head}?option=value&...")
+        if option in options:
+            raise FedbenchError(f"{text!r}: option {option!r} is given twice; keep one of them.")
+        options[option] = value
+    return name, location if colon else None, options
+
+
+def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str], text: str) -> tuple[AnyPlugin, str]:
+    """The plug-in with ``options`` for its parameters, and its location. FedbenchError for what it does not take."""
+    if cls.location is None and location is not None:
+        raise FedbenchError(f"{cls.kind} {text!r}: nothing can follow the colon; type {cls.name!r}.")
+    if cls.location is not None and not location:
+        raise FedbenchError(f"{cls.kind} {text!r} is incomplete; type {cls.usage()}.")
+    known = declared(cls.Params)
+    values = {}
+    for option, value in options.items():
+        if option not in known:
+            raise unknown_name(
+                f"option of {cls.kind} {cls.name!r}", option, known, f"See fedbench describe {cls.name}."
+            )
+        values[option] = parse_value(f"{cls.name}?{option}", known[option], value)
+    return cls(cls.Params(**values)), location or ""

@@ -1,0 +1,110 @@
+"""Plug-ins by kind and name: those of installed packages, built in or not, and those of plug-in files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import cast
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.kinds.base import AnyPlugin, check_plugin, made, taken_apart
+from fedbench.kinds.files import PLUGIN_FILES, classes_of
+from fedbench.kinds.importing import importing
+from fedbench.kinds.installed import installed
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A plug-in that is known by name; it is imported by `load`."""
+
+    kind: str
+    name: str
+    source: EntryPoint | Path
+    """Its entry point, or the plug-in file."""
+
+    @property
+    def origin(self) -> str:
+        """The package with its version, or the file's name."""
+        if isinstance(self.source, Path):
+            return self.source.name
+        dist = self.source.dist
+        return "unknown" if dist is None else f"{dist.name} {dist.version}"
+
+    @property
+    def described_source(self) -> str:
+        """What it is found by, for errors."""
+        if isinstance(self.source, Path):
+            return f"the plugin file {str(self.source)!r}"
+        dist = self.source.dist
+        return f"{self.source.value} of the package {'unknown' if dist is None else dist.name}"
+
+    def load(self) -> type[AnyPlugin]:
+        """Its class. FedbenchError where it cannot be imported, or is no plug-in of its kind and name."""
+        if isinstance(self.source, Path):
+            return _of_file(self.source, self.kind)[self.name]
+        with importing(f"{self.kind} {self.name!r} ({self.source.value})", "reinstall it"):
+            loaded = self.source.load()
+        check_plugin(loaded, self.kind, self.source.value)
+        if loaded.name != self.name:
+            raise FedbenchError(f"{self.source.value} calls itself {loaded.name!r} but is registered as {self.name!r}.")
+        return cast(type[AnyPlugin], loaded)
+
+
+def registered(kind: str) -> dict[str, Registered]:
+    """The plug-ins of ``kind`` by name, in the order of their packages; imports no installed one.
+
+    FedbenchError for a name that two of them have.
+    """
+    known: dict[str, Registered] = {}
+    found = [Registered(kind, point.name, point) for point in installed(kind)]
+    found += [Registered(kind, name, file) for file in PLUGIN_FILES.get() for name in _of_file(file, kind)]
+    for one in found:
+        other = known.setdefault(one.name, one)
+        if _value(other) != _value(one):
+            raise FedbenchError(
+                f"two plugins of the kind {kind} are called {one.name!r}: {other.described_source} and "
+                f"{one.described_source}; rename one."
+            )
+    return known
+
+
+def find(kind: str, name: str, hint: str = "") -> type[AnyPlugin]:
+    """The class of the plug-in of ``kind`` called ``name``; an unknown name is answered with the nearest ones."""
+    known = registered(kind)
+    if name not in known:
+        raise unknown_name(kind, name, known, hint or f"See `fedbench list {kind.replace(' ', '-')}s`.")
+    return known[name].load()
+
+
+def build(kind: str, text: str) -> tuple[AnyPlugin, str]:
+    """The plug-in that ``name[:location][?option=value&...]`` stands for, and the location ("" for none)."""
+    name, location, options = taken_apart(text)
+    return made(find(kind, name), location, options, text)
+
+
+def strangers(kind: str, names: Collection[str]) -> Mapping[str, Registered]:
+    """Those of ``names`` that do not come with fedbench itself: their code is no part of the harness."""
+    known = registered(kind)
+    return {name: known[name] for name in names if name in known and not is_harness(known[name].source)}
+
+
+def is_harness(source: EntryPoint | Path) -> bool:
+    """Whether a plug-in is part of the harness itself, whose code counts with every run."""
+    return not isinstance(source, Path) and source.module.partition(".")[0] == "fedbench"
+
+
+def _value(one: Registered) -> str:
+    return str(one.source) if isinstance(one.source, Path) else one.source.value
+
+
+def _of_file(path: Path, kind: str) -> dict[str, type[AnyPlugin]]:
+    found: dict[str, type[AnyPlugin]] = {}
+    for cls in classes_of(path):
+        if getattr(cls, "kind", None) == kind and "name" in vars(cls):
+            check_plugin(cls, kind, f"file {str(path)!r}")
+            plugin = cast(type[AnyPlugin], cls)
+            if found.setdefault(plugin.name, plugin) is not plugin:
+                raise FedbenchError(f"plugin file {str(path)!r}: two classes are called {plugin.name!r}; rename one.")
+    return found

@@ -1,0 +1,199 @@
+"""Federations that exist: clients by the data's own column, or by a table.
+
+A table is a CSV file of one of two forms. ``split,sample,client`` says who has which sample: ``split`` is train, test
+or validation, ``sample`` the position in it, as `fedbench.scenarios.table` says; ``fedbench scenario show --output
+FILE`` writes it. ``client`` and a column by class name says how many training samples of each class
+every client has; which ones is drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.files import read_bytes
+from fedbench.core.method.base import NoParams
+from fedbench.core.method.hyper import hyper
+from fedbench.kinds.partitions import ClientSamples, Indices, Partition, PartitionTask, Samples
+from fedbench.scenarios.partitions.parts import Parts, deal_out
+from fedbench.scenarios.partitions.rounding import IntArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SPLITS = ("train", "test", "validation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalParams:
+    """Which of the data's clients there are."""
+
+    min_samples: int = hyper(
+        1,
+        symbol="n_min",
+        source="LEAF (Caldas et al. 2018) drops users with fewer samples",
+        low=1,
+        high=1_000_000,
+        search=False,
+    )
+
+
+class Natural(Partition[NaturalParams]):
+    """The clients that the data name (hospitals, writers, phones), each with its own training and test samples.
+
+    Clients with fewer than ``min_samples`` training samples are left out, with all their samples.
+    """
+
+    name = "natural"
+
+    def clients(self, task: PartitionTask) -> ClientSamples:
+        """In the order of the data's clients. Where the test split names no clients, all share it."""
+        owners = task.train.clients
+        if owners is None:
+            raise FedbenchError(
+                "partition 'natural' needs data that name the client of every sample; name their column "
+                "(?client=COLUMN), or choose another partition."
+            )
+        sizes = np.bincount(owners, minlength=len(task.client_names))
+        kept = np.flatnonzero(sizes >= self.params.min_samples)
+        if not len(kept):
+            raise FedbenchError(
+                f"none of the {len(task.client_names)} clients has {self.params.min_samples} training samples, the "
+                f"largest has {int(sizes.max(initial=0))}; lower natural?min_samples."
+            )
+        names = [task.client_names[client] for client in kept.tolist()]
+        train, test, validation = (_owned(split, kept) for split in (task.train, task.test, task.validation))
+        assert train is not None
+        return ClientSamples(train, test, validation, names=names)
+
+
+def _owned(split: Samples | None, clients: Indices) -> Parts | None:
+    """The samples of each of ``clients``; None where the split names none."""
+    if split is None or split.clients is None:
+        return None
+    place = np.full(int(max(clients.max(), split.clients.max(initial=0))) + 1, len(clients))
+    place[clients] = np.arange(len(clients))
+    # those of others are dealt to one client too many, which is cut off
+    return Parts(*_first(deal_out(np.arange(len(split)), place[split.clients], len(clients) + 1), len(clients)))
+
+
+def _first(parts: Parts, count: int) -> tuple[IntArray, IntArray]:
+    return parts.flat[: parts.offsets[count]], parts.offsets[: count + 1]
+
+
+class FromTable(Partition[NoParams]):
+    """A partition read from a CSV file: which client has which sample, or how many of each class."""
+
+    name = "table"
+    location = "FILE"
+
+    def clients(self, task: PartitionTask) -> ClientSamples:
+        """Clients in the order in which the table names them first."""
+        table = _read(task.location)
+        if {"split", "sample", "client"} <= set(table.columns):
+            return _of_samples(table, task)
+        if "client" in table.columns:
+            return _of_counts(table, task)
+        raise FedbenchError(
+            f"partition table {task.location!r}: its columns are {', '.join(map(str, table.columns))}; it needs "
+            "split, sample and client, or client and a column by class."
+        )
+
+    def digest(self, location: str) -> str:
+        """Of the file."""
+        return hashlib.sha256(_content(location)).hexdigest()
+
+
+def _content(location: str) -> bytes:
+    file = Path(location).expanduser()
+    if not file.is_file():
+        raise FedbenchError(f"partition table {location!r} does not exist; give the path of a CSV file.")
+    return read_bytes(file)
+
+
+def _read(location: str) -> pd.DataFrame:
+    import io
+
+    import pandas as pd  # takes half a second
+
+    try:
+        return pd.read_csv(io.BytesIO(_content(location)), dtype={"client": str, "split": str})
+    except (ValueError, pd.errors.ParserError) as error:  # UnicodeDecodeError is a ValueError
+        raise FedbenchError(f"partition table {location!r} is no CSV file: {error}.") from None
+
+
+def _names(column: pd.Series) -> tuple[list[str], IntArray]:
+    """Clients in the order in which they come first, and the place of each row's."""
+    import pandas as pd
+
+    codes, names = pd.factorize(column)
+    return [str(name) for name in names], codes.astype(np.int64)
+
+
+def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
+    where = f"partition table {task.location!r}"
+    for split in sorted(set(table["split"].astype(str)) - set(SPLITS)):
+        raise unknown_name(f"split in {where}:", split, SPLITS)
+    if table["client"].isna().any() or not str(table["sample"].dtype).startswith("int"):
+        raise FedbenchError(f"{where}: every row needs a client and the whole number of a sample.")
+    names, _ = _names(table.loc[table["split"] == "train", "client"])
+    place = {name: number for number, name in enumerate(names)}
+    rows = {split: table[table["split"] == split] for split in SPLITS}
+    for split, part in rows.items():
+        for stranger in sorted(set(part["client"]) - set(names)):
+            raise FedbenchError(f"{where}: client {stranger!r} has {split} samples, but no training sample.")
+
+    def dealt(split: str, count: int) -> Parts | None:
+        part = rows[split]
+        if not len(part):
+            return None
+        samples, owners = part["sample"].to_numpy(dtype=np.int64), part["client"].map(place).to_numpy(dtype=np.int64)
+        for wrong in samples[(samples < 0) | (samples >= count)]:
+            raise FedbenchError(
+                f"{where}: there is no {split} sample {wrong}, the scenario gives out {count}; the table must be of "
+                "the same data, long tail, splits and seed."
+            )
+        return deal_out(samples, owners, len(names))
+
+    train = dealt("train", len(task.train))
+    if train is None:
+        raise FedbenchError(f"{where} has no row of the split train.")
+    validation = None if task.validation is None else dealt("validation", len(task.validation))
+    return ClientSamples(train, dealt("test", len(task.test)), validation, names=_worth_telling(names))
+
+
+def _of_counts(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
+    where = f"partition table {task.location!r}"
+    classes = [column for column in table.columns if column != "client"]
+    for column in classes:
+        if column not in task.classnames:
+            raise unknown_name(f"class in {where}:", str(column), task.classnames)
+    if table["client"].isna().any() or table["client"].duplicated().any():
+        raise FedbenchError(f"{where}: every row needs a client of its own.")
+    counts = table[classes].to_numpy()
+    if not np.issubdtype(counts.dtype, np.integer) or counts.min(initial=0) < 0:
+        raise FedbenchError(f"{where}: counts are whole numbers from 0 on.")
+    names = [str(name) for name in table["client"]]
+    samples: list[IntArray] = []
+    owners: list[IntArray] = []
+    for column, wanted in zip(classes, counts.T, strict=True):
+        of_class = np.flatnonzero(task.train.labels == task.classnames.index(column))
+        if wanted.sum() > len(of_class):
+            raise FedbenchError(
+                f"{where}: {int(wanted.sum())} samples of {column!r}, but the data have {len(of_class)}."
+            )
+        samples.append(task.rng.permutation(of_class)[: int(wanted.sum())])
+        owners.append(np.arange(len(names)).repeat(wanted))
+    dealt = deal_out(np.concatenate(samples), np.concatenate(owners, dtype=np.int64), len(names))
+    return ClientSamples(dealt, names=_worth_telling(names))
+
+
+def _worth_telling(names: Sequence[str]) -> Sequence[str]:
+    """``names``, unless they are the clients' numbers."""
+    return () if list(names) == [str(number) for number in range(len(names))] else names

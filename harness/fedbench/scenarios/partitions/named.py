@@ -1,0 +1,24 @@
+"""The partition that a scenario names."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from fedbench.core.scenario import Scenario
+from fedbench.kinds.partitions import AnyPartition
+from fedbench.kinds.registry import build
+
+
+def partition_of(scenario: Scenario) -> tuple[AnyPartition, str]:
+    """The partition of ``scenario`` with its parameters, and what stands behind its colon.
+
+    FedbenchError for one that nobody registered, and for options that it does not take.
+    """
+    partition, location = build("partition", scenario.partition)
+    return cast(AnyPartition, partition), location
+
+
+def partition_digest(scenario: Scenario) -> str:
+    """A hash of the files that decide the partition beside data and seed; "" where there are none."""
+    partition, location = partition_of(scenario)
+    return partition.digest(location)

@@ -1,0 +1,34 @@
+"""A drawn federation as a table, which ``partition=table:FILE`` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Federation
+
+
+def write_table(federation: Federation, file: Path) -> None:
+    """Who has which sample, as CSV with the columns split, sample and client. FedbenchError where it can't be written.
+
+    ``sample`` is the position in the split as the scenario leaves it: without what its long tail, the server or a
+    validation split take from the training samples. Where it takes nothing, that is the data set's own order.
+    """
+    import pandas as pd  # takes half a second
+
+    names = federation.client_names or tuple(map(str, range(len(federation.clients))))
+    rows = []
+    for name, client in zip(names, federation.clients, strict=True):
+        held = {
+            "train": client.indices,
+            "test": client.test_indices,
+            "validation": client.validation_indices,
+        }
+        for split, samples in held.items():
+            if samples is not None:
+                rows.append(pd.DataFrame({"split": split, "sample": samples.numpy(), "client": name}))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pd.concat(rows).to_csv(file, index=False)
+    except OSError as error:
+        raise FedbenchError(f"the table can't be written to {str(file)!r}: {error.strerror}.") from None
