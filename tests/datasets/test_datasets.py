@@ -21,7 +21,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, TensorImages
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
-from fedbench.datasets import SOURCES, cache, dataset_names, images, load_dataset
+from fedbench.datasets import cache, dataset_names, images, load_dataset
 from fedbench.datasets import tensor_cache as kept
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
 from fedbench.datasets.embedded import CLASSNAMES
@@ -84,7 +84,7 @@ def test_malformed_names(load, name, says):
 
 
 def test_name_is_taken_apart():
-    asked = parse_name("hf:org/name?train=a&test=b", SOURCES)
+    asked = parse_name("hf:org/name?train=a&test=b")
     assert (asked.scheme, asked.location, dict(asked.options)) == ("hf", "org/name", {"train": "a", "test": "b"})
 
 

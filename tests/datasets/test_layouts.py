@@ -283,11 +283,10 @@ def test_a_limit_draws_alike_every_time_and_is_other_data(load, tmp_path):
 
 
 def test_every_card_has_a_name_that_parses_and_one_set_of_images():
-    from fedbench.datasets import SOURCES
 
     for card in CARDS:
         assert card_of(card.typed) is card
-        parse_name(card.typed, SOURCES)
+        parse_name(card.typed)
         for name in card.names:
             assert same_data(name, card.typed.partition("?")[0]), name
     assert same_data("imagefolder:/data/OfficeHomeDataset_10072016", "imagefolder:OfficeHome")

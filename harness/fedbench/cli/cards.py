@@ -27,7 +27,7 @@ def show_cards(name: str, data_dir: Path) -> bool:
 
 
 def _cards(name: str, data_dir: Path) -> Iterator[tuple[str, Card]]:
-    from fedbench.datasets import SOURCES
+    from fedbench.kinds.registry import registered
     from fedbench.models.names import FAMILIES
     from fedbench.scenarios import PRESETS
     from fedbench.suites.suite import suite_names
@@ -37,7 +37,7 @@ def _cards(name: str, data_dir: Path) -> Iterator[tuple[str, Card]]:
     if name in PRESETS:
         yield "scenario", _scenario(name)
     head = name.partition("?")[0].partition(":")[0]
-    if head in SOURCES:
+    if head in registered("data set"):
         yield "data set", _dataset(name)
     if head in FAMILIES:
         yield "backbone", _backbone(name, data_dir)
@@ -77,11 +77,11 @@ def _scenario(name: str) -> Card:
 
 
 def _dataset(name: str) -> Card:
-    from fedbench.datasets import SOURCES
     from fedbench.datasets.catalogue import card_of
+    from fedbench.kinds.registry import find
 
-    source = SOURCES[name.partition("?")[0].partition(":")[0]]
-    card, known = [("kind", source.description), ("options", ", ".join(source.options))], card_of(name)
+    source = find("data set", name.partition("?")[0].partition(":")[0])
+    card, known = [("kind", source.description()), ("options", ", ".join(source.options()))], card_of(name)
     if known is None:
         return card
     return [

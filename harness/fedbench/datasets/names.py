@@ -7,23 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbench.core.errors import FedbenchError, NotHere, unknown_name
+from fedbench.kinds.base import taken_apart
+from fedbench.kinds.registry import find as find_plugin
 
 LISTING = "See fedbench list datasets."
-
-
-@dataclass(frozen=True)
-class Source:
-    """One scheme: the module that loads it, its description for the user, what can be typed after its name."""
-
-    module: str
-    description: str
-    options: tuple[str, ...]
-    location: str | None = None
-    """What stands after the colon, as shown in usage lines; None where nothing may stand there."""
-
-    def usage(self, scheme: str) -> str:
-        """``scheme`` with its location, as it is typed."""
-        return scheme if self.location is None else f"{scheme}:{self.location}"
 
 
 @dataclass(frozen=True)
@@ -34,7 +21,6 @@ class DatasetName:
     scheme: str
     location: str
     options: Mapping[str, str]
-    module: str
     image_size: int | None = None
     """The side in pixels that images of differing sizes are brought to where no option says it; None: the usual one."""
 
@@ -64,28 +50,22 @@ class DatasetName:
         return self.integer("size", 8, 4096)
 
 
-def parse_name(name: str, sources: Mapping[str, Source]) -> DatasetName:
-    """``name`` taken apart and held against the schemes that exist."""
-    head, question, tail = name.partition("?")
-    scheme, colon, location = head.partition(":")
-    if scheme not in sources:
-        raise unknown_name("data set", scheme, sources, LISTING)
-    source = sources[scheme]
-    if source.location is None and colon:
+def parse_name(name: str) -> DatasetName:
+    """``name`` taken apart and held against the sources that are registered."""
+    scheme, location, _ = taken_apart(name.partition("?")[0])
+    cls = find_plugin("data set", scheme, LISTING)
+    if cls.location is None and location is not None:
         raise FedbenchError(f"data set {name!r}: nothing can follow the colon; type {scheme!r}. {LISTING}")
-    if source.location is not None and not location:
-        raise FedbenchError(f"data set {name!r} doesn't say where the data are; type {source.usage(scheme)}. {LISTING}")
-    options: dict[str, str] = {}
-    for part in tail.split("&") if question else ():
-        option, _, value = part.partition("=")
-        if not option or not value:
-            raise FedbenchError(f"data set {name!r}: {part!r} is not option=value; type {scheme}?option=value&...")
-        if option not in source.options:
-            raise unknown_name(f"option of data set {scheme!r}", option, source.options)
-        if option in options:
-            raise FedbenchError(f"data set {name!r}: option {option!r} is given twice; keep one of them.")
-        options[option] = value
-    return DatasetName(name, scheme, location, options, source.module)
+    if cls.location is not None and not location:
+        raise FedbenchError(f"data set {name!r} doesn't say where the data are; type {cls.usage()}. {LISTING}")
+    try:
+        options = taken_apart(name)[2]
+    except FedbenchError as error:
+        raise FedbenchError(f"data set {error}") from None
+    for option in options:
+        if option not in cls.options():
+            raise unknown_name(f"option of data set {scheme!r}", option, cls.options())
+    return DatasetName(name, scheme, location or "", options)
 
 
 def find(path: str, data_dir: Path, what: str) -> Path:

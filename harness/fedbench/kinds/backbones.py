@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from fedbench.core.types import Backbone
 from fedbench.kinds.base import P, Plugin
+
+if TYPE_CHECKING:
+    from fedbench.core.types import Backbone
 
 
 @dataclass(frozen=True)

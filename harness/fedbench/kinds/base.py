@@ -80,7 +80,7 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
 
 
 BASES = {
-    "dataset": "DatasetSource",
+    "data set": "DatasetSource",
     "partition": "Partition",
     "backbone": "BackboneFamily",
     "text encoder": "TextEncoder",
@@ -97,7 +97,7 @@ def taken_apart(text: str) -> tuple[str, str | None, dict[str, str]]:
     for part in tail.split("&") if question else ():
         option, _, value = part.partition("=")
         if not option or not value:
-            raise FedbenchError(f"{text!r}: {part!r} is not option=value; type {head}?option=value&...")
+            raise FedbenchError(f"{text!r}: {part!r} is not option=value; type {name}?option=value&...")
         if option in options:
             raise FedbenchError(f"{text!r}: option {option!r} is given twice; keep one of them.")
         options[option] = value
@@ -106,16 +106,21 @@ def taken_apart(text: str) -> tuple[str, str | None, dict[str, str]]:
 
 def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str], text: str) -> tuple[AnyPlugin, str]:
     """The plug-in with ``options`` for its parameters, and its location. FedbenchError for what it does not take."""
+    listing = f"See fedbench list {listed_as(cls.kind)}."
     if cls.location is None and location is not None:
-        raise FedbenchError(f"{cls.kind} {text!r}: nothing can follow the colon; type {cls.name!r}.")
+        raise FedbenchError(f"{cls.kind} {text!r}: nothing can follow the colon; type {cls.name!r}. {listing}")
     if cls.location is not None and not location:
-        raise FedbenchError(f"{cls.kind} {text!r} is incomplete; type {cls.usage()}.")
+        raise FedbenchError(f"{cls.kind} {text!r} is incomplete: type {cls.usage()}. {listing}")
     known = declared(cls.Params)
     values = {}
     for option, value in options.items():
-        if option not in known:
-            raise unknown_name(
-                f"option of {cls.kind} {cls.name!r}", option, known, f"See fedbench describe {cls.name}."
-            )
-        values[option] = parse_value(f"{cls.name}?{option}", known[option], value)
+        if option not in cls.options():
+            raise unknown_name(f"option of {cls.kind} {cls.name!r}", option, cls.options(), listing)
+        if option in known:
+            values[option] = parse_value(f"{cls.name}?{option}", known[option], value)
     return cls(cls.Params(**values)), location or ""
+
+
+def listed_as(kind: str) -> str:
+    """What `fedbench list` calls the plug-ins of ``kind``."""
+    return f"{kind}s".replace("data sets", "datasets").replace(" ", "-")

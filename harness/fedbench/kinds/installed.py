@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 GROUPS = {
     "method": "fedbench.methods",
-    "dataset": "fedbench.datasets",
+    "data set": "fedbench.datasets",
     "partition": "fedbench.partitions",
     "backbone": "fedbench.backbones",
     "text encoder": "fedbench.text_encoders",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.kinds.base import AnyPlugin, check_plugin, made, taken_apart
+from fedbench.kinds.base import AnyPlugin, check_plugin, listed_as, made, taken_apart
 from fedbench.kinds.files import PLUGIN_FILES, classes_of
 from fedbench.kinds.importing import importing
 from fedbench.kinds.installed import installed
@@ -74,7 +74,7 @@ def find(kind: str, name: str, hint: str = "") -> type[AnyPlugin]:
     """The class of the plug-in of ``kind`` called ``name``; an unknown name is answered with the nearest ones."""
     known = registered(kind)
     if name not in known:
-        raise unknown_name(kind, name, known, hint or f"See `fedbench list {kind.replace(' ', '-')}s`.")
+        raise unknown_name(kind, name, known, hint or f"See `fedbench list {listed_as(kind)}`.")
     return known[name].load()
 
 

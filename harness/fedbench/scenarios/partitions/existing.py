@@ -153,7 +153,8 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
         part = rows[split]
         if not len(part):
             return None
-        samples, owners = part["sample"].to_numpy(dtype=np.int64), part["client"].map(place).to_numpy(dtype=np.int64)
+        samples: IntArray = part["sample"].to_numpy(dtype=np.int64)
+        owners: IntArray = part["client"].map(place).to_numpy(dtype=np.int64)
         for wrong in samples[(samples < 0) | (samples >= count)]:
             raise FedbenchError(
                 f"{where}: there is no {split} sample {wrong}, the scenario gives out {count}; the table must be of "
@@ -189,8 +190,8 @@ def _of_counts(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
                 f"{where}: {int(wanted.sum())} samples of {column!r}, but the data have {len(of_class)}."
             )
         samples.append(task.rng.permutation(of_class)[: int(wanted.sum())])
-        owners.append(np.arange(len(names)).repeat(wanted))
-    dealt = deal_out(np.concatenate(samples), np.concatenate(owners, dtype=np.int64), len(names))
+        owners.append(np.repeat(np.arange(len(names)), wanted).astype(np.int64))
+    dealt = deal_out(np.concatenate(samples), np.concatenate(owners), len(names))
     return ClientSamples(dealt, names=_worth_telling(names))
 
 
