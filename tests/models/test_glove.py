@@ -97,10 +97,12 @@ def test_the_official_archive_is_read_as_it_is(tmp_path: Path) -> None:
     assert torch.equal(vectors(name, "cat", "fish", data_dir=tmp_path), packed)
 
 
-@pytest.mark.parametrize("name", ["none.txt", "", "glove.6B.zip"])
+@pytest.mark.parametrize("name", ["none.txt", "glove.6B.zip"])
 def test_a_file_that_is_not_there_says_what_to_write(name: str) -> None:
     with pytest.raises(FedbenchError, match=r"there is no file .*write glove:glove.6B.300d.txt"):
         vectors(name, "cat")
+    with pytest.raises(FedbenchError, match="'glove:' is incomplete: type glove:FILE"):
+        vectors("", "cat")
 
 
 def test_a_broken_archive_is_named(tmp_path: Path) -> None:

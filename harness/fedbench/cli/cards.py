@@ -28,7 +28,6 @@ def show_cards(name: str, data_dir: Path) -> bool:
 
 def _cards(name: str, data_dir: Path) -> Iterator[tuple[str, Card]]:
     from fedbench.kinds.registry import registered
-    from fedbench.models.names import FAMILIES
     from fedbench.scenarios import PRESETS
     from fedbench.suites.suite import suite_names
 
@@ -39,7 +38,7 @@ def _cards(name: str, data_dir: Path) -> Iterator[tuple[str, Card]]:
     head = name.partition("?")[0].partition(":")[0]
     if head in registered("data set"):
         yield "data set", _dataset(name)
-    if head in FAMILIES:
+    if head in registered("backbone"):
         yield "backbone", _backbone(name, data_dir)
 
 
@@ -96,14 +95,14 @@ def _dataset(name: str) -> Card:
 
 
 def _backbone(name: str, data_dir: Path) -> Card:
+    from fedbench.kinds.registry import find
     from fedbench.models import backbone_names, how_to_get, image_size_of
-    from fedbench.models.names import FAMILIES
 
     plain = name.partition("?")[0]
-    family = FAMILIES[plain.partition(":")[0]]
-    card = [("what it is", backbone_names().get(plain, family.meaning)), ("written", family.form)]
-    card += [("options", ", ".join(family.options))] if family.options else []
-    if plain != family.form.partition(":")[0] or ":" not in family.form:
+    family = find("backbone", plain.partition(":")[0])
+    card = [("what it is", backbone_names().get(plain, family.description())), ("written", family.usage())]
+    card += [("options", ", ".join(family.options()))] if family.options() else []
+    if ":" in plain or family.location is None:
         side = image_size_of(name)
         card.append(("images", "of any size" if side is None else f"{side} x {side} pixels"))
         todo = how_to_get(name, data_dir)

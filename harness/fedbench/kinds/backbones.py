@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedbench.kinds.base import P, Plugin
 
@@ -49,3 +49,6 @@ class BackboneFamily(Plugin[P]):
     def how_to_get(self, request: BackboneRequest) -> str:
         """What to do about published weights; "" where they are here, or it needs none."""
         return ""
+
+
+AnyFamily = BackboneFamily[Any]

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedbench.kinds.base import P, Plugin
 
@@ -49,3 +49,6 @@ class TextEncoder(Plugin[P]):
     def how_to_get(self, request: TextRequest) -> str:
         """What to do about published weights; "" where they are here, or it needs none."""
         return ""
+
+
+AnyTextEncoder = TextEncoder[Any]

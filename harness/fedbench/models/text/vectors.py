@@ -12,11 +12,10 @@ Words are a method's input, so all of them are computed once, before the first r
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -24,11 +23,14 @@ from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.randomness import torch_generator
+from fedbench.kinds.base import taken_apart
+from fedbench.kinds.registry import build, registered
+from fedbench.kinds.text_encoders import AnyTextEncoder, TextRequest
 from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates
 from fedbench.models.clip.transformers_models import load_pretrained
 from fedbench.models.names import is_dual_encoder
-from fedbench.models.text.glove import GLOVE, glove_digest, glove_vectors, is_glove
+from fedbench.models.text.glove import GLOVE
 
 if TYPE_CHECKING:
     from fedbench.core.method.tasks import ModelSetup
@@ -57,16 +59,47 @@ def text_vectors(
     ``data_dir`` is where files of weights and vectors are looked up. Raises FedbenchError for an unknown encoder, and
     where its files are missing or damaged.
     """
-    if name == "uniform":
-        return normalize(torch.rand(len(classnames), dim, generator=torch_generator(seed, "text vectors")), dim=-1)
-    if name == "random":
-        return normalize(torch.randn(len(classnames), dim, generator=torch_generator(seed, "text vectors")), dim=-1)
-    if name == "orthogonal":
-        return _orthogonal(len(classnames), dim, seed)
-    if is_glove(name):
-        return glove_vectors(name, classnames, data_dir or _DATA_DIR)
     if is_dual_encoder(name):
         return _dual_encoder(name, data_dir).text_features(classnames, templates)
+    encoder, request = _requested(name, classnames, templates, seed, dim, data_dir)
+    vectors = encoder.vectors(request)
+    if vectors.ndim != 2 or len(vectors) != len(classnames) or not bool(vectors.isfinite().all()):
+        raise FedbenchError(
+            f"text encoder {name!r} gives vectors of shape {tuple(vectors.shape)} for {len(classnames)} classes; it "
+            "must give a vector of finite numbers for each."
+        )
+    is_unit = bool(((vectors.norm(dim=-1) - 1).abs() < _UNIT).all())
+    return vectors if is_unit else normalize(vectors.float(), dim=-1)
+
+
+_UNIT = 1e-4
+"""A vector's length may differ from one by so much before it is divided by it."""
+
+
+def _requested(
+    name: str, classnames: Sequence[str], templates: Sequence[str], seed: int, dim: int, data_dir: Path | None
+) -> tuple[AnyTextEncoder, TextRequest]:
+    known = registered("text encoder")
+    if taken_apart(name.partition("?")[0])[0] not in known:
+        usual = [one.load().usage() for one in known.values()]
+        raise unknown_name("text encoder", name, ["clip:embedded", *usual])
+    encoder, location = build("text encoder", name)
+    request = TextRequest(name, location, classnames, templates, seed, dim, data_dir or _DATA_DIR)
+    return cast(AnyTextEncoder, encoder), request
+
+
+def random_vectors(count: int, dim: int, seed: int) -> Tensor:
+    """Gaussian, of length one, (count, dim)."""
+    return normalize(torch.randn(count, dim, generator=torch_generator(seed, "text vectors")), dim=-1)
+
+
+def uniform_vectors(count: int, dim: int, seed: int) -> Tensor:
+    """From [0, 1), of length one, (count, dim)."""
+    return normalize(torch.rand(count, dim, generator=torch_generator(seed, "text vectors")), dim=-1)
+
+
+def sentence_vectors(name: str, classnames: Sequence[str], templates: Sequence[str]) -> Tensor:
+    """By the model that `transformers_encoder` loads, (K, V)."""
     tokenizer, model = transformers_encoder(name)
     return class_vectors(_encode(tokenizer, model, fill_templates(classnames, templates)), len(classnames))
 
@@ -97,15 +130,11 @@ def encoder_hashes(setup: ModelSetup) -> tuple[str, ...]:
     name = chosen_text_encoder(setup)
     if name in DRAWN or name == setup.spec.backbone:
         return ()
-    if is_glove(name):
-        return (glove_digest(name, setup.data_dir),)
     if is_dual_encoder(name):
         return (_dual_encoder(name, setup.data_dir).weights_hash,)
-    digest = hashlib.sha256()
-    for key, value in sorted(transformers_encoder(name)[1].state_dict().items()):
-        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().numpy().data)
-    return (digest.hexdigest(),)
+    encoder, request = _requested(name, setup.classnames, setup.spec.templates, setup.spec.seed, 1, setup.data_dir)
+    digest = encoder.digest(request)
+    return (digest,) if digest else ()
 
 
 def transformers_source(name: str) -> str | None:
@@ -122,7 +151,8 @@ def _package_folder(package: str, folder: str) -> str:
     return str(Path(found.origin).parent / folder)
 
 
-def _orthogonal(count: int, dim: int, seed: int) -> Tensor:
+def orthogonal_vectors(count: int, dim: int, seed: int) -> Tensor:
+    """Orthonormal, (count, dim)."""
     if count > dim:
         raise FedbenchError(f"{count} orthogonal vectors don't fit into {dim} dimensions: raise dim or take 'random'.")
     gaussian = torch.randn(dim, count, generator=torch_generator(seed, "text vectors"), dtype=torch.float64)

