@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 import fedbench.runs.prepare
-from fedbench.cli import execution
 from fedbench.cli.app import app
 from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.core.errors import FedbenchError
@@ -27,6 +26,7 @@ from fedbench.tracking.masking import masked
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import open_store
 from fedbench.tuning.storage import open_storage, storage_url
+from fedbench.workflow import execution
 
 SECRETS = ("hush-token", "hush-pass")
 

@@ -27,8 +27,8 @@ from rich.console import Console
 from fedbench import __version__
 from fedbench.cli.app import main
 from fedbench.cli.console import OutputLost
-from fedbench.cli.options import Selection, command_line
 from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
+from fedbench.cli.screen import Terminal
 from fedbench.core.method.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
@@ -39,6 +39,7 @@ from fedbench.plugins.description import Descriptions
 from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset
+from fedbench.workflow.selection import Selection, command_line
 
 HEAVY = ("torch", "mlflow", "pandas", "pydantic", "numpy", "optuna", "open_clip", "yaml")
 
@@ -74,7 +75,7 @@ def fedbench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 @pytest.fixture
 def execution() -> ModuleType:
-    return importlib.import_module("fedbench.cli.execution")
+    return importlib.import_module("fedbench.workflow.execution")
 
 
 @pytest.fixture
@@ -471,7 +472,7 @@ def faked_run(
     monkeypatch.setattr(execution, "store_uri", lambda store: f"sqlite:///{Path.cwd()}/store.db")
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {})
     monkeypatch.setattr(execution, "Tracking", tracking)
-    monkeypatch.setattr(execution, "show_leaderboard", lambda *_: print("the leaderboard"))
+    monkeypatch.setattr("fedbench.cli.outcome.show_leaderboard", lambda *_: print("the leaderboard"))
     monkeypatch.setattr(execution, "execute", lambda specs, settings, *_, **__: events(specs, settings))
     return made
 
@@ -613,7 +614,7 @@ def test_tracebacks_of_runs_that_failed_before_stdout_was_lost_are_written(
 
     faked_run(monkeypatch, execution, events)
     if lost == "in the tables":
-        monkeypatch.setattr(execution, "show_leaderboard", lose)
+        monkeypatch.setattr("fedbench.cli.outcome.show_leaderboard", lose)
     else:
         monkeypatch.setattr(PlainProgress, "settled", lose)
     with pytest.raises(OutputLost) as told:
@@ -633,7 +634,7 @@ def test_finished_runs_are_skipped_unless_rerun_is_given(
 
     faked_run(monkeypatch, execution, events)
     arguments = ("run", "--method", "fedavg", "--seed", "0", "--seed", "1")
-    _, specs = execution.plan.requested(execution.Selection(methods=("fedavg",), seeds=(0, 1)))
+    _, specs = execution.plan.requested(Selection(methods=("fedavg",), seeds=(0, 1)), Terminal())
     monkeypatch.setattr(execution, "stored_runs", lambda *_: {specs[0].run_id: ()})
     ended = fedbench(*arguments)
     assert "1 of 2 runs are in the store already and are skipped; --rerun repeats them." in ended.out

@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 
 from fedbench.cli.commands.ui import ui
-from fedbench.cli.execution import invocation
-from fedbench.cli.options import Selection
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.method.tasks import ClientTask
@@ -44,6 +42,8 @@ from fedbench.tracking.writing import listener as tracking
 from fedbench.tracking.writing import recording
 from fedbench.tracking.writing.listener import Tracking
 from fedbench.tracking.writing.recording import metric_name
+from fedbench.workflow.execution import invocation
+from fedbench.workflow.selection import Selection
 
 INFO = RunInfo(
     owners={"local_loss": "fedclip, fedavg"},

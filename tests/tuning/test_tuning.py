@@ -19,7 +19,6 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from PIL import Image
 
-from fedbench.cli.studies import unused_seed
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.job import run_spec
@@ -50,6 +49,7 @@ from fedbench.tuning.tracking import TrialTracking
 from fedbench.tuning.trial import Surplus, Tuned, claim, outcome_of_twin, pruner, trial_specs
 from fedbench.tuning.trial_process import TrialBroke
 from fedbench.tuning.worker import Job, TrialBegan, TrialEnded, work
+from fedbench.workflow.studies import unused_seed
 
 SUITE = """
 name: toy

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedbench.cli.console import cell, complain, console, gigabytes, megabytes, say, table
-from fedbench.cli.plan import AbsentRow, FailedRow, PlannedRow, SuitePlan
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.datasets.catalogue import card_of
@@ -13,6 +12,7 @@ from fedbench.models import how_to_get
 from fedbench.rounds.executors.memory import MEMORY
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
+from fedbench.workflow.plan import AbsentRow, FailedRow, PlannedRow, SuitePlan
 
 
 def show(suite: Suite, plan: SuitePlan, settings: Settings) -> None:

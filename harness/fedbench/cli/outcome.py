@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
+import threading
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -10,11 +13,50 @@ from urllib.parse import urlparse
 
 from fedbench.cli.console import complain, console, say
 from fedbench.core.spec import RunSpec
+from fedbench.core.wording import counted
 from fedbench.runs.engines.events import RunFailed
+from fedbench.runs.engines.in_process import RUN_THREAD
 from fedbench.suites.suite import Suite
 from fedbench.tracking.databases import shown
 from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.writing.patience import StoreUnavailable
+from fedbench.workflow.execution import Outcome
+
+FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
+
+
+def conclude(outcome: Outcome, suite: Suite, given: str | None, store: str | None, *, is_rerun: bool) -> int:
+    """Show the leaderboard, or why there is none yet, and the failures; the exit code.
+
+    ``given`` are the suite's name or file and ``store`` the folder or URI on the command line.
+    """
+    uri, stopped = outcome.uri, outcome.stopped
+    if stopped is not None:
+        report(outcome.failures, uri, outcome.recorded)
+        if not isinstance(stopped, KeyboardInterrupt | StoreUnavailable):
+            raise stopped
+        stored = f"{outcome.skipped + outcome.done} of {len(outcome.specs)} runs are finished and stored"
+        say_stopped(stopped, stored, is_rerun=is_rerun)
+        code = INTERRUPTED if isinstance(stopped, KeyboardInterrupt) else SOME_FAILED
+        _leave_while_busy(code)
+        return code
+    try:
+        if outcome.skipped or outcome.done or outcome.failures:
+            has_others = show_leaderboard(suite, uri, outcome.specs)
+            show_next_steps(suite, given, store, uri, has_others=has_others)
+    finally:
+        report(outcome.failures, uri, outcome.recorded)
+    if outcome.left:  # --fail-fast
+        complain(f"not carried out: {counted(outcome.left, 'run')}; the same command goes on.", label="--fail-fast")
+    return SOME_FAILED if outcome.failures else FINE
+
+
+def _leave_while_busy(code: int) -> None:
+    """End the process at once if a run is still under way in it: the run can't be stopped, and torch would abort."""
+    if any(thread.name == RUN_THREAD for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,16 +11,15 @@ from typing import Any
 from rich.text import Text
 
 from fedbench.cli.console import cell, complain, console, megabytes, resumable, say, table
-from fedbench.cli.options import Place, Selection, command_line
 from fedbench.core.wording import counted
-from fedbench.runs.engines.scheduler import default_workers
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.space import Dimension, defaults_of
-from fedbench.tuning.storage import open_storage
-from fedbench.tuning.studies import Budget, Found, Record, found, open_study
-from fedbench.tuning.tracking import TrialTracking
+from fedbench.tuning.studies import Budget, Found, Record
 from fedbench.tuning.trial import Tuned
-from fedbench.tuning.worker import Event, Job, TrialBegan, TrialEnded, WorkerFailed, tune
+from fedbench.tuning.worker import TrialBegan, TrialEnded
+from fedbench.workflow.searching import search
+from fedbench.workflow.selection import Place, Selection, command_line
+from fedbench.workflow.studies import Planned
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -67,69 +65,26 @@ def budget_text(budget: Budget) -> str:
     )
 
 
-def carry_out(
-    databases: tuple[str, str], records: Sequence[tuple[Tuned, Record]], settings: Settings, place: Place
-) -> int:
-    """Open or resume the studies, run their trials, show what they found; the exit code.
-
-    ``databases`` are the URLs of the studies' and of the runs'.
-    """
-    url, uri = databases
-    if place.engine != "ray":
-        return _carry_out(url, uri, records, settings, place.workers or default_workers(), tune)
-    from fedbench.runs.engines.ray.cluster import check_device
-    from fedbench.runs.engines.ray.nodes import RayNodes
-    from fedbench.tuning.on_ray import check_reach, tune_on
-
-    for row, _ in records:
-        check_device(row.spec, place.run_gpus)
-    with RayNodes(place.ray_address, place.run_cpus, place.run_gpus, place.workers, settings.plugin_files) as nodes:
-        check_reach(nodes, url, uri)
-        return _carry_out(url, uri, records, settings, nodes.room(), partial(tune_on, nodes, place.run_cpus))
-
-
-@resumable()
-def _carry_out(
-    url: str,
-    uri: str,
-    records: Sequence[tuple[Tuned, Record]],
-    settings: Settings,
-    workers: int,
-    start: Callable[[Job, int], Generator[Event, None, None]],
-) -> int:
-    storage = open_storage(url, create=True)
-    studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in records]
-    tracking = TrialTracking(uri, records[0][1].suite)
-    rows, budget = tuple(row for row, _ in records), records[0][1].budget
-    say(f"{_studies(len(rows), budget)}: {budget_text(budget)}")
-    job = Job(url, rows, settings, records[0][1].suite, uri)
-    failures = []
-    try:
-        with closing(start(job, min(workers, sum(record.budget.trials for _, record in records)))) as events:
-            for event in events:
-                if isinstance(event, WorkerFailed):
-                    failures.append(event)
-                else:
-                    _show(event, budget)
-    except KeyboardInterrupt:
-        complain("what is finished is kept; the same command goes on.", label="interrupted")
-        return INTERRUPTED
-    results = [result for result in map(found, studies) if result is not None]
-    for study in studies:
-        tracking.finished(study)
-    show_found(results)
-    if len(results) < len(studies):
-        failures.append(WorkerFailed(f"{len(studies) - len(results)} of the rows have no finished trial."))
-    for failure in failures:
-        complain(failure.reason)
-        if failure.details:
-            console(stderr=True).print(failure.details, markup=False, soft_wrap=True)
-    if not failures:
+def carry_out(planned: Planned, settings: Settings, place: Place) -> int:
+    """Open or resume the studies, run their trials, show what they found; the exit code."""
+    budget = planned.budget
+    with resumable():
+        say(f"{_studies(len(planned.records), budget)}: {budget_text(budget)}")
+        searched = search(planned, settings, place, partial(_show, budget))
+        if searched is None:
+            complain("what is finished is kept; the same command goes on.", label="interrupted")
+            return INTERRUPTED
+        show_found(searched.results)
+        for failure in searched.failures:
+            complain(failure.reason)
+            if failure.details:
+                console(stderr=True).print(failure.details, markup=False, soft_wrap=True)
+    if not searched.failures:
         return FINE
-    return FAILED if any(failure.details for failure in failures) else 2
+    return FAILED if any(failure.details for failure in searched.failures) else 2
 
 
-def _show(event: TrialBegan | TrialEnded, budget: Budget) -> None:
+def _show(budget: Budget, event: TrialBegan | TrialEnded) -> None:
     if isinstance(event, TrialBegan):
         line = Text(f"start   {event.row.spec.title}  trial {event.number}  {values_text(event.values)}", "dim")
     elif event.values:

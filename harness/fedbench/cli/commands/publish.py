@@ -44,11 +44,11 @@ def publish(
 
     Every step goes on where it was stopped, so the same command finishes what was interrupted.
     """
-    from fedbench.cli.studies import unused_seed
     from fedbench.core.files import usable_folder
     from fedbench.suites.suite import load_suite
     from fedbench.tracking.schema import store_uri
     from fedbench.tuning.storage import storage_url
+    from fedbench.workflow.studies import unused_seed
 
     read = load_suite(suite)
     if trials:

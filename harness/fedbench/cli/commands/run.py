@@ -1,4 +1,4 @@
-"""``fedbench run``: the options of a run; ``fedbench.cli.execution`` carries it out."""
+"""``fedbench run``: the options of a run; ``fedbench.workflow`` carries it out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedbench.cli.console import resumable
 from fedbench.cli.options import (
     CACHE_DIR,
     DATA_DIR,
@@ -16,14 +17,12 @@ from fedbench.cli.options import (
     EngineOption,
     Further,
     Method,
-    Place,
     Plugins,
     RayAddress,
     RunCpus,
     RunGpus,
     Scale,
     Seed,
-    Selection,
     Setting,
     Storage,
     Store,
@@ -34,6 +33,7 @@ from fedbench.cli.options import (
 )
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import expanded
+from fedbench.workflow.selection import Place, Selection
 
 if TYPE_CHECKING:
     from fedbench.core.spec import RunSpec
@@ -131,8 +131,9 @@ def run(
     the same command resumes what was stopped, however that was.
     """
     _warm_up(engine)
-    from fedbench.cli import plan
+    from fedbench.cli.screen import Terminal
     from fedbench.runs.prepare import Settings
+    from fedbench.workflow import plan
 
     place = Place(engine, workers, ray_address, run_cpus, run_gpus, memory_limit)
     _check(place, run_timeout)
@@ -140,16 +141,20 @@ def run(
     sets = all_assignments(assignment, further, dataset=dataset, scenario=scenario, backbone=backbone)
     methods, seeds, grid, files = tuple(method or ()), tuple(seed or ()), tuple(setting or ()), plugin_files(plugin)
     selection = Selection(suite, methods, seeds, sets, files, scale, grid, tuned)
-    chosen, specs = plan.requested(selection, store, storage)
+    chosen, specs = plan.requested(selection, Terminal(), store, storage)
     settings = Settings(*folders, files, executor=_executor(executor))
     if dry_run:
         raise typer.Exit(_dry_run(chosen, specs, settings, store, place, is_rerun=rerun))
-    from fedbench.cli.execution import Storing, carry_out
+    from fedbench.cli.outcome import conclude
     from fedbench.runs.engines.scheduler import Policy
+    from fedbench.workflow.execution import Storing, carry_out
 
     policy = Policy(run_timeout, retries, fail_fast=fail_fast)
     storing = Storing(store, rerun, patience, checkpoint_every, state_memory)
-    raise typer.Exit(carry_out(selection, chosen, specs, settings, place, policy, storing, plain=plain))
+    with resumable():
+        outcome = carry_out(selection, chosen, specs, settings, place, policy, storing, Terminal(plain=plain))
+        code = conclude(outcome, chosen, suite, store, is_rerun=rerun)
+    raise typer.Exit(code)
 
 
 def _warm_up(engine: str) -> None:
@@ -184,12 +189,14 @@ def _dry_run(
     suite: Suite, specs: list[RunSpec], settings: Settings, store: str | None, place: Place, *, is_rerun: bool
 ) -> int:
     """Show what the runs cost and which are stored; the exit code."""
-    from fedbench.cli import dry_run, plan
+    from fedbench.cli import dry_run
+    from fedbench.cli.screen import Terminal
+    from fedbench.workflow import plan
 
-    found = plan.plan(suite, specs, settings, dry=True, in_process=place.engine == "in-process")
+    found = plan.plan(suite, specs, settings, Terminal(), dry=True, in_process=place.engine == "in-process")
     # imports MLflow, which no wrong input should wait for
-    from fedbench.cli.stored import show_stored
+    from fedbench.workflow.stored import show_stored
 
     dry_run.show(suite, found, settings)
-    show_stored(store, suite, found.rows, settings.plugin_files, is_rerun=is_rerun)
+    show_stored(store, suite, found.rows, settings.plugin_files, Terminal(), is_rerun=is_rerun)
     return 1 if found.failed else 0

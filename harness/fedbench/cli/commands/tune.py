@@ -14,13 +14,11 @@ from fedbench.cli.options import (
     DataDir,
     EngineOption,
     Further,
-    Place,
     Plugins,
     RayAddress,
     RunCpus,
     RunGpus,
     Scale,
-    Selection,
     Setting,
     Storage,
     Store,
@@ -29,6 +27,7 @@ from fedbench.cli.options import (
     plugin_files,
 )
 from fedbench.core.files import expanded
+from fedbench.workflow.selection import Place, Selection
 
 _SuiteName = Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")]
 _Method = Annotated[
@@ -91,25 +90,24 @@ def tune(
     from fedbench.runs.engines.forkserver import warm_up
 
     warm_up()  # the processes of rows and trials import beside this one
-    from fedbench.cli import plan, studies, tuning
+    from fedbench.cli import tuning
+    from fedbench.cli.screen import Terminal
     from fedbench.runs.prepare import Settings
+    from fedbench.workflow.studies import Wanted, planned
 
     place = Place(engine, workers, ray_address, run_cpus, run_gpus)
     place.check(("processes", "ray"))
     files, sets = plugin_files(plugin), all_assignments(assignment, further)
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), files)
     selection = Selection(suite, tuple(method or ()), (0,), sets, files, scale, tuple(setting or ()))
-    chosen, specs = plan.requested(selection)
-    budget = studies.budget_of(chosen, specs, sets, trials, seed, objective, pruner, validation)
-    databases = studies.databases(store, storage)
-    name = study or studies.name_of(chosen, specs, scale)
-    command = studies.command_of(selection, budget, name, objective, pruner, param)
-    records, has_failed = studies.records_of(name, chosen, specs, budget, settings, command, tuple(param or ()))
+    searched, seeds = tuple(param or ()), tuple(seed or ())
+    wanted = Wanted(trials, tuple(objective or ()), seeds, searched, pruner, validation, study)
+    found = planned(selection, wanted, settings, store, storage, Terminal())
     if dry_run:
-        tuning.show_space(records)
+        tuning.show_space(found.records)
     else:
-        code = tuning.carry_out(databases, records, settings, place)
+        code = tuning.carry_out(found, settings, place)
         if code:
             raise typer.Exit(code)
-        tuning.show_next_steps(name, selection, store, storage)
-    raise typer.Exit(tuning.FAILED if has_failed else 0)
+        tuning.show_next_steps(found.name, selection, store, storage)
+    raise typer.Exit(tuning.FAILED if found.has_failed else 0)

@@ -1,4 +1,4 @@
-"""What ``fedbench run`` says of the runs that the store has already: which are skipped, which are repeated and why."""
+"""What is said of the runs that the store has already: which are skipped, which are repeated and why."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 
 from mlflow.exceptions import MlflowException
 
-from fedbench.cli.console import complain, say
-from fedbench.cli.plan import PlannedRow, rows_of
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.run_code import Codes
@@ -18,6 +16,8 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
 from fedbench.tracking.resuming import Origin, stored_runs
 from fedbench.tracking.schema import store_uri
+from fedbench.workflow.plan import PlannedRow, rows_of
+from fedbench.workflow.screen import Screen
 
 
 def origins_of(planned: Sequence[PlannedRow], codes: Codes) -> dict[str, Origin]:
@@ -30,26 +30,32 @@ def origins_of(planned: Sequence[PlannedRow], codes: Codes) -> dict[str, Origin]
 
 
 def show_stored(
-    store: str | None, suite: Suite, planned: Sequence[PlannedRow], plugin_files: tuple[Path, ...], *, is_rerun: bool
+    store: str | None,
+    suite: Suite,
+    planned: Sequence[PlannedRow],
+    plugin_files: tuple[Path, ...],
+    screen: Screen,
+    *,
+    is_rerun: bool,
 ) -> None:
     """`say_stored` of a dry run; one that cannot read the store warns, since it needs none."""
     origins = origins_of(planned, Codes(plugin_files))
     try:
         stored = stored_runs(store_uri(store, to_write=False), suite.name, origins)
     except (FedbenchError, MlflowException) as error:
-        complain(f"which runs are in the store already is not known: {error}", label="warning")
+        screen.complain(f"which runs are in the store already is not known: {error}", label="warning")
         return
-    say_stored([spec for row in planned for spec in row.specs], {} if is_rerun else stored)
+    say_stored([spec for row in planned for spec in row.specs], {} if is_rerun else stored, screen)
 
 
-def say_stored(specs: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) -> None:
+def say_stored(specs: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]], screen: Screen) -> None:
     """How many runs are skipped and, where some run again, a line for the rows that stand alike.
 
     ``stored``: run id -> why a run is repeated, nothing for one that is skipped. An empty store gives no line.
     """
     skipped = sum(stored.get(spec.run_id) == () for spec in specs)
     if skipped:
-        say(f"{skipped} of {len(specs)} runs are in the store already and are skipped; --rerun repeats them.")
+        screen.say(f"{skipped} of {len(specs)} runs are in the store already and are skipped; --rerun repeats them.")
     if not stored or skipped == len(specs):
         return
     alike: dict[str, list[str]] = {}
@@ -58,7 +64,7 @@ def say_stored(specs: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) 
         alike.setdefault(_standing(row, stored), []).append(row[0].title)
     for standing, titles in alike.items():
         which = "every row" if len(titles) == len(rows) > 1 else ", ".join(titles)
-        say(f"{standing}: {which}", style="dim")
+        screen.say(f"{standing}: {which}", style="dim")
 
 
 def _standing(row: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) -> str:
@@ -69,7 +75,7 @@ def _standing(row: Sequence[RunSpec], stored: Mapping[str, tuple[str, ...]]) -> 
     return ", ".join(parts)
 
 
-def say_resumed(pending: Sequence[RunSpec], origins: Mapping[str, Origin], settings: Settings) -> None:
+def say_resumed(pending: Sequence[RunSpec], origins: Mapping[str, Origin], settings: Settings, screen: Screen) -> None:
     """Which runs go on from a checkpoint."""
     for spec in pending:
         origin = origins.get(spec.run_id)
@@ -78,4 +84,4 @@ def say_resumed(pending: Sequence[RunSpec], origins: Mapping[str, Origin], setti
         number = checkpoints_of(spec, origin.data_hash, origin.weights_hash, settings).round()
         if number:
             after = f"round {number} of {spec.training.rounds}"
-            say(f"{spec.title}, seed {spec.seed}: goes on from its checkpoint after {after}.")
+            screen.say(f"{spec.title}, seed {spec.seed}: goes on from its checkpoint after {after}.")

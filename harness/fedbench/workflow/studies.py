@@ -1,13 +1,10 @@
-"""What ``fedbench tune`` is to search: conditions, rows and their studies, checked before anything is trained."""
+"""What tuning is to search: conditions, rows and their studies, checked before anything is trained."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from fedbench.cli import plan
-from fedbench.cli.console import complain, say
-from fedbench.cli.options import Selection, command_line
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.plugins.provenance import commit, versions
@@ -22,24 +19,70 @@ from fedbench.tuning.space import restricted, space_of
 from fedbench.tuning.storage import storage_url
 from fedbench.tuning.studies import Budget, Record
 from fedbench.tuning.trial import PRUNERS, Tuned, trial_specs
+from fedbench.workflow import plan
+from fedbench.workflow.screen import Screen
+from fedbench.workflow.selection import Selection, command_line
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of studies; the suite decides what is empty."""
+
+    trials: int = 20
+    objectives: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
+    """Keys of what is searched."""
+    pruner: str = "median"
+    validation: float = 0.2
+    study: str = ""
+    """Their name."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Studies to be carried out."""
+
+    name: str
+    databases: tuple[str, str]
+    """The URLs of the studies' and of the runs'."""
+    records: list[tuple[Tuned, Record]]
+    """The rows with what will be written down of each."""
+    has_failed: bool
+    """Whether the method of another row fails."""
+
+    @property
+    def budget(self) -> Budget:
+        """That of every study."""
+        return self.records[0][1].budget
+
+
+def planned(
+    selection: Selection, wanted: Wanted, settings: Settings, store: str | None, storage: str | None, screen: Screen
+) -> Planned:
+    """The studies of the rows that are selected. Bad input raises FedbenchError before anything is run."""
+    suite, specs = plan.requested(selection, screen)
+    budget = budget_of(suite, specs, selection.sets, wanted, screen)
+    urls = databases(store, storage)
+    name = wanted.study or name_of(suite, specs, selection.scale)
+    command = command_of(selection, budget, name, wanted)
+    return Planned(name, urls, *records_of(name, suite, specs, budget, settings, command, wanted.only, screen))
 
 
 def budget_of(
     suite: Suite,
     specs: Sequence[RunSpec],
     sets: Sequence[str],
-    trials: int,
-    seeds: Sequence[int] | None,
-    objectives: Sequence[str] | None,
-    pruner: str,
-    validation: float,
+    wanted: Wanted,
+    screen: Screen,
 ) -> Budget:
     """The conditions of every study. Raises FedbenchError for those that do not fit, or have no effect."""
+    objectives, pruner = wanted.objectives, wanted.pruner
     if pruner not in PRUNERS:
         raise FedbenchError(f"--pruner {pruner!r} is not one of {', '.join(PRUNERS)}.")
     metrics = tuple(objectives or [suite.objective or suite.headline])
     if not objectives and metrics == ("global_accuracy",) and any(s.scenario.imbalance == "natural" for s in specs):
-        say(
+        screen.say(
             "the validation split has the data's own tail, so that all classes count alike: balanced_accuracy",
             style="dim",
         )
@@ -54,10 +97,10 @@ def budget_of(
         if not spec.training.rounds:
             raise FedbenchError(f"{spec.title} has no rounds to tune; set rounds above 0.")
     if len(metrics) > 1 and pruner != "none":
-        say("several objectives: no trial is pruned, since none is hopeless by one of them alone", style="dim")
+        screen.say("several objectives: no trial is pruned, since none is hopeless by one of them alone", style="dim")
         pruner = "none"
-    of_trials = tuple(sorted(set(seeds or [unused_seed(suite)])))
-    return Budget(trials, of_trials, metrics, pruner, validation=validation)
+    of_trials = tuple(sorted(set(wanted.seeds or [unused_seed(suite)])))
+    return Budget(wanted.trials, of_trials, metrics, pruner, validation=wanted.validation)
 
 
 def databases(store: str | None, storage: str | None) -> tuple[str, str]:
@@ -83,16 +126,14 @@ def command_of(
     selection: Selection,
     budget: Budget,
     name: str,
-    objectives: Sequence[str] | None,
-    pruner: str,
-    only: Sequence[str] | None,
+    wanted: Wanted,
 ) -> str:
-    """The command that makes the same studies; ``objectives`` and ``pruner`` are those given."""
-    options = {
+    """The command that makes the same studies."""
+    options: dict[str, Sequence[str]] = {
         "--trials": [str(budget.trials)],
-        "--objective": objectives or [],
-        "--param": only or [],
-        "--pruner": [pruner],
+        "--objective": wanted.objectives,
+        "--param": wanted.only,
+        "--pruner": [wanted.pruner],
         "--validation": [f"{budget.validation:g}"],
         "--study": [name],
     }
@@ -114,6 +155,7 @@ def records_of(
     settings: Settings,
     command: str,
     only: Collection[str],
+    screen: Screen,
 ) -> tuple[list[tuple[Tuned, Record]], bool]:
     """The rows to tune, each with what will be written down of it, and whether the method of another one fails.
 
@@ -127,14 +169,14 @@ def records_of(
             raise FedbenchError(f"two rows are called {title!r}; give one a label in the suite file, or leave one out.")
     trials = [run for spec in specs for run in trial_specs(spec, {}, budget)]
     # every seed, since not every one can be partitioned
-    found = plan.plan(suite, trials, settings, every_seed=True)
+    found = plan.plan(suite, trials, settings, screen, every_seed=True)
     rows, failed = found.rows, found.failed
     infos = {run.run_id: row.info for row in rows for run in row.specs}
     reasons = {run.run_id: row.reason for row in failed for run in row.specs}
     for spec in specs:
         why = [reasons[run.run_id] for run in trial_specs(spec, {}, budget) if run.run_id in reasons]
         if why:
-            complain(f"{spec.title}: {why[0]}; it is not tuned", label="failed")
+            screen.complain(f"{spec.title}: {why[0]}; it is not tuned", label="failed")
     specs = [spec for spec in specs if all(run.run_id in infos for run in trial_specs(spec, {}, budget))]
     planned = [infos[trial_specs(spec, {}, budget)[0].run_id] for spec in specs]
     _check_objectives(specs, budget, settings)
@@ -145,7 +187,7 @@ def records_of(
     chosen = []
     for spec, space, info in zip(specs, kept, planned, strict=True):
         if not space:
-            say(f"{spec.title}: nothing to tune", style="dim")
+            screen.say(f"{spec.title}: nothing to tune", style="dim")
             continue
         code = codes.of(spec.method)
         record = Record(

@@ -7,8 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
 
-from fedbench.cli.console import cell, console, say
-from fedbench.cli.options import Selection
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
@@ -22,6 +20,8 @@ from fedbench.suites.expand import expand, narrowed
 from fedbench.suites.resolve import Overrides, parse_assignment
 from fedbench.suites.single import single
 from fedbench.suites.suite import Suite, load_suite, suite_names
+from fedbench.workflow.screen import Screen
+from fedbench.workflow.selection import Selection
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class SuitePlan:
     absent: list[AbsentRow]
 
 
-def leave_out(refused: Sequence[RefusedRow], planned: Sequence[tuple[RunSpec, ...]]) -> None:
+def leave_out(refused: Sequence[RefusedRow], planned: Sequence[tuple[RunSpec, ...]], screen: Screen) -> None:
     """Say which rows are left out: their method is not for their backbone, but ``planned`` rows have it on another.
 
     Raises FedbenchError where none of them has.
@@ -104,11 +104,11 @@ def leave_out(refused: Sequence[RefusedRow], planned: Sequence[tuple[RunSpec, ..
     for row in refused:
         if not row.runs_elsewhere(planned):
             raise row.as_error()
-        say(f"{row.specs[0].title} is left out: {row.reason}")
+        screen.say(f"{row.specs[0].title} is left out: {row.reason}")
 
 
 def requested(
-    selection: Selection, store: str | None = None, storage: str | None = None
+    selection: Selection, screen: Screen, store: str | None = None, storage: str | None = None
 ) -> tuple[Suite, list[RunSpec]]:
     """The suite and all its runs, every name and value checked; a run that is selected twice counts once.
 
@@ -135,16 +135,16 @@ def requested(
     specs = expand(suite, picked)
     if picked.settings != overrides.settings:
         chosen, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
-        say(
+        screen.say(
             f"dataset={dict(sets)['dataset']} picks {counted(chosen, 'setting')} of the {known} of scale {picked.scale}"
         )
     for line in text_of_added(suite, picked):
-        say(line)
-    return suite, _tuned(specs, selection.tuned, dict(sets), store, storage) if selection.tuned else specs
+        screen.say(line)
+    return suite, _tuned(specs, selection.tuned, dict(sets), store, storage, screen) if selection.tuned else specs
 
 
 def _tuned(
-    specs: list[RunSpec], study: str, sets: Mapping[str, str], store: str | None, storage: str | None
+    specs: list[RunSpec], study: str, sets: Mapping[str, str], store: str | None, storage: str | None, screen: Screen
 ) -> list[RunSpec]:
     """The runs with the best values of ``study``, ``sets`` aside.
 
@@ -158,14 +158,16 @@ def _tuned(
     for row in rows_of(specs):
         title = row[0].title
         if title not in best:
-            say(f"{title}: not tuned in {study!r}, run as the suite has it")
+            screen.say(f"{title}: not tuned in {study!r}, run as the suite has it")
         elif otherwise := tuned_otherwise(row[0], best[title]):
-            say(f"{title}: was tuned with {', '.join(otherwise)}")
+            screen.say(f"{title}: was tuned with {', '.join(otherwise)}")
         elif best[title].spent < best[title].record.budget.trials:
             result = best[title]
-            say(f"{title}: {result.spent} of {result.record.budget.trials} trials are over; the rest may find better")
+            screen.say(
+                f"{title}: {result.spent} of {result.record.budget.trials} trials are over; the rest may find better"
+            )
     if len({(result.spent, str(result.record.budget)) for result in best.values()}) > 1:
-        say(f"the studies of {study!r} had unequal budgets; the leaderboard says so too")
+        screen.say(f"the studies of {study!r} had unequal budgets; the leaderboard says so too")
     return with_best(specs, best, list(sets))
 
 
@@ -173,6 +175,7 @@ def plan(
     suite: Suite,
     specs: Sequence[RunSpec],
     settings: Settings,
+    screen: Screen,
     *,
     every_seed: bool = False,
     dry: bool = False,
@@ -190,18 +193,12 @@ def plan(
     datasets = dict.fromkeys(spec.dataset for spec in specs)
     backbones = dict.fromkeys(spec.backbone for spec in specs)
     rows = [(spec,) for spec in {s.run_id: s for s in specs}.values()] if every_seed else rows_of(specs)
-    doing = f"preparing data {', '.join(datasets)} and backbones {', '.join(backbones)}"
-    out = console()
-    if out.is_terminal:
-        with out.status(cell(doing)):
-            found = list(_planned(suite, rows, settings, dry, in_process))
-    else:
-        say(doing)
-        found = list(_planned(suite, rows, settings, dry, in_process))
+    with screen.doing(f"preparing data {', '.join(datasets)} and backbones {', '.join(backbones)}"):
+        found = list(_planned(suite, rows, settings, screen, dry, in_process))
     place = {row[0].run_id: number for number, row in enumerate(rows)}
     found.sort(key=lambda row: place[row.specs[0].run_id])
     planned = [row for row in found if isinstance(row, PlannedRow)]
-    leave_out([row for row in found if isinstance(row, RefusedRow)], [row.specs for row in planned])
+    leave_out([row for row in found if isinstance(row, RefusedRow)], [row.specs for row in planned], screen)
     return SuitePlan(
         planned,
         [row for row in found if isinstance(row, FailedRow)],
@@ -210,10 +207,16 @@ def plan(
 
 
 def _planned(
-    suite: Suite, rows: Sequence[tuple[RunSpec, ...]], settings: Settings, dry: bool, in_process: bool
+    suite: Suite,
+    rows: Sequence[tuple[RunSpec, ...]],
+    settings: Settings,
+    screen: Screen,
+    dry: bool,
+    in_process: bool,
 ) -> Iterator[PlannedRow | FailedRow | RefusedRow | AbsentRow]:
     of = {row[0].run_id: row for row in rows}
-    with closing(looks([row[0] for row in rows], settings, is_dry=dry, in_process=in_process, tell=say)) as found:
+    firsts = [row[0] for row in rows]
+    with closing(looks(firsts, settings, is_dry=dry, in_process=in_process, tell=screen.say)) as found:
         for spec, one in found:
             row = of[spec.run_id]
             if isinstance(one, Prepared):

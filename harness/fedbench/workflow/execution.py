@@ -1,33 +1,25 @@
-"""Carrying out ``fedbench run``: skip what is stored, run the rest, show the leaderboard."""
+"""Carrying out runs: what is stored is skipped, the rest is run and recorded."""
 
 from __future__ import annotations
 
 import math
-import os
 import signal
-import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from fedbench.cli import plan
-from fedbench.cli.console import complain, console, resumable
-from fedbench.cli.options import Place, Selection, command_line
-from fedbench.cli.outcome import report, say_stopped, show_leaderboard, show_next_steps
-from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
-from fedbench.cli.stored import origins_of, say_resumed, say_stored
 from fedbench.core.method.hooks import hookimpl, plugin_manager
 from fedbench.core.method.notifications import notifier
 from fedbench.core.spec import RunSpec
-from fedbench.core.wording import counted
 from fedbench.plugins.run_code import Codes
 from fedbench.runs.checkpoint import Checkpointing, discard
 from fedbench.runs.engines import Engine
 from fedbench.runs.engines.claims import Claims, work_folder
 from fedbench.runs.engines.events import Event, RunFailed, notify
-from fedbench.runs.engines.in_process import RUN_THREAD, InProcess
+from fedbench.runs.engines.in_process import InProcess
 from fedbench.runs.engines.processes import Processes
 from fedbench.runs.engines.scheduler import Policy, default_workers, execute, with_cores
 from fedbench.runs.prepare import Settings
@@ -37,8 +29,10 @@ from fedbench.tracking.resuming import stored_runs
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.writing.listener import Tracking
 from fedbench.tracking.writing.patience import HURRY, StoreUnavailable
-
-FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
+from fedbench.workflow import plan
+from fedbench.workflow.screen import Screen
+from fedbench.workflow.selection import Place, Selection, command_line
+from fedbench.workflow.stored import origins_of, say_resumed, say_stored
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,30 @@ class Storing:
     """Gigabytes of what clients keep that stay in a run's memory; None: all of it."""
 
 
-@resumable()
+@dataclass(frozen=True)
+class Outcome:
+    """What became of runs that were asked for."""
+
+    uri: str
+    """Of the store."""
+    specs: tuple[RunSpec, ...]
+    """All of them, but for rows that their backbone is not for."""
+    skipped: int
+    """Those that the store had."""
+    done: int = 0
+    """Those carried out."""
+    failures: tuple[RunFailed, ...] = ()
+    stopped: KeyboardInterrupt | Exception | None = None
+    """What ended it early, where it was not a failure and ``fail_fast``."""
+    recorded: Invocation | None = None
+    """As the store has it; None where nothing was carried out."""
+
+    @property
+    def left(self) -> int:
+        """Runs that were not carried out."""
+        return len(self.specs) - self.skipped - self.done - len(self.failures)
+
+
 def carry_out(
     selection: Selection,
     suite: Suite,
@@ -65,12 +82,14 @@ def carry_out(
     place: Place,
     policy: Policy,
     storing: Storing,
-    *,
-    plain: bool,
-) -> int:
-    """Run what is not in the store yet; the exit code. Bad input raises FedbenchError before anything is run."""
+    screen: Screen,
+) -> Outcome:
+    """Run what is not in the store yet. Bad input raises FedbenchError before anything is run.
+
+    Ctrl-C and whatever else stops it is in the outcome: by then no run is marked as running.
+    """
     uri = store_uri(storing.store)
-    found = plan.plan(suite, specs, settings, in_process=place.engine == "in-process")
+    found = plan.plan(suite, specs, settings, screen, in_process=place.engine == "in-process")
     planned, failed = found.rows, found.failed
     # a row that has failed here fails as a run as well, which is recorded like any other
     rows = [row.specs for row in planned] + [row.specs for row in failed]
@@ -82,7 +101,7 @@ def carry_out(
     finished = {run_id for run_id, why in known.items() if not why}
     pending = [spec for spec in specs if spec.run_id not in finished]
     skipped = len(specs) - len(pending)
-    say_stored(specs, known)
+    say_stored(specs, known, screen)
     work = work_folder(uri, suite.name, settings.cache_dir)
     hashes = {spec.method: codes.of(spec.method).hash for spec in specs}
     budget = math.inf if storing.state_memory is None else storing.state_memory * 1e9
@@ -90,7 +109,7 @@ def carry_out(
     for run_id in finished:
         discard(checkpoints.folder, run_id)
     settings = replace(settings, checkpoints=checkpoints)
-    say_resumed(pending, origins, settings)
+    say_resumed(pending, origins, settings, screen)
     # before a store is made for it: it may not be available here
     engine = _engine(place, settings, pending) if pending else None
     try:
@@ -98,73 +117,49 @@ def carry_out(
             work / "claims", lambda spec: spec.run_id in origins and tracking.has_finished(spec, origins[spec.run_id])
         )
         recorded = invocation(selection, pending, skipped, suite.text, is_rerun=storing.rerun) if pending else None
+        tell = partial(screen.complain, label="warning")
         tracking = Tracking(
-            uri, suite.name, recorded, claims, tell=_warn, patience=storing.patience, rerun=storing.rerun, codes=codes
+            uri, suite.name, recorded, claims, tell=tell, patience=storing.patience, rerun=storing.rerun, codes=codes
         )
     except BaseException:
         if engine is not None:
             engine.close()
         raise
-    if engine is not None:
-        events = execute(pending, settings, 1, engine=engine, policy=policy, claims=claims)
-        view = (LiveProgress if console().is_terminal and not plain else PlainProgress)(console(), suite.name, pending)
-        ended = _run_all(view, events, _Cleaning(checkpoints.folder), tracking)
-        if policy.fail_fast and ended.failures and ended.stopped is None:
-            tracking.interrupt()
-    else:
+    outcome = Outcome(uri, tuple(specs), skipped, recorded=recorded)
+    if engine is None:
         # one that was killed right behind its last run still is marked as running
         tracking.end_dead_commands()
-        ended = _Ended(0, [])
-    if ended.stopped is not None:
-        report(ended.failures, uri, recorded)
-        if not isinstance(ended.stopped, KeyboardInterrupt | StoreUnavailable):
-            raise ended.stopped
-        stored = f"{skipped + ended.done} of {len(specs)} runs are finished and stored"
-        say_stopped(ended.stopped, stored, is_rerun=storing.rerun)
-        _leave_while_busy(INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED)
-        return INTERRUPTED if isinstance(ended.stopped, KeyboardInterrupt) else SOME_FAILED
-    try:
-        if skipped or ended.done or ended.failures:
-            has_others = show_leaderboard(suite, uri, specs)
-            show_next_steps(suite, selection.suite, storing.store, uri, has_others=has_others)
-    finally:
-        report(ended.failures, uri, recorded)
-    left = len(pending) - len(ended.failures) - ended.done
-    if left and policy.fail_fast:
-        complain(f"not carried out: {counted(left, 'run')}; the same command goes on.", label="--fail-fast")
-    return SOME_FAILED if ended.failures else FINE
+        return outcome
+    events = execute(pending, settings, 1, engine=engine, policy=policy, claims=claims)
+    seen = _Seen(checkpoints.folder)
+    stopped = _run_all(screen.progress(suite.name, pending), events, seen, tracking)
+    if policy.fail_fast and seen.failures and stopped is None:
+        tracking.interrupt()
+    return replace(outcome, done=seen.done, failures=tuple(seen.failures), stopped=stopped)
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """How far a command got."""
-
-    done: int
-    failures: list[RunFailed]
-    stopped: KeyboardInterrupt | Exception | None = None
-
-
-def _run_all(view: Progress, events: Generator[Event, None, None], cleaning: _Cleaning, tracking: Tracking) -> _Ended:
-    """Carry out the runs of ``events``, tracked and shown.
+def _run_all(
+    view: AbstractContextManager[object], events: Generator[Event, None, None], seen: _Seen, tracking: Tracking
+) -> KeyboardInterrupt | Exception | None:
+    """Carry out the runs of ``events``, tracked and shown; what stopped it, None where they all ended.
 
     Whatever stops it, no run stays marked as running if the store can be written.
     """
-    failures: list[RunFailed] = []
     HURRY.clear()
     try:
-        _listen(events, [view, cleaning, tracking], view, failures)
+        _listen(events, view, seen, tracking)
     except KeyboardInterrupt as error:
         HURRY.set()
         with _shielded(), suppress(StoreUnavailable):
             tracking.interrupt()
-        return _Ended(view.done, failures, error)
+        return error
     except StoreUnavailable as error:
-        return _Ended(view.done, failures, error)
+        return error
     except Exception as error:
         with suppress(StoreUnavailable):
             tracking.interrupt()
-        return _Ended(view.done, failures, error)
-    return _Ended(view.done, failures)
+        return error
+    return None
 
 
 def _engine(place: Place, settings: Settings, pending: Sequence[RunSpec]) -> Engine:
@@ -183,20 +178,24 @@ def _engine(place: Place, settings: Settings, pending: Sequence[RunSpec]) -> Eng
     return Processes(settings, min(workers, len(pending)), memory)
 
 
-def _warn(text: str) -> None:
-    complain(text, label="warning")
-
-
-class _Cleaning:
-    """A listener that lets go of the checkpoints of runs that are stored."""
+class _Seen:
+    """A listener that counts what has ended, and lets go of the checkpoints of runs that are stored."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.done = 0
+        self.failures: list[RunFailed] = []
 
     @hookimpl
     def run_finished(self, spec: RunSpec) -> None:
         """The run's checkpoints go."""
+        self.done += 1
         discard(self._folder, spec.run_id)
+
+    @hookimpl
+    def run_skipped(self) -> None:
+        """Another process has finished it."""
+        self.done += 1
 
 
 def invocation(
@@ -218,18 +217,18 @@ def invocation(
 
 
 def _listen(
-    events: Generator[Event, None, None], listeners: Sequence[object], view: Progress, failures: list[RunFailed]
+    events: Generator[Event, None, None], view: AbstractContextManager[object], seen: _Seen, tracking: Tracking
 ) -> None:
-    """Tell ``listeners``, the last one first, of every event, and keep the failures."""
+    """Tell them of every event, and keep the failures."""
     manager = plugin_manager()
-    for listener in listeners:
+    with closing(events), view as shown:
         # pluggy calls the last registered first: a run counts as done once it is stored
-        manager.register(listener)
-    hooks = notifier(manager)
-    with view, closing(events):
+        for listener in (shown, seen, tracking):
+            manager.register(listener)
+        hooks = notifier(manager)
         for event in events:
             if isinstance(event, RunFailed):
-                failures.append(event)
+                seen.failures.append(event)
             with _shielded():
                 notify(hooks, event)
 
@@ -237,6 +236,9 @@ def _listen(
 @contextmanager
 def _shielded() -> Iterator[None]:
     """Ctrl-C waits for the end of the block, so that an event reaches the store whole and no run stays half written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Ctrl-C is raised in the main thread alone
+        return
     pressed = False
 
     def note(*_: object) -> None:
@@ -251,11 +253,3 @@ def _shielded() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if pressed:
         raise KeyboardInterrupt
-
-
-def _leave_while_busy(code: int) -> None:
-    """End the process at once if a run is still under way in it: the run can't be stopped, and torch would abort."""
-    if any(thread.name == RUN_THREAD for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
