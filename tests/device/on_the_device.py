@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
@@ -124,7 +125,7 @@ def test_a_further_local_step_reads_nothing_back(method: str) -> None:
 def test_a_whole_job_with_checkpoints_unseen_classes_and_fine_tuning(tmp_path: Path) -> None:
     spec = tiny_spec("promptfl", rounds=2, finetune_epochs=1)
     spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"unseen_classes": 0.34})})
-    checkpoints = Checkpointing(tmp_path / "checkpoints", {"promptfl": "code"}, every=1)
+    checkpoints = Checkpointing(tmp_path / "checkpoints", defaultdict(lambda: "code"), every=1)
     settings = prepare.Settings(tmp_path, tmp_path / "cache", checkpoints=checkpoints)
     loaded = SimpleNamespace(dataset=tiny_dataset(6), backbone=tiny_backbone("clip:embedded"))
     first = run_spec(on_device(spec), settings, (), loaded)  # type: ignore[arg-type]

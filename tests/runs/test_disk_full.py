@@ -81,7 +81,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_checkpoints_are_left_out_while_the_disk_is_full_and_written_again_after(disk, cache):
     (spec, _) = expand(parse_suite(SUITE, "full"), Overrides(sets=(("rounds", 6),)))
-    settings = Settings(cache, cache, checkpoints=Checkpointing(disk.folder / "kept", {spec.method: "code"}, 1))
+    settings = Settings(cache, cache, checkpoints=Checkpointing(disk.folder / "kept", {spec.run_id: "code"}, 1))
     warnings = []
 
     class Full:

@@ -186,7 +186,7 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     specs = [*specs_of(settings), *specs_of(settings, methods=("faulty",), seeds=(0,))]
     alone = list(execute(specs, settings, 1, engine=InProcess(settings)))
     monkeypatch.setenv("FEDBENCH_TEST_FOLDER", str(tmp_path))
-    kept = Checkpointing(tmp_path / "checkpoints", {spec.method: "code" for spec in specs}, every=1)
+    kept = Checkpointing(tmp_path / "checkpoints", {spec.run_id: "code" for spec in specs}, every=1)
     killed: list[str] = []
 
     def kill() -> None:

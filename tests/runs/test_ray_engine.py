@@ -77,7 +77,7 @@ def outcomes(events: Iterable[Event]) -> dict[str, Any]:
 
 def test_runs_are_those_of_this_process_and_one_that_is_lost_is_begun_anew(ray: FakeRay, settings: Settings) -> None:
     specs = specs_of(2)
-    kept = Checkpointing(settings.cache_dir / "kept", {"fedprox": "code"}, every=1)
+    kept = Checkpointing(settings.cache_dir / "kept", {spec.run_id: "code" for spec in specs}, every=1)
     engine = RayCluster(replace(settings, checkpoints=kept), "10.0.0.1:6379", 1, 0, workers=1)
     assert engine.slots() == 1 and not engine.is_one_machine
     (kept.folder / specs[0].run_id).mkdir()

@@ -8,7 +8,7 @@ import re
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from fedbench.core.metric_names import is_reserved
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Update
+from fedbench.kinds.registry import Registered
 from fedbench.plugins import provenance, run_code
 from fedbench.plugins.run_code import Codes, MethodCode, RunCode
 from fedbench.runs.job import run_spec
@@ -440,7 +441,7 @@ class Fixed(Codes):
         super().__init__()
         self._harness, self._hashes = harness, methods
 
-    def of(self, stack: str) -> RunCode:
+    def of(self, stack: str, plugins: Sequence[Registered] = ()) -> RunCode:
         """The given hashes."""
         return RunCode(self._harness, tuple(MethodCode(name, self._hashes[name]) for name in stack.split("+")))
 

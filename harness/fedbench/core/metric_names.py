@@ -50,25 +50,6 @@ def known_accuracy(name: str) -> str:
     return full
 
 
-def known_column(name: str) -> str:
-    """``name``, if `known_accuracy` knows it or it stands for all domains."""
-    if name not in EACH_DOMAIN:
-        known_accuracy(name)
-    return name
-
-
-def known_printed(name: str) -> str:
-    """``name``, if papers print it: a column, or a statistic or cost of the headline. ValueError for another."""
-    return name if name in (*STATISTICS, *TIMES) else known_column(name)
-
-
-def known_objective(name: str) -> str:
-    """``name``, if it is a cost or `known_accuracy` knows it; empty is the headline's."""
-    if name and name not in COSTS:
-        known_accuracy(name)
-    return name
-
-
 _OF_ROUNDS = frozenset({"bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "seconds", *FAULT_COUNTS})
 """What is recorded of every round beside its metrics."""
 

@@ -116,6 +116,9 @@ class RunSpec(BaseModel):
         None, gt=0, le=1000, description="logit scale of a CLIP head; none = the scale the backbone learned"
     )
     templates: tuple[str, ...] = Field(("a photo of a {}",), min_length=1, description="prompts; {} is the class name")
+    metrics: tuple[str, ...] = later(
+        (), description="metrics of plug-ins beside the standard ones, see `fedbench list metrics`"
+    )
     method: str = Field("fedavg", description="method or stack (`a+b`), see `fedbench list methods`")
     params: dict[str, dict[str, Any]] = Field(default_factory=dict, description="hyper-parameters by method")
     training: Training = Field(default_factory=lambda: Training(), description="budget and optimiser")

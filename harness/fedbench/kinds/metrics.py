@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -78,3 +78,6 @@ class Metric(Plugin[P]):
 
         None, or a name left out, where there is nothing to measure.
         """
+
+
+AnyMetric = Metric[Any]

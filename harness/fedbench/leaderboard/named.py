@@ -7,6 +7,7 @@ import pandas as pd
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.metric_names import QUALITIES
 from fedbench.core.wording import heading
+from fedbench.kinds.measured import metric_plugin
 from fedbench.leaderboard import failures
 from fedbench.leaderboard.rows.identity import PROTOCOL, label_of, named_rows
 from fedbench.tracking.schema import FINAL
@@ -18,7 +19,7 @@ def metric_named(results: pd.DataFrame, name: str) -> str:
     FedbenchError for one that no run has.
     """
     known = [str(column).removeprefix(FINAL) for column in results if str(column).startswith(FINAL)]
-    accuracies = [metric for metric in known if "accuracy" in metric or metric in QUALITIES]
+    accuracies = [metric for metric in known if "accuracy" in metric or metric in QUALITIES or metric_plugin(metric)]
     accuracies = [metric for metric in accuracies if results[FINAL + metric].notna().any()]
     if not accuracies:
         raise FedbenchError(f"no run has finished, so there is no accuracy {name!r}; leave out --metric and --column.")
@@ -26,6 +27,10 @@ def metric_named(results: pd.DataFrame, name: str) -> str:
     called = {heading(metric).replace(" ", "_"): metric for metric in accuracies if "/" not in metric}
     called |= short | {metric: metric for metric in accuracies}
     found = called.get(name) or called.get(name.replace(" ", "_"))
+    if found is None and name in known:
+        raise FedbenchError(
+            f"metric {name!r} is of a plug-in that is not here; install it, or give its file with --plugin."
+        )
     if found is None:
         raise unknown_name("accuracy in these results", name, short)
     return found

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import fedbench
-from fedbench.kinds.installed import installed_methods
+from fedbench.kinds.installed import installed_plugins
 
 _GIT_SECONDS = 5.0
 _LIBRARIES = {
@@ -54,7 +54,7 @@ def roots() -> dict[str, Path]:
     Imports none of them.
     """
     found = {"fedbench": Path(fedbench.__file__).parent}
-    for point in installed_methods():
+    for point in installed_plugins():
         package = point.value.partition(":")[0].partition(".")[0]
         spec = None if package in found else find_spec(package)
         if spec is not None and spec.origin is not None:

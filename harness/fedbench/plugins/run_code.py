@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import fedbench
-from fedbench.core.spec import stack_names
-from fedbench.kinds.installed import installed_methods
+from fedbench.core.spec import RunSpec, stack_names
+from fedbench.kinds.base import taken_apart
+from fedbench.kinds.files import plugins_everywhere
+from fedbench.kinds.installed import installed_methods, installed_plugins
+from fedbench.kinds.registry import Registered, is_harness, strangers
 from fedbench.plugins.assembly import source_of
 from fedbench.plugins.provenance import roots, versions
 from fedbench.plugins.sources import PLUGIN, digest_of, files_of, files_under
 
-_HARNESS = "fedbench"
-"""The package of the harness; a method in it, as the defaults are, counts with it."""
-
 
 @dataclass(frozen=True)
 class MethodCode:
-    """The code of one method: its module, what that imports of its own, and the data beside them."""
+    """The code of one method or other plug-in: its module, what that imports of its own, the data beside them."""
 
     method: str
+    """Its name; of a plug-in of another kind, kind and name."""
     hash: str
     package: str = ""
     """The distribution it comes in; "" for those that come with fedbench, and for a plugin file."""
@@ -61,12 +62,25 @@ class Codes:
         self._plugin_files = tuple(plugin_files)
         self._methods: dict[str, MethodCode | None] = {}
 
-    def of(self, stack: str) -> RunCode:
-        """The code of a run of ``stack``. FedbenchError for an unknown method, or a file that cannot be read."""
+    def of(self, stack: str, plugins: Sequence[Registered] = ()) -> RunCode:
+        """The code of a run of ``stack`` with these plug-ins of other kinds, which are no part of the harness.
+
+        FedbenchError for an unknown method, or a file that cannot be read.
+        """
         names = stack_names(stack)
         self._methods |= {name: self._of_method(name) for name in names if name not in self._methods}
-        found = (self._methods[name] for name in names)
+        found = [self._methods[name] for name in names]
+        for one in plugins:
+            name = f"{one.kind} {one.name}"
+            if name not in self._methods:
+                self._methods[name] = self._of_source(name, one.source)
+            found.append(self._methods[name])
         return RunCode(self.harness, tuple(code for code in found if code is not None))
+
+    def of_run(self, spec: RunSpec) -> RunCode:
+        """The code of ``spec``: its methods', and that of whatever else it names that does not come with fedbench."""
+        with plugins_everywhere(self._plugin_files):
+            return self.of(spec.method, plugins_of(spec))
 
     @cached_property
     def harness(self) -> str:
@@ -92,20 +106,38 @@ class Codes:
     @cached_property
     def _ours(self) -> frozenset[str]:
         """The distribution that fedbench itself comes in."""
-        points = [point for point in installed_methods() if _is_harness(point)]
+        points = [point for point in installed_methods() if is_harness(point)]
         return frozenset(point.dist.name for point in points if point.dist is not None)
 
     def _of_method(self, name: str) -> MethodCode | None:
         """None for a method of the harness's own."""
-        source = source_of(name, self._plugin_files)
+        return self._of_source(name, source_of(name, self._plugin_files))
+
+    def _of_source(self, name: str, source: Path | EntryPoint) -> MethodCode | None:
         if isinstance(source, Path):
             return MethodCode(name, digest_of(files_of(source, self._registering)), plugin=source.name)
-        if _is_harness(source):
+        if is_harness(source):
             return None
         digest = digest_of(files_of(source.module, self._registering, source.dist))
         if source.dist is None or source.dist.name in self._ours:
             return MethodCode(name, digest)
         return MethodCode(name, digest, source.dist.name, source.dist.version)
+
+
+def plugins_of(spec: RunSpec) -> list[Registered]:
+    """The plug-ins that ``spec`` names beside its methods and that do not come with fedbench."""
+    named = {
+        "data set": [spec.dataset],
+        "partition": [spec.scenario.partition],
+        "backbone": [spec.backbone, spec.teacher, spec.text_encoder],
+        "text encoder": [spec.text_encoder],
+        "metric": spec.metrics,
+    }
+    found: list[Registered] = []
+    for kind, texts in named.items():
+        names = [taken_apart(text.partition("?")[0])[0] for text in texts]
+        found += strangers(kind, list(dict.fromkeys(names))).values()
+    return found
 
 
 def harness_hash() -> str:
@@ -130,14 +162,10 @@ def files_beside(plugin_files: Iterable[Path] = ()) -> dict[str, Path]:
     the same.
     """
     registering = frozenset(roots())
-    points = [point for point in installed_methods() if not _is_harness(point)]
+    points = [point for point in installed_plugins() if not is_harness(point)]
     found = {name: path for point in points for name, path in files_of(point.module, registering, point.dist).items()}
     for number, plugin in enumerate(plugin_files):
         for name, path in files_of(plugin, registering).items():
             inner = name.removeprefix(f"{PLUGIN}/")
             found[name if inner == name else f"{PLUGIN}/{number}/{inner}"] = path
     return found
-
-
-def _is_harness(point: EntryPoint) -> bool:
-    return point.module.partition(".")[0] == _HARNESS

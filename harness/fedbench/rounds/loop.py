@@ -12,6 +12,7 @@ from fedbench.core.method.tasks import ClientTask, EvaluationTask, ReportedTask,
 from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS, RoundRecord
 from fedbench.core.types import InputSource, Predictions, Update
+from fedbench.kinds.metrics import MetricTask
 from fedbench.rounds.broadcast import broadcast, broadcasts, channels_last, client_task, sent_bytes
 from fedbench.rounds.clients import settle, to_read
 from fedbench.rounds.exchange import (
@@ -24,8 +25,9 @@ from fedbench.rounds.exchange import (
     undo_lost,
 )
 from fedbench.rounds.executors.sequential import joined
+from fedbench.rounds.further import measured
 from fedbench.rounds.measures import measures_of
-from fedbench.rounds.metrics import score, size_in_bytes, unseen_metrics, validation_accuracy
+from fedbench.rounds.metrics import size_in_bytes, unseen_metrics, validation_accuracy
 from fedbench.rounds.private import shared
 from fedbench.rounds.relabelling import relabelled
 from fedbench.rounds.run import Run
@@ -180,7 +182,7 @@ def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
 def _evaluated(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
     is_last = state.round >= last_round(run)
     predictions = predict(run, state, run.test, clients=tuple(run.scored.shards.ids.tolist()) if is_last else ())
-    metrics = score(predictions, run.scored)
+    metrics = measured(run.metrics, MetricTask(predictions, run.scored), is_last=is_last)
     if run.validation is not None and run.federation.validation is not None:
         seen = predict(run, state, run.validation).labels
         if seen is not None:

@@ -13,6 +13,7 @@ from fedbench.core.method.tasks import ServerData
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import InputSource, Model, Tensors
+from fedbench.kinds.metrics import AnyMetric
 from fedbench.plugins.assembly import Assembly
 from fedbench.rounds.executors import Executor
 from fedbench.rounds.state import RunState
@@ -42,6 +43,8 @@ class Run:
     """What the method requires of the server's own samples; None where it requires none."""
     unseen: UnseenTest | None = None
     """None where the scenario has no unseen classes to test, or the model cannot name them."""
+    metrics: tuple[AnyMetric, ...] = ()
+    """What its rounds are measured by."""
     given: Tensor | None = None
     """Which training samples have their label from a method, (n,) bool; None where none has."""
 

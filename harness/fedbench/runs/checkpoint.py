@@ -37,7 +37,7 @@ class Checkpointing:
     folder: Path
     """A run's own is in it, under its run id."""
     codes: Mapping[str, str]
-    """Method -> hash of the code of its runs: what other code left is not gone on with."""
+    """Run id -> hash of the code of the run: what other code left is not gone on with."""
     every: int = 0
     """Rounds between two; 0: after the first round that ends `SECONDS` after the last one."""
     state_memory: float = math.inf

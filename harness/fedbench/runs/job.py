@@ -102,7 +102,7 @@ def run_rounds(
 
 def checkpoints_of(spec: RunSpec, data_hash: str, weights_hash: str, settings: Settings) -> Checkpoints:
     """Where the run keeps its checkpoints; it goes on from those of the same code, data, weights and executor alone."""
-    code = "" if settings.checkpoints is None else settings.checkpoints.codes[spec.method]
+    code = "" if settings.checkpoints is None else settings.checkpoints.codes[spec.run_id]
     return Checkpoints(settings.checkpoints, spec.run_id, [code, data_hash, weights_hash, settings.executor])
 
 

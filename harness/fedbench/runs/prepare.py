@@ -34,6 +34,7 @@ from fedbench.plugins.requirements import (
 from fedbench.plugins.withheld import Pixels, partitioned, withheld
 from fedbench.rounds.allocator import keep_freed_memory
 from fedbench.rounds.executors import ExecutorName, executor_for
+from fedbench.rounds.further import metrics_named
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.private import private_names, shared
 from fedbench.rounds.run import Run, UnseenTest, model_on
@@ -193,6 +194,7 @@ def _prepared(
         private,
         server,
         named,
+        metrics_named(spec.metrics),
         given,
     )
 

@@ -13,12 +13,14 @@ from fedbench.core.method.base import AnyMethod
 from fedbench.core.method.hyper import build_params
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import Training
+from fedbench.kinds.registry import build
 from fedbench.scenarios import scenario_named
-from fedbench.scenarios.partitions.named import partition_of
 from fedbench.suites.suite import Row, Scale, Setting, Suite, problem_of
 
-_RUN_KEYS = ("dataset", "backbone", "text_encoder", "teacher", "tune", "head_scale", "templates", "device")
+_RUN_KEYS = ("dataset", "backbone", "text_encoder", "teacher", "tune", "head_scale", "templates", "device", "metrics")
 _ALIASES = {"backbone.text": "text_encoder", "backbone.teacher": "teacher"}
+LISTS = ("templates", "metrics")
+"""Run settings that have several values."""
 READ_BY_SOME = ("text_encoder", "teacher")
 """Run settings that only methods naming them in ``reads`` look at."""
 
@@ -91,7 +93,7 @@ class Draft:
             elif section == "training":
                 self.training[name] = value
             elif section == "run" and not unread:
-                self.run[name] = (value,) if name == "templates" and isinstance(value, str) else value
+                self.run[name] = (value,) if name in LISTS and isinstance(value, str) else value
             elif section in self.params:
                 self.params[section][name] = value
 
@@ -105,12 +107,18 @@ class Draft:
                 raise _at(self.places.get((method, name), ""), error) from None
         return build_params(method, params, self.params[method])
 
-    def check_partition(self, scenario: Scenario) -> None:
-        """FedbenchError with its place for a partition that there is not, or that does not take its options."""
-        try:
-            partition_of(scenario)
-        except FedbenchError as error:
-            raise _at(self._place("scenario", "partition"), error) from None
+    def check_plugins(self, scenario: Scenario) -> None:
+        """FedbenchError with its place for a partition or metric that there is not, or options that it does not take.
+
+        Data sets and backbones are looked at when they are loaded.
+        """
+        named = {("scenario", "partition"): [scenario.partition], ("run", "metrics"): self.run.get("metrics", ())}
+        for (section, name), texts in named.items():
+            for text in texts:
+                try:
+                    build(name.removesuffix("s"), str(text))
+                except FedbenchError as error:
+                    raise _at(self._place(section, name), error) from None
 
     def checked(self, model: type[BaseModel], values: dict[str, Any], section: str) -> dict[str, Any]:
         """``values`` as the types of ``model``'s fields; FedbenchError with place, field, value and what is allowed."""

@@ -20,12 +20,11 @@ from fedbench.core.spec import MOST_SEED, RunSpec, Training
 from fedbench.datasets.aliases import same_data
 from fedbench.models.names import canonical_backbone
 from fedbench.plugins.assembly import find_method
-from fedbench.suites.layers import Draft, LayerSource
+from fedbench.suites.layers import LISTS, Draft, LayerSource
 from fedbench.suites.published_keys import Key
 from fedbench.suites.safe_yaml import read_yaml
 from fedbench.suites.suite import Row, Scale, Setting, Suite
 
-_LISTS = ("templates",)
 """Run settings that may have several values."""
 _SAME_CELL = ("backbone", "device")
 """Run settings that leave a run the published cell: another backbone is named wherever the two stand side by side."""
@@ -117,7 +116,7 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides, find: Fin
     draft.start(LayerSource(where, suite.training, suite, ("training",)), suite.scenario)
     for source in cell.of_the_suite(where):
         draft.apply(source, strict=False)
-    given = {key: _listed(key, text) if key in _LISTS else text for key, text in overrides.sets}
+    given = {key: _listed(key, text) if key in LISTS else text for key, text in overrides.sets}
     own = [*cell.of_the_method(where), *cell.of_the_row(where, overrides.scale or next(iter(suite.scales), ""))]
     decided = {key.removeprefix("training.") for settings in (*(s.settings for s in own), given) for key in settings}
     draft.training |= _recipe(classes, decided)
@@ -134,7 +133,7 @@ def resolve(suite: Suite, cell: Cell, seed: int, overrides: Overrides, find: Fin
         for key, value in dict(overrides.sets).items()
     )
     scenario = Scenario(**draft.checked(Scenario, draft.scenario, "scenario"))
-    draft.check_partition(scenario)
+    draft.check_plugins(scenario)
     resolved = {}
     for name, cls in classes.items():
         built = draft.built(name)

@@ -20,8 +20,8 @@ from pydantic import (
 )
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.metric_names import known_accuracy, known_column, known_objective, known_printed
 from fedbench.core.spec import MOST_SEED, no_bool, stack_names
+from fedbench.kinds.measured import column_metric, objective_metric, printed_metric, ranking_metric
 from fedbench.suites.places import PlaceInFile, line_of, lines_of
 from fedbench.suites.published_keys import PUBLISHED_METRICS, Key, as_key, columns_of
 from fedbench.suites.safe_yaml import read_yaml
@@ -49,7 +49,7 @@ def _plain(name: str) -> str:
 
 
 Name = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_shown)]
-Accuracy = Annotated[str, AfterValidator(known_accuracy)]
+Accuracy = Annotated[str, AfterValidator(ranking_metric)]
 
 
 class _Part(BaseModel):
@@ -145,14 +145,14 @@ class Suite(_Part):
         "", description="file of published numbers that the rows' keys refer to"
     )
     published_metrics: dict[
-        Annotated[str, AfterValidator(known_printed)], Annotated[Key, BeforeValidator(columns_of)]
+        Annotated[str, AfterValidator(printed_metric)], Annotated[Key, BeforeValidator(columns_of)]
     ] = Field(default_factory=lambda: dict(PUBLISHED_METRICS), description="our metric -> the published one's columns")
     baseline: str = Field("fedavg", description="row the others are compared with")
     headline: Accuracy = Field("global_accuracy", description="metric the leaderboard is sorted by and Δ is taken of")
-    objective: Annotated[str, AfterValidator(known_objective)] = Field(
+    objective: Annotated[str, AfterValidator(objective_metric)] = Field(
         "", description="metric of the validation split that `fedbench tune` tunes for; the headline by default"
     )
-    columns: tuple[Annotated[str, AfterValidator(known_column)], ...] = Field(
+    columns: tuple[Annotated[str, AfterValidator(column_metric)], ...] = Field(
         (), description="leaderboard columns beside the headline"
     )
     target: Annotated[float | None, BeforeValidator(no_bool)] = Field(

@@ -9,7 +9,7 @@ from typing import Any
 from fedbench.core.errors import FedbenchError
 from fedbench.suites.suite import Row
 
-_ONE_VALUE = ("dataset", "backbone", "text_encoder", "teacher", "templates", "device", "scenario")
+_ONE_VALUE = ("dataset", "backbone", "text_encoder", "teacher", "templates", "device", "scenario", "metrics")
 """Settings whose value may hold a comma, or is itself a list."""
 MOST = 1000
 """Combinations of one sweep; more is a slip of the keyboard."""

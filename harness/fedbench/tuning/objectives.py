@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedbench.core.errors import FedbenchError, Unworkable, unknown_name
-from fedbench.core.metric_names import COSTS, LOWER_IS_BETTER
+from fedbench.core.metric_names import COSTS
+from fedbench.kinds.measured import lower_is_better
 from fedbench.rounds.metrics import summarise
 
 _PERSONAL = "personal_"
@@ -26,7 +27,7 @@ class Objective:
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
         """``minimize`` for costs and errors, ``maximize`` for the rest."""
-        less = self.is_cost or LOWER_IS_BETTER & {self.metric, f"{self.metric}_accuracy"}
+        less = self.is_cost or any(map(lower_is_better, (self.metric, f"{self.metric}_accuracy")))
         return "minimize" if less else "maximize"
 
     @property

@@ -103,7 +103,7 @@ def carry_out(
     skipped = len(specs) - len(pending)
     say_stored(specs, known, screen)
     work = work_folder(uri, suite.name, settings.cache_dir)
-    hashes = {spec.method: codes.of(spec.method).hash for spec in specs}
+    hashes = {spec.run_id: codes.of_run(spec).hash for spec in specs}
     budget = math.inf if storing.state_memory is None else storing.state_memory * 1e9
     checkpoints = Checkpointing(work / "checkpoints", hashes, storing.checkpoint_every, budget)
     for run_id in finished:

@@ -23,7 +23,7 @@ from fedbench.workflow.screen import Screen
 def origins_of(planned: Sequence[PlannedRow], codes: Codes) -> dict[str, Origin]:
     """Run id -> what the run is made from, for all runs of the plan."""
     return {
-        spec.run_id: Origin(codes.of(spec.method), row.info.data_hash, row.info.weights_hash)
+        spec.run_id: Origin(codes.of_run(spec), row.info.data_hash, row.info.weights_hash)
         for row in planned
         for spec in row.specs
     }

@@ -189,7 +189,7 @@ def records_of(
         if not space:
             screen.say(f"{spec.title}: nothing to tune", style="dim")
             continue
-        code = codes.of(spec.method)
+        code = codes.of_run(spec)
         record = Record(
             name=name,
             suite=suite.name,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from fedbench.core.metric_names import LOWER_IS_BETTER, NEITHER
+from fedbench.kinds.measured import lower_is_better, says_nothing_of_quality
 from fedbench.leaderboard.model import Line
 from fedbench.leaderboard.rows.significance import holm, verdict
 from fedbench.leaderboard.rows.untrained import is_of_global_model
@@ -27,7 +27,7 @@ def compared(lines: Sequence[Line], headline: str) -> tuple[Line, ...]:
     finished = {seed for line in lines for seed in line.runs}
     lines = [replace(line, whole=not line.has_failed and not _lost(line) & finished) for line in lines]
     means = [line.cell(headline).mean if may_be_best(line, headline) else math.nan for line in lines]
-    ranks = pd.Series(means, dtype=float).round(_DIGITS).rank(method="min", ascending=headline in LOWER_IS_BETTER)
+    ranks = pd.Series(means, dtype=float).round(_DIGITS).rank(method="min", ascending=lower_is_better(headline))
     tested = [number for number, line in enumerate(lines) if not math.isnan(line.delta.p_value)]
     adjusted = dict(zip(tested, holm([lines[number].delta.p_value for number in tested]), strict=True))
     ranked = []
@@ -41,14 +41,14 @@ def compared(lines: Sequence[Line], headline: str) -> tuple[Line, ...]:
 
 def may_be_best(line: Line, metric: str) -> bool:
     """Whether the row may have its table's best ``metric``."""
-    return line.whole and metric not in NEITHER and not (line.untrained and is_of_global_model(metric))
+    return line.whole and not says_nothing_of_quality(metric) and not (line.untrained and is_of_global_model(metric))
 
 
 def best_of(lines: Sequence[Line], metric: str) -> list[bool]:
     """Which lines have the best ``metric`` at the shown precision, one decimal; none of a single line."""
     means = [line.cell(metric).mean for line in lines]
     eligible = [may_be_best(line, metric) and not math.isnan(mean) for line, mean in zip(lines, means, strict=True)]
-    choose = min if metric in LOWER_IS_BETTER else max
+    choose = min if lower_is_better(metric) else max
     best = choose((round(mean, 1) for mean, may in zip(means, eligible, strict=True) if may), default=math.nan)
     return [len(lines) > 1 and may and round(mean, 1) == best for mean, may in zip(means, eligible, strict=True)]
 

@@ -10,7 +10,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.base import NoParams
 from fedbench.core.scenario import Scenario
 from fedbench.kinds.partitions import ClientSamples, Indices, Partition, PartitionTask, Samples
-from fedbench.scenarios.partitions import dirichlet, feature_skew, label_skew
+from fedbench.scenarios.partitions import dirichlet, label_skew
 from fedbench.scenarios.partitions.parts import Parts, equal_parts
 from fedbench.scenarios.partitions.rounding import IntArray
 
@@ -80,6 +80,8 @@ class ByDomain(Partition[NoParams]):
 
     def clients(self, task: PartitionTask) -> ClientSamples:
         """Clients are measured on their domain."""
+        from fedbench.scenarios.partitions import feature_skew  # imports torch, which captions do without
+
         domains, scenario = task.train.domains, task.scenario
         if domains is None:
             raise FedbenchError("partition 'domain' needs data with domains; choose other data or another partition")

@@ -104,7 +104,7 @@ def _causes(tags: RunTags, run: PreparedRun, settings: Settings) -> tuple[str, .
     """What of the recording's surroundings is not as it was; an empty tuple where all that is known agrees."""
     now = {
         "run_id": run.spec.run_id,
-        "code_hash": Codes(settings.plugin_files).of(run.spec.method).hash,
+        "code_hash": Codes(settings.plugin_files).of_run(run.spec).hash,
         "data_hash": run.info.data_hash,
         "weights_hash": run.info.weights_hash,
         **{f"version.{name}": version for name, version in versions().items()},

@@ -209,7 +209,7 @@ class Tracking:
 
     def _opened(self, spec: RunSpec) -> _OpenRun:
         """The run, held back as yet; what a dead process has left of it is given up."""
-        made_by = {**self._provenance, **code_tags(self._codes.of(spec.method))}
+        made_by = {**self._provenance, **code_tags(self._codes.of_run(spec))}
         tags = {**run_tags(spec), **made_by, NOTE: f"{described_by(spec)} It has not ended."}
         if self._claims is not None:
             tags[CLAIMS] = self._claims.shared_by

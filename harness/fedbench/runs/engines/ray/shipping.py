@@ -18,7 +18,7 @@ from pathlib import Path
 
 import fedbench
 from fedbench.core.errors import FedbenchError
-from fedbench.kinds.installed import GROUP, installed_methods
+from fedbench.kinds.installed import installed_plugins
 from fedbench.plugins.provenance import roots, versions
 from fedbench.plugins.run_code import code_hash, files_beside
 from fedbench.plugins.sources import PLUGIN, files_under
@@ -89,20 +89,21 @@ def environment() -> dict[str, str]:
 
 
 def _write_metadata(folder: Path) -> None:
-    """Let the methods' entry points be found in ``folder``, under the names of the distributions they come in.
+    """Let the plug-ins' entry points be found in ``folder``, under the names of the distributions they come in.
 
     A distribution that the worker has installed as well is hidden by that.
     """
-    by_distribution: dict[tuple[str, str], list[str]] = {}
-    for point in installed_methods():
+    by_distribution: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for point in installed_plugins():
         name, version = ("unknown", "0") if point.dist is None else (point.dist.name, point.dist.version)
-        by_distribution.setdefault((name, version), []).append(f"{point.name} = {point.value}")
-    for (name, version), lines in by_distribution.items():
+        groups = by_distribution.setdefault((name, version), {})
+        groups.setdefault(f"[{point.group}]", []).append(f"{point.name} = {point.value}")
+    for (name, version), groups in by_distribution.items():
         target = folder / f"{re.sub(r'[-_.]+', '_', name)}-{version}.dist-info"
         target.mkdir()
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         (target / "METADATA").write_text(metadata, encoding="utf-8")
-        points = "\n".join([f"[{GROUP}]", *lines, ""])
+        points = "\n".join(line for group, lines in groups.items() for line in (group, *lines, ""))
         (target / "entry_points.txt").write_text(points, encoding="utf-8")
 
 
