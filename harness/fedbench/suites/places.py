@@ -17,9 +17,8 @@ class PlaceInFile:
     path: tuple[int | str, ...] = ()
 
 
-def line_of(node: yaml.Node | None, location: Sequence[int | str]) -> int:
-    """The line of the innermost part of ``location`` that stands in the file."""
-    lines = lines_of(node)
+def line_of(lines: Mapping[tuple[int | str, ...], int], location: Sequence[int | str]) -> int:
+    """The line of the innermost part of ``location`` that stands in the file, of those that `lines_of` found."""
     return next(lines[tuple(location[:end])] for end in range(len(location), -1, -1) if tuple(location[:end]) in lines)
 
 

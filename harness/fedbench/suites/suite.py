@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
+import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -22,8 +22,10 @@ from pydantic import (
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.spec import MOST_SEED, no_bool, stack_names
 from fedbench.kinds.measured import column_metric, objective_metric, printed_metric, ranking_metric
+from fedbench.suites.extending import extended
 from fedbench.suites.places import PlaceInFile, line_of, lines_of
 from fedbench.suites.published_keys import PUBLISHED_METRICS, Key, as_key, columns_of
+from fedbench.suites.registered import suite_bytes, suite_files
 from fedbench.suites.safe_yaml import read_yaml
 
 Seed = Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=MOST_SEED)]
@@ -196,26 +198,13 @@ class Suite(_Part):
 
 
 def suite_names() -> list[str]:
-    """The suites that ship with fedbench, in alphabetical order."""
-    files = (entry.name for entry in resources.files("fedbench_suites").iterdir())
-    return sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml"))
+    """The suites of all installed packages, in alphabetical order."""
+    return list(suite_files())
 
 
 def load_suite(name: str) -> Suite:
-    """A shipped suite by name, or any suite file by path. FedbenchError names file, line, field and what is allowed."""
-    if name.endswith((".yaml", ".yml")):
-        try:
-            content = Path(name).read_bytes() if Path(name).is_file() else None
-        except OSError as error:
-            raise FedbenchError(f"suite file {name!r} cannot be read: {error.strerror}.") from None
-        if content is None:
-            raise FedbenchError(f"suite file {name!r} does not exist; see `fedbench list suites` for names.")
-        return parse_suite(content, name)
-    if name not in suite_names():
-        raise unknown_name(
-            "suite", name, suite_names(), "See `fedbench list suites`, or give the path of a .yaml file."
-        )
-    return parse_suite(resources.files("fedbench_suites").joinpath(f"{name}.yaml").read_bytes(), f"{name}.yaml")
+    """A suite by name, or any suite file by path. FedbenchError names file, line, field and what is allowed."""
+    return parse_suite(*suite_bytes(name))
 
 
 def parse_suite(text: str | bytes, where: str) -> Suite:
@@ -223,15 +212,21 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
     node, content = read_yaml(text, where)
     if not isinstance(content, dict):
         raise FedbenchError(f"{where}, line 1: a suite is a mapping with name, scenario and rows.")
+    is_extended = "extends" in content
+    content, rows = extended(content, where)
+    lines = {_in_whole(path, rows): line for path, line in lines_of(node).items()}
     try:
         suite = Suite.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         path = [str(part) for part in first["loc"]]
         problem = problem_of(first, _model_at(path))
-        raise FedbenchError(f"{where}, line {line_of(node, first['loc'])}, {'.'.join(path)}: {problem}") from None
-    _place(suite, PlaceInFile(where, lines_of(node)))
+        raise FedbenchError(f"{where}, line {line_of(lines, first['loc'])}, {'.'.join(path)}: {problem}") from None
+    _place(suite, PlaceInFile(where, lines))
     suite._text = text if isinstance(text, str) else text.decode()
+    if is_extended:
+        # what is recorded says it all, whatever becomes of the other file
+        suite._text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     for scale in suite.scales.values():
         names = [setting.name for setting in scale.settings]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -254,6 +249,13 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
                 hint = "A row names settings under `only` and scales under `at`."
                 raise FedbenchError(f"{row.place(field)}{unknown_name('setting or scale', wrong, known, hint)}")
     return suite
+
+
+def _in_whole(path: tuple[int | str, ...], rows: Mapping[int, int]) -> tuple[int | str, ...]:
+    """``path`` in the file as it is in the whole suite, where the file's rows have other places."""
+    if len(path) > 1 and path[0] == "rows" and isinstance(path[1], int):
+        return ("rows", rows.get(path[1], path[1]), *path[2:])
+    return path
 
 
 def _model_at(path: Sequence[str]) -> type[BaseModel]:
