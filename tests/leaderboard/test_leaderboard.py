@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fedbench.cli.app import app
-from fedbench.cli.commands.leaderboard import Format, ReadingOptions, _command
+from fedbench.cli.commands.leaderboard import Format, _command
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import csv_text
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
@@ -34,6 +34,7 @@ from fedbench.leaderboard.formats.terminal import render_terminal
 from fedbench.leaderboard.named import baseline_named, metric_named
 from fedbench.leaderboard.network import Link
 from fedbench.leaderboard.page import write_page
+from fedbench.leaderboard.reading import ReadingOptions
 from fedbench.leaderboard.results import _line, load_curves, load_federations, load_results
 from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target
 from fedbench.leaderboard.rows.seeds import DIFFER, ranges

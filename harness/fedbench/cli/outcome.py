@@ -20,12 +20,12 @@ from fedbench.suites.suite import Suite
 from fedbench.tracking.databases import shown
 from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.writing.patience import StoreUnavailable
-from fedbench.workflow.execution import Outcome
+from fedbench.workflow.execution import Carried
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
 
-def conclude(outcome: Outcome, suite: Suite, given: str | None, store: str | None, *, is_rerun: bool) -> int:
+def conclude(outcome: Carried, suite: Suite, given: str | None, store: str | None, *, is_rerun: bool) -> int:
     """Show the leaderboard, or why there is none yet, and the failures; the exit code.
 
     ``given`` are the suite's name or file and ``store`` the folder or URI on the command line.

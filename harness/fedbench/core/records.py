@@ -134,3 +134,5 @@ class RunResult(ReadOnly):
     """The private tensors of clients, by client id, then name."""
     executor: str = ""
     """Which executor trained the last round and, where it fell back, why; empty where nothing was trained."""
+    labels: tuple[int, ...] = ()
+    """The right classes of what is predicted, in the order of ``predictions``."""

@@ -13,6 +13,7 @@ from fedbench.kinds.base import AnyPlugin, check_plugin, listed_as, made, taken_
 from fedbench.kinds.files import PLUGIN_FILES, classes_of
 from fedbench.kinds.importing import importing
 from fedbench.kinds.installed import installed
+from fedbench.kinds.own import OBJECT, own
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,16 @@ class Registered:
 
     kind: str
     name: str
-    source: EntryPoint | Path
-    """Its entry point, or the plug-in file."""
+    source: EntryPoint | Path | type
+    """Its entry point, the plug-in file, or the class itself where a program brings it."""
 
     @property
     def origin(self) -> str:
         """The package with its version, or the file's name."""
         if isinstance(self.source, Path):
             return self.source.name
+        if isinstance(self.source, type):
+            return "this program"
         dist = self.source.dist
         return "unknown" if dist is None else f"{dist.name} {dist.version}"
 
@@ -37,6 +40,8 @@ class Registered:
         """What it is found by, for errors."""
         if isinstance(self.source, Path):
             return f"the plugin file {str(self.source)!r}"
+        if isinstance(self.source, type):
+            return f"the class {self.source.__qualname__} of this program"
         dist = self.source.dist
         return f"{self.source.value} of the package {'unknown' if dist is None else dist.name}"
 
@@ -44,6 +49,8 @@ class Registered:
         """Its class. FedbenchError where it cannot be imported, or is no plug-in of its kind and name."""
         if isinstance(self.source, Path):
             return _of_file(self.source, self.kind)[self.name]
+        if isinstance(self.source, type):
+            return cast(type[AnyPlugin], self.source)
         with importing(f"{self.kind} {self.name!r} ({self.source.value})", "reinstall it"):
             loaded = self.source.load()
         check_plugin(loaded, self.kind, self.source.value)
@@ -60,6 +67,7 @@ def registered(kind: str) -> dict[str, Registered]:
     known: dict[str, Registered] = {}
     found = [Registered(kind, point.name, point) for point in installed(kind)]
     found += [Registered(kind, name, file) for file in PLUGIN_FILES.get() for name in _of_file(file, kind)]
+    found += [Registered(kind, name, cls) for name, cls in own(kind).items()]
     for one in found:
         other = known.setdefault(one.name, one)
         if _value(other) != _value(one):
@@ -73,6 +81,11 @@ def registered(kind: str) -> dict[str, Registered]:
 def find(kind: str, name: str, hint: str = "") -> type[AnyPlugin]:
     """The class of the plug-in of ``kind`` called ``name``; an unknown name is answered with the nearest ones."""
     known = registered(kind)
+    if name == OBJECT and name not in known:
+        raise FedbenchError(
+            f"a {kind} called {OBJECT}:... was an object of a Python program, which no name brings back; give that "
+            "object to fedbench.run once more."
+        )
     if name not in known:
         raise unknown_name(kind, name, known, hint or f"See `fedbench list {listed_as(kind)}`.")
     return known[name].load()
@@ -85,18 +98,22 @@ def build(kind: str, text: str) -> tuple[AnyPlugin, str]:
 
 
 def strangers(kind: str, names: Collection[str]) -> Mapping[str, Registered]:
-    """Those of ``names`` that do not come with fedbench itself: their code is no part of the harness."""
+    """Those of ``names`` that do not come with fedbench itself: their code is no part of the harness.
+
+    Objects are none: what they are is in the hashes of data and weights.
+    """
     known = registered(kind)
-    return {name: known[name] for name in names if name in known and not is_harness(known[name].source)}
+    mentioned = [known[name] for name in names if name in known]
+    return {one.name: one for one in mentioned if not isinstance(one.source, type) and not is_harness(one.source)}
 
 
-def is_harness(source: EntryPoint | Path) -> bool:
+def is_harness(source: EntryPoint | Path | type) -> bool:
     """Whether a plug-in is part of the harness itself, whose code counts with every run."""
-    return not isinstance(source, Path) and source.module.partition(".")[0] == "fedbench"
+    return not isinstance(source, Path | type) and source.module.partition(".")[0] == "fedbench"
 
 
 def _value(one: Registered) -> str:
-    return str(one.source) if isinstance(one.source, Path) else one.source.value
+    return str(one.source) if isinstance(one.source, Path | type) else one.source.value
 
 
 def _of_file(path: Path, kind: str) -> dict[str, type[AnyPlugin]]:

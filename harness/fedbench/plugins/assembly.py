@@ -21,6 +21,7 @@ from fedbench.kinds.base import Plugin
 from fedbench.kinds.files import PLUGIN_FILES, classes_of
 from fedbench.kinds.importing import importing
 from fedbench.kinds.installed import installed_methods
+from fedbench.kinds.own import own
 from fedbench.plugins.declaration import HOOK_NAMES, check_method
 from fedbench.plugins.notifications import notifications
 from fedbench.plugins.watch import watched
@@ -67,9 +68,13 @@ def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
 def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[AnyMethod]:
     """The method class registered as ``name`` in the entry-point group ``fedbench.methods``, or in a plugin file.
 
+    Or that a program brings itself (`fedbench.kinds.own`).
+
     Raises FedbenchError for an unknown name, one that two plugins have, a plugin that cannot be imported, or a class
     that is no method.
     """
+    if name in (brought := own("method")):
+        return cast(type[AnyMethod], brought[name])
     from_files = _from_files((*plugin_files, *PLUGIN_FILES.get()))
     points = _entry_points().get(name, [])
     if name in from_files:
@@ -93,8 +98,13 @@ def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[AnyMethod]
     return cast(type[AnyMethod], loaded)
 
 
-def source_of(name: str, plugin_files: Iterable[Path] = ()) -> Path | EntryPoint:
-    """What the method is found by: the plugin file that defines it, or its entry point. Imports no installed one."""
+def source_of(name: str, plugin_files: Iterable[Path] = ()) -> Path | EntryPoint | type:
+    """What the method is found by: the plugin file that defines it, or its entry point. Imports no installed one.
+
+    The class itself where a program brings it.
+    """
+    if name in (brought := own("method")):
+        return brought[name]
     of_files = {cls.name: path for path in plugin_files for cls in load_plugin_file(path)}
     known = _entry_points()
     if name not in {*of_files, *known}:

@@ -14,8 +14,10 @@ from fedbench.core.spec import RunSpec, stack_names
 from fedbench.kinds.base import taken_apart
 from fedbench.kinds.files import plugins_everywhere
 from fedbench.kinds.installed import installed_methods, installed_plugins
+from fedbench.kinds.own import OBJECT
 from fedbench.kinds.registry import Registered, is_harness, strangers
 from fedbench.plugins.assembly import source_of
+from fedbench.plugins.own_code import digest_of_classes
 from fedbench.plugins.provenance import roots, versions
 from fedbench.plugins.sources import PLUGIN, digest_of, files_of, files_under
 
@@ -32,7 +34,7 @@ class MethodCode:
     version: str = ""
     """Of the package."""
     plugin: str = ""
-    """Name of the ``--plugin`` file."""
+    """Name of the ``--plugin`` file; ``object:CLASS`` of a class that a program brought."""
 
     def as_json(self) -> dict[str, str]:
         """What there is to say of it, by name."""
@@ -113,7 +115,9 @@ class Codes:
         """None for a method of the harness's own."""
         return self._of_source(name, source_of(name, self._plugin_files))
 
-    def _of_source(self, name: str, source: Path | EntryPoint) -> MethodCode | None:
+    def _of_source(self, name: str, source: Path | EntryPoint | type) -> MethodCode | None:
+        if isinstance(source, type):
+            return MethodCode(name, digest_of_classes([source]), plugin=f"{OBJECT}:{source.__qualname__}")
         if isinstance(source, Path):
             return MethodCode(name, digest_of(files_of(source, self._registering)), plugin=source.name)
         if is_harness(source):

@@ -95,6 +95,7 @@ def run_rounds(
         own={client: _arrays(tensors) for client, tensors in to_read(state.own).items()},
         executor=next((record.executor for record in reversed(records) if record.executor), ""),
         clients={client: _kept(held, evaluating) for client, held in of_methods(state.clients, evaluating)},
+        labels=() if labels is None else tuple(run.scored.test.labels.tolist()),
     )
     hooks.run_finished(spec=spec, info=run.info, result=result)
     return result

@@ -19,7 +19,9 @@ from fedbench.rounds.state import RunState, load_state, save_state
 
 MODEL = "model"
 """The folder of ``state.safetensors`` and ``spec.json``."""
-_STATE, _SPEC, _PREDICTIONS = f"{MODEL}/state.safetensors", f"{MODEL}/spec.json", "predictions.csv"
+_STATE, _SPEC = f"{MODEL}/state.safetensors", f"{MODEL}/spec.json"
+PREDICTIONS = "predictions.csv"
+"""Of every test sample the predicted class and the right one, which runs of earlier versions lack."""
 
 
 def write_artifacts(folder: Path, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
@@ -36,8 +38,10 @@ def write_artifacts(folder: Path, spec: RunSpec, info: RunInfo, result: RunResul
         federation["clients"] = info.scenario_clients
     (folder / "federation.json").write_text(json.dumps(federation) + "\n", encoding="utf-8")
     (folder / "owners.json").write_text(json.dumps(dict(info.owners), indent=2) + "\n", encoding="utf-8")
-    lines = [f"{sample},{label}" for sample, label in enumerate(result.predictions)]
-    (folder / _PREDICTIONS).write_text("\n".join(["sample,predicted", *lines]) + "\n", encoding="utf-8")
+    columns = {"sample": range(len(result.predictions)), "predicted": result.predictions}
+    columns |= {"label": result.labels} if result.labels else {}
+    lines = [",".join(columns), *(",".join(map(str, line)) for line in zip(*columns.values(), strict=True))]
+    (folder / PREDICTIONS).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def read_spec(folder: Path, run_id: str) -> RunSpec:
@@ -69,10 +73,10 @@ def read_state(folder: Path, run_id: str, device: str) -> RunState:
 def read_predictions(folder: Path, run_id: str) -> tuple[int, ...]:
     """The classes that run predicted for the test split; FedbenchError where they cannot be read."""
     try:
-        return tuple(int(label) for label in pd.read_csv(folder / _PREDICTIONS)["predicted"])
+        return tuple(int(label) for label in pd.read_csv(folder / PREDICTIONS)["predicted"])
     except (OSError, ValueError, KeyError) as error:
         raise FedbenchError(
-            f"{_PREDICTIONS} of run {run_id} cannot be read: {error}; repeat it with --rerun."
+            f"{PREDICTIONS} of run {run_id} cannot be read: {error}; repeat it with --rerun."
         ) from error
 
 

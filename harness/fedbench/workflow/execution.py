@@ -51,7 +51,7 @@ class Storing:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Carried:
     """What became of runs that were asked for."""
 
     uri: str
@@ -83,7 +83,7 @@ def carry_out(
     policy: Policy,
     storing: Storing,
     screen: Screen,
-) -> Outcome:
+) -> Carried:
     """Run what is not in the store yet. Bad input raises FedbenchError before anything is run.
 
     Ctrl-C and whatever else stops it is in the outcome: by then no run is marked as running.
@@ -125,7 +125,7 @@ def carry_out(
         if engine is not None:
             engine.close()
         raise
-    outcome = Outcome(uri, tuple(specs), skipped, recorded=recorded)
+    outcome = Carried(uri, tuple(specs), skipped, recorded=recorded)
     if engine is None:
         # one that was killed right behind its last run still is marked as running
         tracking.end_dead_commands()

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -45,6 +45,23 @@ def warm_up() -> None:
     context()
 
 
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Processes that begin inside do not import the program that runs this one.
+
+    A run needs nothing of it, and a script without a main guard would begin again in each of them.
+    """
+    main = vars(sys.modules["__main__"])
+    before: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}
+    main.pop("__file__", None)
+    main["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.pop("__spec__")
+        main.update(before)
+
+
 def _start_server() -> None:
     from multiprocessing import forkserver
 
@@ -52,7 +69,7 @@ def _start_server() -> None:
     # Ctrl-C is this process's to answer; the server would print a traceback where it hits the imports
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
     try:
-        with _same_imports():
+        with _same_imports(), without_main():
             forkserver.ensure_running()
     finally:
         if is_main:

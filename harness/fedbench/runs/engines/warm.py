@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from fedbench.runs.engines.forks import STOP, Work, alone, kill_below, serve
-from fedbench.runs.engines.forkserver import context
+from fedbench.runs.engines.forkserver import context, without_main
 from fedbench.runs.prepare import Settings
 
 _PATIENCE = 5.0
@@ -122,7 +122,7 @@ class WarmProcess:
 
     def _start(self, there: Connection, target: Callable[..., None], *arguments: Any) -> None:
         self._process = self._context.Process(target=target, args=arguments, daemon=True)
-        with there:  # closed here: else the end of the process would go unnoticed
+        with there, without_main():  # closed here: else the end of the process would go unnoticed
             self._process.start()
 
     def _emitted(self) -> list[Any]:
