@@ -1,10 +1,11 @@
-"""What a method imports of fedbench, beside the blocks of `fedbench.toolkit` and the backbones of `fedbench.models`.
+"""What a plug-in imports of fedbench, beside the blocks of `fedbench.toolkit` and the backbones of `fedbench.models`.
 
-`fedbench.core.method` has the hooks and what they are handed, with shapes and units.
+`fedbench.core.method` has the hooks of methods and what they are handed, with shapes and units; `fedbench.kinds` has
+the base classes of data sets, partitions, backbones, text encoders and metrics, and what they are asked for.
 """
 
-from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.federation import Federation
+from fedbench.core.errors import FedbenchError, NotHere, Unworkable
+from fedbench.core.federation import Dataset, Federation, ImageSource, Split, TensorImages
 from fedbench.core.method.base import Method, NoParams
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.hyper import hyper
@@ -23,8 +24,10 @@ from fedbench.core.method.tasks import (
 from fedbench.core.partition import ClientShard
 from fedbench.core.randomness import numpy_generator, torch_generator
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
+from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import (
+    Backbone,
     Broadcast,
     GlobalModel,
     InputSource,
@@ -37,17 +40,32 @@ from fedbench.core.types import (
     UnlabelledBatch,
     Update,
 )
+from fedbench.datasets.content import dataset
+from fedbench.kinds.backbones import BackboneFamily, BackboneRequest
+from fedbench.kinds.datasets import DatasetRequest, DatasetSource
+from fedbench.kinds.metrics import Metric, MetricTask
+from fedbench.kinds.partitions import ClientSamples, Partition, PartitionTask, Samples
+from fedbench.kinds.text_encoders import TextEncoder, TextRequest
+from fedbench.models import image_network
 
 __all__ = [
     "AggregationTask",
+    "Backbone",
+    "BackboneFamily",
+    "BackboneRequest",
     "Broadcast",
     "BroadcastTask",
+    "ClientSamples",
     "ClientShard",
     "ClientTask",
+    "Dataset",
+    "DatasetRequest",
+    "DatasetSource",
     "EvaluationTask",
     "FedbenchError",
     "Federation",
     "GlobalModel",
+    "ImageSource",
     "InputSource",
     "LabelTask",
     "LabelledBatch",
@@ -55,24 +73,37 @@ __all__ = [
     "LocalStep",
     "MeasureTask",
     "Method",
+    "Metric",
+    "MetricTask",
     "Model",
     "ModelSetup",
     "NoParams",
+    "NotHere",
     "Outputs",
+    "Partition",
+    "PartitionTask",
     "Predictions",
     "ReportedTask",
     "RoundRecord",
     "RunInfo",
     "RunResult",
     "RunSpec",
+    "Samples",
+    "Scenario",
+    "Split",
     "StartTask",
+    "TensorImages",
     "Tensors",
+    "TextEncoder",
+    "TextRequest",
     "Training",
     "UnlabelledBatch",
     "Unworkable",
     "Update",
+    "dataset",
     "hookimpl",
     "hyper",
+    "image_network",
     "numpy_generator",
     "torch_generator",
 ]

@@ -1,6 +1,7 @@
 """The third party's package, installed the way a user installs it, and found by name like any other."""
 
 import importlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,7 @@ def third_party(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder the package is installed in, on this process's path and its children's."""
     target = tmp_path_factory.mktemp("site")
     source = tmp_path_factory.mktemp("source") / "package"
-    source.mkdir()
-    for file in PACKAGE.iterdir():
-        if file.is_file():
-            (source / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__"))
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--target", str(target)]
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True)
     patch = pytest.MonkeyPatch()

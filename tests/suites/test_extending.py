@@ -74,6 +74,7 @@ def test_errors_name_the_line_of_the_file_in_which_it_stands(base: Path) -> None
         ("extends: [base.yaml]\nname: mine\n", "is no suite's name or file"),
         ("extends: base.yaml\nname: mine\nwithout: [fedporx]\n", "unknown row 'fedporx'; did you mean 'fedprox'"),
         ("extends: mine.yaml\nname: mine\n", "does one extend itself"),
+        ("extends: longtail\nname: mine\nrows: [{method: fedavg}]\n", "has 2 rows called 'fedavg'"),
         ("name: mine\nwithout: [fedprox]\nrows: [{method: fedavg}]\n", "say which one with `extends`"),
         ("extends: base.yaml\n", "name: field required"),
     ],

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedbench.cli.console import cell, console, say, table
 from fedbench.core.scenario import Scenario
 from fedbench.core.wording import counted
+
+if TYPE_CHECKING:
+    from fedbench.kinds.base import AnyPlugin
+    from fedbench.kinds.registry import Registered
 
 Card = list[tuple[str, str]]
 """Label and text of each line."""
@@ -27,7 +32,6 @@ def show_cards(name: str, data_dir: Path) -> bool:
 
 
 def _cards(name: str, data_dir: Path) -> Iterator[tuple[str, Card]]:
-    from fedbench.kinds.registry import registered
     from fedbench.scenarios import PRESETS
     from fedbench.suites.suite import suite_names
 
@@ -35,11 +39,32 @@ def _cards(name: str, data_dir: Path) -> Iterator[tuple[str, Card]]:
         yield "suite", _suite(name)
     if name in PRESETS:
         yield "scenario", _scenario(name)
-    head = name.partition("?")[0].partition(":")[0]
-    if head in registered("data set"):
-        yield "data set", _dataset(name)
-    if head in registered("backbone"):
-        yield "backbone", _backbone(name, data_dir)
+    for kind in ("data set", "backbone", "partition", "text encoder", "metric"):
+        found = _found(kind, name)
+        if found is not None:
+            plugin = found.load()
+            if kind == "data set":
+                lines = _dataset(name)
+            elif kind == "backbone":
+                lines = _backbone(name, data_dir)
+            else:
+                lines = [("what it is", plugin.description()), ("typed as", plugin.usage())]
+            yield kind, [*lines, *_parameters(plugin), ("from", found.origin)]
+
+
+def _found(kind: str, name: str) -> Registered | None:
+    from fedbench.kinds.registry import registered
+
+    return registered(kind).get(name.partition("?")[0].partition(":")[0])
+
+
+def _parameters(plugin: type[AnyPlugin]) -> Card:
+    from fedbench.plugins.description import parameter_rows
+
+    return [
+        (f"?{name}", f"{symbol}, {kind}, {values}; {default} by default; {source}")
+        for name, symbol, kind, default, values, _, source in parameter_rows(plugin.Params)
+    ]
 
 
 def _suite(name: str) -> Card:

@@ -122,13 +122,20 @@ def _described(cls: type[AnyMethod]) -> Description:
         inspect.getdoc(module) or inspect.getdoc(cls) or "",
         tuple(REQUIREMENTS.get(name, name) for name in declares(cls, "requires")),
         _hooks(cls),
-        tuple(
-            (name, one.hyper.symbol, _kind(one.type), number(one.default), _range(one.hyper), number(one.hyper.neutral))
-            + (one.hyper.source,)
-            for name, one in parameters.items()
-        ),
+        parameter_rows(cls.Params),
         any(parameter.hyper.neutral is not None for parameter in parameters.values()),
         ", ".join(f"{key}={number(value)}" for key, value in cls.recipe.items()),
+    )
+
+
+def parameter_rows(params: type) -> tuple[Row, ...]:
+    """Name, symbol, type, default, range, neutral value and source of each hyper-parameter of a ``Params`` class."""
+    from fedbench.core.method.hyper import declared
+
+    return tuple(
+        (name, one.hyper.symbol, _kind(one.type), number(one.default), _range(one.hyper), number(one.hyper.neutral))
+        + (one.hyper.source,)
+        for name, one in declared(params).items()
     )
 
 

@@ -40,6 +40,11 @@ def extended(content: Mapping[str, Any], where: str, depth: int = 0) -> tuple[di
     places: dict[int, int] = {}
     for number, row in enumerate(own if isinstance(own, list) else []):
         same = [place for place, other in enumerate(rows) if _name(other) == _name(row) != ""]
+        if len(same) > 1:
+            raise FedbenchError(
+                f"{where}, rows.{number}: {given['extends']!r} has {len(same)} rows called {_name(row)!r}; give yours "
+                f"a label, or leave those out with `without: [{_name(row)}]`."
+            )
         places[number] = same[0] if same else len(rows)
         rows[places[number] : places[number] + 1] = [row]
     if own is not None and not isinstance(own, list):

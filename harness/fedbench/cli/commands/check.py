@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -12,36 +12,60 @@ from fedbench.cli.options import Plugins, plugin_files
 from fedbench.core.errors import FedbenchError
 
 BROKEN = 1
+Check = Callable[[str], str | None]
 _LONGEST = 1000
 """Characters of a reason that are shown."""
 
 
 def check(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method, not a stack.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A method, not a stack, or any other plug-in.")],
     plugin: Plugins = None,
 ) -> None:
-    """Check that a method keeps the contract of fedbench.testing.
+    """Check that a method, or another plug-in, keeps the contract of fedbench.testing.
 
     Trains on a tiny federation for seconds. Exit code 0 where no check fails, 1 where one does.
     """
     from fedbench import testing
-    from fedbench.kinds.files import plugins_everywhere
-    from fedbench.plugins.assembly import find_method
+    from fedbench.testing import plugins
 
-    with plugins_everywhere(plugin_files(plugin)):
-        find_method(method)  # an unknown method is bad input, and fails no check
-        outcomes = []
-        for one in testing.CHECKS:
-            outcomes.append(_outcome(one, method))
-            say(f"{one.__name__.removeprefix('check_').replace('_', ' ')}: {outcomes[-1]}")
+    plugin_files(plugin)
+    outcomes = []
+    for about, checks in _contracts(name, testing.CHECKS, plugins.CHECKS):
+        for one in checks:
+            outcomes.append(_outcome(one, name))
+            say(f"{about}{one.__name__.removeprefix('check_').replace('_', ' ')}: {outcomes[-1]}")
     failed = sum(outcome.startswith("failed") for outcome in outcomes)
     if failed:
-        say(f"{method} breaks the contract: {failed} of {len(outcomes)} checks failed.", style="bold red")
+        say(f"{name} breaks the contract: {failed} of {len(outcomes)} checks failed.", style="bold red")
         raise typer.Exit(BROKEN)
-    say(f"{method} keeps the contract.", style="bold")
+    say(f"{name} keeps the contract.", style="bold")
 
 
-def _outcome(one: Callable[[str], str | None], method: str) -> str:
+def _contracts(
+    name: str, of_methods: Sequence[Check], of_plugins: Mapping[str, Sequence[Check]]
+) -> Iterator[tuple[str, Sequence[Check]]]:
+    """The contracts of what ``name`` stands for; a name that several kinds have has several.
+
+    FedbenchError for a name that there is not: it is bad input, and fails no check.
+    """
+    from fedbench.kinds.files import PLUGIN_FILES
+    from fedbench.plugins.assembly import find_method, method_names
+    from fedbench.testing.plugins import kinds_of
+
+    is_method = name in method_names(PLUGIN_FILES.get())
+    try:
+        kinds = kinds_of(name)
+    except FedbenchError:
+        find_method(name)
+        kinds = []
+    if is_method:
+        find_method(name)
+        yield "method: " if kinds else "", of_methods
+    for kind in kinds:
+        yield f"{kind}: " if is_method or len(kinds) > 1 else "", of_plugins[kind]
+
+
+def _outcome(one: Check, method: str) -> str:
     """``passed``, ``not applicable: why``, or ``failed: why``, in one line."""
     from fedbench.kinds.failure_text import raised_at, reason_of
 

@@ -18,9 +18,7 @@ _TEXT_WIDTH = 120
 
 
 def describe(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A method, a stack a+b, a suite, scenario, data set or backbone.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Anything that fedbench list shows, or a stack a+b.")],
     plugin: Plugins = None,
     data_dir: DataDir = DATA_DIR,
 ) -> None:
@@ -31,6 +29,7 @@ def describe(
     from fedbench.cli.cards import show_cards
     from fedbench.core.errors import FedbenchError
 
+    plugin_files(plugin)
     shown = show_cards(name, data_dir)
     try:
         _describe_methods(name, plugin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,19 @@ from fedbench.cli.console import cell, console, say, table
 from fedbench.cli.options import Plugins, plugin_files
 from fedbench.core.errors import FedbenchError, unknown_name
 
-KINDS = ("methods", "datasets", "scenarios", "backbones", "suites")
+KINDS = {
+    "methods": "method",
+    "datasets": "data set",
+    "scenarios": "",
+    "partitions": "partition",
+    "backbones": "backbone",
+    "text-encoders": "text encoder",
+    "metrics": "metric",
+    "suites": "suite",
+}
+"""What can be listed -> the kind of plug-in that it is; a scenario is none."""
+Line = tuple[str, str, str]
+"""Name as it is typed, what it is, and the package with its version that it comes from."""
 
 
 def list_known(
@@ -21,21 +33,20 @@ def list_known(
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List methods, data sets, scenarios, backbones or suites."""
+    """List methods, data sets, scenarios, partitions, backbones, text encoders, metrics or suites."""
     files = plugin_files(plugin)
     if what is None:
         for kind in KINDS:
-            names = ", ".join(_names(kind, files))
-            say(f"{kind}: {names}")
-        say("\nMore on each with fedbench list WHAT, on a method with fedbench describe METHOD.", style="dim")
+            say(f"{kind}: {', '.join(_names(kind, files))}")
+        say("\nMore on each with fedbench list WHAT, on one with fedbench describe NAME.", style="dim")
     elif what not in KINDS:
         raise unknown_name("kind of thing to list", what, KINDS, "Example: fedbench list methods.")
     elif what == "methods":
         _list_methods(files)
     else:
-        made = table(what.removesuffix("s"), "what it is", whole=(what.removesuffix("s"),))
-        for name, description in _described(what).items():
-            made.add_row(cell(name), cell(description))
+        made = table(what.removesuffix("s"), "what it is", "from", whole=(what.removesuffix("s"),))
+        for line in _lines(what):
+            made.add_row(*map(cell, line))
         console().print(made)
         if what == "datasets":
             _list_published()
@@ -52,47 +63,86 @@ def _list_published() -> None:
 
 
 def _names(kind: str, files: tuple[Path, ...]) -> list[str]:
-    if kind == "methods" and files:
-        from fedbench.plugins.assembly import method_names
-
-        return method_names(files)
-    if kind == "methods":  # names of installed ones need no torch, and assembly imports it
-        from fedbench.kinds.installed import installed_methods
-
-        return sorted({point.name for point in installed_methods()})
-    return list(_described(kind))
-
-
-def _described(kind: str) -> Mapping[str, str]:
-    """Name -> description, from the part of fedbench that owns the kind."""
-    if kind == "datasets":
-        from fedbench.datasets import dataset_names
-
-        return dataset_names()
+    """Names alone; the plug-ins of installed packages are not imported for them."""
+    if kind == "methods":
+        return sorted(_origins(files))
     if kind == "scenarios":
         from fedbench.scenarios import scenario_names
 
-        return scenario_names()
+        return list(scenario_names())
+    if kind == "suites":
+        from fedbench.suites.registered import suite_files
+
+        return list(suite_files())
     if kind == "backbones":
         from fedbench.models import backbone_names
 
-        return backbone_names()
-    from fedbench.suites.suite import load_suite, suite_names
+        return list(backbone_names())
+    from fedbench.kinds.registry import registered
 
-    return {name: load_suite(name).description for name in suite_names()}
+    return list(registered(KINDS[kind]))
+
+
+def _lines(what: str) -> Iterator[Line]:
+    if what == "scenarios":
+        from fedbench.scenarios import scenario_names
+
+        yield from ((name, description, _own()) for name, description in scenario_names().items())
+    elif what == "suites":
+        from fedbench.suites.registered import suite_files
+        from fedbench.suites.suite import load_suite
+
+        yield from ((name, load_suite(name).description, file.origin) for name, file in suite_files().items())
+    else:
+        if what == "backbones":
+            from fedbench.models.names import EMBEDDED, LITE0_MINILM, PHOTOS
+
+            yield from (("clip:embedded", EMBEDDED, _own()), (f"clip:{LITE0_MINILM}", PHOTOS, _own()))
+        from fedbench.kinds.registry import registered
+
+        for name, one in registered(KINDS[what]).items():
+            try:
+                plugin = one.load()
+            except FedbenchError as error:  # of one, and the others can be used
+                yield name, f"broken: {error}", one.origin
+            else:
+                yield plugin.usage(), plugin.description(), one.origin
+
+
+def _own() -> str:
+    from fedbench import __version__
+
+    return f"fedbench-harness {__version__}"
+
+
+def _origins(files: tuple[Path, ...]) -> dict[str, str]:
+    """The package, or the file, that each method comes from."""
+    # names of installed ones need no torch, and assembly imports it
+    from fedbench.kinds.installed import installed_methods
+
+    found = {
+        point.name: "unknown" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+        for point in installed_methods()
+    }
+    if files:
+        from fedbench.plugins.assembly import load_plugin_file
+
+        found |= {cls.name: file.name for file in files for cls in load_plugin_file(file)}
+    return found
 
 
 def _list_methods(files: tuple[Path, ...]) -> None:
     from fedbench.plugins.description import Descriptions
 
     known = Descriptions(files)
-    made = table("method", "citation", "answers", whole=("method",))
-    for name in _names("methods", files):
+    made = table("method", "citation", "answers", "from", whole=("method",))
+    for name, origin in sorted(_origins(files).items()):
         try:
             method = known.of(name)
         except FedbenchError as error:  # of one method, and the others can be used
-            made.add_row(cell(name), cell(f"broken: {error}"), cell(""))
+            made.add_row(cell(name), cell(f"broken: {error}"), cell(""), cell(origin))
         else:
-            made.add_row(cell(name), cell(method.citation), cell(", ".join(row[0] for row in method.hooks)))
+            answers = ", ".join(row[0] for row in method.hooks)
+            made.add_row(*map(cell, (name, method.citation, answers, origin)))
     console().print(made)
     say("A stack is written a+b; fedbench describe METHOD shows equations and hyper-parameters.", style="dim")

@@ -4,6 +4,7 @@
     def test_contract(check): check("my-method")
 
 A check trains on a tiny federation for seconds. It raises an error, or returns a reason where it does not apply.
+`fedbench.testing.plugins` has the contracts of data sets, partitions, backbones, text encoders, metrics and suites.
 """
 
 from __future__ import annotations
@@ -105,16 +106,20 @@ def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **traini
     return spec.model_copy(update={"scenario": scenario, "training": spec.training.model_copy(update=training)})
 
 
-def tiny_run(spec: RunSpec, *, executor: ExecutorName = "auto", cores: int = 1) -> Run:
-    """``spec`` assembled on the tiny data set, whose features are encoded once a process."""
+def tiny_run(spec: RunSpec, *, executor: ExecutorName = "auto", cores: int = 1, dataset: Dataset | None = None) -> Run:
+    """``spec`` assembled on the tiny data set, or another, whose features are encoded once a process."""
     tensor_cache.forget()
-    folder = Path(_scratch().name)
+    folder = scratch_folder()
     settings = Settings(data_dir=folder, cache_dir=folder, executor=executor, cores=cores)
-    return prepare(spec, settings, dataset=tiny_dataset(), backbone=tiny_backbone(spec.backbone))
+    return prepare(spec, settings, dataset=dataset or tiny_dataset(), backbone=tiny_backbone(spec.backbone))
+
+
+def scratch_folder() -> Path:
+    """A folder that goes with the process."""
+    return Path(_scratch().name)
 
 
 _scratch = lru_cache(tempfile.TemporaryDirectory)
-"""A folder that goes with the process."""
 
 
 def final_state(run: Run, state: RunState | None = None, until: int | None = None) -> RunState:

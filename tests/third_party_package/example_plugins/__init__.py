@@ -1,0 +1,1 @@
+"""A plug-in of every kind but methods, as a third party writes them."""
