@@ -248,12 +248,8 @@ def test_other_exceptions_keep_their_traceback(
 
 def test_list_shows_every_kind(fedbench: Command) -> None:
     shown = fedbench("list").out
-    assert [line.partition(":")[0] for line in shown.splitlines()[:5]] == [
-        "methods",
-        "datasets",
-        "scenarios",
-        "backbones",
-        "suites",
+    assert [line.partition(":")[0] for line in shown.splitlines()[:8]] == [
+        *("methods", "datasets", "scenarios", "partitions", "backbones", "text-encoders", "metrics", "suites")
     ]
     methods = fedbench("list", "methods").out
     assert "MLSys 2020" in methods

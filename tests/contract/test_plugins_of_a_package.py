@@ -151,4 +151,3 @@ def test_a_wrong_name_is_answered_where_it_is_given() -> None:
     ):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
-

@@ -135,7 +135,7 @@ def test_names_of_partitions_are_checked(dataset: Make) -> None:
     for partition, message in (
         ("dirchlet", "unknown partition 'dirchlet'; did you mean 'dirichlet'"),
         ("iid:5", "nothing can follow the colon"),
-        ("table", "is incomplete; type table:FILE"),
+        ("table", "is incomplete: type table:FILE"),
         ("table:nowhere.csv", "does not exist"),
         ("natural?least=3", "unknown option of partition 'natural' 'least'"),
         ("natural?min_samples=0", "between 1 and"),

@@ -181,7 +181,7 @@ class Package:
     """A distribution as `importlib.metadata` shows it."""
 
     def __init__(self, name):
-        self.name = name
+        self.name, self.version = name, "1.0"
 
 
 def point(name, value, package):
@@ -260,6 +260,7 @@ def test_an_installed_method_that_is_broken_is_listed_as_such_and_stops_nobody_e
         assert (end.value.code or 0) == code, captured.err
         said = " ".join((captured.out + captured.err).split())
         if "fedprox" not in arguments:
-            assert "method 'away' (nowhere_at_all:Away) cannot be imported: ModuleNotFoundError" in said
+            # a table folds it
+            assert all(word in said for word in ("'away'", "(nowhere_at_all:Away)", "ModuleNotFoundError")), said
         if arguments[0] == "list":
             assert re.search(r"away broken: ", said) and "MLSys 2020" in said

@@ -81,7 +81,7 @@ class HuggingFace(_Read):
     name = "hf"
     location = "NAME_OR_PATH"
     reader = "huggingface"
-    taken = ("config", "train", "test", "image", "label", "domain", "size", "classnames", "names", "limit")
+    taken = ("config", "train", "test", "image", "label", "domain", "client", "size", "classnames", "names", "limit")
     scales_images = True
 
 
@@ -93,3 +93,25 @@ class ListFile(_Read):
     reader = "listfile"
     taken = ("root", "test", "size", "classnames", "names", "limit")
     scales_images = True
+
+
+class CsvFile(_Read):
+    """Images named by a CSV file with columns path, label, domain, client and split."""
+
+    name = "csv"
+    location = "FILE"
+    reader = "csv_file"
+    taken = (
+        *("path", "label", "domain", "client", "split", "test"),
+        *("root", "suffix", "size", "classnames", "limit"),
+    )
+    scales_images = True
+
+
+class Leaf(_Read):
+    """FEMNIST as LEAF writes it: the characters of each writer, in train/*.json and test/*.json."""
+
+    name = "leaf"
+    location = "FOLDER"
+    reader = "leaf"
+    taken = ("limit",)

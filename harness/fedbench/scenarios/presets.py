@@ -9,6 +9,10 @@ UNSET_DOMAIN = "unset"
 """The held-out domain of a preset that can't know the data set's domains; building it asks for a real one."""
 
 _PRESETS: dict[str, tuple[str, Scenario]] = {
+    "natural": (
+        "the clients that the data name (hospitals, writers, phones), all take part; set participation for many",
+        Scenario(partition="natural"),
+    ),
     "iid": ("samples partitioned evenly at random, 20 clients, all take part", Scenario(partition="iid")),
     "label-skew": (
         "Dirichlet(0.5) by class, capped as in NIID-Bench, 20 clients, 40 % a round",

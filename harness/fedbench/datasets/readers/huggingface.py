@@ -2,8 +2,8 @@
 
 Columns are found by feature type: the one Image column, the one ClassLabel column. Where a file was written without
 feature types, an image is a struct of ``bytes`` and ``path``, and the one integer column is the label. Options:
-``image=``, ``label=``, ``domain=`` name columns; ``train=``, ``test=`` name splits (default ``train``, and ``test`` or
-``validation`` where there is one); ``config=`` a configuration of the data set; ``size=N`` as for image folders;
+``image=``, ``label=``, ``domain=``, ``client=`` name columns; ``train=``, ``test=`` name splits (default ``train``, and
+``test`` or ``validation`` where there is one); ``config=`` a configuration of the data set; ``size=N`` as for folders;
 ``classnames=FILE`` or ``classnames=a,b,c`` (in label order), by default ``classnames.json`` or ``classnames.txt`` in a
 local folder.
 
@@ -112,9 +112,11 @@ def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
         _check_columns(splits[name], columns)
     raw, labels = _categories(parsed, splits, chosen, columns.label)
     domain_names, domains = _categories(parsed, splits, chosen, columns.domain) if columns.domain else ([], {})
+    client_names, clients = _clients(parsed, splits, chosen, columns.client)
     files = [file["filename"] for name in chosen for file in splits[name].cache_files]
     content = hashlib.sha256(json.dumps([raw, domain_names, len(labels), len(domains)]).encode())
-    for index in (*labels.values(), *domains.values()):
+    content.update(json.dumps(client_names).encode() if client_names else b"")
+    for index in (*labels.values(), *domains.values(), *clients.values()):
         content.update(index.numpy().tobytes())
     _check_copy(cache_dir, files, columns, content.hexdigest())
     classnames = _classnames(parsed, data_dir, folder, raw, labels)
@@ -124,7 +126,8 @@ def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     encoded = [_images(splits[name], f"{parsed.location}: {name}", columns, roots) for name in chosen]
     images = load_images(encoded, parsed, cache_dir)
     parts = [
-        Split(images_of, labels[name], domains.get(name)) for images_of, name in zip(images.splits, chosen, strict=True)
+        Split(images_of, labels[name], domains.get(name), clients.get(name))
+        for images_of, name in zip(images.splits, chosen, strict=True)
     ]
     official = parts[1] if len(parts) == 2 else None
     return dataset(
@@ -135,7 +138,29 @@ def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
         tuple(domain_names),
         shortest_side=images.shortest_side,
         file_digests=images.file_digests,
+        client_names=client_names,
     )
+
+
+def _clients(
+    parsed: DatasetName, splits: Mapping[str, Any], chosen: Sequence[str], column: str | None
+) -> tuple[tuple[str, ...], dict[str, Tensor]]:
+    """The clients' names in order, numbers by size, and their places (n,) in every chosen split that has the column."""
+    if column is None:
+        return (), {}
+    having = [name for name in chosen if column in splits[name].features]
+    values = {name: splits[name].data.column(column).to_pylist() for name in having}
+    everything = {value for name in having for value in values[name]}
+    if None in everything or chosen[0] not in having:
+        raise FedbenchError(
+            f"{parsed.location!r}: column {column!r} has empty cells, or is not in the split {chosen[0]!r}; every "
+            "sample to train on needs its client."
+        )
+    of_feature = getattr(splits[chosen[0]].features[column], "names", None)
+    names = list(range(len(of_feature))) if of_feature else sorted(everything)
+    place = {value: number for number, value in enumerate(names)}
+    called = tuple(map(str, of_feature or names))
+    return called, {name: torch.tensor([place[value] for value in values[name]]) for name in having}
 
 
 def _local(location: str, data_dir: Path) -> Path | None:
@@ -169,7 +194,7 @@ def _check_columns(split: Any, columns: Columns) -> None:
     import pyarrow
 
     try:
-        for column in filter(None, (columns.image, columns.label, columns.domain)):
+        for column in filter(None, (columns.image, columns.label, columns.domain, columns.client)):
             if column in split.features:
                 split.data.column(column).validate(full=True)
     except pyarrow.ArrowException as error:
@@ -179,7 +204,9 @@ def _check_columns(split: Any, columns: Columns) -> None:
 
 def _check_copy(cache_dir: Path, files: Sequence[str], columns: Columns, digest: str) -> None:
     """FedbenchError where labels and names in the library's copy are not those that were read from it before."""
-    key = hashlib.sha256(json.dumps([*files, columns.label, columns.domain]).encode()).hexdigest()
+    # a column that came later: copies read without it are known by the others
+    read = [columns.label, columns.domain, *([columns.client] if columns.client else [])]
+    key = hashlib.sha256(json.dumps([*files, *read]).encode()).hexdigest()
     kept = cache_dir / "datasets" / f"scan-{key[:32]}.json"
     if not kept.exists():
         write_json(kept, {"digest": digest})

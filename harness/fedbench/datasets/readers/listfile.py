@@ -12,11 +12,8 @@ is, with a thousand classes and no names beside it, has ImageNet's.
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
-from typing import Literal
+from pathlib import Path
 
 import torch
 
@@ -30,6 +27,7 @@ from fedbench.datasets.content import MOST_CLASSES, dataset
 from fedbench.datasets.images import load_images
 from fedbench.datasets.names import DatasetName, find
 from fedbench.datasets.readers.coop_split import image_root, read_split, split_file
+from fedbench.datasets.readers.inside import Inside
 from fedbench.datasets.readers.trees import Folder, TreeImages
 
 Rows = tuple[tuple[str, ...], tuple[int, ...]]
@@ -63,7 +61,7 @@ def _of_split(file: Path, parsed: DatasetName, data_dir: Path, cache_dir: Path) 
     root = image_root(file, parts[0][0][0])
     if "root" in parsed.options:
         root = find(parsed.options["root"], data_dir, "image folder")
-    inside = _Inside(root)
+    inside = Inside(root)
     rows = []
     for part in parts:
         for name, _ in part:
@@ -124,7 +122,7 @@ def _read_list(file: Path, root: Path) -> Rows:
     except (OSError, ValueError) as error:
         raise FedbenchError(f"the list {str(file)!r} can't be read ({error}); check the path and the file.") from error
     names, labels = [], []
-    inside = _Inside(root)
+    inside = Inside(root)
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -132,55 +130,11 @@ def _read_list(file: Path, root: Path) -> Rows:
         is_label = label.isascii() and label.isdigit() and len(label) < len(str(MOST_CLASSES))
         if not name or not is_label or not name.isprintable():
             raise FedbenchError(f"{str(file)!r}, line {number}: {line!r} is not 'relative/path.jpg label'; correct it.")
-        path = name.strip()
-        if path.startswith("/") or ".." in path.split("/"):
-            raise FedbenchError(
-                f"{str(file)!r}, line {number}: {name!r} leads out of the image folder; write relative paths."
-            )
-        kind = inside.kind(path)
-        if kind == "outside":
-            raise FedbenchError(
-                f"{str(file)!r}, line {number}: a link on the path {name!r} leads out of the image folder "
-                f"{str(root)!r}; name a folder that holds all images with ?root=DIR."
-            )
-        if kind == "missing":
-            raise FedbenchError(
-                f"{str(file)!r}, line {number}: there is no file {str(root / path)!r}; complete the data, or name the "
-                "folder that the paths start from with ?root=DIR."
-            )
-        names.append(str(PurePosixPath(path)) if "//" in path or "./" in path else path)
+        names.append(inside.require(name.strip(), f"{str(file)!r}, line {number}"))
         labels.append(int(label))
     if not names:
         raise FedbenchError(f"the list {str(file)!r} is empty; it must hold lines 'relative/path.jpg label'.")
     return tuple(names), tuple(labels)
-
-
-class _Inside:
-    """What paths below a folder lead to once links are followed; each folder on the way is looked up once."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = os.fspath(root)
-        self._real = os.path.realpath(root)
-        self._folders: dict[str, bool] = {}
-
-    def kind(self, path: str) -> Literal["file", "outside", "missing"]:
-        """Of ``path``, relative to the root. One look at the file where it is no link: lists have 100,000 lines."""
-        folder = path.rpartition("/")[0]
-        if folder not in self._folders:
-            self._folders[folder] = self._is_inside(f"{self._root}/{folder}")
-        if not self._folders[folder]:
-            return "outside"
-        file = f"{self._root}/{path}"
-        try:
-            mode = os.lstat(file).st_mode
-        except OSError:
-            return "missing"
-        if stat.S_ISLNK(mode) and not self._is_inside(file):
-            return "outside"
-        return "file" if stat.S_ISREG(mode) or os.path.isfile(file) else "missing"
-
-    def _is_inside(self, path: str) -> bool:
-        return Path(os.path.realpath(path)).is_relative_to(self._real)
 
 
 def _classnames(parsed: DatasetName, data_dir: Path, folder: Path, classes: int) -> tuple[str, ...]:
