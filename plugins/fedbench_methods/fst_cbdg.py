@@ -110,7 +110,7 @@ class FSTCBDG(fb.Method[FstCbdgParams]):
 
     name = "fst-cbdg"
     citation = "Yan and Guo, Lightweight Unsupervised Federated Learning, arXiv 2404.11046, 2024"
-    requires = ("clip",)
+    requires = ("clip", "same_samples")
     recipe = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
     keeps_lost_training = True
 

@@ -87,7 +87,8 @@ class PseudoLabels(Method[PseudoLabelParams]):
 
     def __init__(self, params: PseudoLabelParams) -> None:
         super().__init__(params)
-        self.requires = ("server_labels",) if params.by == "server" else ()
+        draws = params.labels == "soft" and params.refresh == "fixed"  # from what it knows of each sample
+        self.requires = (*(("server_labels",) if params.by == "server" else ()), *(("same_samples",) if draws else ()))
         self._of_clients: list[Tensor] = []
         """p (n_k, K) of the samples that client k keeps, where labels are drawn from them."""
 

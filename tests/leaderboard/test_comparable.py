@@ -95,6 +95,7 @@ FIELDS = {
     "holdout_domain": ({"holdout_domain": "sketch"}, "held-out domain (none, here sketch)"),
     "domain_split": ({"domain_split": "60/20/20"}, None),
     "labels": ({"labels": "hidden"}, "labels (visible, here hidden)"),
+    "holdout_clients": ({"holdout_clients": 0.2}, "clients that train (all, here 80 %)"),
     "labelled_clients": ({"labelled_clients": 0.5}, "clients with labels (all, here 50 %)"),
     "labelled_samples": ({"labelled_samples": 0.1}, "samples with labels (all, here 10 %)"),
     "label_noise": ({"label_noise": 0.4}, "labels (right, here 40 % symmetric noise)"),

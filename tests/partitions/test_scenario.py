@@ -39,7 +39,7 @@ def test_presets_build_and_the_seed_alone_decides(two_domains: Dataset, name: st
     assert (digest(first) == digest(other)) == (name in ("feature-skew", "leave-one-domain-out"))
     assert np.array_equal(before, np.random.get_state()[1])  # type: ignore[index]
     assert torch.equal(torch_before, torch.random.get_rng_state())
-    dealt = torch.cat([shard.indices for shard in first.clients])
+    dealt = torch.cat([first.held, *(shard.indices for shard in first.new_clients)])
     assert len(dealt.unique()) == len(dealt) == len(first.train)
     assert all(len(shard.indices) and shard.indices.dtype == torch.int64 for shard in first.clients)
     assert [shard.id for shard in first.clients] == list(range(len(first.clients)))

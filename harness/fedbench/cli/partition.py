@@ -99,7 +99,7 @@ def _clients(picture: PartitionPicture, selected: dict[str, tuple[ClientPicture,
 
 def _row(client: ClientPicture, picture: PartitionPicture, texts: Sequence[str]) -> tuple[str, ...]:
     numbers = (
-        str(client.id),
+        picture.name_of(client),
         f"{client.samples:,}",
         str(client.classes_held),
         f"{client.effective_classes:.1f}",
@@ -146,6 +146,11 @@ def _totals(picture: PartitionPicture, spec: RunSpec, *, everything: bool) -> It
     ratio = _factor(max(sizes) / min(sizes))
     yield "client sizes", f"{_span(sizes)}, median {statistics.median(sizes):,g}; largest over smallest {ratio}"
     yield "divergence", f"{picture.mean_divergence:.3f} on average, clients weighted by their samples"
+    if picture.drift:
+        further = ", ".join(f"{value:.3f}" for value in picture.drift)
+        yield "drift", f"{1 + len(picture.drift)} stretches of as many rounds, the first is shown; from it {further}"
+    if picture.new_clients:
+        yield "new clients", f"{counted(picture.new_clients, 'client')} not shown that never train and are scored apart"
     yield from _domain_lines(picture)
     scored = "scored" if spec.scenario.validation else "test"
     yield scored, _split(picture.test_samples, [client.test_samples for client in picture.clients])

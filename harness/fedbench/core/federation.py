@@ -144,7 +144,12 @@ class Federation:
     server: Split | None = None
     """The server's own samples; None where the scenario grants none."""
     client_names: tuple[str, ...] = ()
-    """Of the clients, where they have names; empty elsewhere."""
+    """Of the clients, then of those held out, where they have names; empty elsewhere."""
+    later: tuple[Shards, ...] = ()
+    """Where data drift: what the same clients hold in the second, third... stretch of the run. ``clients`` is the first
+    one's."""
+    new_clients: Sequence[ClientShard] = ()
+    """Clients that never train, on which the model is tested as on clients that come later."""
     unseen: Unseen | None = None
     """What is tested beside these classes; None where the scenario has no unseen classes, or scores training data."""
 
@@ -168,6 +173,30 @@ class Federation:
         indices = self.shards.indices if client is None else self.clients[client].indices
         return torch.bincount(self.train.labels[indices], minlength=self.num_classes)
 
+    @cached_property
+    def held(self) -> Tensor:
+        """All training samples that a client has in some stretch, (n,) int64."""
+        return torch.cat([self.shards.indices, *(shards.indices for shards in self.later)])
+
+    @cached_property
+    def _stretches(self) -> tuple[Federation, ...]:
+        return (self, *(replace(self, clients=shards) for shards in self.later))
+
+    @cached_property
+    def of_new_clients(self) -> Federation:
+        """The same data with the clients that never train in place of the others."""
+        return replace(self, clients=self.new_clients, later=(), new_clients=())
+
+    def in_round(self, number: int, rounds: int) -> Federation:
+        """The federation as it is in round ``number`` of ``rounds``; before them as in the first, later as in the last.
+
+        Round t of R is in stretch ⌊(t - 1) S / R⌋ of the S that there are.
+        """
+        if not self.later:
+            return self
+        stretch = (max(number, 1) - 1) * len(self._stretches) // max(rounds, 1)
+        return self._stretches[min(stretch, len(self._stretches) - 1)]
+
     def with_clients(self, clients: Sequence[ClientShard]) -> Federation:
-        """The same data partitioned among other clients."""
-        return replace(self, clients=clients)
+        """The same data partitioned among other clients, whose data stay."""
+        return replace(self, clients=clients, later=())

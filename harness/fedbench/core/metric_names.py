@@ -13,8 +13,10 @@ ACCURACIES = tuple(
         *("global", "balanced", *GROUPS, "mean_client", "worst_client"),
         *("domain_mean", "worst_domain", "unseen_domain", "seen_domain", "new", "harmonic", "validation"),
         *("personal_mean_client", "personal_worst_client", "personal_mean_global", "top5"),
-        *(f"{prefix}{spread}_client" for prefix in ("", "personal_") for spread in ("std", "p10", "gini")),
+        *(f"{prefix}{spread}_client" for prefix in ("", "personal_", "heldout_") for spread in ("std", "p10", "gini")),
         *("finetuned_mean_client", "finetuned_worst_client", "last10", "oracle", "selected"),
+        *("heldout_mean_client", "heldout_worst_client"),
+        *("finetuned_heldout_mean_client", "finetuned_heldout_worst_client"),
         *("selected_domain_mean", "selected_unseen_domain", "selected_seen_domain"),
     )
 )
@@ -22,7 +24,7 @@ ACCURACIES = tuple(
 QUALITIES = ("macro_f1", "calibration_error", "prediction_entropy", "new_auroc")
 """Of predictions, in percent, beside accuracies."""
 LOWER_IS_BETTER = frozenset(
-    {"calibration_error", *(f"{p}{s}_client_accuracy" for p in ("", "personal_") for s in ("std", "gini"))}
+    {"calibration_error", *(f"{p}{s}_client_accuracy" for p in ("", "personal_", "heldout_") for s in ("std", "gini"))}
 )
 NEITHER = frozenset({"prediction_entropy"})
 """Say how predictions are, not how good."""

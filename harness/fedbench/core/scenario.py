@@ -146,6 +146,13 @@ class Scenario(BaseModel):
         description="equal: label_noise at every noisy client; drawn: each has its own rate, uniform from 0 to "
         "label_noise",
     )
+    holdout_clients: float = later(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the clients that never train, one at least where it is not 0; the model is scored on "
+        "them as on new ones, with finetune_epochs also after they have trained on alone",
+    )
     participation: float = Field(default=1.0, gt=0, le=1, description="fraction of the clients sampled in a round")
     dropout: float = Field(
         default=0.0,

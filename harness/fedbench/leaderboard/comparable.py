@@ -187,6 +187,9 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
     """What the clients are given and do, and what is scored."""
     if scenario["partition"] == "domain" and scenario["within_domain"] != "iid":
         yield Difference("samples of a domain", "partitioned iid", scenario["within_domain"])
+    held_out = float(scenario.get("holdout_clients", 0))
+    if held_out:
+        yield Difference("clients that train", "all", f"{100 * (1 - held_out):g} %")
     if scenario["equal_sizes"] == "true":
         yield Difference("client sizes", "as partitioned", "cut to equal ones")
     for name, aspect in _FAULTS.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Federation
 from fedbench.core.method.base import REQUIREMENTS, declares
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import NO_LINEAR_HEAD, Backbone, InputSource, Model
@@ -68,6 +69,15 @@ def refuse_backbone(requires: Mapping[str, str], spec: RunSpec) -> None:
         raise FedbenchError(
             f"{requires['pretrained']} needs a pretrained backbone, and {spec.backbone!r} starts at random; use --set "
             "backbone=clip:embedded, or weights= where the network takes it."
+        )
+
+
+def refuse_drift(requires: Mapping[str, str], federation: Federation) -> None:
+    """FedbenchError where clients' data drift, and a method keeps something about each of their samples."""
+    if federation.later and "same_samples" in requires:
+        raise FedbenchError(
+            f"{requires['same_samples']} keeps something about every sample of a client from round to round, and this "
+            "partition gives clients other samples in the course of the run; choose one without drift."
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import MethodFault
+from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.federation import Federation, ImageSource, Split
 from fedbench.core.method.answers import require
 
@@ -65,12 +65,13 @@ def withheld(federation: Federation) -> Federation:
         validation=None if validation is None else Withheld(validation, "the validation split"),
         server=None if server is None else Withheld(server, "the server's samples"),
         unseen=None,
+        new_clients=(),
     )
 
 
 def _of_clients(federation: Federation) -> Split:
     """The training split with the labels of the samples that clients hold, -1 elsewhere: others may be tested on."""
-    train, held = federation.train, federation.shards.indices
+    train, held = federation.train, federation.held
     labels = torch.full_like(train.labels, -1)
     labels[held] = train.labels[held]
     return replace(train, images=Pixels(train.images), labels=labels)
@@ -85,6 +86,10 @@ def partitioned(scored: Federation, handed: Federation, answer: object, owner: s
         return scored
     require(answer, Federation, "a Federation", owner, "federate")
     assert isinstance(answer, Federation)
+    if scored.later:
+        raise FedbenchError(
+            f"{owner} deals the samples to other clients, and these clients' data drift; run it without."
+        )
     for name in (field.name for field in fields(Federation) if field.name != "clients"):
         if getattr(answer, name) is not getattr(handed, name):
             raise MethodFault(

@@ -44,6 +44,7 @@ def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
 
 def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
     spec, number = run.spec, state.round + 1
+    run = run.in_round(number)
     started = time.perf_counter()
     who = schedule_of(run, number)
     up, down = survey(run, state, number, who.chosen, who.training)
@@ -111,6 +112,7 @@ def survey(run: Run, state: RunState, number: int, requested: Sequence[int], cho
     drops out of the round does not report either. Reports are small and sent before training: they
     arrive undamaged, also from clients whose updates will not.
     """
+    run = run.in_round(number)
     who = run.assembly.hooks.survey(round=number, spec=run.spec, state=state.server)
     if who == "nobody":
         return 0, 0
@@ -180,6 +182,7 @@ def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
 
 
 def _evaluated(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
+    run = run.in_round(state.round)
     is_last = state.round >= last_round(run)
     predictions = predict(run, state, run.test, clients=tuple(run.scored.shards.ids.tolist()) if is_last else ())
     metrics = measured(run.metrics, MetricTask(predictions, run.scored), is_last=is_last)

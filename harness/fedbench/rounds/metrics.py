@@ -13,6 +13,8 @@ from fedbench.core.metric_names import DOMAINS
 from fedbench.core.types import Predictions, Tensors
 from fedbench.rounds.quality import macro_auroc, macro_f1, over_clients, score_metrics
 
+HELDOUT = "heldout_"
+"""Begins the metrics of clients that never train."""
 _SELECTED = ("unseen_domain_accuracy", "seen_domain_accuracy", "domain_mean_accuracy")
 """Means over domains that are kept of the selected round, beside every domain's."""
 
@@ -39,9 +41,10 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
     ``worst_domain_accuracy``; mean, worst and spread over clients are `over_clients`. Where predictions have scores,
     `score_metrics` are of them. A client without test samples of its own is scored by the model's per-class accuracies
     weighted by its own class shares. Groups without classes are left out, not zero. All of these are the global
-    model's; those over clients called ``personal_`` are of each client's own model, and so is
-    ``personal_mean_global_accuracy``, the mean over clients of its accuracy on the whole test split. Where the scenario
-    has unseen classes, `unseen_metrics` adds ``new_accuracy``, ``harmonic_accuracy`` and ``new_auroc``.
+    model's; those called ``heldout_`` are over clients that never train. Those called ``personal_`` are of each
+    client's own model, and so is ``personal_mean_global_accuracy``, the mean over clients of its accuracy on the whole
+    test split. Where the scenario has unseen classes, `unseen_metrics` adds ``new_accuracy``, ``harmonic_accuracy`` and
+    ``new_auroc``.
     """
     own = own_accuracies(predictions, federation) if predictions.by_client else []
     # empty as well where no client holds a class that is tested
@@ -75,6 +78,9 @@ def _global_metrics(predicted: Tensor, federation: Federation) -> dict[str, floa
     clients = client_accuracies(predicted, federation)
     if clients:
         metrics |= over_clients(clients)
+    if federation.new_clients:
+        new = client_accuracies(predicted, federation.of_new_clients)
+        metrics |= over_clients(new, HELDOUT) if new else {}
     for name, accuracy in zip(federation.classnames, by_class, strict=True):
         if accuracy is not None:
             metrics[f"class_accuracy/{name}"] = accuracy

@@ -48,6 +48,14 @@ class Run:
     given: Tensor | None = None
     """Which training samples have their label from a method, (n,) bool; None where none has."""
 
+    def in_round(self, number: int) -> Run:
+        """The run with what clients hold in round ``number``; itself where their data do not drift."""
+        if not self.federation.later:
+            return self
+        rounds = self.spec.training.rounds
+        federation, scored = (one.in_round(number, rounds) for one in (self.federation, self.scored))
+        return replace(self, federation=federation, scored=scored)
+
     def initial_state(self) -> RunState:
         """The state before round 1."""
         return RunState(0, _copies(self.model.weights), _copies(self.model.buffers))

@@ -13,6 +13,7 @@ from fedbench.core.federation import Federation, Split
 from fedbench.core.method.answers import require_labels
 from fedbench.core.method.labelling import LabelledSamples, LabelTask
 from fedbench.core.method.tasks import ModelSetup
+from fedbench.core.partition import Shards
 from fedbench.core.types import FrozenEncoder, InputSource
 from fedbench.plugins.assembly import Assembly
 from fedbench.plugins.withheld import Withheld
@@ -36,7 +37,7 @@ def labelled(
     train, shards, is_hidden = federation.train, federation.shards, not federation.labels_visible
     own = torch.full((len(train),), -1) if is_hidden else train.labels
     missing = torch.zeros(len(train), dtype=torch.bool)
-    missing[shards.indices] = own[shards.indices] < 0
+    missing[federation.held] = own[federation.held] < 0
     if not missing.any():
         return federation, None
     given = None
@@ -45,12 +46,16 @@ def labelled(
     if given is None and is_hidden:
         return federation, None
     labels = own if given is None else torch.where(missing, given, own)
-    kept = [replace(client, indices=client.indices[labels[client.indices] >= 0]) for client in shards]
+    kept, *later = [
+        [replace(client, indices=client.indices[labels[client.indices] >= 0]) for client in stretch]
+        for stretch in (shards, *federation.later)
+    ]
     if not any(len(client.indices) for client in kept):
         raise Unworkable(f"{assembly.answers_first('label')} gives no client's samples a label; let it label more.")
     # samples without a label are no client's; 0 stands for theirs, since labels count from 0
     split = replace(train, labels=labels.clamp(min=0))
-    whole = replace(federation, train=split, labels_visible=True).with_clients(kept)
+    moved = tuple(map(Shards.of, later))
+    whole = replace(federation, train=split, labels_visible=True, clients=kept, later=moved)
     return whole, None if given is None else missing
 
 

@@ -144,7 +144,10 @@ def sample_bytes(run: Run, table_row: int) -> int:
 
 def largest_batch(run: Run) -> int:
     """Samples of the run's largest local step."""
-    return min(run.spec.training.batch_size, int(run.federation.shards.sizes.max()))
+    return min(
+        run.spec.training.batch_size,
+        int(max(shards.sizes.max() for shards in (run.federation.shards, *run.federation.later))),
+    )
 
 
 def step_bytes(run: Run) -> StepBytes:

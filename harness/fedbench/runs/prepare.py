@@ -27,6 +27,7 @@ from fedbench.plugins.assembly import Assembly, assemble, find_method
 from fedbench.plugins.requirements import (
     GRANTED_SERVER_DATA,
     refuse_backbone,
+    refuse_drift,
     refuse_model,
     refuse_settings,
     refuse_towers,
@@ -108,6 +109,7 @@ def _prepared(
     untouched.keep(backbone.module)
     scored = build_federation(dataset, spec.scenario, spec.seed)
     seen = as_clients_see_it(scored, spec.scenario, spec.seed)
+    refuse_drift(assembly.requires, scored)
     handed = withheld(seen)
     answer = assembly.hooks.federate(federation=handed, spec=spec)
     federation = partitioned(seen, handed, answer, assembly.answers_first("federate"))

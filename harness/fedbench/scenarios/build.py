@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -46,8 +46,10 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     whole = len(kept) == len(cut.pool)
     train = cut.pool if whole else cut.pool.select(torch.from_numpy(kept))
     found = _given_out(dataset, train, cut, held_out, scenario, numpy_generator(seed, "partition"))
+    shards = _shards(found, scenario, len(train))
+    clients, new, order = _held_out(shards, scenario, seed)
     return Federation(
-        clients=_shards(found, scenario, len(train)),
+        clients=clients,
         train=train,
         test=cut.test,
         classnames=dataset.classnames,
@@ -57,7 +59,9 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
         held_out_domain=None if scenario.validation else held_out,
         labels_visible=scenario.labels == "visible",
         server=server,
-        client_names=tuple(found.names),
+        client_names=tuple(found.names[place] for place in order) if found.names else (),
+        later=tuple(_subset(_stretch(part, shards), order[: len(clients)], 0) for part in found.later),
+        new_clients=new,
         unseen=None if left_out is None or scenario.validation else _unseen(left_out, scenario, held_out),
         groups=_groups(dataset, _thinned_labels(whole_cut, len(dataset.classnames), scenario, seed), scenario),
     )
@@ -179,7 +183,12 @@ def _given_out(
     )
     answer = partition.clients(task)
     found = answer if isinstance(answer, ClientSamples) else ClientSamples(answer)
-    _refuse_wrong(found, task, partition.name)
+    for stretch in (found, *(ClientSamples(part) for part in found.later)):
+        _refuse_wrong(stretch, task, partition.name)
+    if found.later and scenario.equal_sizes:
+        raise FedbenchError(
+            f"equal_sizes cuts clients anew, and those of partition {partition.name!r} drift; leave it out."
+        )
     return replace(found, train=label_skew.recut(found.train)) if scenario.equal_sizes else found
 
 
@@ -238,6 +247,38 @@ def _shards(found: ClientSamples, scenario: Scenario, samples: int) -> Shards:
     first = {place: pairs[position] for position, place in reversed(list(enumerate(which)))}
     measured = tuple(Measured(*map(_sorted, first[place])) for place in range(len(number)))
     return replace(shards, measured=measured, measured_on=torch.tensor(which))
+
+
+def _stretch(part: Sequence[IntArray], first: Shards) -> Shards:
+    """What the clients of ``first`` hold in a later stretch, where some may hold nothing."""
+    parts = as_parts(part)
+    if len(parts) != len(first):
+        raise FedbenchError(f"a partition gives {len(first)} clients first and {len(parts)} later; they must stay.")
+    return replace(
+        first, indices=torch.from_numpy(parts.ascending()), offsets=torch.from_numpy(parts.offsets), ids=first.ids
+    )
+
+
+def _held_out(shards: Shards, scenario: Scenario, seed: int) -> tuple[Shards, Shards | tuple[()], list[int]]:
+    """The clients that train, those that are held out, and the places of both among ``shards``."""
+    count = len(shards)
+    if not scenario.holdout_clients:
+        return shards, (), list(range(count))
+    held = max(round(scenario.holdout_clients * count), 1)
+    if held >= count:
+        raise FedbenchError(
+            f"holdout_clients={scenario.holdout_clients:g} leaves none of {count} clients to train; set it lower."
+        )
+    drawn = numpy_generator(seed, "holdout-clients").permutation(count)
+    training, new = np.sort(drawn[held:]).tolist(), np.sort(drawn[:held]).tolist()
+    return _subset(shards, training, 0), _subset(shards, new, len(training)), [*training, *new]
+
+
+def _subset(shards: Shards, places: Sequence[int], first: int) -> Shards:
+    """The clients at ``places``, numbered from ``first`` on; ``shards`` itself where they are all."""
+    if len(places) == len(shards):
+        return shards
+    return Shards.of([replace(shards[place], id=first + number) for number, place in enumerate(places)])
 
 
 def _sorted(samples: IntArray | None) -> torch.Tensor | None:

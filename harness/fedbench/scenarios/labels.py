@@ -30,9 +30,15 @@ def as_clients_see_it(federation: Federation, scenario: Scenario, seed: int) -> 
     if not federation.labels_visible or (is_whole and not scenario.label_noise):
         return federation
     seed = seed if scenario.partition_seed is None else scenario.partition_seed
-    sizes, held = federation.shards.sizes.numpy(), federation.shards.indices.numpy()
+    stretches = (federation.shards, *federation.later)
+    held = federation.held.numpy()
     labels = np.full(len(federation.train), MISSING)
-    owner = np.repeat(np.arange(len(sizes)), sizes)
+    owner = np.concatenate([np.repeat(np.arange(len(shards)), shards.sizes.numpy()) for shards in stretches])
+    if federation.later:
+        # a client's samples of all stretches together
+        order = np.argsort(owner, kind="stable")
+        owner, held = owner[order], held[order]
+    sizes = np.bincount(owner, minlength=len(federation.shards))
     seen = _noisy(federation.train.labels.numpy()[held], owner, federation.num_classes, scenario, seed)
     labels[held] = np.where(_labelled(sizes, owner, scenario, seed), seen, MISSING)
     return replace(federation, train=replace(federation.train, labels=torch.from_numpy(labels)))

@@ -76,6 +76,17 @@ class PartitionPicture:
     validation_samples: int | None = None
     """None where the scenario has no validation split."""
     labels_visible: bool = True
+    names: tuple[str, ...] = ()
+    """Of the clients, where they have names."""
+    new_clients: int = 0
+    """Clients that never train; they are none of ``clients``."""
+    drift: tuple[float, ...] = ()
+    """Where data drift, for each later stretch of the run: mean over clients of the Jensen-Shannon divergence (base 2)
+    of their classes from those of the first stretch."""
+
+    def name_of(self, client: ClientPicture) -> str:
+        """The client's name, else its number."""
+        return self.names[client.id] if self.names else str(client.id)
 
     @cached_property
     def counts(self) -> IntArray:
@@ -127,7 +138,19 @@ def picture_of(federation: Federation) -> PartitionPicture:
         groups=federation.groups,
         validation_samples=None if federation.validation is None else len(federation.validation),
         labels_visible=federation.labels_visible,
+        names=federation.client_names,
+        new_clients=len(federation.new_clients),
+        drift=tuple(_drift(federation)),
     )
+
+
+def _drift(federation: Federation) -> Iterator[float]:
+    first, rounds = federation.class_table.rows(0, len(federation.clients)).numpy(), 1 + len(federation.later)
+    for number in range(2, rounds + 1):
+        then = federation.in_round(number, rounds).class_table.rows(0, len(federation.clients)).numpy()
+        there = then.sum(axis=1) > 0
+        divergence = np.square(jensenshannon(_shares(first[there]), _shares(then[there]), base=2, axis=1))
+        yield float(divergence.mean()) if there.any() else math.nan
 
 
 def _clients(federation: Federation, together: IntArray, first: int, last: int) -> Iterator[ClientPicture]:

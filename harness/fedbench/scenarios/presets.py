@@ -50,6 +50,18 @@ _PRESETS: dict[str, tuple[str, Scenario]] = {
         "two one-class shards a client with hidden labels, 100 clients, 10 % a round",
         Scenario(partition="shards", clients=100, shards_per_client=2, participation=0.1, labels="hidden"),
     ),
+    "quantity-skew": (
+        "client sizes log-normal (σ = 1), samples iid, 20 clients, 40 % a round",
+        Scenario(partition="lognormal?sigma=1", participation=0.4),
+    ),
+    "label-drift": (
+        "every client's classes move from one Dirichlet(0.5) draw to another in four stretches of the run, 20 clients",
+        Scenario(partition="label_drift?stretches=4", participation=0.4),
+    ),
+    "new-clients": (
+        "as label-skew; a fifth of the clients never train, and the model is scored on them",
+        Scenario(partition="dirichlet", participation=0.4, holdout_clients=0.2),
+    ),
     "few-labels": (
         "as label-skew, with labels of a tenth of every client's samples; methods that give labels learn from the rest",
         Scenario(partition="dirichlet", participation=0.4, labelled_samples=0.1),

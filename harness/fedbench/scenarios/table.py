@@ -9,15 +9,21 @@ from fedbench.core.federation import Federation
 
 
 def write_table(federation: Federation, file: Path) -> None:
-    """Who has which sample, as CSV with the columns split, sample and client. FedbenchError where it can't be written.
+    """Who has which sample, as CSV with the columns split, sample and client; of data that drift with ``stretch``, too.
 
     ``sample`` is the position in the split as the scenario leaves it: without what its long tail, the server or a
     validation split take from the training samples. Where it takes nothing, that is the data set's own order.
+    FedbenchError where the file can't be written.
     """
     import pandas as pd  # takes half a second
 
     names = federation.client_names or tuple(map(str, range(len(federation.clients))))
     rows = []
+    for stretch, shards in enumerate(federation.later, start=1):
+        for name, client in zip(names, shards, strict=True):
+            rows.append(
+                pd.DataFrame({"split": "train", "sample": client.indices.numpy(), "client": name, "stretch": stretch})
+            )
     for name, client in zip(names, federation.clients, strict=True):
         held = {
             "train": client.indices,
@@ -29,6 +35,9 @@ def write_table(federation: Federation, file: Path) -> None:
                 rows.append(pd.DataFrame({"split": split, "sample": samples.numpy(), "client": name}))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        pd.concat(rows).to_csv(file, index=False)
+        whole = pd.concat(rows)
+        if "stretch" in whole:
+            whole["stretch"] = whole["stretch"].fillna(0).astype(int)
+        whole.to_csv(file, index=False)
     except OSError as error:
         raise FedbenchError(f"the table can't be written to {str(file)!r}: {error.strerror}.") from None

@@ -75,12 +75,14 @@ def _names(kind: str, files: tuple[Path, ...]) -> list[str]:
 
         return list(suite_files())
     if kind == "backbones":
-        from fedbench.models import backbone_names
+        from fedbench.models.names import LITE0_MINILM
 
-        return list(backbone_names())
+        own = ["clip:embedded", f"clip:{LITE0_MINILM}"]
+    else:
+        own = []
     from fedbench.kinds.registry import registered
 
-    return list(registered(KINDS[kind]))
+    return [*own, *registered(KINDS[kind])]
 
 
 def _lines(what: str) -> Iterator[Line]:

@@ -95,7 +95,9 @@ def show(
     if output is not None:
         from fedbench.scenarios.table import write_table
 
-        write_table(federation, output)
+        # who is held out is drawn from all
+        whole = spec.scenario.model_copy(update={"holdout_clients": 0.0})
+        write_table(build_federation(data, whole, spec.seed), output)
         say(f"written to {output}; read it with --set partition=table:{output}")
 
 

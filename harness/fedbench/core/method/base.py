@@ -19,6 +19,7 @@ REQUIREMENTS = {
     "patches": "an image tower with features of an image's patches",
     "sgd": "clients that train by SGD (optimizer=sgd)",
     "whole_model": "whole models at the server (no method that keeps tensors private)",
+    "same_samples": "clients whose samples stay the same (a partition without drift)",
     "server_data": "unlabelled samples at the server (scenario.server_samples)",
     "server_labels": "labelled samples at the server (scenario.server_samples, scenario.server_labels=visible)",
 }

@@ -2,8 +2,8 @@
 
 A table is a CSV file of one of two forms. ``split,sample,client`` says who has which sample: ``split`` is train, test
 or validation, ``sample`` the position in it, as `fedbench.scenarios.table` says; ``fedbench scenario show --output
-FILE`` writes it. ``client`` and a column by class name says how many training samples of each class
-every client has; which ones is drawn.
+FILE`` writes it. With a column ``stretch`` clients hold other training samples in each stretch of the run. ``client``
+and a column by class name says how many training samples of each class every client has; which ones is drawn.
 """
 
 from __future__ import annotations
@@ -128,12 +128,9 @@ def _read(location: str) -> pd.DataFrame:
         raise FedbenchError(f"partition table {location!r} is no CSV file: {error}.") from None
 
 
-def _names(column: pd.Series) -> tuple[list[str], IntArray]:
-    """Clients in the order in which they come first, and the place of each row's."""
-    import pandas as pd
-
-    codes, names = pd.factorize(column)
-    return [str(name) for name in names], codes.astype(np.int64)
+def _names(column: pd.Series) -> list[str]:
+    """Clients in the order in which they come first."""
+    return [str(name) for name in dict.fromkeys(column)]
 
 
 def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
@@ -142,15 +139,21 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
         raise unknown_name(f"split in {where}:", split, SPLITS)
     if table["client"].isna().any() or not str(table["sample"].dtype).startswith("int"):
         raise FedbenchError(f"{where}: every row needs a client and the whole number of a sample.")
-    names, _ = _names(table.loc[table["split"] == "train", "client"])
+    names: Sequence[str] = _names(table.loc[table["split"] == "train", "client"])
     place = {name: number for number, name in enumerate(names)}
-    rows = {split: table[table["split"] == split] for split in SPLITS}
+    stretch = table.get("stretch")
+    if stretch is not None and (
+        not str(stretch.dtype).startswith("int") or set(stretch) != set(range(stretch.max() + 1))
+    ):
+        raise FedbenchError(f"{where}: stretches are whole numbers from 0 on, without a gap.")
+    first = table if stretch is None else table[stretch == 0]
+    rows = {split: first[first["split"] == split] for split in SPLITS}
     for split, part in rows.items():
         for stranger in sorted(set(part["client"]) - set(names)):
             raise FedbenchError(f"{where}: client {stranger!r} has {split} samples, but no training sample.")
 
-    def dealt(split: str, count: int) -> Parts | None:
-        part = rows[split]
+    def dealt(split: str, count: int, part: pd.DataFrame | None = None) -> Parts | None:
+        part = rows[split] if part is None else part
         if not len(part):
             return None
         samples: IntArray = part["sample"].to_numpy(dtype=np.int64)
@@ -166,7 +169,12 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
     if train is None:
         raise FedbenchError(f"{where} has no row of the split train.")
     validation = None if task.validation is None else dealt("validation", len(task.validation))
-    return ClientSamples(train, dealt("test", len(task.test)), validation, names=_worth_telling(names))
+    later = []
+    for number in range(1, 1 if stretch is None else int(stretch.max()) + 1):
+        part = table[(stretch == number) & (table["split"] == "train")]
+        later.append(dealt("train", len(task.train), part) or train)
+    names = _worth_telling(names)
+    return ClientSamples(train, dealt("test", len(task.test)), validation, later, names)
 
 
 def _of_counts(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
