@@ -65,7 +65,8 @@ class Method(Generic[P]):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for base in vars(cls).get("__orig_bases__", ()):
-            [given] = get_args(base) if get_origin(base) is Method else [None]
+            origin = get_origin(base)
+            [given] = get_args(base) if isinstance(origin, type) and issubclass(origin, Method) else [None]
             if isinstance(given, type) and "Params" not in vars(cls):
                 cls.Params = given
 
