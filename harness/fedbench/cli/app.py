@@ -15,6 +15,7 @@ from fedbench.cli.commands.check import check
 from fedbench.cli.commands.compare import compare
 from fedbench.cli.commands.describe import describe
 from fedbench.cli.commands.evaluate import evaluate
+from fedbench.cli.commands.export import export
 from fedbench.cli.commands.figure import figure
 from fedbench.cli.commands.leaderboard import leaderboard
 from fedbench.cli.commands.listing import list_known
@@ -102,6 +103,7 @@ app.command("publish", epilog="Example: fedbench publish --suite longtail --tria
 app.command("evaluate", epilog="Example: fedbench evaluate 3f2a, with the first digits of a run's id")(evaluate)
 app.command("compare", epilog="Example: fedbench compare 3f2a 91c0")(compare)
 app.command("figure", epilog="Example: fedbench figure sweep --suite fedglcl --by fedglcl.tau -o tau.pdf")(figure)
+app.command("export", epilog="Example: fedbench export --suite longtail --output results")(export)
 app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
 app.add_typer(scenario, name="scenario")
 app.add_typer(cache, name="cache")
