@@ -13,7 +13,7 @@ import pytest
 from fedbench.core.files import name_once
 from fedbench.plugins import assembly as assemble
 
-LONGEST = ("browser", "cli", "contract", "golden", "tuning")
+LONGEST = ("api", "browser", "cli", "contract", "golden", "tuning")
 """Folders with files that take half a minute: handed out last, one of them would leave the other worker idle."""
 
 

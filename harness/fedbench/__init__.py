@@ -2,32 +2,51 @@
 
 The Python API, imported when it is used, since a command that shows its help needs no torch:
 
-    suite = fedbench.load_suite("longtail")
-    specs = fedbench.expand(suite, fedbench.Overrides(methods=("fedavg", "fedprox"), seeds=(0,)))
-    result = fedbench.run_spec(specs[0], fedbench.Settings(Path("data"), Path("cache")))
+    results = fedbench.run("fedavg", "fedprox", scenario="label-skew", rounds=5, seeds=[0, 1])
+    results.table(), results.rounds(), results.predictions(), results.plot()
+    fedbench.load(), fedbench.leaderboard(), fedbench.tune("longtail"), fedbench.federation("label-skew")
+
+Methods import `fedbench.api`.
 """
 
+import warnings
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedbench.core.errors import FedbenchError as FedbenchError
+    from fedbench.core.spec import RunSpec as RunSpec
+    from fedbench.leaderboard.frame import leaderboard as leaderboard
+    from fedbench.python.federation import federation as federation
+    from fedbench.python.results import Results as Results
+    from fedbench.python.results import load as load
+    from fedbench.python.running import run as run
+    from fedbench.python.tuning import tune as tune
 
 __version__ = "0.1.0"
 
 _API = {
-    "load_suite": "fedbench.suites.suite",
-    "Overrides": "fedbench.suites.resolve",
-    "expand": "fedbench.suites.expand",
-    "Settings": "fedbench.runs.prepare",
-    "run_spec": "fedbench.runs.job",
-    "load_runs": "fedbench.leaderboard.results",
+    "FedbenchError": "fedbench.core.errors",
+    "Results": "fedbench.python.results",
+    "RunSpec": "fedbench.core.spec",
+    "federation": "fedbench.python.federation",
+    "load": "fedbench.python.results",
+    "run": "fedbench.python.running",
+    "tune": "fedbench.python.tuning",
 }
-"""Name -> the module that defines it. Methods import `fedbench.api` instead."""
+"""Name -> the module that defines it."""
 
 
 def __getattr__(name: str) -> Any:
+    if name == "leaderboard":  # the package, which can be called
+        return import_module("fedbench.leaderboard")
     if name not in _API:
         raise AttributeError(f"module 'fedbench' has no attribute {name!r}")
-    return getattr(import_module(_API[name]), name)
+    with warnings.catch_warnings():
+        # MLflow imports a bar that warns where a notebook has no widgets; fedbench shows its own
+        warnings.filterwarnings("ignore", "IProgress not found")
+        return getattr(import_module(_API[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_API])
+    return sorted([*_API, "leaderboard", "__version__"])

@@ -104,17 +104,6 @@ def test_importing_the_command_line_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_python_api_is_imported_when_it_is_used() -> None:
-    code = (
-        f"import sys, fedbench; print([m for m in {HEAVY!r} if m in sys.modules]); "
-        "suite = fedbench.load_suite('longtail'); "
-        "specs = fedbench.expand(suite, fedbench.Overrides(methods=('fedavg',), seeds=(0,))); "
-        "print(specs[0].method, {fedbench._API[name] == getattr(fedbench, name).__module__ for name in fedbench._API})"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\nfedavg {True}\n"
-
-
 @pytest.mark.parametrize("arguments", [["list"], ["list", "suites"], ["--help"]], ids=" ".join)
 def test_names_are_listed_without_importing_torch(arguments: list[str]) -> None:
     code = f"import sys; from fedbench.cli.app import main; sys.argv[1:] = {arguments!r}\ntry: main()\nfinally: "

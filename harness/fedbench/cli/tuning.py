@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from rich.text import Text
@@ -70,7 +69,9 @@ def carry_out(planned: Planned, settings: Settings, place: Place) -> int:
     budget = planned.budget
     with resumable():
         say(f"{_studies(len(planned.records), budget)}: {budget_text(budget)}")
-        searched = search(planned, settings, place, partial(_show, budget))
+        searched = search(
+            planned, settings, place, lambda event: console().print(trial_line(budget, event), soft_wrap=True)
+        )
         if searched is None:
             complain("what is finished is kept; the same command goes on.", label="interrupted")
             return INTERRUPTED
@@ -84,23 +85,22 @@ def carry_out(planned: Planned, settings: Settings, place: Place) -> int:
     return FAILED if any(failure.details for failure in searched.failures) else 2
 
 
-def _show(budget: Budget, event: TrialBegan | TrialEnded) -> None:
+def trial_line(budget: Budget, event: TrialBegan | TrialEnded) -> Text:
+    """What became of a trial."""
     if isinstance(event, TrialBegan):
-        line = Text(f"start   {event.row.spec.title}  trial {event.number}  {values_text(event.values)}", "dim")
-    elif event.values:
-        line = Text.assemble(
+        return Text(f"start   {event.row.spec.title}  trial {event.number}  {values_text(event.values)}", "dim")
+    if event.values:
+        return Text.assemble(
             ("done  ", "green"),
             f"  {event.row.spec.title}  trial {event.number}  ",
             objectives_text(budget, event.values),
             f"  ({event.ended}/{event.budget})",
         )
-    else:
-        line = Text.assemble(
-            ("pruned", "yellow"),
-            f"  {event.row.spec.title}  trial {event.number}  {event.reason.partition(':')[0][:80]}",
-            f"  ({event.ended}/{event.budget})",
-        )
-    console().print(line, soft_wrap=True)
+    return Text.assemble(
+        ("pruned", "yellow"),
+        f"  {event.row.spec.title}  trial {event.number}  {event.reason.partition(':')[0][:80]}",
+        f"  ({event.ended}/{event.budget})",
+    )
 
 
 def values_text(values: Mapping[str, Any]) -> str:

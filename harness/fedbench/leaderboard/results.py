@@ -170,7 +170,7 @@ def load_rounds(uri: str, results: pd.DataFrame, metrics: Sequence[str]) -> pd.D
     return _by_round(open_reader(uri), list(results["mlflow_id"]), metrics).reset_index().rename_axis(columns=None)
 
 
-def load_measured(uri: str, suite: str, results: pd.DataFrame, prefix: str) -> pd.DataFrame:
+def load_measured(uri: str, suite: str | None, results: pd.DataFrame, prefix: str) -> pd.DataFrame:
     """The last values of the metrics that begin with ``prefix``: a line a run of ``results``, a column a metric.
 
     Columns are in order of their names; FedbenchError for a store that cannot be reached.

@@ -1,4 +1,4 @@
-"""What the code of a class is made of that a Python program brings itself, perhaps from the cells of a notebook.
+"""What the code of a class or function is made of that a program brings itself, perhaps from a notebook's cells.
 
 Of a class in a module it is what that module is made of, as for a ``--plugin`` file. What stands in the program itself
 (its ``__main__``) counts piece by piece, since a program also holds what changes no number: the source of the class,
@@ -33,11 +33,11 @@ _LIBRARIES = frozenset({"torch", "fedbench"})
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def digest_of_classes(classes: Iterable[type]) -> str:
+def digest_of_code(definitions: Iterable[type | FunctionType]) -> str:
     """sha256 over the code of all of them. FedbenchError where a source is missing, or a value can't be told apart."""
     found = _Reached()
-    for cls in classes:
-        found.add(cls, cls.__name__)
+    for one in definitions:
+        found.add(one, one.__name__)
     return hashlib.sha256(repr(sorted(found.parts.items())).encode()).hexdigest()
 
 
@@ -59,8 +59,9 @@ class _Reached:
             self._add_module(type(thing).__module__)
         else:
             raise FedbenchError(
-                f"{name!r} of this program, which the code of a run uses, is a {type(thing).__name__}, and nothing "
-                "would tell whether it is the same the next time; make it where it is used, or put both into a file."
+                f"{name!r} of this program, which the code of a run uses, is of the type {type(thing).__name__}, and "
+                "nothing would tell whether it is the same the next time; make it where it is used, or put both into a "
+                "file."
             )
 
     def _add_definition(self, thing: Any) -> None:

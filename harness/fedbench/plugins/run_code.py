@@ -17,7 +17,7 @@ from fedbench.kinds.installed import installed_methods, installed_plugins
 from fedbench.kinds.own import OBJECT
 from fedbench.kinds.registry import Registered, is_harness, strangers
 from fedbench.plugins.assembly import source_of
-from fedbench.plugins.own_code import digest_of_classes
+from fedbench.plugins.own_code import digest_of_code
 from fedbench.plugins.provenance import roots, versions
 from fedbench.plugins.sources import PLUGIN, digest_of, files_of, files_under
 
@@ -117,7 +117,7 @@ class Codes:
 
     def _of_source(self, name: str, source: Path | EntryPoint | type) -> MethodCode | None:
         if isinstance(source, type):
-            return MethodCode(name, digest_of_classes([source]), plugin=f"{OBJECT}:{source.__qualname__}")
+            return MethodCode(name, digest_of_code([source]), plugin=f"{OBJECT}:{source.__qualname__}")
         if isinstance(source, Path):
             return MethodCode(name, digest_of(files_of(source, self._registering)), plugin=source.name)
         if is_harness(source):

@@ -17,7 +17,7 @@ from fedbench.kinds.registry import build
 from fedbench.scenarios import scenario_named
 from fedbench.suites.suite import Row, Scale, Setting, Suite, problem_of
 
-_RUN_KEYS = ("dataset", "backbone", "text_encoder", "teacher", "tune", "head_scale", "templates", "device", "metrics")
+RUN_KEYS = ("dataset", "backbone", "text_encoder", "teacher", "tune", "head_scale", "templates", "device", "metrics")
 _ALIASES = {"backbone.text": "text_encoder", "backbone.teacher": "teacher"}
 LISTS = ("templates", "metrics")
 """Run settings that have several values."""
@@ -178,7 +178,7 @@ def section_of(key: str, stack: Sequence[str]) -> tuple[str, str]:
     if key in ("seed", "method"):
         raise FedbenchError(f"{key} is not a setting of a row; give --{key}, which may be repeated.")
     if not dot:
-        sections = {"run": _RUN_KEYS, "scenario": Scenario.model_fields, "training": Training.model_fields}
+        sections = {"run": RUN_KEYS, "scenario": Scenario.model_fields, "training": Training.model_fields}
         for section, names in sections.items():
             if key in names:
                 return section, key
@@ -191,7 +191,7 @@ def section_of(key: str, stack: Sequence[str]) -> tuple[str, str]:
         return head, rest
     elif dot:
         return "other-method", rest
-    known = [*_RUN_KEYS, "scenario", *Scenario.model_fields, *Training.model_fields]
+    known = [*RUN_KEYS, "scenario", *Scenario.model_fields, *Training.model_fields]
     raise unknown_name("setting", key, known, "A method's own are written METHOD.NAME, see `fedbench describe METHOD`.")
 
 

@@ -19,7 +19,7 @@ from fedbench.rounds.state import RunState, load_state, save_state
 
 MODEL = "model"
 """The folder of ``state.safetensors`` and ``spec.json``."""
-_STATE, _SPEC = f"{MODEL}/state.safetensors", f"{MODEL}/spec.json"
+_STATE, SPEC = f"{MODEL}/state.safetensors", f"{MODEL}/spec.json"
 PREDICTIONS = "predictions.csv"
 """Of every test sample the predicted class and the right one, which runs of earlier versions lack."""
 
@@ -27,7 +27,7 @@ PREDICTIONS = "predictions.csv"
 def write_artifacts(folder: Path, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
     """Fill ``folder`` with the run's files; what a method keeps beside the weights is in ``model`` as well."""
     (folder / MODEL).mkdir()
-    (folder / _SPEC).write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (folder / SPEC).write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
     save_state(state_of(result), folder / _STATE, spec.run_id)
     federation: dict[str, object] = {
         "classnames": info.classnames,
@@ -50,17 +50,17 @@ def read_spec(folder: Path, run_id: str) -> RunSpec:
     Raises FedbenchError where it is missing, or of a version of fedbench that describes runs otherwise.
     """
     try:
-        return RunSpec.model_validate_json((folder / _SPEC).read_bytes())
+        return RunSpec.model_validate_json((folder / SPEC).read_bytes())
     except FileNotFoundError:
         raise FedbenchError(
-            f"run {run_id} has no {_SPEC} among its artifacts: an earlier version of fedbench recorded it, or the file "
+            f"run {run_id} has no {SPEC} among its artifacts: an earlier version of fedbench recorded it, or the file "
             "was deleted; repeat it with `fedbench run --rerun`."
         ) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise FedbenchError(
-            f"{_SPEC} of run {run_id} is of another version of fedbench ({where}: {first['msg']}); evaluate it with "
+            f"{SPEC} of run {run_id} is of another version of fedbench ({where}: {first['msg']}); evaluate it with "
             "that version, which is in the run's tags."
         ) from error
 

@@ -31,13 +31,12 @@ from fedbench.cli.options import (
     finite,
     plugin_files,
 )
-from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.errors import FedbenchError
 from fedbench.core.files import expanded
 from fedbench.workflow.selection import Place, Selection
 
 if TYPE_CHECKING:
     from fedbench.core.spec import RunSpec
-    from fedbench.rounds.executors import ExecutorName
     from fedbench.runs.prepare import Settings
     from fedbench.suites.suite import Suite
 
@@ -132,6 +131,7 @@ def run(
     """
     _warm_up(engine)
     from fedbench.cli.screen import Terminal
+    from fedbench.rounds.executors import executor_named
     from fedbench.runs.prepare import Settings
     from fedbench.workflow import plan
 
@@ -142,7 +142,7 @@ def run(
     methods, seeds, grid, files = tuple(method or ()), tuple(seed or ()), tuple(setting or ()), plugin_files(plugin)
     selection = Selection(suite, methods, seeds, sets, files, scale, grid, tuned)
     chosen, specs = plan.requested(selection, Terminal(), store, storage)
-    settings = Settings(*folders, files, executor=_executor(executor))
+    settings = Settings(*folders, files, executor=executor_named(executor))
     if dry_run:
         raise typer.Exit(_dry_run(chosen, specs, settings, store, place, is_rerun=rerun))
     from fedbench.cli.outcome import conclude
@@ -174,15 +174,6 @@ def _check(place: Place, run_timeout: float | None) -> None:
         raise FedbenchError(f"--memory-limit has no effect with --engine {place.engine}; leave one out.")
     if place.engine == "in-process" and run_timeout is not None:
         raise FedbenchError("a run in this process can't be ended; leave --run-timeout or --engine in-process out.")
-
-
-def _executor(name: str) -> ExecutorName:
-    from fedbench.rounds.executors import EXECUTORS
-
-    for known in EXECUTORS:
-        if name == known:
-            return known
-    raise unknown_name("executor", name, EXECUTORS)
 
 
 def _dry_run(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.rounds.executors.cohort import Cohort
 from fedbench.rounds.executors.sequential import Sequential
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 ExecutorName = Literal["auto", "cohort", "sequential"]
 EXECUTORS: tuple[ExecutorName, ...] = ("auto", "cohort", "sequential")
+
+
+def executor_named(name: str) -> ExecutorName:
+    """``name``, if it is that of an executor; FedbenchError otherwise."""
+    for known in EXECUTORS:
+        if name == known:
+            return known
+    raise unknown_name("executor", name, EXECUTORS)
 
 
 class Executor(Protocol):

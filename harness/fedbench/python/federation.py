@@ -1,0 +1,47 @@
+"""``fedbench.federation``: who holds what, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from fedbench.core.federation import Dataset
+from fedbench.kinds.files import plugins_everywhere
+from fedbench.kinds.own import own_plugins
+from fedbench.python.asking import Folder, assignments, files, folders
+from fedbench.python.own import OwnObjects
+from fedbench.runs.prepare import Settings, dataset_for
+from fedbench.scenarios import build_federation
+from fedbench.workflow.federations import federation_overrides, spec_of_federation
+
+
+def federation(
+    scenario: str | None = None,
+    *,
+    dataset: str | Dataset | None = None,
+    seed: int = 0,
+    suite: str | None = None,
+    setting: str = "",
+    scale: str = "",
+    set: Mapping[str, Any] | None = None,
+    plugins: Folder | list[Folder] | None = None,
+    data_dir: Folder | None = None,
+    cache_dir: Folder | None = None,
+    **settings: Any,
+) -> pd.DataFrame:
+    """How many training samples of which class every client holds: a line a client, a column a class.
+
+    Scenario, data set and seed give the clients that they give in a run, as ``fedbench scenario show`` draws them.
+    By default the scenario is that of ``fedbench.run``; with ``suite`` it is the suite's, of its only setting or the
+    one named. Raises FedbenchError for a setting that a federation does not depend on.
+    """
+    objects, found = OwnObjects(), files(plugins)
+    name = objects.dataset(dataset)
+    with own_plugins(objects.plugins), plugins_everywhere(found):
+        overrides = federation_overrides(name, seed, assignments(set, settings), setting, scale)
+        spec = spec_of_federation(scenario, suite, overrides)
+        made = build_federation(dataset_for(spec, Settings(*folders(data_dir, cache_dir), found)), spec.scenario, seed)
+    rows = made.class_table.rows(0, len(made.clients)).tolist()
+    return pd.DataFrame(rows, columns=list(made.classnames)).rename_axis(index="client", columns="class")

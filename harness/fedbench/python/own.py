@@ -1,0 +1,153 @@
+"""A program's own data sets, backbones and methods: what they are called, and what tells them from others."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+
+import torch
+from torch import Tensor, nn
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.federation import Dataset
+from fedbench.core.method.base import AnyMethod, NoParams
+from fedbench.core.types import Backbone
+from fedbench.datasets.content import dataset as with_its_hash
+from fedbench.kinds.backbones import BackboneFamily, BackboneRequest
+from fedbench.kinds.datasets import DatasetRequest, DatasetSource
+from fedbench.kinds.failure_text import reason_of
+from fedbench.kinds.own import OBJECT
+from fedbench.models import image_network
+from fedbench.models.clip.backbone import digest_of_weights
+from fedbench.plugins.assembly import find_method, method_names
+from fedbench.plugins.declaration import check_method
+from fedbench.plugins.own_code import digest_of_code
+
+Network = nn.Module | type[nn.Module] | Callable[[], nn.Module]
+_DIGITS = 8
+"""Of a hash, in a name."""
+_SIDE = 32
+"""Pixels of the images that a network is tried on where the data set's size is not known."""
+
+
+@dataclass
+class OwnObjects:
+    """What a program brings to one call."""
+
+    plugins: dict[tuple[str, str], type] = field(default_factory=dict)
+    """By kind and name, as `fedbench.kinds.own` takes them."""
+
+    def methods(self, given: Sequence[str | type]) -> tuple[str, ...]:
+        """The names of methods: a class that is registered is called as ever, another one by its ``name``."""
+        return tuple(one if isinstance(one, str) else self._method(one) for one in given)
+
+    def dataset(self, given: str | Dataset | None) -> str | None:
+        """The name of a data set: ``object:NAME-`` and the beginning of its content's hash."""
+        if not isinstance(given, Dataset):
+            return given
+        held = with_its_hash(
+            given.name,
+            tuple(given.classnames),
+            given.train,
+            given.test,
+            tuple(given.domain_names),
+            given.list_groups,
+            given.shortest_side,
+            client_names=tuple(given.client_names),
+        )
+        name = _named(given.name, held.content_hash)
+        self.plugins["data set", OBJECT] = _source_of(replace(held, name=name))
+        return name
+
+    def backbone(self, given: str | Network | None) -> str | None:
+        """The name of a backbone: ``object:NAME-`` and the beginning of the hash of its code and weights."""
+        if given is None or isinstance(given, str):
+            return given
+        called: type | FunctionType
+        if isinstance(given, nn.Module):
+            code = digest_of_code(sorted({type(one) for one in given.modules()}, key=lambda cls: cls.__qualname__))
+            digest = hashlib.sha256(f"{code} {digest_of_weights(given)}".encode()).hexdigest()
+            called = type(given)
+        elif isinstance(given, type | FunctionType) and given.__name__.isidentifier():
+            digest, called = digest_of_code([given]), given
+        else:
+            raise FedbenchError(
+                f"backbone={given!r} is none: give a name, an nn.Module, or a class or function with a name that makes "
+                "one without arguments."
+            )
+        name = _named(called.__name__, digest)
+        self.plugins["backbone", OBJECT] = _family_of(given, digest)
+        return name
+
+    def _method(self, cls: type) -> str:
+        where = f"{cls.__module__}.{cls.__qualname__}"
+        check_method(cls, where)
+        method: type[AnyMethod] = cls
+        if method.name not in method_names():
+            if self.plugins.setdefault(("method", method.name), cls) is not cls:
+                raise FedbenchError(f"two classes are called {method.name!r}; give one another name.")
+        elif find_method(method.name) is not cls:
+            raise FedbenchError(f"{where} calls itself {method.name!r}, as an installed method; give it another name.")
+        return method.name
+
+
+def _named(given: str, digest: str) -> str:
+    return f"{OBJECT}:{re.sub(r'[^A-Za-z0-9_.-]+', '-', given).strip('-') or 'data'}-{digest[:_DIGITS]}"
+
+
+def _source_of(held: Dataset) -> type:
+    class OwnDataset(DatasetSource[NoParams]):
+        """A data set of this program."""
+
+        name = OBJECT
+        location = "NAME"
+
+        def load(self, request: DatasetRequest) -> Dataset:
+            """It is there already."""
+            return held
+
+    return OwnDataset
+
+
+def _family_of(given: Network, digest: str) -> type:
+    class OwnBackbone(BackboneFamily[NoParams]):
+        """A backbone of this program."""
+
+        name = OBJECT
+        location = "NAME"
+
+        def load(self, request: BackboneRequest) -> Backbone:
+            """A copy of the network, or one made from the run's seed."""
+            module = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+            network = image_network(request.text, module, _width_of(module, request))
+            return replace(network, weights_hash=digest)
+
+    return OwnBackbone
+
+
+def _width_of(module: object, request: BackboneRequest) -> int:
+    """The width of the features that the network gives of images. FedbenchError where it gives none."""
+    if not isinstance(module, nn.Module):
+        raise FedbenchError(f"backbone {request.text!r} made a {type(module).__name__}; make an nn.Module.")
+    height, width = request.image_size or (_SIDE, _SIDE)
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            features = module(torch.zeros(2, 3, height, width))
+    except Exception as error:
+        raise FedbenchError(
+            f"backbone {request.text!r} can't read images (b, 3, {height}, {width}): {reason_of(error)}"
+        ) from error
+    finally:
+        module.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise FedbenchError(
+            f"backbone {request.text!r} gives {shape} of 2 images; it must give features (b, d), without a classifier."
+        )
+    return int(features.shape[1])
