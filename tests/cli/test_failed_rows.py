@@ -367,7 +367,7 @@ def test_a_seed_that_no_other_row_has_costs_no_rank(suite: Suite) -> None:
 
 def test_a_failure_of_other_code_says_so(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        suite.listener._codes, "of", lambda _: SimpleNamespace(hash="a" * 64, harness="b" * 64, methods=())
+        suite.listener._codes, "of", lambda *_: SimpleNamespace(hash="a" * 64, harness="b" * 64, methods=())
     )
     suite.fail(spec("moon", 0), "old bug")
     monkeypatch.undo()
