@@ -78,6 +78,7 @@ def _line(line: Mapping[Any, Any]) -> Line:
             tuple(Failure(**one) for one in json.loads(_of(line, "failures", "[]"))),
         ),
         untrained=bool(_of(line, "untrained", False)),
+        one_for_all=bool(_of(line, "one_for_all", False)),
         incomplete=tuple(json.loads(_of(line, "incomplete", "[]"))),
         rank=None if rank is None else int(rank),
         whole=bool(_of(line, "whole", True)),

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -36,6 +37,7 @@ from fedbench.leaderboard.network import Link
 from fedbench.leaderboard.page import write_page
 from fedbench.leaderboard.reading import ReadingOptions
 from fedbench.leaderboard.results import _line, load_curves, load_federations, load_results
+from fedbench.leaderboard.rows import own_models
 from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target
 from fedbench.leaderboard.rows.seeds import DIFFER, ranges
 from fedbench.leaderboard.rows.significance import Test
@@ -851,6 +853,26 @@ def test_own_models_are_shown_whatever_columns_a_suite_has(columns: tuple[str, .
     assert ("worst own model" in found) == ("worst client" in found) == ("head" not in columns)
     assert not {"own models", "worst own model"} & {column.heading for column in alone.scores}
     assert OWN_MODELS not in alone.notes
+
+
+def test_ranked_by_own_models_a_row_without_is_there_by_its_global_model_over_the_same_clients() -> None:
+    runs = made(table_of({"fedavg": [60, 62, 64], "fedprox": [50, 51, 52], "moon": [10, 10, 10]}))
+    runs["untrained"] = runs["method"] == "moon"
+    runs["final/mean_client_accuracy"] = [70.0, 71.0, 72.0, 30.0, 30.0, 30.0, 5.0, 5.0, 5.0]
+    runs["final/personal_mean_client_accuracy"] = [np.nan] * 3 + [80.0, 82.0, 81.0] + [np.nan] * 3
+    board = leaderboard(runs, headline="personal_mean_client_accuracy")
+    assert board["label"].tolist() == ["fedprox", "fedavg", "moon"] and board["rank"].tolist() == [1, 2, pd.NA]
+    by_label = board.set_index("label")
+    assert by_label["personal_mean_client_accuracy_mean"].tolist()[:2] == [81.0, 71.0]
+    # 10, 11 and 9 over the three seeds
+    assert by_label.loc["fedprox", "delta_mean"] == 10.0 and by_label.loc["fedprox", "delta_seeds"] == 3
+    assert by_label["one_for_all"].to_dict() == {"fedprox": False, "fedavg": True, "moon": False}
+    text = shown(board)
+    assert f"§ {own_models.NOTE}" in text and re.search(r"^2  fedavg §", text, re.M)
+    assert r"fedavg\S{}" in to_latex(board_of(board))
+    # the global model's own column and other boards are as ever
+    plain = leaderboard(runs).set_index("label")
+    assert not plain["one_for_all"].any() and math.isnan(plain.loc["fedavg", "personal_mean_client_accuracy_mean"])
 
 
 DEFAULTS, ITS_OWN = '{"evaluate": "fedavg"}', '{"evaluate": "mine, fedavg"}'

@@ -21,6 +21,7 @@ from fedbench.cli.commands.leaderboard import leaderboard
 from fedbench.cli.commands.listing import list_known
 from fedbench.cli.commands.publish import publish
 from fedbench.cli.commands.run import run
+from fedbench.cli.commands.runs import runs
 from fedbench.cli.commands.scenario import scenario
 from fedbench.cli.commands.study import study
 from fedbench.cli.commands.tune import tune
@@ -106,6 +107,7 @@ app.command("figure", epilog="Example: fedbench figure sweep --suite fedglcl --b
 app.command("export", epilog="Example: fedbench export --suite longtail --output results")(export)
 app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
 app.add_typer(scenario, name="scenario")
+app.add_typer(runs, name="runs")
 app.add_typer(cache, name="cache")
 
 

@@ -34,6 +34,7 @@ from fedbench.leaderboard.rows.identity import (
     times,
 )
 from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target, spent_until
+from fedbench.leaderboard.rows.own_models import SHARED, ranks_own_models, with_global_models
 from fedbench.leaderboard.rows.ranking import compared
 from fedbench.leaderboard.rows.significance import BASELINE, NO_BASELINE, Test, paired
 from fedbench.suites.suite import Suite
@@ -117,8 +118,10 @@ def leaderboard(
     - Rounds are counted to ``target`` in ``curves`` (`load_curves`); by default it is the mean that the row's baseline
       ends with.
     - ``published`` are the numbers that the suite's paper prints.
+    - Ranked by own models, a row without them is there by its global model (`rows.own_models`).
     - Failed runs enter no number. A row without a finished run has a line without numbers.
     """
+    results = with_global_models(results, (headline, *(headlines or {}).values()))
     by_age = results.sort_values("started", kind="stable")
     results = by_age.drop_duplicates([*PROTOCOL, *ROW, "seed"], keep="last")
     tables: list[tuple[Any, Table]] = []
@@ -186,6 +189,7 @@ def _measured(name: str, runs: pd.DataFrame, lost: pd.DataFrame, base: Baseline,
         printed=printed,
         status=failures.status_of(failures.of_row(runs, lost), seeds_of(runs), runs["code_hash"]),
         untrained=bool(runs["untrained"].all()),
+        one_for_all=bool(runs[SHARED].all()) and ranks_own_models(reading.headline),
         incomplete=tuple(metric for metric, has in known.items() if has.any() and not has.all()),
     )
 

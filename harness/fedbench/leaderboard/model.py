@@ -146,6 +146,8 @@ class Line:
     status: RowStatus = RowStatus()
     untrained: bool = False
     """Whether its global model is never trained."""
+    one_for_all: bool = False
+    """Whether its numbers under own models are its global model's, see `fedbench.leaderboard.rows.own_models`."""
     incomplete: tuple[str, ...] = ()
     """Shown metrics that only some seeds have."""
     rank: int | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from fedbench.core.wording import OWN_MODELS, UNSEEN, heading, not_on_unseen_notes, server_data_notes
 from fedbench.leaderboard.model import Line, Table
 from fedbench.leaderboard.published import published_notes
-from fedbench.leaderboard.rows import untrained
+from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.seeds import DIFFER, seeds_differ
 from fedbench.leaderboard.rows.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
 
@@ -30,6 +30,7 @@ def notes_of(table: Table, headings: Sequence[str]) -> Iterator[str]:
     yield from [UNSEEN] if heading(_NEW) in headings else []
     yield from [OWN_MODELS] if heading(_OWN) in headings else []
     yield from [f"{untrained.MARK} {untrained.NOTE}"] if any(line.untrained for line in lines) else []
+    yield from [f"{own_models.MARK} {own_models.NOTE}"] if any(line.one_for_all for line in lines) else []
     yield from [DIFFER] if seeds_differ(lines) else []
     yield from published_notes(lines)
     yield from _tuned(lines)

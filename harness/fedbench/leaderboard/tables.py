@@ -16,7 +16,7 @@ from fedbench.leaderboard.failures import MARK, reasons
 from fedbench.leaderboard.model import PARTLY, Board, Line, Milestone, Printed, PrintedNumber, Table
 from fedbench.leaderboard.notes import SIGN, notes_of
 from fedbench.leaderboard.published import AS_PRINTED, NOT_COMPARABLE
-from fedbench.leaderboard.rows import untrained
+from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.identity import ON_NETWORK
 from fedbench.leaderboard.rows.ranking import best_of
 from fedbench.leaderboard.rows.seeds import seed_cells, seed_counts, seeds_differ
@@ -137,7 +137,7 @@ def _scores(table: Table) -> Iterator[TextColumn]:
 
 def _marks(line: Line) -> str:
     lost = MARK if not line.has_failed and line.status.text else ""
-    return lost + (untrained.MARK if line.untrained else "")
+    return lost + (untrained.MARK if line.untrained else "") + (own_models.MARK if line.one_for_all else "")
 
 
 def _seeds(lines: Sequence[Line]) -> Iterator[TextColumn]:

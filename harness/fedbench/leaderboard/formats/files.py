@@ -94,6 +94,7 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "failure": line.status.text,
         "failures": _json([vars(failure) for failure in line.status.failures]),
         "untrained": line.untrained,
+        "one_for_all": line.one_for_all,
         "shown": _json(table.shown),
         "incomplete": _json(line.incomplete),
         "p_adjusted": delta.p_adjusted,

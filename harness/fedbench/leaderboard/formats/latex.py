@@ -27,6 +27,7 @@ _SPECIAL = {
     "→": r"$\rightarrow$",
     "†": r"\dag{}",
     "‡": r"\ddag{}",
+    "§": r"\S{}",
     "…": r"\ldots{}",
     "*": r"$^{*}$",
 }

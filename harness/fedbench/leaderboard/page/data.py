@@ -18,7 +18,7 @@ from fedbench.leaderboard.page.model import Chart, Overview, Page, PageCell, Pag
 from fedbench.leaderboard.page.notes import notes_of
 from fedbench.leaderboard.page.svg import swatch
 from fedbench.leaderboard.page.table import AGREEING, DOMAIN, assigned, columns_of, domains_of, probability, sent
-from fedbench.leaderboard.rows import untrained
+from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.plugins.provenance import versions
 
 _OVERALL = "global_accuracy"
@@ -140,7 +140,7 @@ def _rows(anchor: str, table: Table, styles: Mapping[str, int], columns: Sequenc
                 tuned=line.tuned,
                 shown=position < MOST_CURVES,
                 failed=shortened(reasons(line.status.failures), _REASON) if line.has_failed else "",
-                mark=lost + (untrained.MARK if line.untrained else ""),
+                mark=lost + (untrained.MARK if line.untrained else "") + (own_models.MARK if line.one_for_all else ""),
                 searched=" ".join([line.row, line.label, line.method, line.backbone, line.setting]).lower(),
                 cells=[cells[position] for cells in columns],
                 details=_details(line, table.own_settings(line)),

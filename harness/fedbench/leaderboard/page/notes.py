@@ -9,7 +9,7 @@ from fedbench.core.wording import OWN_MODELS, UNSEEN, heading, not_on_unseen_not
 from fedbench.leaderboard.failures import MARK
 from fedbench.leaderboard.model import Line, Table
 from fedbench.leaderboard.page.table import MARKS, any_known
-from fedbench.leaderboard.rows import untrained
+from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.seeds import DIFFER, seed_counts, seeds_differ
 from fedbench.leaderboard.rows.significance import ALPHA, BASELINE, NO_BASELINE
 
@@ -73,5 +73,6 @@ def _facts(lines: Sequence[Line]) -> list[str]:
         *([UNSEEN] if any_known([line.cell("new_accuracy").mean for line in lines]) else []),
         *([OWN_MODELS] if any_known([line.cell("personal_mean_client_accuracy").mean for line in lines]) else []),
         *([f"{untrained.MARK} {untrained.NOTE}"] if any(line.untrained for line in lines) else []),
+        *([f"{own_models.MARK} {own_models.NOTE}"] if any(line.one_for_all for line in lines) else []),
         *([DIFFER] if seeds_differ(lines) else []),
     ]

@@ -1,0 +1,44 @@
+"""Methods with own models beside methods with one model for all: both by their accuracy over the same clients.
+
+A board that is ranked by the accuracy of clients' own models (``personal_mean_client_accuracy`` and the like) has a row
+without own models by its global model, over the same clients and their test samples.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fedbench.tracking.schema import FINAL
+
+MARK = "§"
+"""Stands after the name of a row that has one model for all clients, where rows are ranked by own ones."""
+NOTE = "one model for all: under own models is what the global model reaches over the same clients"
+SHARED = "one_model_for_all"
+"""The column of results that says so of a run."""
+_PERSONAL = "personal_"
+_OVER_CLIENTS = tuple(f"{which}_client_accuracy" for which in ("mean", "worst", "std", "p10", "gini"))
+
+
+def ranks_own_models(headline: str) -> bool:
+    """Whether ``headline`` is over clients, each by its own model."""
+    return headline.startswith(_PERSONAL) and headline.removeprefix(_PERSONAL) in _OVER_CLIENTS
+
+
+def with_global_models(results: pd.DataFrame, headlines: tuple[str, ...]) -> pd.DataFrame:
+    """``results`` where runs without own models have those of their global model in place, if one of the ``headlines``
+    is of own models; and whether a run is such a one.
+
+    A run whose global model is never trained has none to show, and keeps its gaps.
+    """
+    results = results.assign(**{SHARED: False})
+    mean = FINAL + _PERSONAL + _OVER_CLIENTS[0]
+    if not any(map(ranks_own_models, headlines)) or FINAL + _OVER_CLIENTS[0] not in results:
+        return results
+    own = results[mean] if mean in results else pd.Series(float("nan"), index=results.index)
+    shared = own.isna() & results[FINAL + _OVER_CLIENTS[0]].notna() & ~results["untrained"].astype(bool)
+    for metric in _OVER_CLIENTS:
+        ours, theirs = FINAL + _PERSONAL + metric, FINAL + metric
+        if theirs in results:
+            kept = results[ours] if ours in results else pd.Series(float("nan"), index=results.index)
+            results[ours] = kept.where(~shared, results[theirs])
+    return results.assign(**{SHARED: shared})
