@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedbench.cli.console import complain, console, say
-from fedbench.cli.options import Store, finite
+from fedbench.cli.options import Plugins, Store, finite, plugin_files
+from fedbench.core.errors import FedbenchError
 
 if TYPE_CHECKING:
+    from fedbench.leaderboard.formats.paper import PaperOptions
     from fedbench.leaderboard.reading import ReadingOptions, ReadResults
     from fedbench.leaderboard.results import StoredResults
 
@@ -71,6 +73,17 @@ def leaderboard(
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write every format into this folder.")
     ] = None,
     shape: Annotated[Format, typer.Option("--format", help="How it is shown.")] = Format.table,
+    columns: Annotated[
+        str, typer.Option(metavar="A,B", help="LaTeX: these columns, in this order: accuracy,tail,mb,delta.")
+    ] = "",
+    order: Annotated[str, typer.Option(metavar="ROW,ROW", help="LaTeX: rows in this order.")] = "",
+    group: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=ROW,ROW", help="LaTeX: rows below a heading; repeat it.")
+    ] = None,
+    across: Annotated[bool, typer.Option("--across", help="LaTeX: the settings side by side in one table.")] = False,
+    caption: Annotated[str, typer.Option(metavar="TEXT", help="LaTeX: the caption.")] = "",
+    label: Annotated[str, typer.Option(metavar="NAME", help="LaTeX: the label, tab:results.")] = "",
+    plugin: Plugins = None,
 ) -> None:
     """Show the leaderboard, or write it to files.
 
@@ -84,6 +97,12 @@ def leaderboard(
     from fedbench.leaderboard.reading import ReadingOptions, read_board
     from fedbench.tracking.schema import store_uri
 
+    plugin_files(plugin)
+    paper = _paper_options(columns, order, group or [], across=across, caption=caption, label=label)
+    if paper is not None and (shape is not Format.latex or output is not None):
+        raise FedbenchError(
+            "--columns, --order, --group, --across, --caption and --label are for --format latex, without --output."
+        )
     given = ReadingOptions(
         suite=suite, metric=metric, columns=tuple(column or ()), baseline=baseline, target=target, test=test.value
     )
@@ -104,9 +123,32 @@ def leaderboard(
             page = Path(folder) / "index.html"
             _write_page(page, read, uri, _made_by(read.stored, given))
             sys.stdout.write(page.read_text(encoding="utf-8"))
+    elif paper is not None:
+        from fedbench.leaderboard.formats.paper import to_paper
+        from fedbench.leaderboard.rows.significance import Test
+
+        sys.stdout.write(to_paper(board, read.results, paper, Test(test.value)))
     else:
         text = {Format.csv: to_csv, Format.md: to_markdown, Format.latex: to_latex}
         sys.stdout.write(text[shape](board))
+
+
+def _paper_options(
+    columns: str, order: str, groups: list[str], *, across: bool, caption: str, label: str
+) -> PaperOptions | None:
+    """How a paper's table is to look; None where nothing is said of it."""
+    if not (columns or order or groups or across or caption or label):
+        return None
+    from fedbench.leaderboard.formats.paper import PaperOptions, parse_group
+
+    return PaperOptions(
+        columns=tuple(word.strip() for word in columns.split(",") if word.strip()),
+        order=tuple(word.strip() for word in order.split(",") if word.strip()),
+        groups=tuple(map(parse_group, groups)),
+        across=across,
+        caption=caption,
+        label=label,
+    )
 
 
 def _write_page(path: Path, read: ReadResults, uri: str, command: str) -> None:

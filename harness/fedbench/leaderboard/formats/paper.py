@@ -1,0 +1,229 @@
+"""A leaderboard as a paper prints it: chosen columns, rows in groups, settings side by side, bold within noise.
+
+LaTeX for a document that loads ``booktabs``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.wording import heading
+from fedbench.kinds.measured import lower_is_better
+from fedbench.leaderboard.formats.latex import escape
+from fedbench.leaderboard.model import Board, Line, Table
+from fedbench.leaderboard.rows.ranking import may_be_best
+from fedbench.leaderboard.rows.significance import ALPHA, Test, holm, paired
+from fedbench.leaderboard.tables import TextColumn, TextTable, text_tables
+from fedbench.tracking.schema import FINAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperOptions:
+    """How the table is to look; what is empty is as the leaderboard has it."""
+
+    columns: tuple[str, ...] = ()
+    """Headings of the leaderboard in small letters, with underscores for spaces: ``accuracy``, ``worst_client``, ``mb``;
+    ``delta`` for the difference to the baseline. By default the accuracies and ``mb``."""
+    order: tuple[str, ...] = ()
+    """Rows by label or method, those not named follow in the leaderboard's order."""
+    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Headings with the rows below them; rows in no group come first."""
+    caption: str = ""
+    label: str = ""
+    across: bool = False
+    """One table with the settings side by side."""
+
+
+def parse_group(text: str) -> tuple[str, tuple[str, ...]]:
+    """``Name=row,row`` of ``--group``."""
+    name, sign, rows = text.partition("=")
+    if not sign or not name.strip() or not rows.strip():
+        raise FedbenchError(f"--group {text!r} is not NAME=ROW,ROW; write for instance --group Prompts=promptfl,capt.")
+    return name.strip(), tuple(row.strip() for row in rows.split(","))
+
+
+def to_paper(board: Board, results: pd.DataFrame, options: PaperOptions, test: Test = Test.t) -> str:
+    """The tables of ``board`` as LaTeX; ``results`` have the runs' metrics by run id, for what is within noise.
+
+    Raises FedbenchError for a column or row that no table has.
+    """
+    parts = [_Part(table, shown, results, test) for table, shown in zip(board.tables, text_tables(board), strict=True)]
+    if not parts:
+        raise FedbenchError("there is no table to write.")
+    _refuse_unknown(parts, options)
+    if options.across:
+        return _HEAD + _environment(parts, options, options.label)
+    labels = [f"{options.label}-{n}" if n and options.label else options.label for n in range(len(parts))]
+    return _HEAD + "\n".join(_environment([part], options, label) for part, label in zip(parts, labels, strict=True))
+
+
+_HEAD = "% \\usepackage{booktabs}\n\n"
+_DELTA = "Δ "
+
+
+class _Part:
+    """One table of the board, by the names of its rows and columns."""
+
+    def __init__(self, table: Table, shown: TextTable, results: pd.DataFrame, test: Test) -> None:
+        self.title = (table.lines[0].setting if table.lines else "") or table.lines[0].dataset
+        self.caption = shown.caption
+        metrics = {heading(metric): metric for metric in table.shown}
+        several = len({line.backbone for line in table.lines}) > 1
+        self.names = [line.row if several else line.label for line in table.lines]
+        self.lines = list(table.lines)
+        self.columns: dict[str, TextColumn] = {}
+        self.bold: dict[str, list[bool]] = {}
+        self.usual: list[str] = []
+        for column in (*shown.scores, *shown.further):
+            name = "delta" if column.heading.startswith(_DELTA) and column in shown.scores else _key(column.heading)
+            self.columns[name] = column
+            if column.heading in metrics:
+                self.bold[name] = within_noise(table.lines, metrics[column.heading], results, test)
+                self.usual.append(name)
+        self.usual += ["mb"] if "mb" in self.columns else []
+
+    def row(self, name: str) -> int | None:
+        """Where the row called ``name`` stands; None where it is not in this table."""
+        return self.names.index(name) if name in self.names else None
+
+    def cell(self, column: str, row: int | None) -> str:
+        """A cell in LaTeX; a dash where the table lacks row or column."""
+        if row is None or column not in self.columns:
+            return "--"
+        text = escape(self.columns[column].cells[row])
+        text = f"$-${text[1:]}" if text.startswith("-") and text[1:2].isdigit() else text
+        is_bold = self.bold.get(column, [False] * (row + 1))[row]
+        return (rf"\textbf{{{text}}}" if is_bold else text) + escape(self.columns[column].sign(row))
+
+
+def within_noise(lines: Sequence[Line], metric: str, results: pd.DataFrame, test: Test) -> list[bool]:
+    """Which rows have the best mean of ``metric``, or one that a paired test over seeds does not tell from it.
+
+    p-values are corrected by Holm over the rows. A row whose difference can't be tested (few seeds) is not bold.
+    """
+    column = FINAL + metric
+    eligible = [may_be_best(line, metric) and not math.isnan(line.cell(metric).mean) for line in lines]
+    means = {n: line.cell(metric).mean for n, (line, may) in enumerate(zip(lines, eligible, strict=True)) if may}
+    if len(means) < 2 or column not in results:
+        return [False] * len(lines)
+    choose: Callable[..., int] = min if lower_is_better(metric) else max
+    best = choose(means, key=lambda n: means[n])
+    of_run: Mapping[str, float] = dict(zip(results["run_id"], results[column], strict=True))
+    tested = {}
+    for number in means.keys() - {best}:
+        seeds = sorted(lines[number].runs.keys() & lines[best].runs.keys())
+        ours, theirs = ([of_run.get(lines[n].runs[seed], math.nan) for seed in seeds] for n in (number, best))
+        outcome = paired(ours, theirs, test)
+        if not math.isnan(outcome.p_value):
+            tested[number] = outcome.p_value
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    equal = {n for n, mean in means.items() if round(mean, 1) == round(means[best], 1)}
+    return [n == best or n in equal or corrected.get(n, 0.0) >= ALPHA for n in range(len(lines))]
+
+
+def _environment(parts: Sequence[_Part], options: PaperOptions, label: str) -> str:
+    chosen = [[name for name in options.columns or part.usual if name in part.columns] for part in parts]
+    if options.across and not options.columns:
+        chosen = [names[:1] for names in chosen]
+    alignment = "l" + "".join("r" * len(names) for names in chosen)
+    heads = [
+        "method",
+        *(escape(part.columns[name].heading) for part, names in zip(parts, chosen, strict=True) for name in names),
+    ]
+    above = list(_above(parts, chosen)) if options.across else []
+    bold = f"Bold: the best, and what a paired test over seeds does not tell from it (Holm, {ALPHA:g})."
+    caption = f"{options.caption or parts[0].caption}. {bold}".replace("..", ".")
+    short = f"[{escape(options.caption)}]" if options.caption else ""
+    return "\n".join(
+        [
+            r"\begin{table}[htbp]",
+            r"\centering\small",
+            rf"\caption{short}{{{escape(caption)}}}",
+            *([rf"\label{{{label}}}"] if label else []),
+            rf"\begin{{tabular}}{{{alignment}}}",
+            r"\toprule",
+            *above,
+            " & ".join(heads) + r" \\",
+            *_body(parts, chosen, options, len(alignment)),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _above(parts: Sequence[_Part], chosen: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The settings above their columns."""
+    yield (
+        " & ".join(
+            [
+                "",
+                *(
+                    rf"\multicolumn{{{len(names)}}}{{c}}{{{escape(part.title)}}}"
+                    for part, names in zip(parts, chosen, strict=True)
+                ),
+            ]
+        )
+        + r" \\"
+    )
+    first = 2
+    rules = []
+    for names in chosen:
+        rules.append(rf"\cmidrule(lr){{{first}-{first + len(names) - 1}}}")
+        first += len(names)
+    yield "".join(rules)
+
+
+def _body(parts: Sequence[_Part], chosen: Sequence[Sequence[str]], options: PaperOptions, width: int) -> Iterator[str]:
+    for title, rows in _grouped(parts, options):
+        yield r"\midrule"
+        if title:
+            yield rf"\multicolumn{{{width}}}{{l}}{{\emph{{{escape(title)}}}}} \\"
+        for name in rows:
+            cells = [
+                part.cell(column, part.row(name)) for part, names in zip(parts, chosen, strict=True) for column in names
+            ]
+            yield " & ".join([escape(name), *cells]) + r" \\"
+
+
+def _grouped(parts: Sequence[_Part], options: PaperOptions) -> Iterator[tuple[str, list[str]]]:
+    """The rows' names under the headings of their groups."""
+    every = list(dict.fromkeys(name for part in parts for name in part.names))
+    ranked = [name for wanted in options.order for name in every if _is_called(parts, name, wanted)]
+    rows = list(dict.fromkeys([*ranked, *every]))
+    groups = [
+        (title, [name for wanted in of for name in rows if _is_called(parts, name, wanted)])
+        for title, of in options.groups
+    ]
+    inside = {name for _, of in groups for name in of}
+    rest = [name for name in rows if name not in inside]
+    yield from [("", rest)] if rest else []
+    yield from ((title, list(dict.fromkeys(of))) for title, of in groups)
+
+
+def _is_called(parts: Sequence[_Part], name: str, wanted: str) -> bool:
+    """Whether the row called ``name`` in full is meant by ``wanted``: that name, its label, or its method."""
+    lines = (part.lines[part.names.index(name)] for part in parts if name in part.names)
+    return any(wanted in (name, line.row, line.label, line.method) for line in lines)
+
+
+def _refuse_unknown(parts: Sequence[_Part], options: PaperOptions) -> None:
+    columns = {name for part in parts for name in part.columns}
+    for wanted in options.columns:
+        if wanted not in columns:
+            raise unknown_name("column of these tables", wanted, columns)
+    names = {name for part in parts for name in part.names}
+    known = names | {text for part in parts for line in part.lines for text in (line.label, line.method)}
+    for wanted in (*options.order, *(row for _, rows in options.groups for row in rows)):
+        if not any(_is_called(parts, name, wanted) for name in names):
+            raise unknown_name("row of these tables", wanted, known)
+
+
+def _key(text: str) -> str:
+    return text.lower().replace(" ", "_")
