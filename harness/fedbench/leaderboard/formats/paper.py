@@ -27,8 +27,8 @@ class PaperOptions:
     """How the table is to look; what is empty is as the leaderboard has it."""
 
     columns: tuple[str, ...] = ()
-    """Headings of the leaderboard in small letters, with underscores for spaces: ``accuracy``, ``worst_client``, ``mb``;
-    ``delta`` for the difference to the baseline. By default the accuracies and ``mb``."""
+    """Headings of the leaderboard in small letters, with underscores for spaces: ``accuracy``, ``worst_client``,
+    ``mb``; ``delta`` for the difference to the baseline. By default the accuracies and ``mb``."""
     order: tuple[str, ...] = ()
     """Rows by label or method, those not named follow in the leaderboard's order."""
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
