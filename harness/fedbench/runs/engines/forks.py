@@ -28,6 +28,7 @@ import torch
 
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.installed import installed_methods
+from fedbench.runs.engines.debugging import refuse_breakpoints
 from fedbench.runs.loaded import Loaded, Loader
 from fedbench.runs.prepare import Settings
 
@@ -155,6 +156,7 @@ def _fork(work: Work, settings: Settings, loaded: Loaded, control: Connection, e
 def _carry_out(work: Work, settings: Settings, loaded: Loaded, events: Connection) -> NoReturn:
     """Do the work and end this process, whatever threads and processes the work has started."""
     code, ours = 1, os.getpid()
+    refuse_breakpoints()
     try:
         work.body(work.argument, settings, loaded, lambda event: events.send_bytes(pickle.dumps(event)))
         code = 0
