@@ -334,6 +334,7 @@ def test_rows_that_cannot_be_prepared_stop_everything_before_a_run(fedbench: Com
 class FakeTracking:
     """Keeps what the command line told it."""
 
+    command = ""
     uri: str
     suite: str
     invocation: object = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,21 @@ def test_a_wrong_name_is_answered_where_it_is_given() -> None:
     ):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2 and message in " ".join(result.output.split()), result.output
+
+
+def test_the_readmes_partition_and_metric_run_as_written(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "harness" / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Plug-ins of every kind")[2]
+    file = tmp_path / "mine.py"
+    file.write_text(section.partition("```python\n")[2].partition("```")[0])
+    commands = [line[2:] for line in section.partition("```console\n")[2].partition("```")[0].splitlines()]
+    store = ("--store", str(tmp_path / "store"))
+    small = ("rounds=1", "clients=4", "imbalance=none", "dataset=embedded?train=200&test=40")
+    run, board = (shlex.split(line)[1:] for line in commands)
+    words = [str(file) if word == "mine.py" else word for word in run]
+    places = ("--cache-dir", str(tmp_path), "--engine", "in-process", "--plain")
+    assert "fedavg" in said(*words, *small, *store, *places)
+    words = [str(file) if word == "mine.py" else word for word in board]
+    assert "sure errors" in said(*words, *store)
+    assert "keeps the contract" in said("check", "halving", "--plugin", str(file))
+    assert "keeps the contract" in said("check", "sure_errors", "--plugin", str(file))

@@ -726,3 +726,32 @@ def test_a_copy_inside_somebody_elses_repository_has_no_commit(tmp_path: Path, m
 
 def test_versions_name_what_can_change_a_number() -> None:
     assert {"fedbench", "python", "torch", "open_clip", "numpy"} <= set(provenance.versions())
+
+
+def test_a_commands_run_has_the_leaderboard_and_its_best_row(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+    from typer.testing import CliRunner
+
+    from fedbench.cli.app import app
+    from fedbench.leaderboard.results import load_results
+    from fedbench.tracking.webview import VIEW_TAG
+
+    sets = ("--set", "rounds=1", "clients=4", "dataset=embedded?train=200&test=40")
+    words = ("run", "--method", "fedavg", "--scenario", "iid", "--engine", "in-process", "--plain", *sets)
+    done = CliRunner().invoke(app, [*words, "--store", str(tmp_path / "store"), "--cache-dir", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    uri = store_uri(str(tmp_path / "store"))
+    client = MlflowClient(uri)
+    (experiment,) = (one for one in client.search_experiments() if one.name.startswith("fedbench"))
+    # the view that the printed link opens has the runs alone, best first
+    view = json.loads(experiment.tags[VIEW_TAG])
+    order = f"{view['orderByKey']} {'ASC' if view['orderByAsc'] else 'DESC'}"
+    (run,) = client.search_runs([experiment.experiment_id], view["searchFilter"], order_by=[order])
+    every = client.search_runs([experiment.experiment_id])
+    (command,) = (one for one in every if one.info.run_id != run.info.run_id)
+    assert command.data.metrics["final/global_accuracy"] == run.data.metrics["final/global_accuracy"]
+    assert command.data.tags["fedbench.best"] == "fedavg · clip:embedded"
+    files = {Path(file.path).name for file in client.list_artifacts(command.info.run_id, "leaderboard")}
+    assert files == {"index.html", "leaderboard.csv", "leaderboard.md"}
+    # and no leaderboard takes it for a run
+    assert list(load_results(uri)["mlflow_id"]) == [run.info.run_id]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 from fedbench.cli.console import complain, console, say
@@ -21,6 +24,11 @@ from fedbench.tracking.databases import shown
 from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.writing.patience import StoreUnavailable
 from fedbench.workflow.execution import Carried
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedbench.leaderboard.model import Board
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
@@ -42,7 +50,7 @@ def conclude(outcome: Carried, suite: Suite, given: str | None, store: str | Non
         return code
     try:
         if outcome.skipped or outcome.done or outcome.failures:
-            has_others = show_leaderboard(suite, uri, outcome.specs)
+            has_others = show_leaderboard(suite, uri, outcome.specs, outcome.command)
             show_next_steps(suite, given, store, uri, has_others=has_others)
     finally:
         report(outcome.failures, uri, outcome.recorded)
@@ -59,8 +67,11 @@ def _leave_while_busy(code: int) -> None:
         os._exit(code)
 
 
-def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:
-    """Print the tables of the requested runs, with all that is comparable to them; whether the store has others."""
+def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: str) -> bool:
+    """Print the tables of the requested runs, with all that is comparable to them; whether the store has others.
+
+    They are stored with the run of the ``command`` as well, if there is one.
+    """
     # imports scipy's statistics, for which no run should wait
     from fedbench.leaderboard.board import of_suite as leaderboard
     from fedbench.leaderboard.failures import of_tables
@@ -74,7 +85,37 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec]) -> bool:
     published = published_of(suite, published_folder(None))
     board = leaderboard(suite, finished, curves, published, failed=failed)
     console().print(render_terminal(board))
+    if command:
+        _record(suite, uri, finished, board, curves, command)
     return len(finished) < len(stored.finished)
+
+
+def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves: pd.DataFrame, command: str) -> None:
+    """Table and page as artifacts of the command's run, the first row of the first table as its metrics."""
+    import mlflow
+
+    from fedbench.leaderboard.formats.files import to_csv
+    from fedbench.leaderboard.formats.markdown import to_markdown
+    from fedbench.leaderboard.page import write_page
+    from fedbench.leaderboard.results import load_federations
+    from fedbench.tracking.schema import FINAL
+    from fedbench.tracking.writing.board import record_board
+
+    if not board.lines:
+        return
+    first, best = board.tables[0], board.tables[0].lines[0]
+    metrics = {FINAL + metric: best.cell(metric).mean for metric in first.shown}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "leaderboard.md").write_text(to_markdown(board), encoding="utf-8")
+        (folder / "leaderboard.csv").write_text(to_csv(board), encoding="utf-8")
+        federations = load_federations(uri, finished)
+        of = f"fedbench leaderboard --suite {suite.name}"
+        write_page(folder / "index.html", suite.name, suite.description, finished, board, curves, federations, of)
+        try:
+            record_board(uri, command, folder, {k: v for k, v in metrics.items() if not math.isnan(v)}, best.row)
+        except (OSError, mlflow.MlflowException) as error:
+            complain(f"the leaderboard can't be stored with the command: {error}.", label="warning")
 
 
 def show_next_steps(suite: Suite, given: str | None, store: str | None, uri: str, *, has_others: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+_COSTS = ("final/bytes_up", "final/bytes_down")
 _METRICS = ("global", "balanced", "head", "mid", "tail", "many", "medium", "few", "domain_mean", "worst_client")
 _OBJECTIVES = ("global_accuracy", "tail", "worst_client", "worst_domain", "domain_mean_accuracy", "bytes")
 _TAGS = ("method", "backbone", "setting", "scale", "seed")
@@ -12,14 +13,24 @@ KIND_TAG = "mlflow.experimentKind"
 VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
 """Where MLflow keeps a view that was shared under the key; MLflow shows its own columns where it can't read one."""
 
+_BEST_FIRST = {
+    "searchFilter": "tags.`fedbench.run_id` LIKE '%'",
+    "orderByKey": "metrics.`final/global_accuracy`",
+    "orderByAsc": False,
+}
+"""Runs alone, not the commands that they were part of, the best one first."""
+
 
 def experiment_tags(tuning: bool = False) -> dict[str, str]:
     """Tags of an experiment: it trains models (MLflow would show it as one of language models), and its view."""
     metrics = (
-        [f"objective/{name}" for name in _OBJECTIVES] if tuning else [f"final/{name}_accuracy" for name in _METRICS]
+        [f"objective/{name}" for name in _OBJECTIVES]
+        if tuning
+        else [*(f"final/{name}_accuracy" for name in _METRICS), *_COSTS]
     )
     columns = [f"metrics.`{name}`" for name in metrics] + (["params.`lr`"] if tuning else [])
-    return {KIND_TAG: "custom_model_development", VIEW_TAG: json.dumps(_view(columns))}
+    view = _view(columns) if tuning else {**_view(columns), **_BEST_FIRST}
+    return {KIND_TAG: "custom_model_development", VIEW_TAG: json.dumps(view)}
 
 
 def page(experiment: str) -> str:

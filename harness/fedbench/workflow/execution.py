@@ -67,6 +67,8 @@ class Carried:
     """What ended it early, where it was not a failure and ``fail_fast``."""
     recorded: Invocation | None = None
     """As the store has it; None where nothing was carried out."""
+    command: str = ""
+    """MLflow's id of the command's run, the parent of what was carried out; "" where nothing was."""
 
     @property
     def left(self) -> int:
@@ -135,7 +137,7 @@ def carry_out(
     stopped = _run_all(screen.progress(suite.name, pending), events, seen, tracking)
     if policy.fail_fast and seen.failures and stopped is None:
         tracking.interrupt()
-    return replace(outcome, done=seen.done, failures=tuple(seen.failures), stopped=stopped)
+    return replace(outcome, done=seen.done, failures=tuple(seen.failures), stopped=stopped, command=tracking.command)
 
 
 def _run_all(

@@ -52,7 +52,9 @@ def to_paper(board: Board, results: pd.DataFrame, options: PaperOptions, test: T
 
     Raises FedbenchError for a column or row that no table has.
     """
-    parts = [_Part(table, shown, results, test) for table, shown in zip(board.tables, text_tables(board), strict=True)]
+    parts = [
+        _PaperPart(table, shown, results, test) for table, shown in zip(board.tables, text_tables(board), strict=True)
+    ]
     if not parts:
         raise FedbenchError("there is no table to write.")
     _refuse_unknown(parts, options)
@@ -66,7 +68,7 @@ _HEAD = "% \\usepackage{booktabs}\n\n"
 _DELTA = "Δ "
 
 
-class _Part:
+class _PaperPart:
     """One table of the board, by the names of its rows and columns."""
 
     def __init__(self, table: Table, shown: TextTable, results: pd.DataFrame, test: Test) -> None:
@@ -126,7 +128,7 @@ def within_noise(lines: Sequence[Line], metric: str, results: pd.DataFrame, test
     return [n == best or n in equal or corrected.get(n, 0.0) >= ALPHA for n in range(len(lines))]
 
 
-def _environment(parts: Sequence[_Part], options: PaperOptions, label: str) -> str:
+def _environment(parts: Sequence[_PaperPart], options: PaperOptions, label: str) -> str:
     chosen = [[name for name in options.columns or part.usual if name in part.columns] for part in parts]
     if options.across and not options.columns:
         chosen = [names[:1] for names in chosen]
@@ -158,7 +160,7 @@ def _environment(parts: Sequence[_Part], options: PaperOptions, label: str) -> s
     )
 
 
-def _above(parts: Sequence[_Part], chosen: Sequence[Sequence[str]]) -> Iterator[str]:
+def _above(parts: Sequence[_PaperPart], chosen: Sequence[Sequence[str]]) -> Iterator[str]:
     """The settings above their columns."""
     yield (
         " & ".join(
@@ -180,7 +182,9 @@ def _above(parts: Sequence[_Part], chosen: Sequence[Sequence[str]]) -> Iterator[
     yield "".join(rules)
 
 
-def _body(parts: Sequence[_Part], chosen: Sequence[Sequence[str]], options: PaperOptions, width: int) -> Iterator[str]:
+def _body(
+    parts: Sequence[_PaperPart], chosen: Sequence[Sequence[str]], options: PaperOptions, width: int
+) -> Iterator[str]:
     for title, rows in _grouped(parts, options):
         yield r"\midrule"
         if title:
@@ -192,7 +196,7 @@ def _body(parts: Sequence[_Part], chosen: Sequence[Sequence[str]], options: Pape
             yield " & ".join([escape(name), *cells]) + r" \\"
 
 
-def _grouped(parts: Sequence[_Part], options: PaperOptions) -> Iterator[tuple[str, list[str]]]:
+def _grouped(parts: Sequence[_PaperPart], options: PaperOptions) -> Iterator[tuple[str, list[str]]]:
     """The rows' names under the headings of their groups."""
     every = list(dict.fromkeys(name for part in parts for name in part.names))
     ranked = [name for wanted in options.order for name in every if _is_called(parts, name, wanted)]
@@ -207,13 +211,13 @@ def _grouped(parts: Sequence[_Part], options: PaperOptions) -> Iterator[tuple[st
     yield from ((title, list(dict.fromkeys(of))) for title, of in groups)
 
 
-def _is_called(parts: Sequence[_Part], name: str, wanted: str) -> bool:
+def _is_called(parts: Sequence[_PaperPart], name: str, wanted: str) -> bool:
     """Whether the row called ``name`` in full is meant by ``wanted``: that name, its label, or its method."""
     lines = (part.lines[part.names.index(name)] for part in parts if name in part.names)
     return any(wanted in (name, line.row, line.label, line.method) for line in lines)
 
 
-def _refuse_unknown(parts: Sequence[_Part], options: PaperOptions) -> None:
+def _refuse_unknown(parts: Sequence[_PaperPart], options: PaperOptions) -> None:
     columns = {name for part in parts for name in part.columns}
     for wanted in options.columns:
         if wanted not in columns:

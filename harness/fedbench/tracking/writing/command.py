@@ -51,6 +51,8 @@ class CommandRun:
         self._claims = claims
         self._tags = {**provenance, **command_code_tags(codes), KIND: INVOCATION}
         self._id = self._claim = ""
+        self.begun = ""
+        """MLflow's id of the command's run, also once it has ended; "" before it is begun."""
         self._finished = 0
         self._failures: list[str] = []
         self._told = 0.0
@@ -114,7 +116,7 @@ class CommandRun:
             tags[CLAIM] = self._claim = uuid.uuid4().hex
             self._claims.hold(self._claim)
         name = invocation.name(self._suite, datetime.now())
-        self._id = begin_run(self._client, self._experiment, name, tags)
+        self._id = self.begun = begin_run(self._client, self._experiment, name, tags)
         if invocation.suite_text:
             self._client.log_text(self._id, invocation.suite_text, SUITE)
 

@@ -116,6 +116,11 @@ class Tracking:
         self._provenance = provenance_tags(suite, "" if invocation is None else invocation.suite_text)
         self._command = CommandRun(client, self._experiment, suite, invocation, claims, self._provenance, self._codes)
 
+    @property
+    def command(self) -> str:
+        """MLflow's id of the command's run; "" where nothing was begun."""
+        return self._command.begun
+
     def has_finished(self, spec: RunSpec, origin: Origin) -> bool:
         """Whether the store has the run by now, made from the same code, data and weights."""
         if self._rerun or not self._may_have(spec, "FINISHED"):
