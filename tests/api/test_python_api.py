@@ -323,7 +323,7 @@ def test_a_run_that_fails_is_a_row_with_its_reason(tmp_path, cache, capfd):
         ({"methods": []}, "nothing to run"),
         ({"roundz": 5}, "did you mean 'rounds'"),
         ({"rounds": 2, "set": {"rounds": 3}}, "rounds is set twice"),
-        ({"rounds": object()}, "settings are numbers, texts, or lists of them"),
+        ({"rounds": {1, 2}}, "settings are numbers, texts, or lists of them"),
         ({"lr": -1.0}, "lr=.*greater than 0"),
         ({"backbone": nn.Conv2d(3, 4, 3)}, r"gives \(2, 4, 30, 30\) of 2 images"),
         ({"backbone": nn.Linear(7, 4)}, "can't read images"),

@@ -101,7 +101,8 @@ def test_the_suite_runs_and_its_runs_are_of_the_code_of_all_that_it_names(tmp_pa
 FILE = '''
 """Plug-ins in development."""
 import numpy as np
-from fedbench.api import Metric, NoParams, Partition
+from fedbench.api import BackboneFamily, Metric, NoParams, Partition, image_network
+from torch import nn
 
 
 class Alternating(Partition[NoParams]):
@@ -112,6 +113,15 @@ class Alternating(Partition[NoParams]):
         """In turn."""
         n = task.scenario.clients
         return [np.arange(k, len(task.train), n) for k in range(n)]
+
+
+class Small(BackboneFamily[NoParams]):
+    """A linear map of the pixels."""
+    name = "small"
+
+    def load(self, request):
+        """From scratch."""
+        return image_network(request.text, nn.Sequential(nn.Flatten(), nn.Linear(3072, 8)), 8, size=32)
 
 
 class Loud(Metric[NoParams]):
@@ -139,6 +149,15 @@ def test_a_plugin_file_brings_any_kind(tmp_path: Path) -> None:
         (code,) = Codes([file]).of_run(RunSpec(metrics=("loud",))).methods
         assert json.loads(json.dumps(code.as_json()))["plugin"] == "mine.py"
         assert len(metrics_named(["loud"])) == 2
+
+
+def test_runs_in_processes_of_their_own_know_a_plugin_files_backbone(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FILE)
+    sets = ("--set", "rounds=1", "backbone=small", "partition=alternating", "dataset=embedded?train=100&test=20")
+    places = ("--store", str(tmp_path / "store"), "--cache-dir", str(tmp_path), "--plain")
+    words = ("run", "--method", "fedavg", "--scenario", "iid", "--plugin", str(file), *sets)
+    assert "alternating" in said(*words, "clients=3", *places)
 
 
 def test_a_wrong_name_is_answered_where_it_is_given() -> None:

@@ -16,6 +16,7 @@ from fedbench.core.errors import FedbenchError, MethodFault, NotHere
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.failure_text import REASON, raised_at, reason_of, shortened, text_of
+from fedbench.kinds.files import plugins_everywhere
 from fedbench.rounds.private import shared
 from fedbench.rounds.run import Run
 from fedbench.runs.engines.forks import Work
@@ -141,7 +142,8 @@ class _Here:
 
     def look(self, request: LookRequest) -> list[str | Found]:
         events: list[str | Found] = []
-        look(request, self._settings, self._loader.load(request.spec), events.append)
+        with plugins_everywhere(self._settings.plugin_files):
+            look(request, self._settings, self._loader.load(request.spec), events.append)
         return events
 
     def close(self) -> None:

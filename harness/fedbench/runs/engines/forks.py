@@ -27,6 +27,7 @@ import psutil
 import torch
 
 from fedbench.core.spec import RunSpec
+from fedbench.kinds.files import PLUGIN_FILES
 from fedbench.kinds.installed import installed_methods
 from fedbench.runs.engines.debugging import refuse_breakpoints
 from fedbench.runs.loaded import Loaded, Loader
@@ -58,6 +59,7 @@ def serve(control: Connection, settings: Settings, memory: int | None, inherited
     With each comes the end of a pipe, for what the work emits. `STOP` ends the process at work. ``memory`` is how many
     bytes data, backbone and work may take together. ``inherited`` are the parent's ends of pipes that came with a fork.
     """
+    PLUGIN_FILES.set(settings.plugin_files)  # what they define may be data and backbones, too
     for end in inherited:  # held open here, it would hide that the parent is gone
         end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent answers it
@@ -99,6 +101,7 @@ def serve(control: Connection, settings: Settings, memory: int | None, inherited
 def alone(events: Connection, settings: Settings, memory: int | None, work: Work) -> None:
     """A process with a single piece of work, where the system can't fork."""
     quiet_worker()
+    PLUGIN_FILES.set(settings.plugin_files)
     if memory is not None:
         _limit_memory(psutil.Process().memory_info().data + memory)
     _carry_out(work, settings, Loaded(), events)
