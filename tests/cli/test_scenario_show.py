@@ -552,8 +552,8 @@ def test_what_is_set_overrules_the_suite_and_the_dataset_option(show: Command, g
         (["iid", "--set", "backbone=convnet"], ["--set backbone", "doesn't depend on it"]),
         (["iid", "--set", "seed=3"], ["give --seed"]),
         (["iid", "--dataset", "embeded"], ["unknown data set 'embeded'", "'embedded'"]),
-        (["iid", "--png", "one.jpg"], ["--png 'one.jpg' is not a .png file"]),
-        (["iid", "--png", "png"], ["--png 'png' is not a .png file"]),
+        (["iid", "--png", "one.jpg"], ["--png 'one.jpg' is not a .png, .pdf or .svg file"]),
+        (["iid", "--png", "png"], ["--png 'png' is not a .png, .pdf or .svg file"]),
     ],
     ids=" ".join,
 )

@@ -45,16 +45,23 @@ _CELLS = ListedColormap(colormaps["Blues"](np.linspace(0.2, 1.0, 256)))
 
 
 def check_png(file: Path) -> None:
-    """FedbenchError for a file that is not called ``*.png``."""
-    if file.suffix.lower() != ".png":
-        raise FedbenchError(f"--png {str(file)!r} is not a .png file; write for instance --png partition.png.")
+    """FedbenchError for a file that is not called ``*.png``, ``*.pdf`` or ``*.svg``."""
+    if file.suffix.lower() not in _UNDATED:
+        raise FedbenchError(
+            f"--png {str(file)!r} is not a .png, .pdf or .svg file; write for instance --png partition.png."
+        )
+
+
+_UNDATED: dict[str, dict[str, None]] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+"""Ending -> metadata without which one figure is always the same file."""
 
 
 def write_png(figure: Figure, file: Path) -> None:
-    """``figure`` as PNG, whole or not at all; folders are made. FedbenchError where it can't be written."""
+    """``figure`` as its ending says, whole or not at all; folders are made. FedbenchError where it can't be written."""
     check_png(file)
     with replacing(file, "picture", "choose another --png") as temporary:
-        figure.savefig(temporary, format="png", dpi=DPI)
+        ending = file.suffix.lower()
+        figure.savefig(temporary, format=ending[1:], dpi=DPI, metadata=_UNDATED[ending])
 
 
 def draw(picture: PartitionPicture, title: Sequence[str]) -> Figure:

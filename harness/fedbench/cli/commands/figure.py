@@ -57,12 +57,12 @@ def figure(
     """
     from fedbench.leaderboard.figures import draw
     from fedbench.leaderboard.figures.kinds import Drawing, drawn
+    from fedbench.leaderboard.reading import suite_of
     from fedbench.leaderboard.results import load_results
     from fedbench.runs.prepare import Settings
-    from fedbench.suites.suite import load_suite
     from fedbench.tracking.schema import store_uri
 
-    read = load_suite(suite)
+    _, read = suite_of(suite)
     uri = store_uri(store, to_write=False)
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), plugin_files(plugin))
     wanted = Drawing(kind.value, tuple(by or ()), metric, setting, tuple(method or ()), baseline)
