@@ -91,7 +91,8 @@ class Results:
     def runs(self) -> pd.DataFrame:
         """A line a finished run: ``run`` (its id), ``row``, ``setting``, ``method``, ``seed``, its final metrics."""
         results = self._read().results
-        final = results[[name for name in results if str(name).startswith(FINAL)]].dropna(axis=1, how="all")
+        # in the order of their names: that of the store is any
+        final = results[sorted(name for name in results if str(name).startswith(FINAL))].dropna(axis=1, how="all")
         return pd.concat([_who(results), final.rename(columns=lambda name: str(name).removeprefix(FINAL))], axis=1)
 
     def rounds(self) -> pd.DataFrame:
