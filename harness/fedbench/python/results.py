@@ -92,7 +92,8 @@ class Results:
         """A line a finished run: ``run`` (its id), ``row``, ``setting``, ``method``, ``seed``, its final metrics."""
         results = self._read().results
         # in the order of their names: that of the store is any
-        final = results[sorted(name for name in results if str(name).startswith(FINAL))].dropna(axis=1, how="all")
+        names = sorted(name for name in map(str, results) if name.startswith(FINAL))
+        final = results[names].dropna(axis=1, how="all")
         return pd.concat([_who(results), final.rename(columns=lambda name: str(name).removeprefix(FINAL))], axis=1)
 
     def rounds(self) -> pd.DataFrame:
