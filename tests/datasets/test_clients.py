@@ -178,6 +178,28 @@ def test_a_client_column_of_parquet(tmp_path: Path) -> None:
         loaded(f"hf:{folder}?client=phones", tmp_path)
 
 
+def test_an_image_folder_with_a_clients_table(tmp_path: Path) -> None:
+    lines = ["path,client"]
+    for split, classes in (("train", ("cat", "dog")), ("test", ("cat", "dog"))):
+        for label in classes:
+            for number in range(2):
+                picture(tmp_path / "pets" / split / label / f"{number}.png", 90)
+                lines.append(f"{split}/{label}/{number}.png,{('zoo', 'farm')[number]}")
+    (tmp_path / "who.csv").write_text("\n".join(lines))
+    name = "imagefolder:pets?clients=who.csv"
+    federation = build_federation(loaded(name, tmp_path), Scenario(partition="natural"), 0)
+    assert federation.client_names == ("farm", "zoo")
+    assert [shard.indices.tolist() for shard in federation.clients] == [[1, 3], [0, 2]]
+    assert [shard.test_indices.tolist() for shard in federation.clients] == [[1, 3], [0, 2]]  # type: ignore[union-attr]
+    # of the test images none may have a client, but not some
+    (tmp_path / "who.csv").write_text("\n".join(line for line in lines if not line.startswith("test")))
+    assert build_federation(loaded(name, tmp_path), Scenario(partition="natural"), 0).clients[0].test_indices is None
+    for kept, message in ((lines[:-1], "names no client of the image"), (["path,who", "a,b"], "needs path and client")):
+        (tmp_path / "who.csv").write_text("\n".join(kept))
+        with pytest.raises(FedbenchError, match=message):
+            loaded(name, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -71,7 +71,7 @@ class ImageFolder(_Read):
     name = "imagefolder"
     location = "PATH"
     reader = "imagefolder"
-    taken = ("layout", "size", "classnames", "classes", "names", "limit")
+    taken = ("layout", "size", "classnames", "classes", "names", "clients", "limit")
     scales_images = True
 
 

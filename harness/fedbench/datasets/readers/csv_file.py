@@ -81,7 +81,7 @@ def _read(file: Path, parsed: DatasetName, lacks: Sequence[str] = ()) -> pd.Data
     """The known columns by their usual names, with the line and the file that each sample is from."""
     import pandas as pd  # takes half a second
 
-    header, lines, rows = _rows(file)
+    header, lines, rows = csv_rows(file)
     whole = pd.DataFrame(rows, columns=header, dtype=str)
     found: dict[str, pd.Series[str]] = {}
     for name in COLUMNS:
@@ -102,7 +102,7 @@ def _read(file: Path, parsed: DatasetName, lacks: Sequence[str] = ()) -> pd.Data
     return pd.DataFrame(found).assign(line=lines, file=str(file))
 
 
-def _rows(file: Path) -> tuple[list[str], list[int], list[list[str]]]:
+def csv_rows(file: Path) -> tuple[list[str], list[int], list[list[str]]]:
     """The names of the columns, and the samples with their lines."""
     try:
         reader = csv.reader(io.StringIO(read_bytes(file).decode("utf-8-sig"), newline=""), strict=True)

@@ -10,7 +10,8 @@ read only where it stands alone. Single folders around everything are skipped.
 Options: ``layout=domain|split`` says by hand what the top folders are; ``size=N`` brings images to N x N, by default
 they keep the size they share, or are brought to the one that the run's backbone takes where sizes differ;
 ``classes=a,b`` reads these classes only (``classes=domainnet-10``: FedBN's ten); ``names=imagenet`` or ``digits`` gives
-published words; ``classnames=FILE`` gives the classes' words, as does ``classnames.json`` at the top of the data.
+published words; ``classnames=FILE`` gives the classes' words, as does ``classnames.json`` at the top of the data;
+``clients=FILE`` is a CSV file of path and client, whom each image comes from.
 
 Tiny-ImageNet's own files are understood: ``val_annotations.txt`` in place of class folders, ``words.txt`` for words,
 and a test folder without labels, which is passed over.
@@ -24,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Split
@@ -31,6 +33,7 @@ from fedbench.datasets.classnames import NAMED, chosen_classes, published_words,
 from fedbench.datasets.content import dataset
 from fedbench.datasets.images import load_images
 from fedbench.datasets.names import DatasetName, find
+from fedbench.datasets.readers.csv_file import csv_rows
 from fedbench.datasets.readers.trees import FileTree, TreeImages, is_image, open_tree
 
 log = logging.getLogger(__name__)
@@ -71,11 +74,13 @@ def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     encoded = [TreeImages(tree, tuple(entry.name for entry in part)) for part in chosen]
     images = load_images(encoded, parsed, cache_dir)
     label_of, domain_of = ({name: index for index, name in enumerate(names)} for names in (raw, domains))
+    client_names, clients = _clients(parsed, data_dir, top, chosen)
     splits = [
         Split(
             images.splits[number],
             torch.tensor([label_of[entry.label] for entry in part]),
             torch.tensor([domain_of[entry.domain] for entry in part]) if domains else None,
+            clients[number],
         )
         for number, part in enumerate(chosen)
     ]
@@ -88,7 +93,35 @@ def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
         tuple(domains),
         shortest_side=images.shortest_side,
         file_digests=images.file_digests,
+        client_names=client_names,
     )
+
+
+def _clients(
+    parsed: DatasetName, data_dir: Path, top: str, chosen: Sequence[Sequence[Entry]]
+) -> tuple[tuple[str, ...], list[Tensor | None]]:
+    """The clients of ``?clients=FILE``, a CSV file of path and client, and their numbers (n,) in each split.
+
+    Every training image needs a client; of the test images all or none.
+    """
+    if "clients" not in parsed.options:
+        return (), [None] * len(chosen)
+    file = find(parsed.options["clients"], data_dir, "clients' table")
+    header, _, rows = csv_rows(file)
+    if not {"path", "client"} <= set(header):
+        raise FedbenchError(f"{str(file)!r} names the columns {', '.join(header)}; it needs path and client.")
+    path, client = header.index("path"), header.index("client")
+    known = {row[path].strip(): row[client].strip() for row in rows}
+    names = tuple(sorted(set(known.values())))
+    place = {name: number for number, name in enumerate(names)}
+    found: list[Tensor | None] = []
+    for number, part in enumerate(chosen):
+        owners = [known.get(entry.name.removeprefix(top), known.get(entry.name)) for entry in part]
+        missing = [entry.name for entry, owner in zip(part, owners, strict=True) if not owner]
+        if missing and (number == 0 or len(missing) < len(part)):
+            raise FedbenchError(f"{str(file)!r} names no client of the image {missing[0]!r}; add the line.")
+        found.append(None if missing else torch.tensor([place[owner] for owner in owners if owner]))
+    return names, found
 
 
 def _entries(tree: FileTree, layout: str | None) -> tuple[str, list[Entry]]:
