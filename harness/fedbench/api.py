@@ -7,7 +7,7 @@ the base classes of data sets, partitions, backbones, text encoders and metrics,
 from fedbench.core.errors import FedbenchError, NotHere, Unworkable
 from fedbench.core.federation import Dataset, Federation, ImageSource, Split, TensorImages
 from fedbench.core.method.base import Method, NoParams
-from fedbench.core.method.hooks import hookimpl
+from fedbench.core.method.hooks import hookimpl, wrapper
 from fedbench.core.method.hyper import hyper
 from fedbench.core.method.labelling import LabelTask
 from fedbench.core.method.measuring import MeasureTask
@@ -36,6 +36,7 @@ from fedbench.core.types import (
     Model,
     Outputs,
     Predictions,
+    StepGradients,
     Tensors,
     UnlabelledBatch,
     Update,
@@ -92,6 +93,7 @@ __all__ = [
     "Scenario",
     "Split",
     "StartTask",
+    "StepGradients",
     "TensorImages",
     "Tensors",
     "TextEncoder",
@@ -106,4 +108,5 @@ __all__ = [
     "image_network",
     "numpy_generator",
     "torch_generator",
+    "wrapper",
 ]

@@ -5,10 +5,10 @@ The server takes the mean change of a round for a gradient and descends on it wi
 clients' y_k,
     Δ = x − Σ_k p_k y_k,    v ← β v + Δ,    x ← x − η_g v        (v = 0 before round 1)
 
-Answers: aggregate. Stacks with any method that leaves aggregate to the default. β = 0 with η_g = 1 is
-FedAvg bit for bit. Nothing more is sent; the server keeps v, as large as the weights. Running statistics have no
-velocity: the harness averages them (a released implementation counts them in when it takes its flat vector apart,
-which shifts every later tensor).
+Wraps: aggregate, whose answer takes the place of Σ p_k y_k. Stacks with any method but another server step. β = 0 with
+η_g = 1 is FedAvg bit for bit. Nothing more is sent; the server keeps v, as large as the weights. Running statistics
+have no velocity: the harness averages them (a released implementation counts them in when it takes its flat vector
+apart, which shifts every later tensor).
 Left open / contradicted: three forms of the momentum are in use, offered as `form`. `accumulating`, above, is the
 paper's and the default; `ema` is v ← β v + (1 − β) Δ, whose steps are 1 − β times as long; `nesterov` steps by
 Δ + β v with the accumulating v, as torch's SGD does. The paper tries β of 0, 0.7, 0.9, 0.97, 0.99 and 0.997. In the
@@ -25,8 +25,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbench.api import AggregationTask, Method, Tensors, hookimpl, hyper
-from fedbench.toolkit.fedavg import average
+from fedbench.api import AggregationTask, Method, hyper, wrapper
+from fedbench.toolkit.wrapping import Aggregate, Aggregated, weights_of, with_weights
 
 Form = Literal["accumulating", "ema", "nesterov"]
 
@@ -77,15 +77,14 @@ class FedAvgM(Method[FedAvgMParams]):
     name = "fedavgm"
     citation = "Hsu, Qi, Brown, Effects of Non-Identical Data Distribution, arXiv 1909.06335, 2019"
 
-    @hookimpl
-    def aggregate(self, task: AggregationTask) -> Tensors:
+    @wrapper
+    def aggregate(self, task: AggregationTask, rest: Aggregate) -> Aggregated:
         """A step along the velocity; the velocity is kept for the next round."""
-        beta, form, means = self.params.beta, self.params.form, average(task)
+        beta, form, answer = self.params.beta, self.params.form, rest(task)
+        means = weights_of(answer)
         before = task.state.get(self.name) or {name: torch.zeros_like(x) for name, x in task.weights.items()}
         task.state[self.name] = {
             name: next_velocity(before[name], x, means[name], beta, form) for name, x in task.weights.items()
         }
-        return {
-            name: moved(x, means[name], before[name], beta, self.params.server_lr, form)
-            for name, x in task.weights.items()
-        }
+        lr = self.params.server_lr
+        return with_weights(answer, {n: moved(x, means[n], before[n], beta, lr, form) for n, x in task.weights.items()})

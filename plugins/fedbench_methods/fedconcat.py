@@ -76,6 +76,7 @@ class FedConcat(fb.Method[FedConcatParams]):
     citation = "Diao, Li, He, Exploiting Label Skews with Model Concatenation, AAAI 2024"
     reads = ("tune", "head_scale")
     requires = ("labels", "linear_head", "whole_model")
+    role = "personalisation"  # that of a client's cluster
 
     @hookimpl
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:

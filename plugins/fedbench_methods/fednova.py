@@ -68,7 +68,9 @@ class FedNova(fb.Method[FedNovaParams]):
     @hookimpl
     def loss_terms(self, step: fb.LocalStep) -> Tensor | None:
         """The proximal term of the variant with μ > 0."""
-        return proximal_term(step.weights, step.received, self.params.mu) if self.params.mu else None
+        if not self.params.mu or step.is_own:
+            return None
+        return proximal_term(step.weights, step.received, self.params.mu)
 
     @hookimpl
     def after_training(self, task: fb.ClientTask, update: fb.Update) -> fb.Tensors:

@@ -48,7 +48,9 @@ class FedProx(Method[FedProxParams]):
     citation = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     @hookimpl
-    def loss_terms(self, step: LocalStep) -> Tensor:
-        """The proximal term (Eq. 2)."""
+    def loss_terms(self, step: LocalStep) -> Tensor | None:
+        """The proximal term (Eq. 2); none for a model that the client keeps."""
+        if step.is_own:
+            return None
         term = proximal_term if self.params.form == "squared" else unsquared_term
         return term(step.weights, step.received, self.params.mu)

@@ -84,9 +84,9 @@ class MOON(Method[MoonParams]):
 
     @hookimpl
     def loss_terms(self, step: LocalStep) -> Tensor | None:
-        """μ l_con (Eq. 4); nothing in a client's first participation."""
+        """μ l_con (Eq. 4); nothing in a client's first participation, nor for a model that it keeps."""
         kept = step.task.state.get(self.name)
-        if kept is None:
+        if kept is None or step.is_own:
             return None
         previous = step.outputs_of(*previous_model(kept)).features
         contrast = model_contrast(

@@ -110,9 +110,9 @@ class SCAFFOLD(fb.Method[ScaffoldParams]):
         return fb.Broadcast(task.weights, {CONTROL + name: control[name] for name in task.weights if name in control})
 
     @hookimpl
-    def loss_terms(self, step: fb.LocalStep) -> Tensor:
-        """⟨w − x, c − c_k⟩."""
-        return correction_term(step.weights, step.received, self._correction(step.task))
+    def loss_terms(self, step: fb.LocalStep) -> Tensor | None:
+        """⟨w − x, c − c_k⟩; none for a model that the client keeps."""
+        return None if step.is_own else correction_term(step.weights, step.received, self._correction(step.task))
 
     @hookimpl
     def after_training(self, task: fb.ClientTask, update: fb.Update) -> fb.Tensors:

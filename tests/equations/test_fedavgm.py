@@ -8,6 +8,7 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Model, Update
 from fedbench.rounds.loop import train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedavgm import FedAvgM, FedAvgMParams
 
 FORMS = ("accumulating", "ema", "nesterov")
@@ -19,7 +20,7 @@ def played(changes, *, start=0.0, **params):
     for number, change in enumerate(changes, 1):
         updates = tuple(Update(k, {"w": x - change}, {}, n) for k, n in enumerate((1, 3)))
         task = AggregationTask(number, {"w": x}, {}, updates, Model({"w": x}, None), RunSpec(), state)
-        x = method.aggregate(task)["w"]
+        x = method.aggregate(task, average)["w"]
         path.append(x.item())
     return path, state["fedavgm"]["w"].item()
 
@@ -75,7 +76,7 @@ def test_without_momentum_the_mean_itself_comes_back_however_far_it_is(form):
     for x in (torch.ones(3), torch.full((3,), -1e30)):
         updates = (Update(0, {"w": value}, {}, 7),)
         task = AggregationTask(1, {"w": x}, {}, updates, Model({"w": x}, None), RunSpec(), {})
-        assert torch.equal(method.aggregate(task)["w"], value)
+        assert torch.equal(method.aggregate(task, average)["w"], value)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -94,7 +95,7 @@ def test_clients_are_weighted_by_their_samples_unless_the_run_says_uniform():
         x, spec = torch.zeros(1), RunSpec(training=Training(weighting=weighting))
         updates = (Update(0, {"w": torch.tensor([1.0])}, {}, 1), Update(1, {"w": torch.tensor([5.0])}, {}, 3))
         task = AggregationTask(1, {"w": x}, {}, updates, Model({"w": x}, None), spec, {})
-        assert FedAvgM(FedAvgMParams()).aggregate(task)["w"].item() == mean
+        assert FedAvgM(FedAvgMParams()).aggregate(task, average)["w"].item() == mean
         assert task.state["fedavgm"]["w"].item() == -mean
 
 

@@ -60,7 +60,7 @@ def test_stack_order_does_not_matter():
 def test_two_runs_in_one_process_keep_apart():
     first, second = assemble("fedprox", {"fedprox": {"mu": 0.1}}), assemble("fedprox", {"fedprox": {"mu": 0.2}})
     one, zero = torch.ones(1, requires_grad=True), torch.zeros(1)
-    step = SimpleNamespace(weights={"w": one}, received={"w": zero}, number=0)
+    step = SimpleNamespace(weights={"w": one}, received={"w": zero}, number=0, is_own=False)
     terms = [a.hooks.loss_terms(step=step)[0].item() for a in (first, second)]
     # mu/2 (1 - 0)^2
     assert terms == pytest.approx([0.05, 0.1])

@@ -134,8 +134,8 @@ ForwardPass = Callable[[Tensors, Tensor, bool], Outputs]
 class Model:
     """What is trained and sent, and the pure function that turns it into logits.
 
-    ``forward(tensors, inputs, training)`` reads ``{**weights, **buffers}``; with ``training`` it may update the
-    buffers in place (batch-norm statistics). The frozen rest is closed over.
+    ``forward(tensors, inputs, training)`` reads ``{**weights, **buffers}`` and leaves tensors aside that it does not
+    know; with ``training`` it may update the buffers in place (batch-norm statistics). The frozen rest is closed over.
     """
 
     weights: Tensors
@@ -158,6 +158,8 @@ class Model:
     """Factor on the learning rate by name of a weight; 1 where absent."""
     batch_norm: frozenset[str] = frozenset()
     """The names of all weights and buffers of batch-norm layers."""
+    own: frozenset[str] = frozenset()
+    """The names of weights and buffers that ``forward`` does not read: of a model that each client has beside it."""
 
     @property
     def linear_head(self) -> LinearHead:
@@ -210,6 +212,15 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers about the client's training: ``train_loss``, and others under names of the method's own. Their means over
     the updates that the server accepts are metrics of the round."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepGradients:
+    """What the optimiser moves weights by in a local step; a weight without a gradient stays as it is."""
+
+    by_name: Tensors
+    loss: Tensor
+    """The loss that is recorded, a scalar without a gradient."""
 
 
 @dataclass(frozen=True, eq=False)

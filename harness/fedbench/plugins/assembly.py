@@ -13,7 +13,7 @@ import pluggy
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.base import AnyMethod, declares
-from fedbench.core.method.hooks import STEPS, Hooks, plugin_manager, relay
+from fedbench.core.method.hooks import STEPS, WRAPPABLE, Hooks, plugin_manager, relay
 from fedbench.core.method.hyper import build_params
 from fedbench.core.method.notifications import PROJECT, Notifications
 from fedbench.core.spec import stack_names
@@ -24,7 +24,9 @@ from fedbench.kinds.installed import installed_methods
 from fedbench.kinds.own import own
 from fedbench.plugins.declaration import HOOK_NAMES, check_method
 from fedbench.plugins.notifications import notifications
+from fedbench.plugins.roles import refuse_roles, role_of
 from fedbench.plugins.watch import watched
+from fedbench.plugins.wrapping import wrapped, wraps
 from fedbench.toolkit.fedavg import FedAvg
 
 _LIST_HINT = "See `fedbench list methods`."
@@ -34,7 +36,8 @@ _LIST_HINT = "See `fedbench list methods`."
 class Assembly:
     """One run's plugins: ``hooks`` to call, and ``owners``, hook name -> the methods that answer it, in call order.
 
-    ``hooks`` are the steps of a run, and what tasks are handed; ``notifications`` tell of it.
+    ``hooks`` are the steps of a run, and what tasks are handed; ``notifications`` tell of it. Of ``owners`` those that
+    wrap the answer come first, the outermost before the others.
     """
 
     hooks: Hooks
@@ -46,14 +49,20 @@ class Assembly:
     """Requirement -> the method that has it, with the run's hyper-parameters."""
     provides: Mapping[str, str] = field(default_factory=dict)
     """What a method of the run meets for the others -> that method."""
+    wrappers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Hook -> the methods that wrap its answer, the outermost first."""
 
     def answers(self, hook: str) -> tuple[str, ...]:
         """The methods that answer ``hook``, in call order."""
         return self.owners.get(hook, ())
 
     def answers_first(self, hook: str) -> str:
-        """The method that answers the first-result ``hook``."""
+        """The method whose answer to the first-result ``hook`` is taken, as it wraps it or is the first to answer."""
         return self.owners[hook][0]
+
+    def answerer(self, hook: str) -> str:
+        """The method that answers the first-result ``hook``, whoever wraps it."""
+        return self.owners[hook][len(self.wrappers.get(hook, ())) :][0]
 
     def recorded_owners(self) -> dict[str, str]:
         """``owners`` as they are recorded with a run: names joined by commas."""
@@ -133,6 +142,7 @@ def assemble(
     for listener in listeners:
         manager.register(listener)
     keeping, requires, provides = set(), dict[str, str](), dict[str, str]()
+    roles, plugins = dict[str, str](), dict[str, AnyMethod]()
     for name in reversed(stack):
         if name != FedAvg.name:
             cls = find_method(name, plugin_files)
@@ -142,26 +152,33 @@ def assemble(
             provides |= dict.fromkeys(declares(cls, "provides"), name)
             _refuse_unmarked(plugin, name)
             manager.register(plugin, name)
+            roles[name], plugins[name] = role_of(cls), plugin
     # of several trylast answers pluggy calls the last registered last: a method's own comes before the defaults
     defaults = FedAvg(build_params(FedAvg.name, FedAvg.Params, params.get(FedAvg.name, {})))
     manager.register(defaults, FedAvg.name)
     manager.check_pending()  # methods are checked when they are loaded: this is for listeners
-    silent = [name for name in stack if name != FedAvg.name and not manager.get_hookcallers(manager.get_plugin(name))]
+    silent = [name for name, one in plugins.items() if not manager.get_hookcallers(one) and not wraps(one)]
     if silent:
         names = ", ".join(HOOK_NAMES)
         why = f"{silent[0]} answers no hook, so it would run as FedAvg"
         raise FedbenchError(f"{why}; mark a method named like one with @hookimpl: {names}.")
     defaults.replaced = _replacements(manager, method)
-    owners = _owner_table(manager)
-    hooks = watched(relay(manager), _blamed(manager, defaults, method, owners))
-    return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping), requires, provides)
+    refuse_roles(sorted(roles.items()), method)
+    outermost_first = sorted(plugins, key=lambda name: (roles[name] != "personalisation", name))
+    around = {hook: [name for name in outermost_first if hook in wraps(plugins[name])] for hook in WRAPPABLE}
+    wrappers = {hook: tuple(names) for hook, names in around.items() if names}
+    owners = {hook: (*wrappers.get(hook, ()), *names) for hook, names in _owner_table(manager).items()}
+    chains = {hook: [(name, getattr(plugins[name], hook)) for name in names] for hook, names in wrappers.items()}
+    hooks = wrapped(relay(manager), chains)
+    hooks = watched(hooks, _blamed(method, owners))
+    return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping), requires, provides, wrappers)
 
 
 def _refuse_unmarked(plugin: AnyMethod, name: str) -> None:
     """FedbenchError for a function that bears a hook's name and is no answer to it: the default would answer."""
     for hook in HOOK_NAMES:
         function = getattr(plugin, hook, None)
-        if callable(function) and not hasattr(function, f"{PROJECT}_impl"):
+        if callable(function) and not hasattr(function, f"{PROJECT}_impl") and hook not in wraps(plugin):
             raise FedbenchError(
                 f"{name} has a function {hook}, which is the name of a hook, without @hookimpl, so it would never be "
                 "called; mark it with @hookimpl, or call a helper function something else."
@@ -197,17 +214,18 @@ def _owner_table(manager: pluggy.PluginManager) -> dict[str, tuple[str, ...]]:
     return table
 
 
-_CALLS = {"local_train": ("local_loss", "loss_terms", "build_model"), "evaluate": ("build_model",)}
+_CALLS = {
+    "local_train": ("local_gradients", "local_objective", "local_loss", "loss_terms", "build_model"),
+    "evaluate": ("build_model",),
+}
 """Hooks whose default answer runs code of those who answer others; `build_model` gives the forward pass."""
 
 
-def _blamed(
-    manager: pluggy.PluginManager, defaults: FedAvg, method: str, owners: Mapping[str, tuple[str, ...]]
-) -> dict[str, str]:
+def _blamed(method: str, owners: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Hook -> the methods that are to blame for what goes wrong in it; without hooks that run no method's code."""
 
     def is_answered(hook: str) -> bool:
-        return any(i.plugin is not defaults for i in getattr(manager.hook, hook).get_hookimpls())
+        return any(name != FedAvg.name for name in owners.get(hook, ()))
 
     found = {}
     for hook in STEPS:

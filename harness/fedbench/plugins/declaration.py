@@ -12,12 +12,13 @@ import pluggy
 import pydantic
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.method.base import REQUIREMENTS
+from fedbench.core.method.base import REQUIREMENTS, ROLES
 from fedbench.core.method.hooks import STEPS, HookSpecs, plugin_manager
 from fedbench.core.method.hyper import declared, parse_value
 from fedbench.core.method.notifications import NOTIFICATIONS, NotificationSpecs
 from fedbench.core.spec import OPTIMISER_KEYS, Training, no_bool
 from fedbench.kinds.failure_text import reason_of
+from fedbench.plugins.wrapping import check_wrappers
 
 HOOK_NAMES = (*STEPS, *NOTIFICATIONS)
 LONGEST_NAME = 100
@@ -50,7 +51,10 @@ def _check_class(cls: Any, where: str) -> None:
         _check_recipe(cls.name, cls.recipe)
         _check_words(cls, "requires", tuple(REQUIREMENTS), "no run can grant")
         _check_words(cls, "reads", _READ, "is no setting that a method names")
+        if getattr(cls, "role", "") not in ("", *ROLES):
+            raise FedbenchError(f"role={cls.role!r} is none that a method has; choose of {', '.join(ROLES)}.")
         _check_constructor(cls)
+        check_wrappers(cls)
         _check_hooks(cls)
     except FedbenchError as error:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: {error}") from error

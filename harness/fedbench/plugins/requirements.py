@@ -105,9 +105,10 @@ def refuse_model(
             f"{method} needs features that are trained, and those of this model are frozen; choose a backbone that is "
             f"trained (a CNN, or tune=full), or stack it with a method that trains a projector (fedglcl+{method})."
         )
-    if "whole_model" in requires and private:
+    kept = set(private) - model.own
+    if "whole_model" in requires and kept:
         raise FedbenchError(
-            f"{requires['whole_model']} needs the clients' whole models at the server, and {min(private)!r} never "
+            f"{requires['whole_model']} needs the clients' whole models at the server, and {min(kept)!r} never "
             "leaves a client; run it without a method that keeps tensors private."
         )
 

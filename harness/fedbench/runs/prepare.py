@@ -232,7 +232,7 @@ def _refuse_hidden_labels(spec: RunSpec, assembly: Assembly, model: Model) -> No
     """FedbenchError for the default loss of weights where labels are hidden."""
     if "labels" in assembly.provides:
         return
-    default = all(assembly.answers(hook) == (FedAvg.name,) for hook in ("local_train", "local_loss"))
+    default = all(assembly.answerer(hook) == FedAvg.name for hook in ("local_train", "local_loss"))
     if default and model.weights and spec.scenario.labels == "hidden":
         raise FedbenchError(NEEDS_LABELS)
 
@@ -250,7 +250,7 @@ def backbone_for(spec: RunSpec, dataset: Dataset, settings: Settings) -> Backbon
 
 def _refuse_ignored_settings(spec: RunSpec, assembly: Assembly, plugin_files: Sequence[Path]) -> None:
     """A setting of the default model that the run's method would not read is a mistake, not a no-op."""
-    owner = assembly.answers_first("build_model")
+    owner = assembly.answerer("build_model")
     if owner == FedAvg.name:
         return
     reads = declares(find_method(owner, plugin_files), "reads")

@@ -22,9 +22,9 @@ from fedbench.core.method.hooks import default_hookimpl
 from fedbench.core.method.labelling import LabelTask
 from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, ModelSetup
 from fedbench.core.spec import RunSpec
-from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, Tensors, Update
+from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, StepGradients, Tensors, Update
 from fedbench.models.heads import default_model
-from fedbench.toolkit.local_training import local_sgd
+from fedbench.toolkit.local_training import local_sgd, loss_gradients, summed_loss
 from fedbench.toolkit.losses import mean_cross_entropy
 
 EVALUATION_BATCH = 500
@@ -210,6 +210,18 @@ class FedAvg(Method[NoParams]):
         """E epochs of minibatch steps (Alg. 1, ClientUpdate)."""
         self._refuse_if_replaced("local_train")
         return local_sgd(task)
+
+    @default_hookimpl
+    def local_gradients(self, step: LocalStep) -> StepGradients:
+        """Those of the objective."""
+        self._refuse_if_replaced("local_gradients")
+        return loss_gradients(step)
+
+    @default_hookimpl
+    def local_objective(self, step: LocalStep) -> Tensor:
+        """The local loss and all terms."""
+        self._refuse_if_replaced("local_objective")
+        return summed_loss(step)
 
     @default_hookimpl
     def local_loss(self, step: LocalStep) -> Tensor:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import Unworkable
-from fedbench.core.method.answers import require_loss
+from fedbench.core.method.answers import require_gradients, require_loss
 from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.spec import Training
-from fedbench.core.types import Batch, LabelledBatch, Model, Tensors, UnlabelledBatch, Update
+from fedbench.core.types import Batch, LabelledBatch, Model, StepGradients, Tensors, UnlabelledBatch, Update
 from fedbench.scenarios.partitions.rounding import floor
 
 
@@ -42,8 +42,16 @@ def batches_of(task: ClientTask) -> list[Tensor]:
     return table if task.work == 1 else table[: max(floor(task.work * len(table)), 1)]
 
 
+def summed_loss(step: LocalStep) -> Tensor:
+    """`local_loss` and all `loss_terms` of a step, a scalar. Raises FedbenchError where one is none."""
+    loss = require_loss(step.task.hooks.local_loss(step=step), step, "local_loss")
+    for term in step.task.hooks.loss_terms(step=step):
+        loss = loss + require_loss(term, step, "loss_terms")
+    return loss
+
+
 def step_loss(step: LocalStep) -> Tensor:
-    """`local_loss` and all `loss_terms` of a step, a scalar, in the precision that the run asks for.
+    """The `local_objective` of a step, a scalar, in the precision that the run asks for.
 
     Raises FedbenchError for one that is no scalar, or through which no weight gets a gradient.
 
@@ -52,10 +60,18 @@ def step_loss(step: LocalStep) -> Tensor:
     """
     half = step.task.training.precision == "bfloat16"
     with torch.autocast(step.batch.inputs.device.type, torch.bfloat16) if half else nullcontext():
-        loss = require_loss(step.task.hooks.local_loss(step=step), step, "local_loss")
-        for term in step.task.hooks.loss_terms(step=step):
-            loss = loss + require_loss(term, step, "loss_terms")
-    return loss
+        return require_loss(step.task.hooks.local_objective(step=step), step, "local_objective")
+
+
+def loss_gradients(step: LocalStep) -> StepGradients:
+    """The gradients of `step_loss` in those of the step's weights that require them, which must be leaves."""
+    loss = step_loss(step)
+    leaves = {name: weight for name, weight in step.weights.items() if weight.requires_grad}
+    loss.backward(inputs=list(leaves.values()))  # type: ignore[no-untyped-call]
+    found = {name: weight.grad for name, weight in leaves.items() if weight.grad is not None}
+    for weight in leaves.values():
+        weight.grad = None
+    return StepGradients(found, loss.detach())
 
 
 def local_sgd(task: ClientTask) -> Update:
@@ -70,13 +86,16 @@ def local_sgd(task: ClientTask) -> Update:
         optimiser = build_optimiser(task.training, weights, task.round, task.model.lr_factors)
         noise = task.generator("augmentation")
         for number, index in enumerate(batches_of(task)):
-            loss = step_loss(LocalStep(weights, buffers, batch_at(task, index, noise), task, number))
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            step = LocalStep(weights, buffers, batch_at(task, index, noise), task, number)
+            found = require_gradients(task.hooks.local_gradients(step=step), step)
+            for name, weight in weights.items():
+                weight.grad = found.by_name.get(name)
             if task.training.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(weights.values(), task.training.clip_norm)
             optimiser.step()
-            losses.append(loss.detach())
+            # the next gradients are not added to these
+            optimiser.zero_grad(set_to_none=True)
+            losses.append(found.loss)
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
     weights = {name: value.detach() for name, value in weights.items()}
     return trained(task, weights, buffers, mean_loss)

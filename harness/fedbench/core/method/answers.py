@@ -12,7 +12,7 @@ from torch import Tensor
 from fedbench.core.errors import MethodFault, Unworkable
 from fedbench.core.method.tasks import AggregationTask, ClientTask, EvaluationTask, LocalStep
 from fedbench.core.metric_names import is_reserved
-from fedbench.core.types import GlobalModel, Predictions, Tensors, Update
+from fedbench.core.types import GlobalModel, Predictions, StepGradients, Tensors, Update
 
 
 def require(answer: object, wanted: type | tuple[type, ...], what: str, owner: str, hook: str) -> None:
@@ -111,6 +111,21 @@ def require_loss(loss: object, step: LocalStep, hook: str) -> Tensor:
             f"computed of step.weights or step.outputs without detach(), item() or no_grad(){instead}."
         )
     return loss
+
+
+def require_gradients(given: object, step: LocalStep) -> StepGradients:
+    """An answer to the hook `local_gradients`. Raises MethodFault where it is none for the weights of ``step``."""
+    owner = step.task.spec.method
+    require(given, StepGradients, "StepGradients", owner, "local_gradients")
+    assert isinstance(given, StepGradients)
+    for name, gradient in given.by_name.items():
+        weight = step.weights.get(name)
+        if weight is None or not isinstance(gradient, Tensor) or gradient.shape != weight.shape:
+            raise MethodFault(
+                f"{owner} answers the hook local_gradients with {_kind(gradient)} for {name!r}; it must be a tensor shaped "
+                "as that weight of the step."
+            )
+    return given
 
 
 def require_finite_updates(tasks: Sequence[ClientTask], updates: Sequence[Update]) -> None:

@@ -26,6 +26,18 @@ REQUIREMENTS = {
 """What a method may require of a run, in words for users. `fedbench.plugins.requirements` refuses what is missing."""
 
 
+ROLES = {
+    "learner": "what is trained around the backbone",
+    "personalisation": "gives every client a model of its own",
+    "local objective": "changes what clients minimise, or how",
+    "aggregation": "changes what the server makes of the updates, or sends",
+    "server step": "goes on from the mean of the clients",
+    "label provider": "gives clients labels where they have none",
+    "measure": "measures, and trains nothing",
+}
+"""What methods are in a stack, in words for users."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NoParams:
     """The hyper-parameters of a method that has none beyond the run's budget and optimiser."""
@@ -54,6 +66,9 @@ class Method(Generic[P]):
     reads: ClassVar[tuple[str, ...]] = ()
     """Those of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that it looks at. The last
     two need no mention where it leaves `build_model` to the default."""
+    role: ClassVar[str] = ""
+    """What it is in a stack, where that does not follow from the hooks it answers; see `ROLES`. A stack has one
+    personalisation and one server step at most."""
     keeps_lost_training: ClassVar[bool] = False
     """Whether a client's ``state`` and private tensors stay as trained where its update is lost or rejected.
 

@@ -1,9 +1,10 @@
 """Read this first: the hooks of fedbench are the steps of a federated run, in the order in which they happen.
 
 A method is a plugin that answers some of them; `fedbench.toolkit.fedavg.FedAvg` answers all the rest. "First result"
-hooks take the first answer that is not None, methods before the defaults; "collected" hooks gather every answer. Their
-arguments are described in `fedbench.core.method.tasks`; tensors of these are not to be changed in place. What listeners
-are notified of is in `fedbench.core.method.notifications`.
+hooks take the first answer that is not None, methods before the defaults; "collected" hooks gather every answer. Those
+in `WRAPPABLE` a method may also wrap: what the rest of its stack answers it then calls, and changes. Their arguments
+are described in `fedbench.core.method.tasks`; tensors of these are not to be changed in place. What listeners are
+notified of is in `fedbench.core.method.notifications`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fedbench.core.method.tasks import (
     StartTask,
 )
 from fedbench.core.spec import RunSpec
-from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, Tensors, Update
+from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, StepGradients, Tensors, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +47,20 @@ def hookimpl(function: _F) -> _F:
 def default_hookimpl(function: _F) -> _F:
     """Mark one of the harness's own answers, which is called after every method that answers the same hook."""
     return _impl(function, trylast=True)
+
+
+def wrapper(function: _F) -> _F:
+    """Mark a plugin's method as one around the answer to the hook of the same name, one of `WRAPPABLE`.
+
+    It has one more argument, ``rest``: ``rest(task)`` is what the rest of the stack answers, for the task that was
+    handed or for another one, made of it by ``dataclasses.replace``.
+    """
+    function.fedbench_wrapper = True  # type: ignore[attr-defined]
+    return function
+
+
+WRAPPABLE = ("build_model", "broadcast", "local_train", "local_objective", "local_gradients", "aggregate", "evaluate")
+"""The hooks whose answer a method may wrap."""
 
 
 class HookSpecs:
@@ -150,6 +165,23 @@ class HookSpecs:
         """
 
     @_spec(firstresult=True)
+    def local_gradients(self, step: LocalStep) -> StepGradients | None:
+        """First result: what the optimiser is given in a local step.
+
+        Default: the gradients of `local_objective`, by `fedbench.toolkit.local_training.loss_gradients`. Wrapped by methods
+        that look at the gradients (`prograd`) or take them elsewhere (`fedsam`); clients then train one after another.
+        Answered by no method of this package.
+        """
+
+    @_spec(firstresult=True)
+    def local_objective(self, step: LocalStep) -> Tensor | None:
+        """First result: the whole loss of a batch, a scalar with a gradient.
+
+        Default: `local_loss` and all `loss_terms`, added. Wrapped by methods that take it at other weights (`ditto`),
+        or leave some of them out (`fedrep`). Answered by no method of this package.
+        """
+
+    @_spec(firstresult=True)
     def local_loss(self, step: LocalStep) -> Tensor | None:
         """First result: the base loss of a batch, a scalar with a gradient. Default: cross-entropy. Answered by
         `fedclip`.
@@ -220,6 +252,8 @@ class Hooks(Protocol):
     def exchanges(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int: ...
     def broadcast(self, *, task: BroadcastTask) -> Broadcast: ...
     def local_train(self, *, task: ClientTask) -> Update: ...
+    def local_gradients(self, *, step: LocalStep) -> StepGradients: ...
+    def local_objective(self, *, step: LocalStep) -> Tensor: ...
     def local_loss(self, *, step: LocalStep) -> Tensor: ...
     def loss_terms(self, *, step: LocalStep) -> list[Tensor]: ...
     def after_training(self, *, task: ClientTask, update: Update) -> list[Tensors]: ...

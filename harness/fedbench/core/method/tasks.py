@@ -154,6 +154,9 @@ class LocalStep:
     """The round's task: model, received weights, class counts, payload, state."""
     number: int
     """Of the step within the client's round, from 0."""
+    is_own: bool = False
+    """Whether ``weights`` are of a model that the client keeps: what corrects the drift of those that are sent adds
+    nothing here."""
 
     @property
     def model(self) -> Model:

@@ -77,6 +77,8 @@ def _obstacle(training: Training, assembly: Assembly, model: Model) -> str | Non
     trainer = assembly.answers_first("local_train")
     if trainer != "fedavg":
         return f"{trainer} trains its clients itself"
+    if assembly.answers_first("local_gradients") != "fedavg":
+        return f"{assembly.answers_first('local_gradients')} looks at the gradients of each client"
     if model.encoder is None:
         return "the model is trained on images"
     if training.precision != "float32":

@@ -162,7 +162,8 @@ class Cohort:
         """The ways to try, the fastest first."""
         paddings: list[Padding] = ["by sample", "by size"]
         vectorised = [Vectorised(padding) for padding in paddings]
-        if self._assembly.answers_first("local_loss") != FedAvg.name or task.labels is None:
+        plain = all(self._assembly.answers_first(hook) == FedAvg.name for hook in ("local_objective", "local_loss"))
+        if not plain or task.labels is None:
             return [*vectorised]
         features = head_features(task)
         if features is None:

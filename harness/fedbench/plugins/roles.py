@@ -1,0 +1,54 @@
+"""What a method is in a stack, by the hooks that it answers and wraps, and which methods can't be in one stack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.method.base import AnyMethod, declares
+from fedbench.core.method.hooks import STEPS
+from fedbench.plugins.wrapping import wraps
+
+_ANSWERED = {
+    "label": "label provider",
+    "private": "personalisation",
+    "build_model": "learner",
+    "federate": "learner",
+    "local_gradients": "local objective",
+    "local_objective": "local objective",
+    "local_loss": "local objective",
+    "loss_terms": "local objective",
+    "aggregate": "aggregation",
+    "broadcast": "aggregation",
+    "evaluate": "aggregation",
+}
+_WRAPPED = {"aggregate": "server step", "build_model": "learner"}
+_ALONE = {
+    "personalisation": "each gives clients models of their own",
+    "server step": "each takes the server's step from the mean of the clients",
+}
+"""Roles of which a stack has one at most, and why."""
+
+
+def role_of(cls: type[AnyMethod]) -> str:
+    """The role that a method declares, or the first that follows from its hooks."""
+    declared = declares(cls, "role")
+    if declared:
+        return str(declared)
+    answers = {name for name in STEPS if hasattr(getattr(cls, name, None), "fedbench_impl")}
+    around = wraps(cls)
+    found = [role for hook, role in _ANSWERED.items() if hook in answers]
+    found += [_WRAPPED.get(hook, _ANSWERED.get(hook, "aggregation")) for hook in around]
+    order = list(dict.fromkeys(["label provider", "personalisation", "learner", "server step", *_ANSWERED.values()]))
+    return min(found, key=order.index, default="measure")
+
+
+def refuse_roles(stack: Sequence[tuple[str, str]], method: str) -> None:
+    """FedbenchError where two of the ``stack``, (method, role) each, have a role that only one can have."""
+    for role, why in _ALONE.items():
+        names = [name for name, own in stack if own == role]
+        if len(names) > 1:
+            raise FedbenchError(
+                f"the stack {method!r} clashes: {' and '.join(names[:2])} are both a {role}, and {why}; run them as "
+                "separate rows."
+            )

@@ -1,0 +1,121 @@
+"""Blocks of methods that wrap what the rest of a stack answers: models beside the one it built, its loss elsewhere.
+
+A method that gives every client a model of its own beside the global one builds it by `with_own`, names its tensors
+private (`Model.own`), takes the stack's loss there by `own_step`, and predicts by `own_predictions`.
+"""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import cast
+
+from torch import Tensor
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.method.tasks import AggregationTask, EvaluationTask, LocalStep, ModelSetup
+from fedbench.core.types import GlobalModel, Model, Predictions, StepGradients, Tensors
+
+Aggregated = Tensors | GlobalModel
+"""What the hook `aggregate` is answered with."""
+Aggregate = Callable[[AggregationTask], Aggregated]
+"""``rest`` of a wrapper of `aggregate`; those of the others are alike."""
+Build = Callable[[ModelSetup], Model]
+Evaluate = Callable[[EvaluationTask], Predictions]
+Gradients = Callable[[LocalStep], StepGradients]
+Objective = Callable[[LocalStep], Tensor]
+
+
+def weights_of(answer: Aggregated) -> Tensors:
+    """The weights in an answer to `aggregate`."""
+    return answer.weights if isinstance(answer, GlobalModel) else answer
+
+
+def with_weights(answer: Aggregated, weights: Tensors) -> Aggregated:
+    """``answer`` to `aggregate` with other weights, and its running statistics, where it has some."""
+    return replace(answer, weights=weights) if isinstance(answer, GlobalModel) else weights
+
+
+def with_own(model: Model, prefix: str) -> Model:
+    """``model`` with a second copy of its weights and running statistics, their names behind ``prefix``.
+
+    The forward pass reads the first.
+    """
+    weights = {prefix + name: value.clone() for name, value in model.weights.items()}
+    buffers = {prefix + name: value.clone() for name, value in model.buffers.items()}
+    factors = {prefix + name: factor for name, factor in model.lr_factors.items()}
+    return beside(replace(model, lr_factors={**model.lr_factors, **factors}), weights, buffers)
+
+
+def beside(model: Model, weights: Tensors, buffers: Tensors | None = None) -> Model:
+    """``model`` with further ``weights`` and running statistics that its forward pass does not read: `Model.own`."""
+    return replace(
+        model,
+        weights={**model.weights, **weights},
+        buffers={**model.buffers, **(buffers or {})},
+        own=model.own.union(weights, buffers or {}),
+    )
+
+
+def of_own(tensors: Tensors, prefix: str) -> Tensors:
+    """The tensors of the model whose names stand behind ``prefix``, by their names without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def without_own(tensors: Tensors, model: Model) -> Tensors:
+    """The tensors that the model's forward pass reads."""
+    return {name: value for name, value in tensors.items() if name not in model.own}
+
+
+def global_step(step: LocalStep) -> LocalStep:
+    """``step`` at the weights that the model's forward pass reads, which the rest of the stack knows."""
+    model = step.model
+    return replace(step, weights=without_own(step.weights, model), buffers=without_own(step.buffers, model))
+
+
+def own_step(step: LocalStep, weights: Tensors, buffers: Tensors | None = None) -> LocalStep:
+    """``step`` at the ``weights`` (and running statistics) of the client's own model, by the names of the stack's.
+
+    A loss that writes to the client's state there, as it does at the global weights, is refused with a FedbenchError.
+    """
+    buffers = without_own(step.buffers, step.model) if buffers is None else buffers
+    state = cast(dict[str, Tensors], _ToRead(step.task.state))
+    return replace(step, weights=weights, buffers=buffers, task=replace(step.task, state=state), is_own=True)
+
+
+class _ToRead(UserDict[str, Tensors]):
+    """What a client keeps, for a loss that is taken twice a step."""
+
+    def __setitem__(self, method: str, kept: Tensors) -> None:
+        if method in self:
+            raise FedbenchError(
+                f"the loss of {method} keeps something from step to step, so it can't be taken at a model of the "
+                "client's own as well; run the two as separate rows."
+            )
+        super().__setitem__(method, kept)
+
+
+def frozen(step: LocalStep, names: Collection[str]) -> LocalStep:
+    """``step`` with the weights in ``names`` as constants: without a gradient an optimiser leaves them as they are."""
+    return replace(step, weights={n: w.detach() if n in names else w for n, w in step.weights.items()})
+
+
+def own_predictions(task: EvaluationTask, rest: Evaluate, own: Callable[[int], tuple[Tensors, Tensors]]) -> Predictions:
+    """What ``rest`` answers for the global model, and for the requested clients' ``own`` weights and statistics.
+
+    Raises FedbenchError where it predicts by no weights.
+    """
+    plain = replace(task, clients=(), own={}, private=frozenset())
+    if task.client is not None:
+        return rest(plain)
+    answer, by_client = rest(plain), {}
+    for client in task.clients:
+        weights, buffers = own(client)
+        labels = rest(replace(plain, weights=weights, buffers=buffers, client=client)).labels
+        if labels is None:
+            raise FedbenchError(
+                "the stack predicts by no global model, of which clients could have one of their own; leave one out."
+            )
+        by_client[client] = labels
+    return replace(answer, by_client=by_client)

@@ -1,0 +1,73 @@
+"""Ditto: Li et al. 2021: every client's own model beside the global one, around whatever a stack trains."""
+
+import pytest
+import torch
+
+from fedbench.core.types import Model
+from fedbench.rounds.loop import evaluate, predict
+from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.toolkit.wrapping import with_own
+from fedbench_methods.ditto import OWN
+from tests.equations.conftest import linear
+
+
+def spec(stack, **params):
+    return tiny_spec(stack, rounds=3).model_copy(update={"params": {"ditto": params} if params else {}})
+
+
+def test_own_model_takes_the_gradient_of_its_own_loss_and_lambda_times_the_way_from_x(make_task):
+    model = with_own(Model(weights={"w": torch.tensor([0.2, -0.1])}, forward=linear), OWN)
+    received = {"w": model.weights["w"], OWN + "w": torch.tensor([1.0, 0.0])}
+    task = make_task(
+        model, torch.tensor([[1.0, 0.0]]), [0], method="ditto", params={"ditto": {"pull": 0.4}}, received=received
+    )
+    weights = task.hooks.local_train(task=task).weights
+    # lr 0.5; logits (w1, 0) and label 0: the gradient is (-(1 - sigmoid(w1)), 0)
+    x, v = torch.tensor([0.2, -0.1]), torch.tensor([1.0, 0.0])
+    slope_x, slope_v = torch.sigmoid(x[0]) - 1, torch.sigmoid(v[0]) - 1
+    torch.testing.assert_close(weights["w"], x - 0.5 * torch.stack([slope_x, torch.tensor(0.0)]))
+    # 0.4 (v - x) = (0.32, 0.04)
+    torch.testing.assert_close(
+        weights[OWN + "w"], v - 0.5 * (torch.stack([slope_v, torch.tensor(0.0)]) + 0.4 * (v - x))
+    )
+
+
+@pytest.mark.parametrize("learner", ["fedavg", "promptfl", "fedclip"])
+def test_the_global_model_is_trained_as_without_it_bit_for_bit(learner):
+    plain = final_state(tiny_run(spec(learner), executor="sequential"))
+    run = tiny_run(spec(f"{learner}+ditto"), executor="sequential")
+    beside = final_state(run)
+    assert plain.weights
+    assert all(torch.equal(value, beside.weights[name]) for name, value in plain.weights.items())
+    assert run.info.round_bytes == sum(4 * value.numel() for value in plain.weights.values()), "nothing more is sent"
+    assert evaluate(run, beside)[0]["personal_mean_client_accuracy"] >= 0
+
+
+def test_without_a_pull_every_client_trains_alone():
+    run = tiny_run(spec("ditto", pull=0.0), executor="sequential")
+    own = final_state(run).own[0]
+    only = tiny_run(spec("fedavg"), executor="sequential")
+    state = only.initial_state()
+    # client 0 alone: the own model goes on from its own weights whenever the client is drawn
+    from fedbench.rounds.broadcast import broadcast, client_task
+    from fedbench.rounds.exchange import schedule_of
+    from fedbench.rounds.executors.sequential import train_client
+
+    weights = {name: value.clone() for name, value in state.weights.items()}
+    for number in range(1, 4):
+        if 0 in schedule_of(only, number).training:
+            task = client_task(only, state, number, 0, 0, broadcast(only, state, 0))
+            weights = train_client(type(task)(**{**vars(task), "received": weights})).weights
+    assert all(torch.equal(value, own[OWN + name]) for name, value in weights.items())
+
+
+def test_own_models_predict_by_the_copy_and_the_global_one_by_the_rest():
+    run = tiny_run(spec("ditto", pull=0.0))
+    state = final_state(run)
+    answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
+    fedavg = tiny_run(spec("fedavg"))
+    for client, labels in answer.by_client.items():
+        own = state.own.get(client, {})
+        weights = {name: own.get(OWN + name, fedavg.model.weights[name]) for name in fedavg.model.weights}
+        logits = fedavg.model.forward(weights, fedavg.test.read(torch.arange(len(fedavg.test))), False).logits
+        assert torch.equal(labels, logits.argmax(1))

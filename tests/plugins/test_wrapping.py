@@ -1,0 +1,160 @@
+"""Methods around methods: chains, their order, what they may wrap, and who can't be in one stack."""
+
+from dataclasses import dataclass, replace
+from textwrap import dedent
+
+import pytest
+import torch
+
+import fedbench.api as fb
+from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.plugins.assembly import assemble, find_method
+from fedbench.plugins.roles import role_of
+from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+
+FILE = '''
+"""Two methods around others."""
+from dataclasses import dataclass, replace
+import fedbench.api as fb
+
+@dataclass(frozen=True, kw_only=True)
+class P:
+    """None."""
+
+class Outer:
+    name, citation, Params, recipe = "aa-outer", "somebody", P, {{}}
+    def __init__(self, params):
+        pass
+    {outer}
+
+class Inner:
+    name, citation, Params, recipe = "zz-inner", "somebody", P, {{}}
+    def __init__(self, params):
+        pass
+    {inner}
+'''
+NOTHING = "@fb.hookimpl\n    def measure(self, task):\n        return None"
+
+
+def written(tmp_path, outer, inner=NOTHING):
+    file = tmp_path / "around.py"
+    file.write_text(dedent(FILE.format(outer=outer, inner=inner)))
+    return [file]
+
+
+def gradients(factor):
+    return (
+        f"@fb.wrapper\n    def local_gradients(self, step, rest):\n        found = rest(step)\n"
+        f"        return replace(found, by_name={{n: g {factor} for n, g in found.by_name.items()}})"
+    )
+
+
+def test_wrappers_are_called_around_one_another_in_name_order(tmp_path):
+    files = written(tmp_path, gradients("* 2"), gradients("+ 1"))
+    hooks = assemble("zz-inner+aa-outer", {}, files)
+    assert hooks.owners["local_gradients"] == ("aa-outer", "zz-inner", "fedavg")
+    assert hooks.answers_first("local_gradients") == "aa-outer"
+    assert hooks.answerer("local_gradients") == "fedavg"
+    step = stand_in(torch.tensor(3.0))
+    # the loss is w², its gradient 6, one more by the inner and twice that by the outer
+    assert hooks.hooks.local_gradients(step=step).by_name["w"].item() == 14
+
+
+def stand_in(value):
+    from types import SimpleNamespace
+
+    weight = value.clone().requires_grad_()
+    around = SimpleNamespace(local_objective=lambda step: step.weights["w"].square())
+    training = SimpleNamespace(precision="float32")
+    task = SimpleNamespace(hooks=around, training=training, spec=SimpleNamespace(method="stand-in"))
+    batch = SimpleNamespace(inputs=torch.zeros(1))
+    return SimpleNamespace(weights={"w": weight}, task=task, batch=batch, number=1)
+
+
+def test_a_wrapper_may_hand_on_another_task(tmp_path):
+    outer = "@fb.wrapper\n    def local_objective(self, step, rest):\n        return rest(replace(step, number=7))"
+    inner = "@fb.wrapper\n    def local_objective(self, step, rest):\n        return step.number"
+    hooks = assemble("zz-inner+aa-outer", {}, written(tmp_path, outer, inner)).hooks
+
+    @dataclass(frozen=True)
+    class Step:
+        number: int
+
+    assert hooks.local_objective(step=Step(1)) == 7
+
+
+def test_a_wrapper_that_returns_nothing_is_to_blame(tmp_path):
+    outer = "@fb.wrapper\n    def evaluate(self, task, rest):\n        rest(task)"
+    inner = "@fb.wrapper\n    def evaluate(self, task, rest):\n        return 1"
+    hooks = assemble("zz-inner+aa-outer", {}, written(tmp_path, outer, inner)).hooks
+    with pytest.raises(MethodFault, match="aa-outer wraps the hook evaluate but returned None; return rest\\(task\\)"):
+        hooks.evaluate(task=object())
+
+
+@pytest.mark.parametrize(
+    ("outer", "text"),
+    [
+        ("@fb.wrapper\n    def survey(self, task, rest):\n        return 1", "what can be wrapped is build_model, "),
+        (
+            "@fb.wrapper\n    def aggregate(self, task):\n        return 1",
+            "is to be def aggregate\\(self, task, rest\\)",
+        ),
+        ("role = 'boss'\n    " + NOTHING, "role='boss' is none that a method has; choose of learner, "),
+    ],
+)
+def test_what_can_be_no_wrapper_is_refused_when_it_is_loaded(tmp_path, outer, text):
+    with pytest.raises(FedbenchError, match=text):
+        assemble("aa-outer", {}, written(tmp_path, outer))
+
+
+def test_a_method_that_only_wraps_is_no_silent_fedavg(tmp_path):
+    files = written(tmp_path, gradients("* 2"))
+    assert assemble("aa-outer", {}, files).wrappers == {"local_gradients": ("aa-outer",)}
+
+
+def test_roles_follow_from_hooks():
+    roles = {
+        name: role_of(find_method(name)) for name in ("promptfl", "fedprox", "fedbn", "fedavgm", "scaffold", "cka")
+    }
+    assert roles == {
+        "promptfl": "learner",
+        "fedprox": "local objective",
+        "fedbn": "personalisation",
+        "fedavgm": "server step",
+        "scaffold": "local objective",
+        "cka": "measure",
+    }
+    assert role_of(find_method("pseudo-labels")) == "label provider"
+    assert role_of(find_method("fedconcat")) == "personalisation", "declared"
+
+
+def test_a_stack_has_one_personalisation():
+    with pytest.raises(
+        FedbenchError, match="ditto and fedpgp are both a personalisation, and each gives clients models"
+    ):
+        assemble("fedpgp+ditto", {})
+
+
+def test_gradients_are_wrapped_for_one_client_after_another(tmp_path, monkeypatch):
+    from fedbench.kinds.files import PLUGIN_FILES
+
+    token = PLUGIN_FILES.set(tuple(written(tmp_path, gradients("* 1"))))
+    try:
+        run = tiny_run(tiny_spec("fedavg", rounds=1).model_copy(update={"method": "aa-outer"}))
+        same = final_state(run)
+    finally:
+        PLUGIN_FILES.reset(token)
+    assert run.executor.description == "sequential: aa-outer looks at the gradients of each client"
+    plain = final_state(tiny_run(tiny_spec("fedavg", rounds=1), executor="sequential"))
+    assert digest(same) == digest(plain)
+
+
+def test_gradients_of_another_shape_are_refused(tmp_path):
+    from fedbench.core.method.answers import require_gradients
+
+    step = stand_in(torch.zeros(2))
+    good = fb.StepGradients({"w": torch.zeros(2)}, torch.zeros(()))
+    assert require_gradients(good, step) is good
+    for wrong in ({"w": torch.zeros(3)}, {"v": torch.zeros(2)}, {"w": 1.0}):
+        with pytest.raises(MethodFault, match="for '[vw]'; it must be a tensor shaped as that weight"):
+            require_gradients(replace(good, by_name=wrong), step)
