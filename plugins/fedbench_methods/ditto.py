@@ -5,9 +5,9 @@ The global model x is trained as without it. Client k keeps a model v_k beside i
     v_k ← v_k − η ∇ (F_k(v_k) + (λ/2) ‖v_k − x^t‖²)                                              (Eq. 1, over v)
 Both take the same batches, with an optimiser each: their weights share nothing.
 
-Wraps: build_model (a private copy of what the stack trains), local_objective (the stack's loss at both), evaluate. So v_k is
-whatever the stack trains: a head, a prompt, an adapter, low-rank additions, a whole network. Answers: private. Stacks
-with any method but another personalisation; what corrects the drift of the global model leaves v_k alone.
+Wraps: build_model (a private copy of what the stack trains), local_objective (the stack's loss at both), evaluate. So
+v_k is whatever the stack trains: a head, a prompt, an adapter, low-rank additions, a whole network. Answers: private.
+Stacks with any method but another personalisation; what corrects the drift of the global model leaves v_k alone.
 λ = 0: every client trains alone, beside the global model. The copy is never sent.
 Left open / contradicted: the paper's solver draws batches of its own for v_k; it chooses λ of 0.05, 0.1, 0.2 (1 and 2
 elsewhere) for every client on its validation data; here one λ serves all. The pull is to x^t as received, squared: some

@@ -122,8 +122,8 @@ def require_gradients(given: object, step: LocalStep) -> StepGradients:
         weight = step.weights.get(name)
         if weight is None or not isinstance(gradient, Tensor) or gradient.shape != weight.shape:
             raise MethodFault(
-                f"{owner} answers the hook local_gradients with {_kind(gradient)} for {name!r}; it must be a tensor shaped "
-                "as that weight of the step."
+                f"{owner} answers the hook local_gradients with {_kind(gradient)} for {name!r}; it must be a tensor "
+                "shaped as that weight of the step."
             )
     return given
 

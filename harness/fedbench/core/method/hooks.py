@@ -168,9 +168,9 @@ class HookSpecs:
     def local_gradients(self, step: LocalStep) -> StepGradients | None:
         """First result: what the optimiser is given in a local step.
 
-        Default: the gradients of `local_objective`, by `fedbench.toolkit.local_training.loss_gradients`. Wrapped by methods
-        that look at the gradients (`prograd`) or take them elsewhere (`fedsam`); clients then train one after another.
-        Answered by no method of this package.
+        Default: the gradients of `local_objective`, by `fedbench.toolkit.local_training.loss_gradients`. Wrapped by
+        methods that look at the gradients (`prograd`) or take them elsewhere (`fedsam`); clients then train one after
+        another. Answered by no method of this package.
         """
 
     @_spec(firstresult=True)
