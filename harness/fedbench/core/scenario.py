@@ -43,6 +43,18 @@ class Scenario(BaseModel):
         default="label",
         description="which classes are the big ones: in label order, or in an order drawn from the seed",
     )
+    shots: int = later(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="training samples that are left of every class, as in few-shot protocols (1, 2, 4, 8, 16), all of "
+        "a class that has fewer; those of fewer shots are among those of more. 0: all",
+    )
+    shots_of: Literal["federation", "client"] = later(
+        "federation",
+        description="whose samples shots are of: drawn of every class before the partition, or of every class that a "
+        "client holds after it",
+    )
     partition: str = Field(
         default="iid",
         min_length=1,

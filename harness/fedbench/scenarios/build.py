@@ -17,6 +17,7 @@ from fedbench.kinds.partitions import ClientSamples, PartitionTask, Samples
 from fedbench.scenarios.groups import reporting_groups
 from fedbench.scenarios.partitions import feature_skew, label_skew
 from fedbench.scenarios.partitions.feature_skew import Cut, domains_of
+from fedbench.scenarios.partitions.few_shot import of_clients, of_federation
 from fedbench.scenarios.partitions.long_tail import thin
 from fedbench.scenarios.partitions.named import partition_of
 from fedbench.scenarios.partitions.parts import as_parts, joined
@@ -42,10 +43,10 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     if scenario.validation:
         cut = _score_on_training_data(cut, scenario.validation, seed)
     cut, server = _with_server(cut, len(dataset.classnames), scenario, seed)
-    kept = _thin(cut, len(dataset.classnames), scenario, seed)
-    whole = len(kept) == len(cut.pool)
-    train = cut.pool if whole else cut.pool.select(torch.from_numpy(kept))
-    found = _given_out(dataset, train, cut, held_out, scenario, numpy_generator(seed, "partition"))
+    thinned = _thin(cut, len(dataset.classnames), scenario, seed)
+    kept = of_federation(thinned, cut.pool.labels.numpy(), scenario, seed)
+    train = cut.pool if len(kept) == len(cut.pool) else cut.pool.select(torch.from_numpy(kept))
+    found = _given_out(dataset, train, cut, held_out, scenario, seed)
     shards = _shards(found, scenario, len(train))
     clients, new, order = _held_out(shards, scenario, seed)
     return Federation(
@@ -164,7 +165,7 @@ def _given_out(
     cut: Cut,
     held_out: int | None,
     scenario: Scenario,
-    rng: np.random.Generator,
+    seed: int,
 ) -> ClientSamples:
     """The answer of the scenario's partition."""
     partition, location = partition_of(scenario)
@@ -177,7 +178,7 @@ def _given_out(
         domain_names=dataset.domain_names,
         client_names=dataset.client_names,
         scenario=scenario,
-        rng=rng,
+        rng=numpy_generator(seed, "partition"),
         location=location,
         present_domains=[domain for domain in present if domain != held_out],
     )
@@ -189,7 +190,8 @@ def _given_out(
         raise FedbenchError(
             f"equal_sizes cuts clients anew, and those of partition {partition.name!r} drift; leave it out."
         )
-    return replace(found, train=label_skew.recut(found.train)) if scenario.equal_sizes else found
+    found = replace(found, train=label_skew.recut(found.train)) if scenario.equal_sizes else found
+    return of_clients(found, task.train.labels, scenario, seed)
 
 
 def _samples(split: Split) -> Samples:

@@ -62,6 +62,14 @@ _PRESETS: dict[str, tuple[str, Scenario]] = {
         "as label-skew; a fifth of the clients never train, and the model is scored on them",
         Scenario(partition="dirichlet", participation=0.4, holdout_clients=0.2),
     ),
+    "few-shot": (
+        "16 samples of every class in all (CoOp's protocol), Dirichlet(0.5) over 10 clients, all take part",
+        Scenario(shots=16, partition="dirichlet", clients=10, min_client_size=2),
+    ),
+    "few-shot-clients": (
+        "two classes a client, 16 samples of each, every class used equally, 20 clients, 50 % a round",
+        Scenario(shots=16, shots_of="client", partition="classes_per_client", participation=0.5),
+    ),
     "few-labels": (
         "as label-skew, with labels of a tenth of every client's samples; methods that give labels learn from the rest",
         Scenario(partition="dirichlet", participation=0.4, labelled_samples=0.1),
