@@ -41,7 +41,7 @@ def test_presets_build_and_the_seed_alone_decides(two_domains: Dataset, name: st
     assert torch.equal(torch_before, torch.random.get_rng_state())
     dealt = torch.cat([first.held, *(shard.indices for shard in first.new_clients)])
     left = 640 if name == "few-shot-clients" else len(first.train)  # 20 clients, 2 classes, 16 shots
-        assert len(dealt.unique()) == len(dealt) == left
+    assert len(dealt.unique()) == len(dealt) == left
     assert all(len(shard.indices) and shard.indices.dtype == torch.int64 for shard in first.clients)
     assert [shard.id for shard in first.clients] == list(range(len(first.clients)))
     assert first.labels_visible == (preset(name).labels == "visible")
