@@ -12,6 +12,7 @@ from fedbench.core.files import expanded
 from fedbench.core.wording import counted
 
 if TYPE_CHECKING:
+    from fedbench.tracking.recorded.elsewhere import Elsewhere
     from fedbench.tracking.recorded.reevaluation import Evaluation
 
 DIFFERENT = 1
@@ -23,9 +24,12 @@ def evaluate(
     data_dir: DataDir = DATA_DIR,
     cache_dir: CacheDir = CACHE_DIR,
     plugin: Plugins = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="The test split of another data set, whose classes may be others.")
+    ] = None,
     classes: Annotated[bool, typer.Option("--classes", help="Show the accuracy of every class.")] = False,
 ) -> None:
-    """Evaluate the model of a recorded run again.
+    """Evaluate the model of a recorded run again, or on another data set.
 
     Exit code 0 where every number is the recorded one to the last bit, 1 where one differs.
     """
@@ -34,6 +38,13 @@ def evaluate(
     from fedbench.tracking.schema import store_uri
 
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), plugin_files(plugin))
+    if dataset is not None:
+        from fedbench.tracking.recorded.elsewhere import evaluate_elsewhere
+
+        _show_elsewhere(
+            evaluate_elsewhere(store_uri(store, to_write=False), run_id, dataset, settings), dataset, classes
+        )
+        return
     evaluation = evaluate_again(store_uri(store, to_write=False), run_id, settings)
     _show(evaluation, classes)
     if not evaluation.is_equal:
@@ -60,6 +71,20 @@ def _show(evaluation: Evaluation, classes: bool) -> None:
     if evaluation.new_metrics:
         say(f"Not recorded then, so compared with nothing: {', '.join(evaluation.new_metrics)}.", style="dim")
     _conclude(evaluation)
+
+
+def _show_elsewhere(found: Elsewhere, dataset: str, classes: bool) -> None:
+    """What the model scores on ``dataset``."""
+    say(found.title, style="bold")
+    others = ", other classes than those it was trained on" if found.is_renamed else ", those it was trained on"
+    say(
+        f"on {counted(found.samples, 'test sample')} of {dataset}, {counted(found.classes, 'class', 'classes')}{others}"
+    )
+    made = table("metric", "now", right=("now",))
+    for metric, value in found.metrics.items():
+        if classes or not metric.startswith("class_accuracy/"):
+            made.add_row(cell(metric), number(value))
+    console().print(made)
 
 
 def _conclude(evaluation: Evaluation) -> None:

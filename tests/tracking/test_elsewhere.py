@@ -1,0 +1,82 @@
+"""A recorded model on another data set: the same classes, others that it names, others that it can't."""
+
+import pytest
+import torch
+
+from fedbench.core.errors import FedbenchError
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings
+from fedbench.testing import tiny_dataset, tiny_spec
+from fedbench.tracking.invocation import Invocation
+from fedbench.tracking.recorded.elsewhere import evaluate_elsewhere
+from fedbench.tracking.schema import store_uri
+from fedbench.tracking.writing.listener import Tracking
+from tests.datasets.pictures import picture
+
+METHODS = ("fedavg", "promptfl", "fedpgp+scaffold")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elsewhere")
+    for data, names in (("same", tiny_dataset().classnames), ("other", ("house", "flower", "fish"))):
+        for position, name in enumerate(names):
+            for split, count in (("train", 2), ("test", 3)):
+                place = folder / data / "photo" / split / name
+                place.mkdir(parents=True)
+                for number in range(count):
+                    picture(10 * position + number, (32, 32)).save(place / f"{number}.png")
+    settings = Settings(folder, folder / "cache")
+    uri = store_uri(str(folder / "store"))
+    specs = {
+        method: tiny_spec(method, rounds=1).model_copy(update={"dataset": f"imagefolder:{folder / 'same'}"})
+        for method in METHODS
+    }
+    specs = {
+        method: spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"clients": 1})})
+        for method, spec in specs.items()
+    }
+    tracking = Tracking(uri, "tests", Invocation(command="fedbench run", runs=len(specs)))
+    for spec in specs.values():
+        run_spec(spec, settings, [tracking])
+    return uri, settings, {method: spec.run_id for method, spec in specs.items()}, folder
+
+
+def on(recorded, method, data):
+    uri, settings, ids, folder = recorded
+    return evaluate_elsewhere(uri, ids[method], f"imagefolder:{folder / data}", settings)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_on_the_same_classes_every_model_predicts_as_ever(recorded, method):
+    from fedbench.tracking.recorded.models import recorded_model
+
+    found = on(recorded, method, "same")
+    uri, settings, ids, _ = recorded
+    stored = recorded_model(uri, ids[method], settings).stored
+    assert (found.samples, found.classes, found.is_renamed) == (12, 4, False)
+    assert found.metrics["global_accuracy"] == stored.data.metrics["final/global_accuracy"]
+
+
+def test_a_prompt_names_other_classes(recorded):
+    from fedbench.tracking.recorded.models import recorded_model
+
+    found = on(recorded, "promptfl", "other")
+    assert (found.samples, found.classes, found.is_renamed) == (9, 3, True)
+    # by hand: the trained context before the other names
+    uri, settings, ids, folder = recorded
+    state = recorded_model(uri, ids["promptfl"], settings).state
+    spec = tiny_spec("promptfl", rounds=1).model_copy(update={"dataset": f"imagefolder:{folder / 'other'}"})
+    spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"clients": 1, "partition": "iid"})})
+    from fedbench.runs.prepare import prepare
+
+    run = prepare(spec, settings)
+    logits = run.model.forward(state.weights, run.test.read(torch.arange(9)), False).logits
+    right = (logits.argmax(1) == run.scored.test.labels).double().mean()
+    assert found.metrics["global_accuracy"] == pytest.approx(100 * float(right))
+
+
+def test_a_head_is_refused_with_what_to_do(recorded):
+    text = "can't predict the classes of .*head.weight depends on the number of classes; choose a run whose model names"
+    with pytest.raises(FedbenchError, match=text):
+        on(recorded, "fedavg", "other")
