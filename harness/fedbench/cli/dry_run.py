@@ -9,6 +9,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.datasets.catalogue import card_of
 from fedbench.models import how_to_get
+from fedbench.plugins.wrapping import AROUND
 from fedbench.rounds.executors.memory import MEMORY
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
@@ -84,10 +85,21 @@ def _explain(rows: Sequence[PlannedRow], has_private: bool) -> None:
         _, title, memory = max(known, key=lambda one: one[0])
         step = f", a step on {memory.batch} samples {gigabytes(memory.step)}" if memory.step else ""
         lines.append(f"Most: {title}: weights {gigabytes(memory.weights)}, samples {gigabytes(memory.samples)}{step}.")
+    lines += dict.fromkeys(text for row in rows if (text := _order(row)))
     reasons = {memory.unmeasured: title for title, memory in needs[::-1] if memory.unmeasured}
     lines += [f"Not measured: {title}: {reason}" for reason, title in reasons.items()]
     for line in lines:
         say(line, style="dim")
+
+
+def _order(row: PlannedRow) -> str:
+    """Who wraps whom in the row's stack, and in which steps."""
+    hooks: dict[str, list[str]] = {}
+    for hook, owners in row.info.owners.items():
+        if AROUND in owners:
+            hooks.setdefault(owners.partition(", ")[0], []).append(hook)
+    parts = [f"{order} ({', '.join(names)})" for order, names in hooks.items()]
+    return f"{row.specs[0].method}: {'; '.join(parts)}." if parts else ""
 
 
 def _to_get(rows: Sequence[AbsentRow], settings: Settings) -> Iterator[str]:

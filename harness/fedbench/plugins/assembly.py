@@ -26,7 +26,7 @@ from fedbench.plugins.declaration import HOOK_NAMES, check_method
 from fedbench.plugins.notifications import notifications
 from fedbench.plugins.roles import refuse_roles, role_of
 from fedbench.plugins.watch import watched
-from fedbench.plugins.wrapping import wrapped, wraps
+from fedbench.plugins.wrapping import joined_owners, wrapped, wraps
 from fedbench.toolkit.fedavg import FedAvg
 
 _LIST_HINT = "See `fedbench list methods`."
@@ -65,8 +65,9 @@ class Assembly:
         return self.owners[hook][len(self.wrappers.get(hook, ())) :][0]
 
     def recorded_owners(self) -> dict[str, str]:
-        """``owners`` as they are recorded with a run: names joined by commas."""
-        return {hook: ", ".join(names) for hook, names in self.owners.items()}
+        """``owners`` as they are recorded with a run: names joined by commas, or by AROUND where one wraps the next."""
+        depths = {hook: len(names) for hook, names in self.wrappers.items()}
+        return {hook: joined_owners(names, depths.get(hook, 0)) for hook, names in self.owners.items()}
 
 
 def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
@@ -169,8 +170,7 @@ def assemble(
     wrappers = {hook: tuple(names) for hook, names in around.items() if names}
     owners = {hook: (*wrappers.get(hook, ()), *names) for hook, names in _owner_table(manager).items()}
     chains = {hook: [(name, getattr(plugins[name], hook)) for name in names] for hook, names in wrappers.items()}
-    hooks = wrapped(relay(manager), chains)
-    hooks = watched(hooks, _blamed(method, owners))
+    hooks = watched(wrapped(relay(manager), chains), _blamed(method, owners))
     return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping), requires, provides, wrappers)
 
 

@@ -39,6 +39,8 @@ class Description:
     citation: str
     text: str
     """Docstring of its module."""
+    role: str
+    """What it is in a stack, in words."""
     requires: Row
     hooks: tuple[Row, ...]
     """Hook, kind, and what the method does there, in the order in which hooks are called."""
@@ -112,14 +114,16 @@ def _rows(value: Any) -> Any:
 
 
 def _described(cls: type[AnyMethod]) -> Description:
-    from fedbench.core.method.base import REQUIREMENTS, declares
+    from fedbench.core.method.base import REQUIREMENTS, ROLES, declares
     from fedbench.core.method.hyper import declared
+    from fedbench.plugins.roles import role_of
 
     module, parameters = sys.modules.get(cls.__module__), declared(cls.Params)
     return Description(
         cls.name,
         cls.citation,
         inspect.getdoc(module) or inspect.getdoc(cls) or "",
+        f"{role_of(cls)}: {ROLES[role_of(cls)]}",
         tuple(REQUIREMENTS.get(name, name) for name in declares(cls, "requires")),
         _hooks(cls),
         parameter_rows(cls.Params),
@@ -142,13 +146,14 @@ def parameter_rows(params: type) -> tuple[Row, ...]:
 def _hooks(cls: type[AnyMethod]) -> tuple[Row, ...]:
     from fedbench.core.method.hooks import HookSpecs
     from fedbench.plugins.declaration import HOOK_NAMES
+    from fedbench.plugins.wrapping import wraps
 
     rows = []
     for name in HOOK_NAMES:
         function = getattr(cls, name, None)
-        if function is not None and hasattr(function, "fedbench_impl"):
+        if function is not None and (hasattr(function, "fedbench_impl") or name in wraps(cls)):
             opts: dict[str, Any] = getattr(getattr(HookSpecs, name), "fedbench_spec", {})
-            kind = "first result" if opts.get("firstresult") else "collected"
+            kind = "wrapped" if name in wraps(cls) else "first result" if opts.get("firstresult") else "collected"
             rows.append((name, kind, (inspect.getdoc(function) or "").partition("\n")[0]))
     return tuple(rows)
 

@@ -15,6 +15,14 @@ Around = Callable[[Any, Callable[[Any], Any]], Any]
 """A method's function around a hook's answer: of what is handed, and the rest of the stack."""
 
 
+AROUND = " around "
+
+
+def joined_owners(names: Sequence[str], depth: int) -> str:
+    """The ``names`` of who answers a hook, in call order, of whom the first ``depth`` wrap it."""
+    return ", ".join([AROUND.join(names[: depth + 1]), *names[depth + 1 :]])
+
+
 def wraps(owner: object) -> list[str]:
     """The hooks that a method, a class or an object of it, wraps."""
     return [name for name in WRAPPABLE if hasattr(getattr(owner, name, None), MARK)]

@@ -49,11 +49,11 @@ def _describe_methods(method: str, plugin: Plugins) -> None:
     if len(stack) > 1:
         from fedbench.plugins.assembly import assemble
 
-        owners = assemble(method, {}, files).owners
+        owners = assemble(method, {}, files).recorded_owners()
         _heading(f"{'+'.join(stack)}: who answers which hook")
         made = table("hook", "answered by, in call order", whole=("hook",))
         for hook, names in owners.items():
-            made.add_row(cell(hook), cell(", ".join(names)))
+            made.add_row(cell(hook), cell(names))
         console().print(made)
 
 
@@ -69,7 +69,9 @@ def _show(method: Description) -> None:
     _heading("What it requires of a run")
     for requirement in method.requires or ("nothing",):
         say(requirement)
-    _heading("Hooks it answers")
+    _heading("What it is in a stack")
+    say(method.role)
+    _heading("Hooks it answers or wraps")
     hooks = table("hook", "kind", "what it does there", whole=("hook", "kind"))
     for row in method.hooks:
         hooks.add_row(*map(cell, row))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from fedbench.tracking.schema import FINAL
@@ -22,7 +23,7 @@ def is_untrained(method: str, tags: RunTags, metrics: Mapping[str, float]) -> bo
     if FINAL + "global_accuracy" not in metrics or not tags.number("trainable_parameters"):
         return False
     sent = [metrics.get(f"{FINAL}bytes_{way}", float("nan")) for way in ("up", "down")]
-    evaluating = set(tags.parsed("owners", dict).get("evaluate", method).split(", "))
+    evaluating = set(re.split(", | around ", tags.parsed("owners", dict).get("evaluate", method)))
     is_private = tags.text("round_bytes") == "0" and evaluating.isdisjoint(method.split("+"))
     return is_private or sum(sent) == 0
 

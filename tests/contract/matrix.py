@@ -1,0 +1,138 @@
+"""Which methods compose: every learner with every personalisation and every rule of the server, and drawn triples.
+
+``matrix.json`` has what was found: stack -> "" where two rounds kept the contract, else the sentence that refuses it.
+The tables of plugins/README.md are made of it. ``python -m tests.contract.matrix`` finds it anew and rewrites both, in
+about half an hour on two cores.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from fedbench.core.errors import FedbenchError
+from fedbench.plugins.assembly import find_method, method_names
+from fedbench.plugins.roles import role_of
+from fedbench.testing import check_training, digest, final_state, tiny_run, tiny_spec
+
+RECORD = Path(__file__).with_name("matrix.json")
+README = Path(__file__).parents[2] / "plugins" / "README.md"
+BEGIN, END = "<!-- matrix -->", "<!-- end of matrix -->"
+TRIPLES = 200
+UNTRAINED = {"clip-zs"}
+COLUMNS = ("personalisation", "server step", "aggregation")
+
+
+def by_role() -> dict[str, list[str]]:
+    """The installed methods, by role."""
+    found: dict[str, list[str]] = {}
+    for name in method_names():
+        if find_method(name).__module__.startswith("fedbench") and name not in UNTRAINED:
+            found.setdefault(role_of(find_method(name)), []).append(name)
+    return found
+
+
+def stack(*names: str) -> str:
+    """As it is recorded; fedavg is what all others go without."""
+    return "+".join(sorted(set(names) - {"fedavg"})) or "fedavg"
+
+
+def pairs() -> list[str]:
+    """Every learner with every personalisation and rule of the server."""
+    roles = by_role()
+    return [stack(learner, other) for learner in roles["learner"] for role in COLUMNS for other in roles[role]]
+
+
+def triples() -> list[str]:
+    """Drawn of learners, personalisations and all that is neither, the same whenever there are the same methods."""
+    roles, rng = by_role(), random.Random(0)
+    rest = [name for role in ("server step", "aggregation", "local objective") for name in roles[role]]
+    return sorted(
+        {
+            stack(rng.choice(roles["learner"]), rng.choice(roles["personalisation"]), rng.choice(rest))
+            for _ in range(2 * TRIPLES)
+        }
+    )[:TRIPLES]
+
+
+def verdict(composed: str) -> str:
+    """"" where two rounds of the stack keep the contract, and end alike twice; else what refuses it.
+
+    Raises what else goes wrong.
+    """
+    torch.set_num_threads(1)
+    try:
+        check_training(composed)
+        first, second = (final_state(tiny_run(tiny_spec(composed, rounds=2))) for _ in range(2))
+    except FedbenchError as error:
+        text = str(error)
+        assert text and "\n" not in text, f"{composed} is refused in more than one line: {text}"
+        return text
+    assert digest(first) == digest(second), f"{composed} ends elsewhere the second time"
+    return ""
+
+
+def _tried(composed: str) -> tuple[str, str, str]:
+    try:
+        return composed, verdict(composed), ""
+    except Exception as error:
+        return composed, "", f"{type(error).__name__}: {error}"
+
+
+def found(stacks: Iterable[str], done: Callable[[str], None] = print) -> tuple[dict[str, str], dict[str, str]]:
+    """The verdicts by stack, and of what fails otherwise the errors."""
+    verdicts, faults = {}, {}
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        for composed, text, fault in pool.map(_tried, stacks, chunksize=4):
+            verdicts[composed] = text
+            if fault:
+                faults[composed] = fault
+                done(f"{composed}: {fault}")
+    return verdicts, faults
+
+
+def recorded() -> dict[str, str]:
+    """What was found the last time."""
+    return json.loads(RECORD.read_text(encoding="utf-8"))
+
+
+def tables(verdicts: dict[str, str]) -> str:
+    """Learners by personalisations and by the server's rules, in Markdown, with the reasons of refusals."""
+    roles, reasons = by_role(), list[str]()
+    lines: list[str] = []
+    for role, title in (("personalisation", "Personalisations"), ("server step", "At the server")):
+        others = roles[role] + (roles["aggregation"] if role == "server step" else [])
+        lines += [f"**{title}**", "", f"| learner | {' | '.join(f'`{name}`' for name in others)} |"]
+        lines += ["|---" * (len(others) + 1) + "|"]
+        for learner in roles["learner"]:
+            cells = []
+            for other in others:
+                text = verdicts[stack(learner, other)]
+                if text and text not in reasons:
+                    reasons.append(text)
+                cells.append(f"{reasons.index(text) + 1}" if text else "✓")
+            lines.append(f"| `{learner}` | {' | '.join(cells)} |")
+        lines.append("")
+    lines += [f"{number}. {text}" for number, text in enumerate(reasons, 1)]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Find it anew and rewrite record and README; what fails otherwise is printed and ends in exit code 1."""
+    verdicts, faults = found(dict.fromkeys([*pairs(), *triples()]))
+    if faults:
+        raise SystemExit(f"{len(faults)} stacks fail without a sentence that refuses them")
+    RECORD.write_text(json.dumps(verdicts, indent=0, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    README.write_text(f"{before}{BEGIN}\n{tables(verdicts)}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
