@@ -62,7 +62,7 @@ def triples() -> list[str]:
 
 
 def verdict(composed: str) -> str:
-    """"" where two rounds of the stack keep the contract, and end alike twice; else what refuses it.
+    """ "" where two rounds of the stack keep the contract, and end alike twice; else what refuses it.
 
     Raises what else goes wrong.
     """

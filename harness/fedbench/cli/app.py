@@ -19,6 +19,7 @@ from fedbench.cli.commands.export import export
 from fedbench.cli.commands.figure import figure
 from fedbench.cli.commands.leaderboard import leaderboard
 from fedbench.cli.commands.listing import list_known
+from fedbench.cli.commands.new import new
 from fedbench.cli.commands.publish import publish
 from fedbench.cli.commands.run import run
 from fedbench.cli.commands.runs import runs
@@ -106,6 +107,7 @@ app.command("compare", epilog="Example: fedbench compare 3f2a 91c0")(compare)
 app.command("figure", epilog="Example: fedbench figure sweep --suite fedglcl --by fedglcl.tau -o tau.pdf")(figure)
 app.command("export", epilog="Example: fedbench export --suite longtail --output results")(export)
 app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
+app.add_typer(new, name="new")
 app.add_typer(scenario, name="scenario")
 app.add_typer(runs, name="runs")
 app.add_typer(cache, name="cache")

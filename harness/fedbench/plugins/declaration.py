@@ -44,7 +44,7 @@ def _check_class(cls: Any, where: str) -> None:
     if missing:
         raise FedbenchError(f"plugin {where} lacks {', '.join(missing)}; {_IS_A}.")
     try:
-        _check_name(cls.name)
+        check_name(cls.name)
         if not isinstance(cls.citation, str) or not cls.citation.strip():
             raise FedbenchError(f"citation={cls.citation!r} is not a text; name authors, title and year.")
         _check_params(cls.name, cls.Params)
@@ -60,8 +60,8 @@ def _check_class(cls: Any, where: str) -> None:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: {error}") from error
 
 
-def _check_name(name: object) -> None:
-    """Names stand in stacks (a+b), settings (a.mu=1), tags and files."""
+def check_name(name: object) -> None:
+    """Raise FedbenchError for what can't be a method's name: it stands in stacks (a+b), settings, tags and files."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:
         raise FedbenchError(
             f"name={name!r} cannot be a method's name; use up to {LONGEST_NAME} letters (a-z), digits, hyphens and "
