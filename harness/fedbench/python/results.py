@@ -93,7 +93,8 @@ class Results:
         given = ReadingOptions(
             suite=self._suite, metric=metric, columns=names(columns), baseline=baseline, target=target, test=test
         )
-        return frame_of(self._read(given, network).board, full=full)
+        with own_plugins(self._plugins):
+            return frame_of(self._read(given, network).board, full=full)
 
     def runs(self) -> pd.DataFrame:
         """A line a finished run: ``run`` (its id), ``suite`` (or the group, as `suite` has it), ``row``, ``setting``,
@@ -154,7 +155,8 @@ class Results:
     def _read(self, given: ReadingOptions | None = None, network: str | None = None) -> ReadResults:
         only = None if self._specs is None else {spec.run_id for spec in self._specs}
         given = given or ReadingOptions(suite=self._suite)
-        return read_board(given, self._uri, network=network, only=only, tell=_note)
+        with own_plugins(self._plugins):
+            return read_board(given, self._uri, network=network, only=only, tell=_note)
 
     def _files(self, name: str) -> Iterator[tuple[str, Path]]:
         """Of each finished run its id and its artifact ``name``, which may be gone with the next one."""
@@ -167,11 +169,12 @@ class Results:
                 yield run, file
 
     def _repr_html_(self) -> str:
-        return to_html(self._read().board)
+        with own_plugins(self._plugins):
+            return to_html(self._read().board)
 
     def __repr__(self) -> str:
         console = Console(width=_WIDTH, color_system=None, force_jupyter=False)
-        with console.capture() as captured:
+        with own_plugins(self._plugins), console.capture() as captured:
             console.print(render_terminal(self._read().board))
         return captured.get().rstrip()
 
