@@ -12,6 +12,7 @@ from fedbench.models import how_to_get
 from fedbench.plugins.wrapping import AROUND
 from fedbench.rounds.executors.memory import MEMORY
 from fedbench.runs.prepare import Settings
+from fedbench.suites.single import asked_for
 from fedbench.suites.suite import Suite
 from fedbench.workflow.plan import AbsentRow, FailedRow, PlannedRow, SuitePlan
 
@@ -21,7 +22,8 @@ def show(suite: Suite, plan: SuitePlan, settings: Settings) -> None:
     rows, failed = plan.rows, plan.failed
     every: list[PlannedRow | FailedRow | AbsentRow] = [*rows, *failed, *plan.absent]
     runs = sum(len(row.specs) for row in every)
-    say(f"suite {suite.name}: {counted(runs, 'run')}")
+    asked = asked_for(suite.name, (spec for row in every for spec in row.specs))
+    say(f"suite {asked}: {counted(runs, 'run')}")
     has_private = any(row.sent != row.info.trainable_parameters for row in rows)
     numbers = ("rounds", *(("trained",) if has_private else ()), "sent", "MB/client", "MB/run", "memory")
     grid = any(row.specs[0].setting for row in every)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.runs.engines.events import RunFailed
 from fedbench.runs.engines.in_process import RUN_THREAD
+from fedbench.suites.single import ADHOC, asked_for
 from fedbench.suites.suite import Suite
 from fedbench.tracking.databases import shown
 from fedbench.tracking.invocation import Invocation
@@ -50,8 +52,9 @@ def conclude(outcome: Carried, suite: Suite, given: str | None, store: str | Non
         return code
     try:
         if outcome.skipped or outcome.done or outcome.failures:
-            has_others = show_leaderboard(suite, uri, outcome.specs, outcome.command)
-            show_next_steps(suite, given, store, uri, has_others=has_others)
+            asked = asked_for(suite.name, outcome.specs)
+            has_others = show_leaderboard(suite, uri, outcome.specs, outcome.command, asked)
+            show_next_steps(given or suite.name, asked, store, uri, has_others=has_others)
     finally:
         report(outcome.failures, uri, outcome.recorded)
     if outcome.left:  # --fail-fast
@@ -67,10 +70,10 @@ def _leave_while_busy(code: int) -> None:
         os._exit(code)
 
 
-def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: str) -> bool:
+def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: str, asked: str) -> bool:
     """Print the tables of the requested runs, with all that is comparable to them; whether the store has others.
 
-    They are stored with the run of the ``command`` as well, if there is one.
+    They are stored with the run of the ``command`` as well, if there is one; ``asked`` is what they are read by.
     """
     # imports scipy's statistics, for which no run should wait
     from fedbench.leaderboard.board import of_suite as leaderboard
@@ -86,7 +89,7 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: 
     board = leaderboard(suite, finished, curves, published, failed=failed)
     console().print(render_terminal(board))
     if command:
-        _record(suite, uri, finished, board, curves, command)
+        _record(suite.model_copy(update={"name": asked}), uri, finished, board, curves, command)
     return len(finished) < len(stored.finished)
 
 
@@ -110,7 +113,7 @@ def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves
         (folder / "leaderboard.md").write_text(to_markdown(board), encoding="utf-8")
         (folder / "leaderboard.csv").write_text(to_csv(board), encoding="utf-8")
         federations = load_federations(uri, finished)
-        of = f"fedbench leaderboard --suite {suite.name}"
+        of = f"fedbench leaderboard --suite {shlex.quote(suite.name)}"
         write_page(folder / "index.html", suite.name, suite.description, finished, board, curves, federations, of)
         try:
             record_board(uri, command, folder, {k: v for k, v in metrics.items() if not math.isnan(v)}, best.row)
@@ -118,17 +121,23 @@ def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves
             complain(f"the leaderboard can't be stored with the command: {error}.", label="warning")
 
 
-def show_next_steps(suite: Suite, given: str | None, store: str | None, uri: str, *, has_others: bool) -> None:
+def show_next_steps(suite: str, asked: str, store: str | None, uri: str, *, has_others: bool) -> None:
     """Where the results are, and the commands that read them; ``suite`` is its name or file, since a file's
-    name would find its runs, but not how it has them read; ``has_others``: the store has other tables too."""
+    name would find its runs, but not how it has them read; ``asked`` is the suite's name, or of runs without a suite
+    file that of their group; ``has_others``: the store has other tables too."""
     where = f" --store {shlex.quote(store)}" if store else ""
-    tables = f"fedbench leaderboard --suite {shlex.quote(given or suite.name)}{where}"
+    tables = f"fedbench leaderboard --suite {shlex.quote(suite)}{where}"
+    these = f"fedbench leaderboard --suite {shlex.quote(asked)}{where}" if suite == ADHOC else tables
     say(f"store        {shown(uri)}")
     is_server = urlparse(uri).scheme in ("http", "https")
     say(f"look inside  {shown(uri) if is_server else f'fedbench ui{where}'}")
+    if these != tables:
+        say(f"these again  {these}")
     if has_others:
         say(f"all tables   {tables}")
-    say(f"as files     {tables} --output {shlex.quote(f'leaderboards/{suite.name}')}")
+    # a data set's name may have what no folder's can
+    folder = "leaderboards/" + re.sub(r"[?*:|<>\\\"]", "_", asked)
+    say(f"as files     {these} --output {shlex.quote(folder)}")
 
 
 def report(failures: Sequence[RunFailed], uri: str, invocation: Invocation | None) -> None:

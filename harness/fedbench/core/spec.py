@@ -89,6 +89,8 @@ OPTIMISER_KEYS = frozenset(
     }
 )
 """What a method's recipe may set; everything else of ``Training`` is the comparison's budget."""
+BUDGET = tuple(name for name in Training.model_fields if name not in OPTIMISER_KEYS | {"eval_every", "finetune_epochs"})
+"""Fields of `Training` in which runs of one table must agree."""
 
 
 class RunSpec(BaseModel):

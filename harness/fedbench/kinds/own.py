@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 OBJECT = "object"
-"""What the names of a program's own data sets and backbones begin with: ``object:NAME``."""
+"""What the names of a program's own data sets, partitions and backbones begin with: ``object:NAME``."""
 _OWN: dict[tuple[str, str], type] = {}
 
 

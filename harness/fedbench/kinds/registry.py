@@ -100,11 +100,11 @@ def build(kind: str, text: str) -> tuple[AnyPlugin, str]:
 def strangers(kind: str, names: Collection[str]) -> Mapping[str, Registered]:
     """Those of ``names`` that do not come with fedbench itself: their code is no part of the harness.
 
-    Objects are none: what they are is in the hashes of data and weights.
+    Objects of a program are none (``object:NAME-HASH``): what they are is in the hashes of their names.
     """
     known = registered(kind)
-    mentioned = [known[name] for name in names if name in known]
-    return {one.name: one for one in mentioned if not isinstance(one.source, type) and not is_harness(one.source)}
+    mentioned = [known[name] for name in names if name in known and name != OBJECT]
+    return {one.name: one for one in mentioned if not is_harness(one.source)}
 
 
 def is_harness(source: EntryPoint | Path | type) -> bool:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from fedbench.core.wording import counted
 from fedbench.leaderboard.rows import versions as row_versions
+from fedbench.suites.single import ADHOC, is_read_as
 
 _UNUSUAL = {"weighting": "samples", "augment": "none"}
 """Budget fields that a caption names only where they differ from this."""
@@ -24,7 +25,7 @@ def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] =
     data = sorted({text[:8] for text in runs["data_hash"] if text}) or [first["files_hash"][:8] or "unknown"]
     rounds, epochs, batch = first["rounds"], first["local_epochs"], first["batch_size"]
     parts = [
-        *filter(None, [" / ".join(dict.fromkeys(runs["setting"]))]),
+        *filter(None, [" / ".join(dict.fromkeys(runs["setting"])), _group(runs)]),
         f"{first['dataset']} (data {', '.join(data)})",
         *([_SIZES] if len(data) > 1 else []),
         str(first["scenario"]),
@@ -46,6 +47,11 @@ def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] =
 def _unequal(runs: pd.DataFrame) -> bool:
     tunings = [json.loads(text) for text in runs.loc[runs["tuned"] != "", "tuning"].unique()]
     return len({tuple(tuning.get(name, "") for name in _SPENT) for tuning in tunings}) > 1
+
+
+def _group(runs: pd.DataFrame) -> str:
+    """What runs without a suite file are filed under; "" for those of a suite."""
+    return " / ".join(name for name in dict.fromkeys(runs["suite"]) if is_read_as(name, ADHOC) and name != ADHOC)
 
 
 def _suite(runs: pd.DataFrame) -> Iterator[str]:

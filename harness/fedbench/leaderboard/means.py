@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from fedbench.leaderboard.results import BUDGET
+from fedbench.core.spec import BUDGET
 from fedbench.leaderboard.rows.identity import ROW
 from fedbench.suites.suite import Mean, Suite
 from fedbench.tracking.schema import FINAL

@@ -16,7 +16,7 @@ from fedbench.leaderboard.network import Link
 from fedbench.leaderboard.published import Published, published_folder, published_of, unreadable_columns
 from fedbench.leaderboard.results import StoredResults, load_curves, load_runs
 from fedbench.leaderboard.rows.significance import Test
-from fedbench.suites.single import single
+from fedbench.suites.single import ADHOC, single
 from fedbench.suites.suite import Suite, load_suite, suite_names
 
 
@@ -78,7 +78,7 @@ def read_board(
 def suite_of(name: str | None) -> tuple[str | None, Suite]:
     """What results are filed under, and how they are read: a name without a suite file (``adhoc``) is read as usual."""
     if name is None or not (name in suite_names() or name.endswith((".yaml", ".yml"))):
-        return name, single(None, None, None)
+        return name, single().model_copy(update={"name": name or ADHOC})
     suite = load_suite(name)
     return suite.name, suite
 

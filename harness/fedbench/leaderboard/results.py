@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.spec import OPTIMISER_KEYS, Training
+from fedbench.core.spec import BUDGET
 from fedbench.leaderboard.rows.untrained import is_untrained
 from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import suite_names
@@ -22,9 +22,6 @@ from fedbench.tracking.recorded.reading import REQUESTS, Reader, open_reader
 from fedbench.tracking.schema import FAILURE, FINAL, StoredRun
 from fedbench.tracking.tags import DEFAULTS, RunTags
 
-_NOT_BUDGET = OPTIMISER_KEYS | {"eval_every", "finetune_epochs"}
-BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET)
-"""Fields of `Training` in which runs of one table must agree."""
 _ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every")
 """Parameters with a column of their own, or without influence on the final model."""
 _HASHES = ("code_hash", "data_hash", "weights_hash", "suite_hash")
@@ -124,7 +121,8 @@ def _reader(uri: str, suite: str | None) -> Reader:
 
 def _nothing(uri: str, suite: str | None, unfinished: int) -> FedbenchError:
     """Why there is nothing to show of the suite, and the command that changes it."""
-    known = sorted(_reader(uri, suite).suites())
+    reader = _reader(uri, suite)
+    known = sorted({*reader.suites(), *(name for name, _ in reader.runs(None))})
     if suite is not None and known and suite not in known:
         return unknown_name("suite in this store", suite, known, _remedy(suite).strip())
     held = f"unfinished runs ({unfinished})" if unfinished else "no runs"

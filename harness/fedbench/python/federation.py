@@ -35,12 +35,13 @@ def federation(
 
     Scenario, data set and seed give the clients that they give in a run, as ``fedbench scenario show`` draws them.
     By default the scenario is that of ``fedbench.run``; with ``suite`` it is the suite's, of its only setting or the
-    one named. Raises FedbenchError for a setting that a federation does not depend on.
+    one named. Data set and ``partition`` may be a program's own. Raises FedbenchError for a setting that a federation
+    does not depend on.
     """
     objects, found = OwnObjects(), files(plugins)
-    name = objects.dataset(dataset)
+    name, sets = objects.dataset(dataset), assignments(objects.settings(set), objects.settings(settings))
     with own_plugins(objects.plugins), plugins_everywhere(found):
-        overrides = federation_overrides(name, seed, assignments(set, settings), setting, scale)
+        overrides = federation_overrides(name, seed, sets, setting, scale)
         spec = spec_of_federation(scenario, suite, overrides)
         made = build_federation(dataset_for(spec, Settings(*folders(data_dir, cache_dir), found)), spec.scenario, seed)
     rows = made.class_table.rows(0, len(made.clients)).tolist()

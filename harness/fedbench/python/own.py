@@ -1,13 +1,14 @@
-"""A program's own data sets, backbones and methods: what they are called, and what tells them from others."""
+"""A program's own data sets, backbones, methods, partitions, metrics: their names, and what tells them from others."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,15 @@ from torch import Tensor, nn
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.core.method.base import AnyMethod, NoParams
+from fedbench.core.method.hyper import declared
 from fedbench.core.types import Backbone
 from fedbench.datasets.content import dataset as with_its_hash
 from fedbench.kinds.backbones import BackboneFamily, BackboneRequest
+from fedbench.kinds.base import AnyPlugin, check_plugin
 from fedbench.kinds.datasets import DatasetRequest, DatasetSource
 from fedbench.kinds.failure_text import reason_of
 from fedbench.kinds.own import OBJECT
+from fedbench.kinds.registry import registered
 from fedbench.models import image_network
 from fedbench.models.clip.backbone import digest_of_weights
 from fedbench.plugins.assembly import find_method, method_names
@@ -83,6 +87,36 @@ class OwnObjects:
         self.plugins["backbone", OBJECT] = _family_of(given, digest)
         return name
 
+    def settings(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Settings by key, with the names of partitions and metrics in place of classes and objects.
+
+        A partition is called ``object:NAME-`` and the beginning of its code's hash, a metric by its ``name``; behind
+        it stand the parameters of an object that are not at their defaults.
+        """
+        named = {"partition": self._partition, "scenario.partition": self._partition, "metrics": self._metric}
+        return {key: _each(named[key], value) if key in named else value for key, value in (given or {}).items()}
+
+    def _partition(self, given: object) -> object:
+        if given is None or isinstance(given, str):
+            return given
+        cls = _class_of(given, "partition")
+        if _is_registered(cls):
+            return cls.name + _options(given)
+        if cls.location is not None:
+            raise FedbenchError(f"partition {cls.usage()!r} reads a location; put it into a file, with plugins=[FILE].")
+        made = type(cls.__name__, (cls,), {"name": OBJECT, "location": "NAME", "__doc__": cls.__doc__})
+        if self.plugins.setdefault(("partition", OBJECT), made).__base__ is not cls:
+            raise FedbenchError("there are two partitions of this program; give one a call.")
+        return _named(cls.name, digest_of_code([cls])) + _options(given)
+
+    def _metric(self, given: object) -> object:
+        if given is None or isinstance(given, str):
+            return given
+        cls = _class_of(given, "metric")
+        if not _is_registered(cls) and self.plugins.setdefault(("metric", cls.name), cls) is not cls:
+            raise FedbenchError(f"two metrics are called {cls.name!r}; give one another name.")
+        return cls.name + _options(given)
+
     def _method(self, cls: type) -> str:
         where = f"{cls.__module__}.{cls.__qualname__}"
         check_method(cls, where)
@@ -93,6 +127,33 @@ class OwnObjects:
         elif find_method(method.name) is not cls:
             raise FedbenchError(f"{where} calls itself {method.name!r}, as an installed method; give it another name.")
         return method.name
+
+
+def _each(named: Callable[[object], object], given: object) -> object:
+    """Of one value, or of several."""
+    return list(map(named, given)) if isinstance(given, list | tuple) else named(given)
+
+
+def _class_of(given: object, kind: str) -> type[AnyPlugin]:
+    """The plug-in class that is given, by itself or as one of its objects. FedbenchError for anything else."""
+    cls = given if isinstance(given, type) else type(given)
+    check_plugin(cls, kind, f"{cls.__module__}.{cls.__qualname__}")
+    return cast(type[AnyPlugin], cls)
+
+
+def _is_registered(cls: type[AnyPlugin]) -> bool:
+    found = registered(cls.kind).get(cls.name)
+    return found is not None and found.load() is cls
+
+
+def _options(given: object) -> str:
+    """The parameters of a plug-in that are not at their defaults, as they are typed: ``?ratio=0.8``; "" of a class."""
+    if isinstance(given, type):
+        return ""
+    params, usual = cast(AnyPlugin, given).params, type(cast(AnyPlugin, given)).Params()
+    values = {name: getattr(params, name) for name in declared(type(usual))}
+    changed = [f"{name}={value}" for name, value in values.items() if value != getattr(usual, name)]
+    return f"?{'&'.join(changed)}" if changed else ""
 
 
 def _named(given: str, digest: str) -> str:

@@ -24,6 +24,7 @@ from fedbench.leaderboard.rows.identity import label_of
 from fedbench.python.asking import Folder, Names, files, folders, names
 from fedbench.python.screens import let_figures_be_seen
 from fedbench.runs.prepare import Settings
+from fedbench.suites.single import asked_for
 from fedbench.tracking.artifacts import PREDICTIONS, SPEC, read_spec
 from fedbench.tracking.databases import shown
 from fedbench.tracking.recorded.reading import open_reader
@@ -63,6 +64,12 @@ class Results:
         database = database_of(self._uri)
         return shown(self._uri) if database is None else str(database.parent)
 
+    @property
+    def suite(self) -> str | None:
+        """By what name `fedbench.load` and ``--suite`` read these runs again: that of the suite, or of runs without one
+        what they have in common, ``adhoc/label-skew/embedded``; None for all of a store."""
+        return self._suite if self._specs is None or self._suite is None else asked_for(self._suite, self._specs)
+
     @cached_property
     def specs(self) -> tuple[RunSpec, ...]:
         """What was run: the full description of every run."""
@@ -86,10 +93,13 @@ class Results:
         given = ReadingOptions(
             suite=self._suite, metric=metric, columns=names(columns), baseline=baseline, target=target, test=test
         )
-        return frame_of(self._read(given, network).board, full=full)
+        with own_plugins(self._plugins):
+            return frame_of(self._read(given, network).board, full=full)
 
     def runs(self) -> pd.DataFrame:
-        """A line a finished run: ``run`` (its id), ``row``, ``setting``, ``method``, ``seed``, its final metrics."""
+        """A line a finished run: ``run`` (its id), ``suite`` (or the group, as `suite` has it), ``row``, ``setting``,
+        ``method``, ``seed``, its final metrics.
+        """
         results = self._read().results
         # in the order of their names: that of the store is any
         names = sorted(name for name in map(str, results) if name.startswith(FINAL))
@@ -145,7 +155,8 @@ class Results:
     def _read(self, given: ReadingOptions | None = None, network: str | None = None) -> ReadResults:
         only = None if self._specs is None else {spec.run_id for spec in self._specs}
         given = given or ReadingOptions(suite=self._suite)
-        return read_board(given, self._uri, network=network, only=only, tell=_note)
+        with own_plugins(self._plugins):
+            return read_board(given, self._uri, network=network, only=only, tell=_note)
 
     def _files(self, name: str) -> Iterator[tuple[str, Path]]:
         """Of each finished run its id and its artifact ``name``, which may be gone with the next one."""
@@ -158,11 +169,12 @@ class Results:
                 yield run, file
 
     def _repr_html_(self) -> str:
-        return to_html(self._read().board)
+        with own_plugins(self._plugins):
+            return to_html(self._read().board)
 
     def __repr__(self) -> str:
         console = Console(width=_WIDTH, color_system=None, force_jupyter=False)
-        with console.capture() as captured:
+        with own_plugins(self._plugins), console.capture() as captured:
             console.print(render_terminal(self._read().board))
         return captured.get().rstrip()
 
@@ -175,7 +187,8 @@ def load(
     data_dir: Folder | None = None,
     cache_dir: Folder | None = None,
 ) -> Results:
-    """What is stored: of a suite, of runs of single methods (``adhoc``), or of all where ``suite`` is None.
+    """What is stored: of a suite, of runs without one (``adhoc``, or a group of them, ``adhoc/label-skew/embedded``),
+    or of all where ``suite`` is None.
 
     ``plugins`` and the folders are for figures of models. Raises FedbenchError where there is nothing.
     """
@@ -185,7 +198,7 @@ def load(
 
 
 def _who(results: pd.DataFrame) -> pd.DataFrame:
-    found = results[["run_id", "row", "setting", "method", "seed"]].rename(columns={"run_id": "run"})
+    found = results[["run_id", "suite", "row", "setting", "method", "seed"]].rename(columns={"run_id": "run"})
     return found.assign(row=[label_of(str(row)) for row in found["row"]])
 
 

@@ -67,11 +67,13 @@ def run(
         fedbench.run(RunSpec(method="fedavg"))                                             # one run, fully described
 
     Settings are keyword arguments; ``set=`` takes those whose names have a dot. A program's own objects need no
-    registration: a method's class among the ``methods`` (a subclass of `fedbench.api.Method`), a `Dataset`, and as a
+    registration: a method's class among the ``methods`` (a subclass of `fedbench.api.Method`), a `Dataset`, as a
     ``backbone`` an ``nn.Module`` from images (b, 3, h, w) to features (b, d), or a class or function that makes one,
-    whose weights then follow a run's seed. They are called ``object:NAME-HASH``, a method by its ``name``; content and
-    source are part of the hashes by which runs are found again. Such runs go on in this process, one after another,
-    since objects can't be sent to others: what a run changes in it, it changes for those after it.
+    whose weights then follow a run's seed, as ``partition`` a `fedbench.api.Partition` and among ``metrics`` a
+    `fedbench.api.Metric`: classes, or objects with parameters. They are called ``object:NAME-HASH``, methods and
+    metrics by their ``name``; content and source are part of the hashes by which runs are found again. Such runs go on
+    in this process, one after another, since objects can't be sent to others: what a run changes in it, it changes for
+    those after it.
 
     Raises FedbenchError for bad input before anything is run. A run that fails is a row with its reason, as in every
     table; Ctrl-C leaves what is finished.
@@ -79,7 +81,7 @@ def run(
     screen, objects = screen_for(progress), OwnObjects()
     given = tuple(one for one in methods if isinstance(one, RunSpec))
     own = {"dataset": objects.dataset(dataset), "scenario": scenario, "backbone": objects.backbone(backbone)}
-    sets = assignments(set, own | settings)
+    sets = assignments(objects.settings(set), own | objects.settings(settings))
     chosen = objects.methods([one for one in methods if not isinstance(one, RunSpec)])
     place = _place(engine, jobs, run_timeout, bool(objects.plugins))
     paths, found = folders(data_dir, cache_dir), files(plugins)

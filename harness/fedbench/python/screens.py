@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from types import TracebackType
@@ -97,7 +97,7 @@ class NotebookProgress(Progress):
     """The share of the runs that have ended, and those on their way; at the end a line that says how long they took."""
 
     def __enter__(self) -> Self:
-        self._shown, self._last = _CellOutput(), 0.0
+        self._bar = CellBar(self.total, "run")
         self._draw()
         return super().__enter__()
 
@@ -106,7 +106,7 @@ class NotebookProgress(Progress):
     ) -> None:
         """The line in place of the bar."""
         failed = f", {self.failed} failed" if self.failed else ""
-        self._shown.show(f"<small>{counted(self.done, 'run')}{failed} in {clock(self.elapsed())}</small>")
+        self._bar.close(f"{counted(self.done, 'run')}{failed} in {clock(self.elapsed())}")
 
     def started(self, run: Running) -> None:
         """A run began."""
@@ -114,7 +114,7 @@ class NotebookProgress(Progress):
 
     def advanced(self, run: Running) -> None:
         """A run finished a round."""
-        if time.monotonic() - self._last >= _OFTEN:
+        if self._bar.is_due():
             self._draw()
 
     def settled(self, line: Text) -> None:
@@ -122,13 +122,32 @@ class NotebookProgress(Progress):
         self._draw()
 
     def _draw(self) -> None:
-        self._last = time.monotonic()
-        ended, left = self.done + self.failed, self.remaining()
-        times = f"{clock(self.elapsed())}" + ("" if left is None else f", about {clock(left)} left")
         under_way = [f"{self.label(run.spec).strip()}  {'  '.join(figures(run))}" for run in self.running.values()]
+        self._bar.draw(self.done + self.failed, self.elapsed(), self.remaining(), under_way)
+
+
+class CellBar:
+    """A bar in a cell's output with lines below it, which a line replaces at the end."""
+
+    def __init__(self, total: int, unit: str) -> None:
+        self._total, self._unit = total, unit
+        self._shown, self._last = _CellOutput(), 0.0
+
+    def is_due(self) -> bool:
+        """Whether it was drawn long enough ago to be drawn again."""
+        return time.monotonic() - self._last >= _OFTEN
+
+    def draw(self, ended: int, elapsed: float, left: float | None, under_way: Iterable[str]) -> None:
+        """How many have ended, seconds so far and to come (None: not known yet), a line for each on its way."""
+        self._last = time.monotonic()
+        times = clock(elapsed) + ("" if left is None else f", about {clock(left)} left")
         lines = "".join(f"<br><small>{html.escape(line)}</small>" for line in under_way)
-        bar = f'<progress value="{ended}" max="{self.total}" style="width: 20em"></progress>'
-        self._shown.show(f"{bar} {ended}/{self.total} runs <small>{times}</small>{lines}")
+        bar = f'<progress value="{ended}" max="{self._total}" style="width: 20em"></progress>'
+        self._shown.show(f"{bar} {ended}/{self._total} {self._unit}s <small>{times}</small>{lines}")
+
+    def close(self, line: str) -> None:
+        """The line in place of the bar."""
+        self._shown.show(f"<small>{html.escape(line)}</small>")
 
 
 class _CellOutput:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
 
-from fedbench.cli.tuning import trial_line
+from fedbench.cli.console import clock
+from fedbench.cli.tuning import trial_line, values_text
 from fedbench.core.errors import FedbenchError
+from fedbench.core.wording import counted
 from fedbench.python.asking import Folder, Names, assignments, files, folders, names, numbers
-from fedbench.python.screens import screen_for
+from fedbench.python.screens import CellBar, Notebook, screen_for
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.studies import Found
+from fedbench.tuning.worker import TrialBegan, TrialEnded
+from fedbench.workflow.screen import Screen
 from fedbench.workflow.searching import search
 from fedbench.workflow.selection import Place, Selection
-from fedbench.workflow.studies import Wanted, planned
+from fedbench.workflow.studies import Planned, Wanted, planned
+
+TrialEvent = TrialBegan | TrialEnded
 
 
 def tune(
@@ -45,7 +53,8 @@ def tune(
     It does what ``fedbench tune`` does, with options of the same names. The columns: ``study``, which
     ``fedbench.run(tuned=...)`` takes, ``row``, for each objective the ``default``, of the suite's own values, and the
     ``best``, then ``improved``, ``trial``, how many trials are ``complete`` and ``pruned``, and a column for each value
-    of the best trial. Raises FedbenchError for bad input before anything is run, and where no trial got to its end.
+    of the best trial. Trials are shown as they begin and end: a line each, in a notebook a bar. Raises FedbenchError
+    for bad input before anything is run, and where no trial got to its end.
     """
     screen, found = screen_for(progress), files(plugins)
     sets = assignments(set, settings)
@@ -54,7 +63,8 @@ def tune(
     at = Settings(*folders(data_dir, cache_dir), found)
     plan = planned(selection, wanted, at, _text(store), _text(storage), screen)
     place = Place("processes", jobs, "", 1.0, 0.0)
-    searched = search(plan, at, place, lambda event: screen.say(trial_line(plan.budget, event).plain))
+    with _shown(screen, plan) as show:
+        searched = search(plan, at, place, show)
     if searched is None:
         raise KeyboardInterrupt
     for failure in searched.failures:
@@ -62,6 +72,54 @@ def tune(
     if not searched.results:
         raise FedbenchError(f"no trial of the study {plan.name!r} got to its end.")
     return pd.DataFrame([_line(plan.name, result) for result in searched.results])
+
+
+@contextmanager
+def _shown(screen: Screen, plan: Planned) -> Iterator[Callable[[TrialEvent], None]]:
+    """What shows the trials as they begin and end: in a notebook a bar, else a line each."""
+    if not isinstance(screen, Notebook):
+        yield lambda event: screen.say(trial_line(plan.budget, event).plain)
+        return
+    view = _NotebookTrials(plan)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+class _NotebookTrials:
+    """A bar with the share of the trials that are over, and a line for every trial on its way."""
+
+    def __init__(self, plan: Planned) -> None:
+        self._total = sum(record.budget.trials for _, record in plan.records)
+        self._bar, self._began = CellBar(self._total, "trial"), time.monotonic()
+        self._over: dict[str, int] = {}
+        self._pruned = self._ended_here = 0
+        self._under_way: dict[tuple[str, int], str] = {}
+        self._draw()
+
+    def __call__(self, event: TrialEvent) -> None:
+        """A trial began or ended."""
+        study, title = event.row.study_name, event.row.spec.title
+        if isinstance(event, TrialBegan):
+            self._under_way[study, event.number] = f"{title}  trial {event.number}  {values_text(event.values)}"
+        else:
+            self._under_way.pop((study, event.number), None)
+            # those of an earlier call count as well
+            self._over[study] = event.ended
+            self._ended_here += 1
+            self._pruned += not event.values
+        self._draw()
+
+    def close(self) -> None:
+        """The line in place of the bar."""
+        pruned = f", {self._pruned} of them pruned" if self._pruned else ""
+        self._bar.close(f"{counted(self._ended_here, 'trial')}{pruned} in {clock(time.monotonic() - self._began)}")
+
+    def _draw(self) -> None:
+        over, elapsed = sum(self._over.values()), time.monotonic() - self._began
+        left = elapsed / self._ended_here * (self._total - over) if self._ended_here else None
+        self._bar.draw(over, elapsed, left, self._under_way.values())
 
 
 def _line(study: str, found: Found) -> dict[str, Any]:

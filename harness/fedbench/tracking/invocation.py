@@ -30,6 +30,8 @@ class Invocation:
     """``KEY=VALUE`` each."""
     plugin_files: tuple[Path, ...] = ()
     """Names and hashes of them are recorded."""
+    asked_for: str = ""
+    """What its runs are read by again."""
     suite_text: str = ""
     """The suite's file as it was read; "" for a suite of no file."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from urllib.request import url2pathname
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
+from fedbench.suites.single import ADHOC
 from fedbench.tracking.databases import checked_uri
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ KIND = "fedbench.kind"
 """The tag that says what an MLflow run is; those of before it existed are runs."""
 RUN_ID = "fedbench.run_id"
 """The tag with the id that fedbench gave the run."""
+SUITE = "fedbench.suite"
+"""The tag with the suite's name; of a run without a suite file, that of its group (`fedbench.suites.single`)."""
 FAILURE = "fedbench.failure"
 """The tag that says why a run failed, in one line."""
 HARNESS = "fedbench.harness_hash"
@@ -68,6 +72,11 @@ class StoredRun:
 
     info: StoredInfo
     data: StoredData
+
+
+def filed_as(experiment: str, tags: Mapping[str, str]) -> str:
+    """The suite of a run with these ``tags`` in the experiment of the suite ``experiment``, or its group there."""
+    return tags.get(SUITE, ADHOC) if experiment == ADHOC else experiment
 
 
 def store_uri(store: str | None, *, to_write: bool = True) -> str:

@@ -30,10 +30,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import name_once
+from fedbench.suites.single import is_read_as, may_hold
 from fedbench.tracking.databases import check_database, shown
 from fedbench.tracking.masking import mask_messages, masked
 from fedbench.tracking.recorded.seal import check_seal
-from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SMALL_TABLES, SQLITE, TUNING, database_of
+from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SMALL_TABLES, SQLITE, TUNING, database_of, filed_as
 from fedbench.tracking.webview import VIEW_TAG, experiment_tags, page
 
 _PAGE = 1000
@@ -120,7 +121,7 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
 
 
 def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
-    """Suite name and run of every run in the suite's experiment (None: in all of fedbench's) that meets the filter.
+    """Suite or group, and run, of every run of the suite or group (None: of all) that meets the filter.
 
     The parents of commands are no runs and left out.
     """
@@ -133,12 +134,14 @@ def filed(client: MlflowClient, suite: str | None, condition: str = "") -> Itera
     names = {
         experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT)
         for experiment in _all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'")
-        if suite is None or experiment.name == EXPERIMENT + suite
+        if may_hold(experiment.name.removeprefix(EXPERIMENT), suite)
     }
     if names:
         for run in _all_pages(client.search_runs, experiment_ids=list(names), filter_string=condition):
             check_seal(run)
-            yield names[run.info.experiment_id], run
+            name = filed_as(names[run.info.experiment_id], run.data.tags)
+            if is_read_as(name, suite):
+                yield name, run
 
 
 def latest_page(uri: str) -> tuple[str, str] | None:

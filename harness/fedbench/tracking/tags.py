@@ -14,7 +14,8 @@ from fedbench.core.scenario import later_defaults
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.plugins.provenance import commit, versions
-from fedbench.tracking.schema import HARNESS, KIND, METHOD_CODE, RUN
+from fedbench.suites.single import ADHOC, group_of
+from fedbench.tracking.schema import HARNESS, KIND, METHOD_CODE, RUN, SUITE
 
 if TYPE_CHECKING:
     from fedbench.core.records import RunInfo
@@ -107,7 +108,7 @@ def provenance_tags(suite: str, suite_text: str = "") -> dict[str, str]:
 
     made = commit()
     return {
-        "fedbench.suite": suite,
+        SUITE: suite,
         "fedbench.commit": made,
         **({"fedbench.suite_hash": hashlib.sha256(suite_text.encode()).hexdigest()} if suite_text else {}),
         **{f"fedbench.version.{name}": value for name, value in versions().items()},
@@ -155,6 +156,11 @@ def run_tags(spec: RunSpec) -> dict[str, str]:
         **{name: value for name, value in filters.items() if value},
         "seed": str(spec.seed),
     }
+
+
+def group_tags(suite: str, spec: RunSpec) -> dict[str, str]:
+    """Tags that say what a run without a suite file is filed under; ``setting`` is to filter by."""
+    return {SUITE: (group := group_of(spec)), "setting": group} if suite == ADHOC else {}
 
 
 def run_note(spec: RunSpec, summary: Mapping[str, float], last_round: int) -> str:

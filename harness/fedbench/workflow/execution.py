@@ -23,6 +23,7 @@ from fedbench.runs.engines.in_process import InProcess
 from fedbench.runs.engines.processes import Processes
 from fedbench.runs.engines.scheduler import Policy, default_workers, execute, with_cores
 from fedbench.runs.prepare import Settings
+from fedbench.suites.single import asked_for
 from fedbench.suites.suite import Suite
 from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.resuming import stored_runs
@@ -118,7 +119,10 @@ def carry_out(
         claims = Claims(
             work / "claims", lambda spec: spec.run_id in origins and tracking.has_finished(spec, origins[spec.run_id])
         )
-        recorded = invocation(selection, pending, skipped, suite.text, is_rerun=storing.rerun) if pending else None
+        asked = asked_for(suite.name, specs)
+        recorded = (
+            invocation(selection, pending, skipped, suite.text, asked, is_rerun=storing.rerun) if pending else None
+        )
         tell = partial(screen.complain, label="warning")
         tracking = Tracking(
             uri, suite.name, recorded, claims, tell=tell, patience=storing.patience, rerun=storing.rerun, codes=codes
@@ -201,7 +205,13 @@ class _Seen:
 
 
 def invocation(
-    selection: Selection, pending: Sequence[RunSpec], skipped: int, suite_text: str = "", *, is_rerun: bool
+    selection: Selection,
+    pending: Sequence[RunSpec],
+    skipped: int,
+    suite_text: str = "",
+    asked: str = "",
+    *,
+    is_rerun: bool,
 ) -> Invocation:
     """The selection and the runs carried out now, as recorded: FILEs by their names, and no folder of this machine."""
     return Invocation(
@@ -215,6 +225,7 @@ def invocation(
         overrides=selection.sets,
         plugin_files=selection.plugin_files,
         suite_text=suite_text,
+        asked_for=asked,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.leaderboard.results import BUDGET
+from fedbench.core.spec import BUDGET
 from fedbench.leaderboard.rows.identity import label_of
 from fedbench.tracking.schema import FINAL
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from fedbench.core.spec import BUDGET
 from fedbench.leaderboard.model import Line, ScoreCell
-from fedbench.leaderboard.results import BUDGET
 from fedbench.tracking.schema import FINAL
 
 PROTOCOL = ("dataset", "files_hash", "scenario_settings", *BUDGET)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from fedbench.core.errors import FedbenchError
+from fedbench.suites.single import is_read_as, may_hold
 from fedbench.tracking.databases import WAIT, check_database, shown
 from fedbench.tracking.recorded.seal import check_seal
 from fedbench.tracking.schema import (
@@ -26,6 +27,7 @@ from fedbench.tracking.schema import (
     StoredInfo,
     StoredRun,
     database_of,
+    filed_as,
     local_artifacts,
 )
 
@@ -53,6 +55,7 @@ class Reader(Protocol):
     def runs(self, suite: str | None) -> Iterable[tuple[str, StoredRun]]:
         """Suite and run of every run of the suite (None: of all), the newest first; parents of commands left out.
 
+        Of runs without a suite file, ``adhoc``, the name is that of their group, which may be asked for as well.
         FedbenchError for a run that is not what was recorded.
         """
         ...
@@ -142,8 +145,9 @@ class DatabaseReader:
             data = StoredData(params[run_id], tags[run_id], metrics[run_id])
             run = StoredRun(StoredInfo(run_id, status, started, artifacts), data)
             check_seal(run)
-            if data.tags.get(KIND) != INVOCATION:
-                yield suites[experiment], run
+            name = filed_as(suites[experiment], data.tags)
+            if data.tags.get(KIND) != INVOCATION and is_read_as(name, suite):
+                yield name, run
 
     def tags(self, run: str) -> Mapping[str, str]:
         """Of a run, or the parent of a command, by its MLflow id; none where it was purged."""
@@ -178,7 +182,7 @@ class DatabaseReader:
     def _experiments(self, opened: sqlite3.Connection, suite: str | None) -> list[tuple[int, str]]:
         found = opened.execute(_experiments(), (f"{EXPERIMENT}*",)).fetchall()
         named = [(number, name.removeprefix(EXPERIMENT)) for number, name in found]
-        return [(number, name) for number, name in named if suite is None or name == suite]
+        return [(number, name) for number, name in named if may_hold(name, suite)]
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:

@@ -46,7 +46,7 @@ class CommandRun:
         """With ``claims``, runs of commands that were killed are marked KILLED as soon as this one begins."""
         self._client = client
         self._experiment = experiment
-        self._suite = suite
+        self._suite = suite if invocation is None else invocation.asked_for or suite
         self._invocation = invocation
         self._claims = claims
         self._tags = {**provenance, **command_code_tags(codes), KIND: INVOCATION}

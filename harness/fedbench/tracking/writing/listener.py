@@ -26,7 +26,16 @@ from fedbench.tracking.recorded.seal import SEAL, seal_of
 from fedbench.tracking.resuming import Origin, stored_in
 from fedbench.tracking.schema import FAILURE, FINAL, database_of
 from fedbench.tracking.store import experiment_of, open_store
-from fedbench.tracking.tags import code_tags, described_by, flat_params, info_tags, provenance_tags, run_note, run_tags
+from fedbench.tracking.tags import (
+    code_tags,
+    described_by,
+    flat_params,
+    group_tags,
+    info_tags,
+    provenance_tags,
+    run_note,
+    run_tags,
+)
 from fedbench.tracking.writing.at_once import AtOnce, WholeRun
 from fedbench.tracking.writing.command import CLAIMS, CommandRun
 from fedbench.tracking.writing.patience import Patience, patient
@@ -214,7 +223,7 @@ class Tracking:
 
     def _opened(self, spec: RunSpec) -> _OpenRun:
         """The run, held back as yet; what a dead process has left of it is given up."""
-        made_by = {**self._provenance, **code_tags(self._codes.of_run(spec))}
+        made_by = {**self._provenance, **code_tags(self._codes.of_run(spec)), **group_tags(self._suite, spec)}
         tags = {**run_tags(spec), **made_by, NOTE: f"{described_by(spec)} It has not ended."}
         if self._claims is not None:
             tags[CLAIMS] = self._claims.shared_by
