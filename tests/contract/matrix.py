@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.plugins.assembly import find_method, method_names
 from fedbench.plugins.roles import role_of
 from fedbench.testing import check_training, digest, final_state, tiny_run, tiny_spec
@@ -70,6 +70,8 @@ def verdict(composed: str) -> str:
     try:
         check_training(composed)
         first, second = (final_state(tiny_run(tiny_spec(composed, rounds=2))) for _ in range(2))
+    except MethodFault:
+        raise
     except FedbenchError as error:
         text = str(error)
         assert text and "\n" not in text, f"{composed} is refused in more than one line: {text}"

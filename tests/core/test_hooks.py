@@ -11,8 +11,8 @@ import pytest
 
 from fedbench.core.method.hooks import STEPS, Hooks, HookSpecs
 from fedbench.core.method.notifications import NOTIFICATIONS, Notifications, NotificationSpecs
-from fedbench.plugins.assembly import find_method
 from fedbench.toolkit.fedavg import FedAvg
+from tests.core import tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +66,6 @@ def test_suites_hold_no_code():
 
 
 def test_every_method_file_is_registered():
-    import tomllib
 
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fedbench.methods"]
     modules = {value.split(":")[0] for value in table.values()}
@@ -86,15 +85,9 @@ def test_the_top_level_is_the_agreed_one():
     assert {name for name in found if not name.startswith(".")} <= agreed | extra
 
 
-def test_the_table_of_methods_in_the_readme_is_made_from_the_plugins():
-    """Where it differs, replace it by the one that the failure shows."""
-    names = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["fedbench.methods"]
-    made = ["| method | what it does | requires | source |", "|---|---|---|---|"]
-    for name in names:
-        cls = find_method(name)
-        made.append(f"| `{name}` | {inspect.getdoc(cls)} | {', '.join(cls.requires)} | {cls.citation} |")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "\n".join(made) in readme, "\n" + "\n".join(made)
+@pytest.mark.parametrize("place", tables.PLACES, ids=lambda place: place.mark)
+def test_tables_of_methods_are_made_from_the_plugins(place):
+    assert tables.shown(place) == place.made(), "run python -m tests.core.tables"
 
 
 def test_no_two_classes_of_the_harness_have_one_name():

@@ -151,6 +151,7 @@ class FedAvg(Method[NoParams]):
 
     name = "fedavg"
     citation = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017"
+    role = "learner"
 
     def __init__(self, params: NoParams) -> None:
         super().__init__(params)
