@@ -91,20 +91,17 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: 
 
 
 def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves: pd.DataFrame, command: str) -> None:
-    """Table and page as artifacts of the command's run, the first row of the first table as its metrics."""
+    """Table and page as artifacts of the command's run, the first row of every table as its metrics."""
     import mlflow
 
     from fedbench.leaderboard.formats.files import to_csv
     from fedbench.leaderboard.formats.markdown import to_markdown
     from fedbench.leaderboard.page import write_page
     from fedbench.leaderboard.results import load_federations
-    from fedbench.tracking.schema import FINAL
     from fedbench.tracking.writing.board import record_board
 
     if not board.lines:
         return
-    first, best = board.tables[0], board.tables[0].lines[0]
-    metrics = {FINAL + metric: best.cell(metric).mean for metric in first.shown}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "leaderboard.md").write_text(to_markdown(board), encoding="utf-8")
@@ -113,9 +110,24 @@ def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves
         of = f"fedbench leaderboard --suite {suite.name}"
         write_page(folder / "index.html", suite.name, suite.description, finished, board, curves, federations, of)
         try:
-            record_board(uri, command, folder, {k: v for k, v in metrics.items() if not math.isnan(v)}, best.row)
+            record_board(uri, command, folder, *_best(board))
         except (OSError, mlflow.MlflowException) as error:
             complain(f"the leaderboard can't be stored with the command: {error}.", label="warning")
+
+
+def _best(board: Board) -> tuple[dict[str, float], str]:
+    """The metrics of the first row of every table, those of the first table called as a run's, and the rows' names."""
+    from fedbench.tracking.schema import FINAL
+
+    metrics: dict[str, float] = {}
+    for number, table in enumerate(board.tables, start=1):
+        best = table.lines[0]
+        # MLflow would replace a comma
+        of = f"{best.setting.replace(',', '') or f'table {number}'}/" if number > 1 else ""
+        values = {metric: best.cell(metric).mean for metric in table.shown} | {"megabytes": best.sent / 1e6}
+        metrics |= {f"{FINAL}{of}{name}": value for name, value in values.items() if not math.isnan(value)}
+    names = [" · ".join(filter(None, (table.lines[0].setting, table.lines[0].row))) for table in board.tables]
+    return metrics, "; ".join(names)
 
 
 def show_next_steps(suite: Suite, given: str | None, store: str | None, uri: str, *, has_others: bool) -> None:
@@ -125,10 +137,19 @@ def show_next_steps(suite: Suite, given: str | None, store: str | None, uri: str
     tables = f"fedbench leaderboard --suite {shlex.quote(given or suite.name)}{where}"
     say(f"store        {shown(uri)}")
     is_server = urlparse(uri).scheme in ("http", "https")
-    say(f"look inside  {shown(uri) if is_server else f'fedbench ui{where}'}")
+    say(f"look inside  {_page(uri, suite.name) if is_server else f'fedbench ui{where}'}")
     if has_others:
         say(f"all tables   {tables}")
     say(f"as files     {tables} --output {shlex.quote(f'leaderboards/{suite.name}')}")
+
+
+def _page(uri: str, suite: str) -> str:
+    """The address at which a server shows the suite's runs."""
+    from fedbench.tracking.store import experiment_of, open_store
+    from fedbench.tracking.webview import page
+
+    client = open_store(uri, create=False)
+    return shown(uri).rstrip("/") + ("" if client is None else page(experiment_of(client, uri, suite)))
 
 
 def report(failures: Sequence[RunFailed], uri: str, invocation: Invocation | None) -> None:
