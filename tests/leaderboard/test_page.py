@@ -268,7 +268,7 @@ def test_every_table_has_a_section_and_the_overview_compares_them(tmp_path: Path
     overview = html.split('id="overview"')[1].split("</section>")[0]
     values = re.findall(r'data-value="([^"]*)"', overview)
     assert values == ["fedavg", "60.0", "61.0", "62.0", "moon", "60.0", "61.0", ""]
-    assert "<option>c=2</option>" in html
+    assert "<option>c=2</option>" in html and "Marks are explained" not in html
 
 
 def test_the_best_at_the_shown_precision_is_bold(tmp_path: Path) -> None:
@@ -286,6 +286,7 @@ def test_an_untrained_global_model_is_marked_and_never_the_best(tmp_path: Path) 
     assert "‡ the global model is never trained" in shown(reader)
     overview, table = html.split("<table")[1:3]
     assert "<span>alone ‡" in table and '<span class="mark">‡</span>' in overview
+    assert "Marks are explained below the tables" in overview
     bold = re.findall(r'data-value="([\d.]+)"[^>]*><b>', table)
     assert "60.25" in bold and "95.0" not in bold and "90.0" in bold
 
@@ -420,3 +421,11 @@ def test_a_heat_map_names_its_clients_and_stays_small_when_there_are_many() -> N
     large = heat_map(np.eye(200, dtype=int).tolist(), [f"class {n}" for n in range(200)], "k")
     assert large is not None and len(large.picture) < 40_000 and large.width > 1500
     assert heat_map([[0, 0]], ["cat", "dog"], "k") is None
+
+
+def test_a_heat_map_says_a_range_only_where_counts_differ() -> None:
+    differ, alike = heat_map([[5, 0], [1, 6]], ["cat", "dog"], "k"), heat_map([[3, 3], [3, 3]], ["cat", "dog"], "k")
+    assert differ is not None and alike is not None
+    text = "A client has 5 to 7 samples (median 6) of 1 to 2 classes (median 1.5); a class has 6 samples."
+    assert differ.summary.endswith(text)
+    assert alike.summary.endswith("A client has 6 samples of 2 classes; a class has 6 samples.")

@@ -75,6 +75,27 @@ def test_settings_stand_side_by_side() -> None:
     assert r"fedavg & 61.0 $\pm$ 1.0 & \textbf{51.0 $\pm$ 1.0} \\" in text
 
 
+def test_settings_side_by_side_are_captioned_by_what_they_share() -> None:
+    (caption,) = (line for line in paper(across=True).splitlines() if line.startswith(r"\caption"))
+    # five rounds in one setting, another number in the other
+    assert "embedded" in caption and "skew" not in caption and "rounds" not in caption
+
+
+def test_marks_of_rows_are_printed_and_explained() -> None:
+    runs = made(table_of({"fedavg": [60, 61, 62], "fedbn": [70, 70, 73]}))
+    own = "final/personal_mean_client_accuracy"
+    runs["final/mean_client_accuracy"] = runs["final/global_accuracy"]
+    runs[own] = runs["final/global_accuracy"].where(runs["method"] == "fedbn")
+    board = leaderboard(runs, headline="personal_mean_client_accuracy")
+    for across in (False, True):
+        text = to_paper(board, runs, PaperOptions(across=across, columns=("own_models", "delta")))
+        assert r"fedavg\S{} & 61.0 $\pm$ 1.0 & -- \\" in text
+        assert r"fedbn & \textbf{71.0 $\pm$ 1.7} & $+$10.0 $\pm$ 1.0* \\" in text.replace("$^{*}$", "*")
+        below = text.split(r"\end{tabular}")[1]
+        assert r"\S{} one model for all" in below and "p $<$ 0.05" in below
+    assert "p $<$" not in to_paper(board, runs, PaperOptions(columns=("own_models",)))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -101,6 +122,16 @@ def test_a_group_is_written_as_a_name_and_rows() -> None:
 def test_it_compiles(tmp_path: Path) -> None:
     body = paper(across=True, groups=(("Baselines", ("fedavg",)),), caption="Σ", label="tab:x").replace("Σ", "sum")
     (tmp_path / "x.tex").write_text(
-        "\\documentclass{article}\\usepackage{booktabs}\\begin{document}" + body + "\\end{document}", encoding="utf-8"
+        "\\documentclass{article}\\usepackage{booktabs,graphicx}\\begin{document}" + body + "\\end{document}",
+        encoding="utf-8",
     )
     subprocess.run(["pdflatex", "-halt-on-error", "x.tex"], cwd=tmp_path, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not on the PATH")
+def test_a_wide_table_is_as_wide_as_the_text(tmp_path: Path) -> None:
+    body = paper(across=True, columns=("accuracy", "delta", "mb", "train_s"))
+    head = "\\documentclass[twocolumn]{article}\\usepackage{booktabs,graphicx}\\begin{document}"
+    (tmp_path / "x.tex").write_text(head + body + "\\end{document}", encoding="utf-8")
+    done = subprocess.run(["pdflatex", "-halt-on-error", "x.tex"], cwd=tmp_path, check=True, capture_output=True)
+    assert b"Overfull" not in done.stdout

@@ -429,9 +429,9 @@ def test_the_web_interface_says_which_page_shows_the_latest_runs(
 def test_an_experiment_of_an_earlier_version_is_shown_like_a_new_one(uri: str) -> None:
     client = store.open_store(uri, create=True)
     assert client is not None
-    client.create_experiment("fedbench/early")
+    client.create_experiment("fedbench/early", tags={"mlflow.sharedViewState.fedbench": "{}"})
     Tracking(uri, "early")
-    assert "mlflow.sharedViewState.fedbench" in client.get_experiment_by_name("fedbench/early").tags
+    assert "columnWidths" in client.get_experiment_by_name("fedbench/early").tags["mlflow.sharedViewState.fedbench"]
 
 
 class Fixed(Codes):
@@ -533,7 +533,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingClient]:
 
 def test_a_quick_run_sends_all_its_metrics_in_one_batch(counting: CountingClient) -> None:
     play(Tracking("", "s"), spec())
-    assert [batch["metrics"] for batch in counting.batches if "metrics" in batch] == [3 * 7 + 3]
+    assert [batch["metrics"] for batch in counting.batches if "metrics" in batch] == [3 * 7 + 4]
     assert [batch["params"] for batch in counting.batches if "params" in batch] == [len(flat_params(spec()))]
 
 
@@ -584,7 +584,7 @@ def test_a_run_written_at_once_is_what_the_client_would_have_written(
         (run,) = store.runs_of(listener._client, "s")  # its seal is whole
         files = local_artifacts(uri, run[1])
         assert files is not None and (files / "model" / "state.safetensors").exists()
-    assert len(rows[0]["metrics"]) == 20 and len(rows[0]["runs"]) == len(rows[0]["inputs"]) == 1
+    assert len(rows[0]["metrics"]) == 21 and len(rows[0]["runs"]) == len(rows[0]["inputs"]) == 1
     for table, content in rows[0].items():
         assert content == rows[1][table], table
 
@@ -751,6 +751,11 @@ def test_a_commands_run_has_the_leaderboard_and_its_best_row(tmp_path: Path) -> 
     (command,) = (one for one in every if one.info.run_id != run.info.run_id)
     assert command.data.metrics["final/global_accuracy"] == run.data.metrics["final/global_accuracy"]
     assert command.data.tags["fedbench.best"] == "fedavg · clip:embedded"
+    sent = run.data.metrics["final/bytes_up"] + run.data.metrics["final/bytes_down"]
+    assert sent > 0 and run.data.metrics["final/megabytes"] == command.data.metrics["final/megabytes"] == sent / 1e6
+    first = [f"metrics.`final/{name}`" for name in ("global_accuracy", "head_accuracy", "mid_accuracy")]
+    first += ["metrics.`final/tail_accuracy`", "metrics.`final/megabytes`"]
+    assert view["selectedColumns"][:5] == first
     files = {Path(file.path).name for file in client.list_artifacts(command.info.run_id, "leaderboard")}
     assert files == {"index.html", "leaderboard.csv", "leaderboard.md"}
     # and no leaderboard takes it for a run

@@ -54,7 +54,7 @@ def conclude(outcome: Carried, suite: Suite, given: str | None, store: str | Non
         if outcome.skipped or outcome.done or outcome.failures:
             asked = asked_for(suite.name, outcome.specs)
             has_others = show_leaderboard(suite, uri, outcome.specs, outcome.command, asked)
-            show_next_steps(given or suite.name, asked, store, uri, has_others=has_others)
+            show_next_steps(given or suite.name, asked, store, uri, _page(uri, suite.name), has_others=has_others)
     finally:
         report(outcome.failures, uri, outcome.recorded)
     if outcome.left:  # --fail-fast
@@ -94,20 +94,17 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: 
 
 
 def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves: pd.DataFrame, command: str) -> None:
-    """Table and page as artifacts of the command's run, the first row of the first table as its metrics."""
+    """Table and page as artifacts of the command's run, the first row of every table as its metrics."""
     import mlflow
 
     from fedbench.leaderboard.formats.files import to_csv
     from fedbench.leaderboard.formats.markdown import to_markdown
     from fedbench.leaderboard.page import write_page
     from fedbench.leaderboard.results import load_federations
-    from fedbench.tracking.schema import FINAL
     from fedbench.tracking.writing.board import record_board
 
     if not board.lines:
         return
-    first, best = board.tables[0], board.tables[0].lines[0]
-    metrics = {FINAL + metric: best.cell(metric).mean for metric in first.shown}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "leaderboard.md").write_text(to_markdown(board), encoding="utf-8")
@@ -116,21 +113,35 @@ def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves
         of = f"fedbench leaderboard --suite {shlex.quote(suite.name)}"
         write_page(folder / "index.html", suite.name, suite.description, finished, board, curves, federations, of)
         try:
-            record_board(uri, command, folder, {k: v for k, v in metrics.items() if not math.isnan(v)}, best.row)
+            record_board(uri, command, folder, *_best(board))
         except (OSError, mlflow.MlflowException) as error:
             complain(f"the leaderboard can't be stored with the command: {error}.", label="warning")
 
 
-def show_next_steps(suite: str, asked: str, store: str | None, uri: str, *, has_others: bool) -> None:
+def _best(board: Board) -> tuple[dict[str, float], str]:
+    """The metrics of the first row of every table, those of the first table called as a run's, and the rows' names."""
+    from fedbench.tracking.schema import FINAL
+
+    metrics: dict[str, float] = {}
+    for number, table in enumerate(board.tables, start=1):
+        best = table.lines[0]
+        # MLflow would replace a comma
+        of = f"{best.setting.replace(',', '') or f'table {number}'}/" if number > 1 else ""
+        values = {metric: best.cell(metric).mean for metric in table.shown} | {"megabytes": best.sent / 1e6}
+        metrics |= {f"{FINAL}{of}{name}": value for name, value in values.items() if not math.isnan(value)}
+    names = [" · ".join(filter(None, (table.lines[0].setting, table.lines[0].row))) for table in board.tables]
+    return metrics, "; ".join(names)
+
+
+def show_next_steps(suite: str, asked: str, store: str | None, uri: str, page: str, *, has_others: bool) -> None:
     """Where the results are, and the commands that read them; ``suite`` is its name or file, since a file's
     name would find its runs, but not how it has them read; ``asked`` is the suite's name, or of runs without a suite
-    file that of their group; ``has_others``: the store has other tables too."""
+    file that of their group; ``page`` is a server's; ``has_others``: the store has other tables too."""
     where = f" --store {shlex.quote(store)}" if store else ""
     tables = f"fedbench leaderboard --suite {shlex.quote(suite)}{where}"
     these = f"fedbench leaderboard --suite {shlex.quote(asked)}{where}" if suite == ADHOC else tables
     say(f"store        {shown(uri)}")
-    is_server = urlparse(uri).scheme in ("http", "https")
-    say(f"look inside  {shown(uri) if is_server else f'fedbench ui{where}'}")
+    say(f"look inside  {page or f'fedbench ui{where}'}")
     if these != tables:
         say(f"these again  {these}")
     if has_others:
@@ -138,6 +149,17 @@ def show_next_steps(suite: str, asked: str, store: str | None, uri: str, *, has_
     # a data set's name may have what no folder's can
     folder = "leaderboards/" + re.sub(r"[?*:|<>\\\"]", "_", asked)
     say(f"as files     {these} --output {shlex.quote(folder)}")
+
+
+def _page(uri: str, suite: str) -> str:
+    """The address at which a server shows the suite's runs; "" of a store that is none."""
+    from fedbench.tracking.store import experiment_of, open_store
+    from fedbench.tracking.webview import page
+
+    if urlparse(uri).scheme not in ("http", "https"):
+        return ""
+    client = open_store(uri, create=False)
+    return shown(uri).rstrip("/") + ("" if client is None else page(experiment_of(client, uri, suite)))
 
 
 def report(failures: Sequence[RunFailed], uri: str, invocation: Invocation | None) -> None:

@@ -62,7 +62,9 @@ def not_on_unseen_notes(labels: Sequence[str], why: Sequence[str]) -> Iterator[s
 
 UNSEEN = "accuracy: on the classes trained on; new: unseen classes among themselves; harmonic: mean of the two"
 """Said under a table that has the column ``new``."""
-OWN_MODELS = "own models: every client by its own model, mean over clients; other columns are the global model's"
+OWN_MODELS = (
+    "own models: every client by its own model, mean over clients; columns that do not say own are the global model's"
+)
 """Said under a table that has the column."""
 
 

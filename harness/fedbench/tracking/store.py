@@ -113,9 +113,10 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
             f"the experiment {name!r} was deleted from {shown(uri)}; bring it back with `mlflow experiments restore "
             f"--experiment-id {found.experiment_id}`, or choose another store with --store."
         )
-    if VIEW_TAG not in found.tags:
-        # it was made by a version that did not tell MLflow how to show it
-        for key, value in experiment_tags(prefix == TUNING).items():
+    tags = experiment_tags(prefix == TUNING)
+    if found.tags.get(VIEW_TAG) != tags[VIEW_TAG]:
+        # it was made by a version that told MLflow to show it otherwise, or nothing
+        for key, value in tags.items():
             client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 

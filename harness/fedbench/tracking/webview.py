@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
+_MEGABYTES = "final/megabytes"
 _COSTS = ("final/bytes_up", "final/bytes_down")
-_METRICS = ("global", "balanced", "head", "mid", "tail", "many", "medium", "few", "domain_mean", "worst_client")
+_FIRST = ("global", "head", "mid", "tail")
+_FURTHER = ("many", "medium", "few", "balanced", "domain_mean", "worst_client", "personal_mean_client")
 _OBJECTIVES = ("global_accuracy", "tail", "worst_client", "worst_domain", "domain_mean_accuracy", "bytes")
 _TAGS = ("method", "backbone", "setting", "scale", "seed")
 _KEY = "fedbench"
@@ -26,7 +29,7 @@ def experiment_tags(tuning: bool = False) -> dict[str, str]:
     metrics = (
         [f"objective/{name}" for name in _OBJECTIVES]
         if tuning
-        else [*(f"final/{name}_accuracy" for name in _METRICS), *_COSTS]
+        else [*_accuracies(_FIRST), _MEGABYTES, *_accuracies(_FURTHER), *_COSTS]
     )
     columns = [f"metrics.`{name}`" for name in metrics] + (["params.`lr`"] if tuning else [])
     view = _view(columns) if tuning else {**_view(columns), **_BEST_FIRST}
@@ -38,10 +41,19 @@ def page(experiment: str) -> str:
     return f"/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={_KEY}"
 
 
+def _accuracies(names: Sequence[str]) -> list[str]:
+    return [f"final/{name}_accuracy" for name in names]
+
+
 def _view(columns: list[str]) -> dict[str, object]:
-    """Whole run names, then ``columns``, then what to filter by; MLflow leaves out columns that no run has."""
+    """Run names, then ``columns``, then what to filter by; MLflow leaves out columns that no run has."""
     tags = [f"tags.`{name}`" for name in _TAGS]
-    widths = {"attributes.`Run Name`": 380, "runDateAndNestInfo": 140, "duration": 90}
-    widths |= dict.fromkeys(columns, 175) | dict.fromkeys(tags, 130)
+    widths = {"attributes.`Run Name`": 290, "runDateAndNestInfo": 140, "duration": 80}
+    widths |= {name: _width(name) for name in columns} | dict.fromkeys(tags, 130)
     # MLflow reads widths by way of the order
     return {"selectedColumns": [*columns, *tags], "columnOrder": list(widths), "columnWidths": widths}
+
+
+def _width(column: str) -> int:
+    """Pixels in which its heading can be read."""
+    return 28 + 7 * len(column.split("`")[1])

@@ -1,8 +1,12 @@
-"""A leaderboard as LaTeX: one ``table`` environment per table of the board, for a document that loads ``booktabs``."""
+"""A leaderboard as LaTeX: one ``table`` environment per table of the board.
+
+For a document that loads ``booktabs`` and ``graphicx``.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fedbench.leaderboard.model import Board
@@ -36,14 +40,15 @@ _GREEK = {
     "μ": "mu", "ρ": "rho", "σ": "sigma", "τ": "tau", "Δ": "Delta",
 }  # fmt: skip
 _ESCAPES = _SPECIAL | {letter: f"$\\{name}$" for letter, name in _GREEK.items()}
-_MINUS = re.compile(r"^-(?=\d)")
+_SIGN = re.compile(r"^[-+](?=\d)")
+HEAD = "% \\usepackage{booktabs,graphicx}\n\n"
+"""What the document has to load."""
 _ESCAPED = re.compile("|".join(re.escape(character) for character in _ESCAPES))
 
 
 def to_latex(board: Board) -> str:
     """Every table of the board under its caption and above what its marks mean."""
-    head = "% \\usepackage{booktabs}\n\n"
-    return head + "\n".join(_environment(shown) for shown in text_tables(board))
+    return HEAD + "\n".join(_environment(shown) for shown in text_tables(board))
 
 
 def escape(text: str) -> str:
@@ -57,21 +62,21 @@ def _environment(shown: TextTable) -> str:
     status = [replace(one, cells=[cell.partition(":")[0] for cell in one.cells]) for one in shown.status]
     columns = [shown.rank, *shown.names, *shown.scores, *shown.further, *status]
     alignment = "".join("l" if column in (*shown.names, *status) else "r" for column in columns)
-    lines = [" & ".join(_cell(column, number) for column in columns) for number in range(len(shown.rows))]
-    notes = [rf"\par\smallskip{{\footnotesize {escape(note)}\par}}" for note in (*_failures(shown), *shown.notes)]
+    lines = [" & ".join(cell(column, number) for column in columns) for number in range(len(shown.rows))]
     return "\n".join(
         [
             r"\begin{table}[htbp]",
             r"\centering\small",
             rf"\caption{{{escape(shown.caption)}}}",
-            rf"\begin{{tabular}}{{{alignment}}}",
-            r"\toprule",
-            " & ".join(escape(column.heading) for column in columns) + r" \\",
-            r"\midrule",
-            *(rf"{line} \\" for line in lines),
-            r"\bottomrule",
-            r"\end{tabular}",
-            *notes,
+            *tabular(
+                alignment,
+                [
+                    " & ".join(escape(column.heading) for column in columns) + r" \\",
+                    r"\midrule",
+                    *(rf"{line} \\" for line in lines),
+                ],
+            ),
+            *map(note, (*_failures(shown), *shown.notes)),
             r"\end{table}",
             "",
         ]
@@ -83,7 +88,26 @@ def _failures(shown: TextTable) -> list[str]:
     return [f"{sign} {row.name}: {row.failure}".strip() for sign, row in marked if row.failure]
 
 
-def _cell(column: TextColumn, line: int) -> str:
-    cell = _MINUS.sub("$-$", escape(column.cells[line]))
-    bold = rf"\textbf{{{cell}}}" if column.is_best(line) else cell
-    return bold + escape(column.sign(line))
+def tabular(alignment: str, lines: Sequence[str]) -> list[str]:
+    """The ``lines`` as a tabular between rules; one that is wider than the text is made as small as that."""
+    return [
+        r"\smallskip",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        *lines,
+        r"\bottomrule",
+        r"\end{tabular}}",
+    ]
+
+
+def note(text: str) -> str:
+    """A line below a table."""
+    return rf"\par\smallskip{{\footnotesize {escape(text)}\par}}"
+
+
+def cell(column: TextColumn, line: int, *, bold: bool | None = None) -> str:
+    """A cell with its sign, bold where it is the best or as said."""
+    text = _SIGN.sub(lambda found: f"${found.group()}$", escape(column.cells[line]))
+    is_bold = column.is_best(line) if bold is None else bold
+    return (rf"\textbf{{{text}}}" if is_bold else text) + escape(column.sign(line))

@@ -1,6 +1,6 @@
 """A leaderboard as a paper prints it: chosen columns, rows in groups, settings side by side, bold within noise.
 
-LaTeX for a document that loads ``booktabs``.
+LaTeX for a document that loads ``booktabs`` and ``graphicx``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import pandas as pd
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.wording import heading
 from fedbench.kinds.measured import lower_is_better
-from fedbench.leaderboard.formats.latex import escape
+from fedbench.leaderboard.failures import MARK
+from fedbench.leaderboard.formats.latex import HEAD, cell, escape, note, tabular
 from fedbench.leaderboard.model import Board, Line, Table
+from fedbench.leaderboard.notes import SIGN
+from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.ranking import may_be_best
 from fedbench.leaderboard.rows.significance import ALPHA, Test, holm, paired
 from fedbench.leaderboard.tables import TextColumn, TextTable, text_tables
@@ -59,13 +62,13 @@ def to_paper(board: Board, results: pd.DataFrame, options: PaperOptions, test: T
         raise FedbenchError("there is no table to write.")
     _refuse_unknown(parts, options)
     if options.across:
-        return _HEAD + _environment(parts, options, options.label)
+        return HEAD + _environment(parts, options, options.label)
     labels = [f"{options.label}-{n}" if n and options.label else options.label for n in range(len(parts))]
-    return _HEAD + "\n".join(_environment([part], options, label) for part, label in zip(parts, labels, strict=True))
+    return HEAD + "\n".join(_environment([part], options, label) for part, label in zip(parts, labels, strict=True))
 
 
-_HEAD = "% \\usepackage{booktabs}\n\n"
 _DELTA = "Δ "
+_SIGNS = (MARK, untrained.MARK, own_models.MARK, SIGN)
 
 
 class _PaperPart:
@@ -78,6 +81,9 @@ class _PaperPart:
         several = len({line.backbone for line in table.lines}) > 1
         self.names = [line.row if several else line.label for line in table.lines]
         self.lines = list(table.lines)
+        self._names = shown.names[0]
+        self.marks = [text for text in (*shown.failures, *shown.notes) if text.startswith(_SIGNS)]
+        """The lines that say what is marked and why."""
         self.columns: dict[str, TextColumn] = {}
         self.bold: dict[str, list[bool]] = {}
         self.usual: list[str] = []
@@ -97,10 +103,12 @@ class _PaperPart:
         """A cell in LaTeX; a dash where the table lacks row or column."""
         if row is None or column not in self.columns:
             return "--"
-        text = escape(self.columns[column].cells[row])
-        text = f"$-${text[1:]}" if text.startswith("-") and text[1:2].isdigit() else text
         is_bold = self.bold.get(column, [False] * (row + 1))[row]
-        return (rf"\textbf{{{text}}}" if is_bold else text) + escape(self.columns[column].sign(row))
+        return cell(self.columns[column], row, bold=is_bold)
+
+    def sign(self, row: int | None) -> str:
+        """What stands after the row's name, such as † of one that lost seeds."""
+        return "" if row is None else self._names.sign(row)
 
 
 def within_noise(lines: Sequence[Line], metric: str, results: pd.DataFrame, test: Test) -> list[bool]:
@@ -139,7 +147,13 @@ def _environment(parts: Sequence[_PaperPart], options: PaperOptions, label: str)
     ]
     above = list(_above(parts, chosen)) if options.across else []
     bold = f"Bold: the best, and what a paired test over seeds does not tell from it (Holm, {ALPHA:g})."
-    caption = f"{options.caption or parts[0].caption}. {bold}".replace("..", ".")
+    caption = f"{options.caption or _common(parts)}. {bold}".replace("..", ".")
+    marks = dict.fromkeys(
+        text
+        for part, names in zip(parts, chosen, strict=True)
+        for text in part.marks
+        if not text.startswith(SIGN) or "delta" in names
+    )
     short = f"[{escape(options.caption)}]" if options.caption else ""
     return "\n".join(
         [
@@ -147,17 +161,21 @@ def _environment(parts: Sequence[_PaperPart], options: PaperOptions, label: str)
             r"\centering\small",
             rf"\caption{short}{{{escape(caption)}}}",
             *([rf"\label{{{label}}}"] if label else []),
-            rf"\begin{{tabular}}{{{alignment}}}",
-            r"\toprule",
-            *above,
-            " & ".join(heads) + r" \\",
-            *_body(parts, chosen, options, len(alignment)),
-            r"\bottomrule",
-            r"\end{tabular}",
+            *tabular(
+                alignment,
+                [*above, " & ".join(heads) + r" \\", *_body(parts, chosen, options, len(alignment))],
+            ),
+            *map(note, marks),
             r"\end{table}",
             "",
         ]
     )
+
+
+def _common(parts: Sequence[_PaperPart]) -> str:
+    """What the captions of all ``parts`` say."""
+    captions = [part.caption.split(" · ") for part in parts]
+    return " · ".join(text for text in captions[0] if all(text in caption for caption in captions))
 
 
 def _above(parts: Sequence[_PaperPart], chosen: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -193,7 +211,8 @@ def _body(
             cells = [
                 part.cell(column, part.row(name)) for part, names in zip(parts, chosen, strict=True) for column in names
             ]
-            yield " & ".join([escape(name), *cells]) + r" \\"
+            signs = dict.fromkeys(sign for part in parts for sign in part.sign(part.row(name)))
+            yield " & ".join([escape(name + "".join(signs)), *cells]) + r" \\"
 
 
 def _grouped(parts: Sequence[_PaperPart], options: PaperOptions) -> Iterator[tuple[str, list[str]]]:

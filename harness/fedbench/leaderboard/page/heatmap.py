@@ -121,7 +121,14 @@ def _summary(table: np.ndarray, everybody: int) -> str:
     sizes, held, per_class = table.sum(axis=1), (table > 0).sum(axis=1), table.sum(axis=0)
     return (
         f"{shown}, {counted(classes, 'class', 'classes')}, {counted(int(table.sum()), 'training sample')}. "
-        f"A client has {sizes.min():,} to {sizes.max():,} samples (median {np.median(sizes):,.0f}) "
-        f"of {held.min()} to {held.max()} classes (median {np.median(held):g}); "
-        f"a class has {per_class.min():,} to {per_class.max():,} samples."
+        f"A client has {_range(sizes, 'sample')} of {_range(held, 'class', 'classes')}; "
+        f"a class has {_range(per_class, 'sample')}."
     )
+
+
+def _range(counts: np.ndarray, noun: str, plural: str = "") -> str:
+    """``4 to 10 classes (median 8)``, or ``200 samples`` where all are alike."""
+    least, most = int(counts.min()), int(counts.max())
+    if least == most:
+        return counted(most, noun, plural)
+    return f"{least:,} to {counted(most, noun, plural)} (median {np.median(counts):,.10g})"

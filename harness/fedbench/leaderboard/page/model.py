@@ -94,6 +94,11 @@ class Overview:
     rows: list[tuple[str, str, Markup, list[PageCell]]]
     """Name, backbone ("" where all have the same one), sign, cells."""
 
+    @property
+    def has_marks(self) -> bool:
+        """Whether a sign stands after a number."""
+        return any(cell.mark for *_, cells in self.rows for cell in cells)
+
 
 @dataclass(frozen=True)
 class Reproduction:

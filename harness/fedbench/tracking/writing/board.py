@@ -11,11 +11,11 @@ from fedbench.tracking.writing.recording import log_metrics, metrics_at, set_tag
 FOLDER = "leaderboard"
 """Of the artifacts."""
 BEST = "fedbench.best"
-"""Tag: the row that the metrics are of."""
+"""Tag: the rows that the metrics are of, the best of each table."""
 
 
 def record_board(uri: str, command: str, files: Path, metrics: Mapping[str, float], best: str) -> None:
-    """Store what is in the folder ``files`` with the run of ``command``, and the ``metrics`` of the row ``best``."""
+    """Store what is in the folder ``files`` with the run of ``command``, and the ``metrics`` of the rows ``best``."""
     client = open_store(uri, create=False)
     if client is None:
         return

@@ -166,7 +166,9 @@ class Tracking:
     def run_finished(self, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
         """The final metrics and the artifacts; the run is FINISHED."""
         run = self._open[spec.run_id]
-        final = {f"{FINAL}{name}": value for name, value in {**result.summary, "seconds": result.seconds}.items()}
+        sent = sum(record.bytes_up + record.bytes_down for record in result.records)
+        summary = {**result.summary, "seconds": result.seconds, "megabytes": sent / 1e6}
+        final = {f"{FINAL}{name}": value for name, value in summary.items()}
         run.waiting += metrics_at(final, run.last_round)
         tags = {NOTE: run_note(spec, result.summary, run.last_round)}
         tags |= {EXECUTOR: result.executor} if result.executor else {}
