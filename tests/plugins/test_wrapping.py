@@ -158,3 +158,23 @@ def test_gradients_of_another_shape_are_refused(tmp_path):
     for wrong in ({"w": torch.zeros(3)}, {"v": torch.zeros(2)}, {"w": 1.0}):
         with pytest.raises(MethodFault, match="for '[vw]'; it must be a tensor shaped as that weight"):
             require_gradients(replace(good, by_name=wrong), step)
+
+
+@pytest.mark.parametrize(
+    "stack", ["unit-steps", "own-temperature", "promptfl+own-temperature+unit-steps", "own-temperature+scaffold"]
+)
+def test_the_readmes_wrappers_run_as_written(tmp_path, stack):
+    from pathlib import Path
+
+    from fedbench.kinds.files import PLUGIN_FILES
+    from fedbench.testing import check_executors, check_training
+
+    readme = (Path(__file__).parents[2] / "plugins" / "README.md").read_text(encoding="utf-8")
+    file = tmp_path / "mine.py"
+    file.write_text(readme.partition("## Wrap what others build")[2].partition("```python\n")[2].partition("```")[0])
+    token = PLUGIN_FILES.set((file,))
+    try:
+        check_training(stack)
+        check_executors(stack)
+    finally:
+        PLUGIN_FILES.reset(token)
