@@ -14,6 +14,7 @@ from fedbench.leaderboard.figures.points import by_row, swept
 from fedbench.leaderboard.named import metric_named
 from fedbench.leaderboard.results import GROUPS, load_curves, load_measured, load_rounds
 from fedbench.leaderboard.rows.identity import label_of
+from fedbench.leaderboard.rows.own_models import OF_GROUPS, ranks_own_models
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
 from fedbench.tracking.schema import FINAL
@@ -78,13 +79,14 @@ def _owners(results: pd.DataFrame) -> dict[str, str]:
 
 def _of_rounds(uri: str, results: pd.DataFrame, metric: str | None, headline: str, groups: Sequence[str]) -> Figure:
     """An accuracy by round with those of the ``groups``, or what a method reports or measures."""
-    if metric is not None:
+    if metric is not None and not ranks_own_models(metric):
         names = [metric, *(f"{metric}/{group.removesuffix('_accuracy')}" for group in groups)]
         measured = load_rounds(uri, results, names)
         if metric in measured:
             return draw.rounds(measured, _owners(results), names)
     ranked = metric_named(results, metric) if metric else headline
-    return draw.rounds(load_curves(uri, results, ranked), _owners(results), list(dict.fromkeys([ranked, *groups])))
+    names = list(dict.fromkeys([ranked, *(OF_GROUPS if groups and ranks_own_models(ranked) else groups)]))
+    return draw.rounds(load_curves(uri, results, *names), _owners(results), names)
 
 
 def _of_layers(uri: str, suite: str, results: pd.DataFrame, metric: str) -> Figure:
