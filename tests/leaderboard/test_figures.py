@@ -12,6 +12,7 @@ from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RunInfo, RunResult
 from fedbench.leaderboard.figures import draw, models, scatter
+from fedbench.leaderboard.figures.kinds import owners_of
 from fedbench.leaderboard.figures.points import by_row, swept
 from fedbench.rounds.loop import predict, start
 from fedbench.suites.expand import expand
@@ -91,6 +92,16 @@ def test_rounds_are_a_panel_a_group_and_a_line_a_row(results):
     assert list(axes.get_lines()[0].get_ydata()) == [20.0, 30.0]
     with pytest.raises(FedbenchError, match="no curve of any of the metrics"):
         draw.rounds(curves, {}, ["tail_accuracy"])
+
+
+def test_rows_of_one_method_on_two_backbones_are_two_lines():
+    rows = ["fedavg · resnet8", "fedavg · clip:embedded", "fedbn · resnet8", "fedavg · resnet8"]
+    assert owners_of(pd.DataFrame({"mlflow_id": list("abcd"), "row": rows})) == {
+        "a": "fedavg · resnet8",
+        "b": "fedavg · clip:embedded",
+        "c": "fedbn",
+        "d": "fedavg · resnet8",
+    }
 
 
 @pytest.mark.parametrize("suffix", draw.SUFFIXES)

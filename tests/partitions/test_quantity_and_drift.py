@@ -11,7 +11,10 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Federation
+from fedbench.core.method.base import NoParams
 from fedbench.core.scenario import Scenario
+from fedbench.kinds.partitions import ClientSamples, Partition, PartitionTask
+from fedbench.scenarios import build as build_module
 from fedbench.scenarios import build_federation
 from fedbench.scenarios.partitions.superclasses import CIFAR100
 from fedbench.scenarios.table import write_table
@@ -106,6 +109,13 @@ def test_domain_drift_moves_every_client_on_to_the_next_domain(dataset: Make) ->
         clients = federation.in_round(stretch + 1, 3).clients
         assert [set(domains[shard.indices].tolist()) for shard in clients] == [{(k + stretch) % 3} for k in range(3)]
     assert len(federation.held) == len(set(federation.held.tolist())) == 120
+    # and is measured on the test samples of that domain alone
+    tested = data.test.domains if data.test is not None else None
+    assert tested is not None
+    for number in range(1, 4):
+        for k, shard in enumerate(federation.in_round(number, 3).clients):
+            assert shard.test_indices is not None
+            assert shard.test_indices.tolist() == torch.nonzero(tested == (k + number - 1) % 3).flatten().tolist()
     with pytest.raises(FedbenchError, match="needs a client for each of the 3 domains, and clients=2"):
         built(data, "domain_drift", clients=2)
     with pytest.raises(FedbenchError, match="needs data with two domains"):
@@ -119,6 +129,9 @@ def test_a_table_of_data_that_drift_gives_the_same_federation(dataset: Make, tmp
     read = built(data, f"table:{tmp_path / 'drift.csv'}")
     for one, other in zip((drawn.shards, *drawn.later), (read.shards, *read.later), strict=True):
         assert torch.equal(one.indices, other.indices) and torch.equal(one.offsets, other.offsets)
+    (tmp_path / "drift.csv").write_text("split,sample,client,stretch\ntrain,0,a,0\ntrain,1,a,1\ntest,1,b,1\n")
+    with pytest.raises(FedbenchError, match="client 'b' has test samples, but no training sample"):
+        built(data, f"table:{tmp_path / 'drift.csv'}")
     (tmp_path / "drift.csv").write_text("split,sample,client,stretch\ntrain,0,a,0\ntrain,1,a,2\n")
     with pytest.raises(FedbenchError, match="without a gap"):
         built(data, f"table:{tmp_path / 'drift.csv'}")
@@ -138,3 +151,41 @@ def test_clients_that_never_train_are_drawn_and_set_apart(dataset: Make) -> None
     assert len(built(data, "iid", clients=10, holdout_clients=0.01).new_clients) == 1
     with pytest.raises(FedbenchError, match="leaves none of 2 clients to train"):
         built(data, "iid", clients=2, holdout_clients=0.9)
+
+
+def measured_on(federation: Federation) -> list[list[list[int] | None]]:
+    """By stretch and client, its test samples."""
+    stretches = (federation.clients, *federation.later)
+    return [[None if own.test_indices is None else own.test_indices.tolist() for own in of] for of in stretches]
+
+
+def test_a_table_says_what_clients_are_measured_on_in_every_stretch(dataset: Make, tmp_path: Path) -> None:
+    data = dataset([[20, 20], [20, 20]], [[3, 3], [3, 3]])
+    drawn = built(data, "domain_drift?stretches=3", clients=2)
+    write_table(drawn, tmp_path / "drift.csv")
+    read = built(data, f"table:{tmp_path / 'drift.csv'}")
+    assert measured_on(read) == measured_on(drawn)
+    assert measured_on(drawn)[0] == measured_on(drawn)[2] != measured_on(drawn)[1]
+    # a table without them, as of label drift, leaves what clients are measured on as it is at first
+    still = tmp_path / "still.csv"
+    still.write_text("split,sample,client,stretch\ntrain,0,a,0\ntrain,1,b,0\ntest,1,a,0\ntest,2,b,0\ntrain,2,a,1\n")
+    assert measured_on(built(data, f"table:{still}")) == [[[1], [2]]] * 2
+
+
+class Lacking(Partition[NoParams]):
+    """Two later stretches, with what clients are measured on in one."""
+
+    name = "lacking"
+
+    def clients(self, task: PartitionTask) -> ClientSamples:
+        """One client."""
+        first, second, third = (np.array([sample]) for sample in range(3))
+        return ClientSamples([first], later=[[second], [third]], later_test=[[first]])
+
+
+def test_a_partition_says_what_clients_are_measured_on_in_every_stretch_or_in_none(
+    dataset: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "partition_of", lambda scenario: (Lacking(NoParams()), ""))
+    with pytest.raises(FedbenchError, match="gives test samples to 1 later stretches and training samples to 2"):
+        built(dataset([9, 9], [3, 3]), "iid", clients=1)

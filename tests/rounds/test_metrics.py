@@ -1,5 +1,7 @@
 """Scores, worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -99,6 +101,40 @@ def test_own_models_on_the_whole_test_split_are_not_scored_by_the_clients_sample
     # each is right on all of its own samples; of all three, one on the two cats and the other on the dog
     assert (got["personal_mean_client_accuracy"], got["global_accuracy"]) == (100, 0)
     assert got["personal_mean_global_accuracy"] == pytest.approx((200 / 3 + 100 / 3) / 2)
+
+
+def test_by_group_own_models_and_the_global_one_are_scored_over_the_same_clients_and_samples():
+    shards = (
+        ClientShard(0, torch.tensor([0]), torch.tensor([0, 2, 3])),
+        ClientShard(1, torch.tensor([1]), torch.tensor([1])),
+        ClientShard(2, torch.tensor([2, 3, 4, 5])),
+    )
+    groups = {"many": (0,), "medium": (), "few": (1, 2)}
+    fed = federation(split([0, 0, 1, 1, 2]), (0, 0, 0, 1, 2, 2), clients=shards, groups=groups)
+    own = {0: torch.tensor([0, 0, 1, 2, 0]), 1: torch.tensor([0, 2, 1, 1, 2]), 2: torch.tensor([0, 1, 1, 1, 0])}
+    got = score(Predictions(torch.tensor([0, 1, 1, 0, 2]), own), fed)
+    # client 0 has a cat (right) and two dogs (one right), client 1 a cat (wrong) and none of the few; client 2, without
+    # test samples, holds a cat (50), a dog (100) and two owls (0)
+    assert got["personal_many_client_accuracy"] == pytest.approx((100 + 0 + 50) / 3)
+    assert got["personal_few_client_accuracy"] == pytest.approx((50 + 100 / 3) / 2)
+    # by the global model the same: cats 1 of 2, dogs 1 of 2, the owl right
+    assert got["many_client_accuracy"] == pytest.approx((100 + 0 + 50) / 3)
+    assert got["few_client_accuracy"] == pytest.approx((50 + (50 + 2 * 100) / 3) / 2)
+    assert not [name for name in got if "medium" in name]
+    # and by class, whoever holds it
+    assert (got["many_accuracy"], got["few_accuracy"]) == (50, 75)
+    # over all classes as before there were groups
+    plain = score(Predictions(torch.tensor([0, 1, 1, 0, 2]), own), replace(fed, groups={}))
+    assert plain == {name: value for name, value in got.items() if "many" not in name and "few" not in name}
+
+
+def test_a_group_of_which_no_client_has_a_tested_class_is_left_out_over_clients():
+    shards = (ClientShard(0, torch.tensor([0]), torch.tensor([0])), ClientShard(1, torch.tensor([1])))
+    fed = federation(split([0, 0, 1]), (0, 0, 1), clients=shards, groups={"head": (0,), "tail": (1, 2)})
+    got = score(Predictions(torch.tensor([0, 1, 1]), {0: torch.tensor([0, 0, 0])}), fed)
+    assert got["tail_accuracy"] == 100
+    assert "tail_client_accuracy" not in got and "personal_tail_client_accuracy" not in got
+    assert (got["head_client_accuracy"], got["personal_head_client_accuracy"]) == (75, 75)
 
 
 def test_validation_accuracy_is_the_unweighted_mean_over_domains():

@@ -15,6 +15,7 @@ from fedbench.rounds import broadcast, loop
 from fedbench.rounds.executors import ExecutorName
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate
+from fedbench.rounds.metrics import client_accuracies
 from fedbench.rounds.run import Run
 from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
@@ -81,6 +82,22 @@ def test_clients_are_scored_by_what_they_hold_in_the_round() -> None:
     held = counts[counts.sum(1) > 0]
     expected = 100 * (held @ by_class.double() / held.sum(1)).mean()
     assert metrics["mean_client_accuracy"] == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_clients_whose_domain_drifts_are_scored_on_the_domain_that_they_are_at(number: int) -> None:
+    spec = drifting(partition="domain_drift?stretches=2", clients=2)
+    run = tiny_run(spec)
+    metrics, predictions = evaluate(run, final_state(run, until=number))
+    test, tested = run.scored.test, run.scored.test.domains
+    assert predictions.labels is not None and tested is not None
+    right = predictions.labels == test.labels
+    by_domain = [100 * float(right[tested == domain].double().mean()) for domain in (0, 1)]
+    # both are at a domain of their own in both stretches; in the second each is at the other one's
+    assert metrics["mean_client_accuracy"] == pytest.approx(sum(by_domain) / 2)
+    assert metrics["worst_client_accuracy"] == pytest.approx(min(by_domain))
+    own = client_accuracies(predictions.labels, run.scored.in_round(number, ROUNDS))
+    assert own == pytest.approx(by_domain if number == 2 else by_domain[::-1])
 
 
 @pytest.mark.parametrize(

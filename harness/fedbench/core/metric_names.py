@@ -14,6 +14,7 @@ ACCURACIES = tuple(
         *("domain_mean", "worst_domain", "unseen_domain", "seen_domain", "new", "harmonic", "validation"),
         *("personal_mean_client", "personal_worst_client", "personal_mean_global", "top5"),
         *(f"{prefix}{spread}_client" for prefix in ("", "personal_", "heldout_") for spread in ("std", "p10", "gini")),
+        *(f"{prefix}{group}_client" for prefix in ("", "personal_") for group in GROUPS),
         *("finetuned_mean_client", "finetuned_worst_client", "last10", "oracle", "selected"),
         *("heldout_mean_client", "heldout_worst_client"),
         *("finetuned_heldout_mean_client", "finetuned_heldout_worst_client"),

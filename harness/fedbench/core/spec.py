@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from fedbench.core.scenario import Scenario, later
 
@@ -71,6 +71,21 @@ class Training(BaseModel):
         "none", description="random crop and flip, drawn once a batch (CReFF family) or once a sample; images only"
     )
     eval_every: int = Field(1, ge=1, le=_MOST, description="evaluate every so many rounds; the last round always is")
+    own_every: int = later(
+        0,
+        ge=0,
+        le=_MOST,
+        description="evaluate clients' own models every so many rounds, a multiple of eval_every; 0: after the last "
+        "round alone, as it always is",
+    )
+
+    @field_validator("own_every")
+    @classmethod
+    def _own_models_are_evaluated_beside_the_global_one(cls, rounds: int, info: ValidationInfo) -> int:
+        every = info.data.get("eval_every", 1)
+        if rounds % every:
+            raise ValueError(f"it must be a multiple of eval_every={every}")
+        return rounds
 
 
 OPTIMISER_KEYS = frozenset(
@@ -89,7 +104,8 @@ OPTIMISER_KEYS = frozenset(
     }
 )
 """What a method's recipe may set; everything else of ``Training`` is the comparison's budget."""
-BUDGET = tuple(name for name in Training.model_fields if name not in OPTIMISER_KEYS | {"eval_every", "finetune_epochs"})
+_NOT_BUDGET = OPTIMISER_KEYS | {"eval_every", "own_every", "finetune_epochs"}
+BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET)
 """Fields of `Training` in which runs of one table must agree."""
 
 

@@ -31,6 +31,11 @@ _SHORT = {
     "personal_mean_client": "own models",
     "personal_worst_client": "worst own model",
     "personal_mean_global": "own models, whole test set",
+    **{
+        f"{prefix}{group}_client": f"{who}, {group}"
+        for prefix, who in (("", "clients"), ("personal_", "own models"))
+        for group in ("head", "mid", "tail", "many", "medium", "few")
+    },
 }
 
 

@@ -68,6 +68,8 @@ class ClientSamples:
     stretches have as many rounds; ``train`` is the first."""
     names: Sequence[str] = ()
     """Of the clients, where they have names."""
+    later_test: Sequence[Sequence[Indices] | None] = ()
+    """As ``test``, in each of the ``later`` stretches; empty: as in the first throughout."""
 
 
 class Partition(Plugin[P]):

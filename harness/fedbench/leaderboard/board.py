@@ -107,8 +107,8 @@ def leaderboard(
 
     Lines have the best ``headline`` of their table first; ``headlines`` are in its place in the settings they name.
     Tables of a suite's ``settings`` come first, in that order, then the newest. Of the runs of a row and seed (they
-    differ in ``eval_every``) the newest counts. A table in which no row has the headline is ranked by the overall
-    accuracy, and its caption says so.
+    differ in ``eval_every`` or ``own_every``) the newest counts. A table in which no row has the headline is ranked by
+    the overall accuracy, and its caption says so.
 
     - A line has cells of every metric in ``columns`` (``head`` is short for ``head_accuracy``; by default groups,
       domain mean, unseen classes and the worst client, where any run has them), of clients' own models, and of every
@@ -269,9 +269,9 @@ def _milestone(runs: pd.DataFrame, baseline: Baseline, reading: _Reading) -> Mil
     first: list[int | None] = []
     spent = {"bytes": NAN, "seconds": NAN}
     if reading.curves is not None and not math.isnan(target):
-        ids = list(runs["mlflow_id"])
-        first = rounds_to_target(reading.curves, ids, metric, target)
-        spent = {cost: _mean(spent_until(reading.curves, ids, first, f"{cost}_total")) for cost in spent}
+        ids, curves = list(runs["mlflow_id"]), reading.curves.dropna(subset=[metric])
+        first = rounds_to_target(curves, ids, metric, target)
+        spent = {cost: _mean(spent_until(curves, ids, first, f"{cost}_total")) for cost in spent}
     reached = pd.Series([number for number in first if number is not None], dtype=float)
     rounds = ScoreCell(float(reached.mean()), float(reached.std(ddof=1)))
     return Milestone(rounds, target, metric, len(reached), len(first), spent["bytes"], spent["seconds"])

@@ -14,6 +14,7 @@ import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.spec import BUDGET
+from fedbench.leaderboard.rows.own_models import of_global_model, with_global_curves
 from fedbench.leaderboard.rows.untrained import is_untrained
 from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import suite_names
@@ -22,7 +23,7 @@ from fedbench.tracking.recorded.reading import REQUESTS, Reader, open_reader
 from fedbench.tracking.schema import FAILURE, FINAL, StoredRun
 from fedbench.tracking.tags import DEFAULTS, RunTags
 
-_ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every")
+_ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every", "training.own_every")
 """Parameters with a column of their own, or without influence on the final model."""
 _HASHES = ("code_hash", "data_hash", "weights_hash", "suite_hash")
 _TAGS = ("commit", *_HASHES, "method_code", "server_data", "not_on_unseen")
@@ -143,19 +144,21 @@ def load_curves(uri: str, results: pd.DataFrame, *headlines: str) -> pd.DataFram
 
     Columns: ``mlflow_id``, ``run_id``, ``round``, ``global_accuracy``, the ``headlines`` and the groups' accuracies
     where some run has them by round (all in %), ``bytes_total`` (both ways) and ``seconds_total`` (of training) since
-    the start. A run without a curve has no line. Raises FedbenchError for a store that cannot be reached.
+    the start. Headlines of own models are the global model's for runs without own ones (`rows.own_models`). A run
+    without a curve has no line. Raises FedbenchError for a store that cannot be reached.
     """
     reader = open_reader(uri)
     wanted = list(dict.fromkeys([_OVERALL, *headlines, *GROUPS]))
-    wanted = [name for name in wanted if FINAL + name in results]
+    read = [name for name in dict.fromkeys([*wanted, *map(of_global_model, headlines)]) if FINAL + name in results]
     run_ids = dict(zip(results["mlflow_id"], results["run_id"], strict=True))
-    curves = _by_round(reader, list(run_ids), [*wanted, *_TRAFFIC, _SECONDS])
+    curves = _by_round(reader, list(run_ids), [*read, *_TRAFFIC, _SECONDS])
+    curves = with_global_curves(curves, results, headlines)
     tracked = [name for name in wanted if name in curves]
     curves["bytes_total"] = sum(curves.get(name, float("nan")) for name in _TRAFFIC)
     # every round has its own, evaluated or not
     curves["seconds_total"] = curves[_SECONDS].groupby("mlflow_id").cumsum() if _SECONDS in curves else float("nan")
     curves = curves.reindex(columns=list(dict.fromkeys([_OVERALL, *tracked, "bytes_total", "seconds_total"])))
-    curves = curves[curves[_OVERALL].notna()].reset_index().rename_axis(columns=None)
+    curves = curves[curves[[_OVERALL, *tracked]].notna().any(axis=1)].reset_index().rename_axis(columns=None)
     curves.insert(1, "run_id", curves["mlflow_id"].map(run_ids))
     return curves
 

@@ -176,7 +176,7 @@ def predict(
 
 
 def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
-    """All metrics after ``state.round`` rounds, of clients' own models after the last only, and the predictions."""
+    """All metrics after ``state.round`` rounds, of clients' own models where they are due, and the predictions."""
     with global_generators(run.spec.seed, "global evaluation", state.round):
         return _evaluated(run, state)
 
@@ -184,7 +184,8 @@ def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
 def _evaluated(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
     run = run.in_round(state.round)
     is_last = state.round >= last_round(run)
-    predictions = predict(run, state, run.test, clients=tuple(run.scored.shards.ids.tolist()) if is_last else ())
+    with_own = is_last or _own_are_due(run, state.round)
+    predictions = predict(run, state, run.test, clients=tuple(run.scored.shards.ids.tolist()) if with_own else ())
     metrics = measured(run.metrics, MetricTask(predictions, run.scored), is_last=is_last)
     if run.validation is not None and run.federation.validation is not None:
         seen = predict(run, state, run.validation).labels
@@ -196,6 +197,13 @@ def _evaluated(run: Run, state: RunState) -> tuple[dict[str, float], Predictions
             metrics |= unseen_metrics(new.labels, run.scored.unseen, metrics.get("global_accuracy"), new.scores)
     # scores are large, and done with
     return metrics, replace(predictions, scores=None)
+
+
+def _own_are_due(run: Run, number: int) -> bool:
+    """Whether clients' own models are evaluated after round ``number`` although it isn't the last; before training
+    nobody has one."""
+    every = run.spec.training.own_every
+    return number > 0 and every > 0 and number % every == 0
 
 
 def predict_unseen(run: Run, state: RunState) -> Predictions | None:

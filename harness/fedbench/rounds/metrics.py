@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,8 +40,9 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
     ``domain_accuracy/<name>`` per domain with their unweighted mean ``domain_mean_accuracy`` and their least
     ``worst_domain_accuracy``; mean, worst and spread over clients are `over_clients`. Where predictions have scores,
     `score_metrics` are of them. A client without test samples of its own is scored by the model's per-class accuracies
-    weighted by its own class shares. Groups without classes are left out, not zero. All of these are the global
-    model's; those called ``heldout_`` are over clients that never train. Those called ``personal_`` are of each
+    weighted by its own class shares; ``<group>_client_accuracy`` is the mean over clients of the same among the classes
+    of a group, without those who have none of them. Groups without classes are left out, not zero. All of these are the
+    global model's; those called ``heldout_`` are over clients that never train. Those called ``personal_`` are of each
     client's own model, and so is ``personal_mean_global_accuracy``, the mean over clients of its accuracy on the whole
     test split. Where the scenario has unseen classes, `unseen_metrics` adds ``new_accuracy``, ``harmonic_accuracy`` and
     ``new_auroc``.
@@ -52,6 +53,7 @@ def score(predictions: Predictions, federation: Federation) -> dict[str, float]:
     if own:
         personal = {
             **over_clients(own, "personal_"),
+            **_by_group(federation, lambda among: own_accuracies(predictions, federation, among), "personal_"),
             "personal_mean_global_accuracy": _mean(own_accuracies_everywhere(predictions, federation)),
         }
     if predictions.labels is None:
@@ -78,12 +80,25 @@ def _global_metrics(predicted: Tensor, federation: Federation) -> dict[str, floa
     clients = client_accuracies(predicted, federation)
     if clients:
         metrics |= over_clients(clients)
+        metrics |= _by_group(federation, lambda among: client_accuracies(predicted, federation, among))
     if federation.new_clients:
         new = client_accuracies(predicted, federation.of_new_clients)
         metrics |= over_clients(new, HELDOUT) if new else {}
     for name, accuracy in zip(federation.classnames, by_class, strict=True):
         if accuracy is not None:
             metrics[f"class_accuracy/{name}"] = accuracy
+    return metrics
+
+
+def _by_group(federation: Federation, of: Callable[[Tensor], list[float]], prefix: str = "") -> dict[str, float]:
+    """The mean of what ``of`` says of clients among the classes (C,) bool of each reporting group."""
+    metrics = {}
+    for group, classes in federation.groups.items():
+        among = torch.zeros(federation.num_classes, dtype=torch.bool)
+        among[list(classes)] = True
+        accuracies = of(among)
+        if accuracies:
+            metrics[f"{prefix}{group}_client_accuracy"] = _mean(accuracies)
     return metrics
 
 
@@ -132,19 +147,20 @@ def _domain_metrics(right: Tensor, federation: Federation) -> dict[str, float]:
     return metrics
 
 
-def client_accuracies(predicted: Tensor, federation: Federation) -> list[float]:
+def client_accuracies(predicted: Tensor, federation: Federation, among: Tensor | None = None) -> list[float]:
     """Accuracy of one model on every client in percent, in the order of the federation.
 
     On its own test samples; a client that has none is scored by per-class accuracies weighted by its class shares, and
-    left out if it holds no class that is tested.
+    left out if it holds no class that is tested. ``among`` (C,) bool are the only classes that count, where given: a
+    client whose own test samples have none of them is left out as well.
     """
-    return _scored(_of_all_clients(predicted == federation.test.labels, federation))
+    return _scored(_of_all_clients(predicted == federation.test.labels, federation, among))
 
 
-def own_accuracies(predictions: Predictions, federation: Federation) -> list[float]:
+def own_accuracies(predictions: Predictions, federation: Federation, among: Tensor | None = None) -> list[float]:
     """The same, every client by its own model; by the global one where it has none (FedbenchError without either)."""
     accuracies = [
-        _of_one_client(right, federation, position)
+        _of_one_client(right, federation, position, among)
         for position, right in enumerate(_right_by_client(predictions, federation))
     ]
     return _scored(torch.tensor(accuracies, dtype=torch.float64))
@@ -169,34 +185,42 @@ def _scored(accuracies: Tensor) -> list[float]:
     return known
 
 
-def _of_all_clients(right: Tensor, federation: Federation) -> Tensor:
+def _of_all_clients(right: Tensor, federation: Federation, among: Tensor | None) -> Tensor:
     """Accuracies of one model in percent by client, (N,) float64, NaN for those to leave out."""
     shards, table = federation.shards, federation.class_table
-    values, known = _class_values(right, federation)
+    values, known = _class_values(right, federation, among)
     tested = shards.sizes if bool(known.all()) else table.samples_of(known)
     # a client without a tested class is 0 / 0, which is NaN
     accuracies = table.sums(values) / tested
     for which, own in enumerate(shards.measured):
         if own.test is not None and len(own.test):
-            accuracies[shards.measured_alike(which)] = percent_right(right[own.test])
+            # without a sample the mean is NaN
+            accuracies[shards.measured_alike(which)] = percent_right(right[_tested(own.test, federation, among)])
     return accuracies
 
 
-def _of_one_client(right: Tensor, federation: Federation, position: int) -> float:
+def _of_one_client(right: Tensor, federation: Federation, position: int, among: Tensor | None) -> float:
     """The same for the client at ``position``, whose own model is ``right`` (n,) on the test split."""
     own = federation.shards.measured_by(position).test
     if own is not None and len(own):
-        return percent_right(right[own])
-    values, known = _class_values(right, federation)
+        return percent_right(right[_tested(own, federation, among)])
+    values, known = _class_values(right, federation, among)
     counts = federation.class_table.rows(position, position + 1)[0] * known
     return float((counts * values).sum() / counts.sum())
 
 
-def _class_values(right: Tensor, federation: Federation) -> tuple[Tensor, Tensor]:
-    """Per-class accuracies in percent, (C,) float64 with 0 for a class without test samples, and which have some."""
+def _tested(samples: Tensor, federation: Federation, among: Tensor | None) -> Tensor:
+    """Those of the test ``samples`` (m,) that are of the classes ``among`` (C,) bool; all where it is None."""
+    return samples if among is None else samples[among[federation.test.labels[samples]]]
+
+
+def _class_values(right: Tensor, federation: Federation, among: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Per-class accuracies in percent, (C,) float64 with 0 for a class that doesn't count, and which do: those that
+    have test samples, ``among`` those given."""
     by_class = per_class_accuracy(right, federation.test.labels, federation.num_classes)
-    values = torch.tensor([0.0 if accuracy is None else accuracy for accuracy in by_class], dtype=torch.float64)
-    return values, torch.tensor([accuracy is not None for accuracy in by_class])
+    counts = [a is not None and (among is None or bool(among[c])) for c, a in enumerate(by_class)]
+    values = [a if a is not None and counted else 0.0 for a, counted in zip(by_class, counts, strict=True)]
+    return torch.tensor(values, dtype=torch.float64), torch.tensor(counts)
 
 
 def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
@@ -209,7 +233,7 @@ def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]
     rounds = sorted(accuracies)
     last = dict(accuracies[rounds[-1]])
     if "global_accuracy" not in last:
-        # a method without a global model has personal metrics, of the last round only
+        # a method without a global model has personal metrics alone
         return last
     curve = [accuracies[r]["global_accuracy"] for r in rounds if r > 0] or [last["global_accuracy"]]
     last["last10_accuracy"] = _mean(curve[-10:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,6 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Federation, Split, Unseen
-from fedbench.core.partition import Measured, Shards
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
 from fedbench.kinds.partitions import ClientSamples, PartitionTask, Samples
@@ -20,8 +19,9 @@ from fedbench.scenarios.partitions.feature_skew import Cut, domains_of
 from fedbench.scenarios.partitions.few_shot import of_clients, of_federation
 from fedbench.scenarios.partitions.long_tail import thin
 from fedbench.scenarios.partitions.named import partition_of
-from fedbench.scenarios.partitions.parts import as_parts, joined
+from fedbench.scenarios.partitions.parts import joined
 from fedbench.scenarios.partitions.rounding import IntArray
+from fedbench.scenarios.shards import later_stretches, shards_of, subset, without_held_out
 from fedbench.scenarios.unseen import by_class, require_tested
 
 
@@ -47,8 +47,8 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     kept = of_federation(thinned, cut.pool.labels.numpy(), scenario, seed)
     train = cut.pool if len(kept) == len(cut.pool) else cut.pool.select(torch.from_numpy(kept))
     found = _given_out(dataset, train, cut, held_out, scenario, seed)
-    shards = _shards(found, scenario, len(train))
-    clients, new, order = _held_out(shards, scenario, seed)
+    shards = shards_of(found, scenario, len(train))
+    clients, new, order = without_held_out(shards, scenario, seed)
     return Federation(
         clients=clients,
         train=train,
@@ -61,7 +61,7 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
         labels_visible=scenario.labels == "visible",
         server=server,
         client_names=tuple(found.names[place] for place in order) if found.names else (),
-        later=tuple(_subset(_stretch(part, shards), order[: len(clients)], 0) for part in found.later),
+        later=tuple(subset(stretch, order[: len(clients)], 0) for stretch in later_stretches(found, shards)),
         new_clients=new,
         unseen=None if left_out is None or scenario.validation else _unseen(left_out, scenario, held_out),
         groups=_groups(dataset, _thinned_labels(whole_cut, len(dataset.classnames), scenario, seed), scenario),
@@ -184,7 +184,13 @@ def _given_out(
     )
     answer = partition.clients(task)
     found = answer if isinstance(answer, ClientSamples) else ClientSamples(answer)
-    for stretch in (found, *(ClientSamples(part) for part in found.later)):
+    if found.later_test and len(found.later_test) != len(found.later):
+        raise FedbenchError(
+            f"partition {partition.name!r} gives test samples to {len(found.later_test)} later stretches and training "
+            f"samples to {len(found.later)}; it must give both to each."
+        )
+    tests = [ClientSamples(found.train, test) for test in found.later_test]
+    for stretch in (found, *map(ClientSamples, found.later), *tests):
         _refuse_wrong(stretch, task, partition.name)
     if found.later and scenario.equal_sizes:
         raise FedbenchError(
@@ -224,67 +230,6 @@ def _refuse_wrong(found: ClientSamples, task: PartitionTask, name: str) -> None:
                 f"partition {name!r} gives the training sample {int(np.bincount(flat).argmax())} to several clients, "
                 "or twice to one; it must give each to one client at most."
             )
-
-
-def _shards(found: ClientSamples, scenario: Scenario, samples: int) -> Shards:
-    parts = as_parts(found.train)
-    sizes = torch.from_numpy(parts.sizes)
-    empty = torch.nonzero(sizes == 0).flatten()
-    if len(empty) or not len(parts):
-        who = f"client {empty[0]} and {len(empty) - 1} others of {len(parts)}" if len(empty) else "every client"
-        raise FedbenchError(
-            f"partition {scenario.partition!r} leaves {who} without a sample; {samples} training samples are too few, "
-            "lower the number of clients"
-        )
-    # ascending: what a client holds is a set, and the order of its batches is drawn elsewhere
-    indices = torch.from_numpy(parts.ascending())
-    shards = Shards(indices, torch.from_numpy(parts.offsets), torch.arange(len(parts)))
-    if found.test is None and found.validation is None:
-        return shards
-    nothing = [None] * len(parts)
-    pairs = list(zip(found.test or nothing, found.validation or nothing, strict=True))
-    # what clients share is kept once
-    number: dict[tuple[int, int], int] = {}
-    which = [number.setdefault((id(test), id(validation)), len(number)) for test, validation in pairs]
-    first = {place: pairs[position] for position, place in reversed(list(enumerate(which)))}
-    measured = tuple(Measured(*map(_sorted, first[place])) for place in range(len(number)))
-    return replace(shards, measured=measured, measured_on=torch.tensor(which))
-
-
-def _stretch(part: Sequence[IntArray], first: Shards) -> Shards:
-    """What the clients of ``first`` hold in a later stretch, where some may hold nothing."""
-    parts = as_parts(part)
-    if len(parts) != len(first):
-        raise FedbenchError(f"a partition gives {len(first)} clients first and {len(parts)} later; they must stay.")
-    return replace(
-        first, indices=torch.from_numpy(parts.ascending()), offsets=torch.from_numpy(parts.offsets), ids=first.ids
-    )
-
-
-def _held_out(shards: Shards, scenario: Scenario, seed: int) -> tuple[Shards, Shards | tuple[()], list[int]]:
-    """The clients that train, those that are held out, and the places of both among ``shards``."""
-    count = len(shards)
-    if not scenario.holdout_clients:
-        return shards, (), list(range(count))
-    held = max(round(scenario.holdout_clients * count), 1)
-    if held >= count:
-        raise FedbenchError(
-            f"holdout_clients={scenario.holdout_clients:g} leaves none of {count} clients to train; set it lower."
-        )
-    drawn = numpy_generator(seed, "holdout-clients").permutation(count)
-    training, new = np.sort(drawn[held:]).tolist(), np.sort(drawn[:held]).tolist()
-    return _subset(shards, training, 0), _subset(shards, new, len(training)), [*training, *new]
-
-
-def _subset(shards: Shards, places: Sequence[int], first: int) -> Shards:
-    """The clients at ``places``, numbered from ``first`` on; ``shards`` itself where they are all."""
-    if len(places) == len(shards):
-        return shards
-    return Shards.of([replace(shards[place], id=first + number) for number, place in enumerate(places)])
-
-
-def _sorted(samples: IntArray | None) -> torch.Tensor | None:
-    return None if samples is None else torch.from_numpy(np.sort(samples))
 
 
 def _groups(dataset: Dataset, labels: IntArray, scenario: Scenario) -> Mapping[str, tuple[int, ...]]:

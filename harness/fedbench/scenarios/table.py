@@ -20,10 +20,12 @@ def write_table(federation: Federation, file: Path) -> None:
     names = federation.client_names or tuple(map(str, range(len(federation.clients))))
     rows = []
     for stretch, shards in enumerate(federation.later, start=1):
-        for name, client in zip(names, shards, strict=True):
-            rows.append(
-                pd.DataFrame({"split": "train", "sample": client.indices.numpy(), "client": name, "stretch": stretch})
-            )
+        for name, client, first in zip(names, shards, federation.clients, strict=True):
+            now = {"train": client.indices}
+            if client.test_indices is not None and client.test_indices is not first.test_indices:
+                now["test"] = client.test_indices
+            for split, own in now.items():
+                rows.append(pd.DataFrame({"split": split, "sample": own.numpy(), "client": name, "stretch": stretch}))
     for name, client in zip(names, federation.clients, strict=True):
         held = {
             "train": client.indices,

@@ -49,8 +49,8 @@ class Objective:
     def check(self, metrics: Mapping[str, float]) -> None:
         """Raise UnknownObjective unless a run whose round 0 gave ``metrics`` will have the metric in its summary.
 
-        Metrics of clients' own models come with the last round alone. Of a run without a global model round 0 has no
-        metrics: Unworkable, so that other rows are tuned all the same.
+        Metrics of clients' own models are none of round 0's. Of a run without a global model it has no metrics:
+        Unworkable, so that other rows are tuned all the same.
         """
         if self.is_cost or self.metric.startswith(_PERSONAL):
             return

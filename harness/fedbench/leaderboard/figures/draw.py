@@ -98,7 +98,9 @@ def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[st
     for axes, metric in zip(panels, known, strict=True):
         for place, (row, of) in enumerate(frame.groupby("row", sort=False)):
             mean = of.groupby("round")[metric].mean().dropna()
-            axes.plot(mean.index, mean.to_numpy(), label=row, linewidth=1.2, color=_look(place)["color"])
+            # a line of one point would not be seen
+            marker = "." if len(mean) == 1 else ""
+            axes.plot(mean.index, mean.to_numpy(), label=row, linewidth=1.2, color=_look(place)["color"], marker=marker)
         axes.set_title(heading(metric), fontsize=8)
         axes.set_xlabel("round")
     panels[0].set_ylabel("%" if all("accuracy" in metric for metric in known) else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from fedbench.leaderboard.figures.points import by_row, swept
 from fedbench.leaderboard.named import metric_named
 from fedbench.leaderboard.results import GROUPS, load_curves, load_measured, load_rounds
 from fedbench.leaderboard.rows.identity import label_of
+from fedbench.leaderboard.rows.own_models import OF_GROUPS, ranks_own_models
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
 from fedbench.tracking.schema import FINAL
@@ -71,25 +73,29 @@ def _chosen(results: pd.DataFrame, setting: str | None, methods: Collection[str]
     return results[results["method"].isin(methods)] if methods else results
 
 
-def _owners(results: pd.DataFrame) -> dict[str, str]:
-    """MLflow id -> the row's label."""
-    return {str(run): label_of(str(row)) for run, row in zip(results["mlflow_id"], results["row"], strict=True)}
+def owners_of(results: pd.DataFrame) -> dict[str, str]:
+    """MLflow id -> the row's label; the whole row where others, on another backbone, have the same."""
+    rows = [str(row) for row in results["row"]]
+    alike = Counter(map(label_of, dict.fromkeys(rows)))
+    names = [label_of(row) if alike[label_of(row)] == 1 else row for row in rows]
+    return dict(zip(map(str, results["mlflow_id"]), names, strict=True))
 
 
 def _of_rounds(uri: str, results: pd.DataFrame, metric: str | None, headline: str, groups: Sequence[str]) -> Figure:
     """An accuracy by round with those of the ``groups``, or what a method reports or measures."""
-    if metric is not None:
+    if metric is not None and not ranks_own_models(metric):
         names = [metric, *(f"{metric}/{group.removesuffix('_accuracy')}" for group in groups)]
         measured = load_rounds(uri, results, names)
         if metric in measured:
-            return draw.rounds(measured, _owners(results), names)
+            return draw.rounds(measured, owners_of(results), names)
     ranked = metric_named(results, metric) if metric else headline
-    return draw.rounds(load_curves(uri, results, ranked), _owners(results), list(dict.fromkeys([ranked, *groups])))
+    names = list(dict.fromkeys([ranked, *(OF_GROUPS if groups and ranks_own_models(ranked) else groups)]))
+    return draw.rounds(load_curves(uri, results, *names), owners_of(results), names)
 
 
 def _of_layers(uri: str, suite: str, results: pd.DataFrame, metric: str) -> Figure:
     prefix = f"{metric.rstrip('/')}/"
-    values, owners = load_measured(uri, suite, results, prefix), _owners(results)
+    values, owners = load_measured(uri, suite, results, prefix), owners_of(results)
     names = results["mlflow_id"].map(owners)
     rows = {str(row): of.dropna(axis=1) for row, of in values.groupby(names, sort=False) if not of.dropna(axis=1).empty}
     rows = {row: of for row, of in rows.items() if of.shape[1]}
@@ -103,7 +109,7 @@ def _of_models(kind: str, uri: str, results: pd.DataFrame, settings: Settings) -
     from fedbench.leaderboard.figures import models, scatter
     from fedbench.tracking.recorded.models import recorded_model
 
-    owners = _owners(results)
+    owners = owners_of(results)
     first = results.sort_values("seed", kind="stable").drop_duplicates("row")["mlflow_id"]
     if len(first) > _MOST_PANELS:
         raise FedbenchError(f"{len(first)} rows are too many panels; choose up to {_MOST_PANELS} by --method.")

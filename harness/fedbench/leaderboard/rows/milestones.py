@@ -38,6 +38,13 @@ def spent_until(curves: pd.DataFrame, mlflow_ids: list[str], rounds: list[int | 
 
 
 def is_tracked(curves: pd.DataFrame, mlflow_ids: list[str], metric: str) -> bool:
-    """Whether ``metric`` was logged by round in all of the runs that have a curve at all."""
+    """Whether all of the runs that have a curve have ``metric`` in every evaluated round.
+
+    But for round 0, before which there are no own models.
+    """
     own = curves[curves["mlflow_id"].isin(mlflow_ids)]
-    return metric in own and bool(own[metric].notna().any()) and bool(own[metric].notna().all())
+    if metric not in own:
+        return False
+    known = own[metric].notna()
+    have = set(own.loc[known, "mlflow_id"])
+    return bool(have) and have == set(own["mlflow_id"]) and bool(known[own["round"] > 0].all())

@@ -1,13 +1,16 @@
 """Methods with own models beside methods with one model for all: both by their accuracy over the same clients.
 
 A board that is ranked by the accuracy of clients' own models (``personal_mean_client_accuracy`` and the like) has a row
-without own models by its global model, over the same clients and their test samples.
+without own models by its global model, over the same clients and their test samples; and so have curves by round.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 
+from fedbench.core.metric_names import GROUPS
 from fedbench.tracking.schema import FINAL
 
 MARK = "§"
@@ -16,12 +19,19 @@ NOTE = "one model for all: under own models is what the global model reaches ove
 SHARED = "one_model_for_all"
 """The column of results that says so of a run."""
 _PERSONAL = "personal_"
-_OVER_CLIENTS = tuple(f"{which}_client_accuracy" for which in ("mean", "worst", "std", "p10", "gini"))
+OF_GROUPS = tuple(f"{_PERSONAL}{group}_client_accuracy" for group in GROUPS)
+"""Of own models, by group of classes."""
+_OVER_CLIENTS = tuple(f"{which}_client_accuracy" for which in ("mean", "worst", "std", "p10", "gini", *GROUPS))
 
 
 def ranks_own_models(headline: str) -> bool:
     """Whether ``headline`` is over clients, each by its own model."""
     return headline.startswith(_PERSONAL) and headline.removeprefix(_PERSONAL) in _OVER_CLIENTS
+
+
+def of_global_model(metric: str) -> str:
+    """The same of the global model: ``mean_client_accuracy`` for ``personal_mean_client_accuracy``."""
+    return metric.removeprefix(_PERSONAL)
 
 
 def with_global_models(results: pd.DataFrame, headlines: tuple[str, ...]) -> pd.DataFrame:
@@ -42,3 +52,16 @@ def with_global_models(results: pd.DataFrame, headlines: tuple[str, ...]) -> pd.
             kept = results[ours] if ours in results else pd.Series(float("nan"), index=results.index)
             results[ours] = kept.where(~shared, results[theirs])
     return results.assign(**{SHARED: shared})
+
+
+def with_global_curves(curves: pd.DataFrame, results: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
+    """``curves``, by ``mlflow_id`` and round, where those of ``metrics`` that are of own models are the global model's
+    for the runs in ``results`` without own ones."""
+    known = with_global_models(results, tuple(metrics))
+    shared = curves.index.get_level_values("mlflow_id").isin(known.loc[known[SHARED], "mlflow_id"])
+    for metric in filter(ranks_own_models, metrics):
+        theirs = of_global_model(metric)
+        if theirs in curves:
+            ours = curves[metric] if metric in curves else pd.Series(float("nan"), index=curves.index)
+            curves = curves.assign(**{metric: ours.where(~shared, curves[theirs])})
+    return curves

@@ -87,10 +87,10 @@ class ByDomain(Partition[NoParams]):
             raise FedbenchError("partition 'domain' needs data with domains; choose other data or another partition")
         parts = feature_skew.domain_clients(domains, task.present_domains, _within_domain(task, scenario))
         first = [domains[part[0]] if len(part) else -1 for part in parts]
-        return ClientSamples(parts, _of_domains(task.test, first), _of_domains(task.validation, first))
+        return ClientSamples(parts, of_domains(task.test, first), of_domains(task.validation, first))
 
 
-def _of_domains(split: Samples | None, wanted: list[int]) -> list[Indices] | None:
+def of_domains(split: Samples | None, wanted: list[int]) -> list[Indices] | None:
     """The samples of each domain in ``wanted``; clients of one domain share one array."""
     if split is None or split.domains is None:
         return None

@@ -13,6 +13,7 @@ import numpy as np
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hyper import hyper
 from fedbench.kinds.partitions import ClientSamples, Partition, PartitionTask
+from fedbench.scenarios.partitions.built_in import of_domains
 from fedbench.scenarios.partitions.parts import Parts, deal_out, equal_parts
 from fedbench.scenarios.partitions.rounding import IntArray, takers
 
@@ -66,7 +67,8 @@ class DomainDrift(Partition[DomainDriftParams]):
     """Covariate drift: every client moves on to the next domain in every stretch.
 
     Of D domains client k has domain (k + s) mod D in stretch s: an S-th part of that domain's samples, shared evenly
-    with the clients that are there in the same stretch. All clients are measured on the whole test split.
+    with the clients that are there in the same stretch. In every stretch a client is measured on the test samples of
+    the domain that it then has.
     """
 
     name = "domain_drift"
@@ -84,8 +86,11 @@ class DomainDrift(Partition[DomainDriftParams]):
             domain: equal_parts(task.rng.permutation(np.flatnonzero(domains == domain)), self.params.stretches)
             for domain in present
         }
-        parts = [self._stretch(stretch, members, count) for stretch in range(self.params.stretches)]
-        return ClientSamples(parts[0], later=parts[1:])
+        stretches = range(self.params.stretches)
+        parts = [self._stretch(stretch, members, count) for stretch in stretches]
+        there = [[present[(client + stretch) % len(present)] for client in range(count)] for stretch in stretches]
+        tests = [of_domains(task.test, own) for own in there]
+        return ClientSamples(parts[0], tests[0], later=parts[1:], later_test=tests[1:])
 
     def _stretch(self, stretch: int, members: dict[int, Parts], count: int) -> Parts:
         samples, owners = [], []

@@ -2,8 +2,9 @@
 
 A table is a CSV file of one of two forms. ``split,sample,client`` says who has which sample: ``split`` is train, test
 or validation, ``sample`` the position in it, as `fedbench.scenarios.table` says; ``fedbench scenario show --output
-FILE`` writes it. With a column ``stretch`` clients hold other training samples in each stretch of the run. ``client``
-and a column by class name says how many training samples of each class every client has; which ones is drawn.
+FILE`` writes it. With a column ``stretch`` clients hold other training samples in each stretch of the run, and are
+measured on other test samples where it has some. ``client`` and a column by class name says how many training samples
+of each class every client has; which ones is drawn.
 """
 
 from __future__ import annotations
@@ -148,8 +149,8 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
         raise FedbenchError(f"{where}: stretches are whole numbers from 0 on, without a gap.")
     first = table if stretch is None else table[stretch == 0]
     rows = {split: first[first["split"] == split] for split in SPLITS}
-    for split, part in rows.items():
-        for stranger in sorted(set(part["client"]) - set(names)):
+    for split in SPLITS:
+        for stranger in sorted(set(table.loc[table["split"] == split, "client"]) - set(names)):
             raise FedbenchError(f"{where}: client {stranger!r} has {split} samples, but no training sample.")
 
     def dealt(split: str, count: int, part: pd.DataFrame | None = None) -> Parts | None:
@@ -169,12 +170,15 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
     if train is None:
         raise FedbenchError(f"{where} has no row of the split train.")
     validation = None if task.validation is None else dealt("validation", len(task.validation))
-    later = []
+    test = dealt("test", len(task.test))
+    later, later_test = [], []
     for number in range(1, 1 if stretch is None else int(stretch.max()) + 1):
-        part = table[(stretch == number) & (table["split"] == "train")]
-        later.append(dealt("train", len(task.train), part) or train)
-    names = _worth_telling(names)
-    return ClientSamples(train, dealt("test", len(task.test)), validation, later, names)
+        of = {split: table[(stretch == number) & (table["split"] == split)] for split in ("train", "test")}
+        later.append(dealt("train", len(task.train), of["train"]) or train)
+        later_test.append(dealt("test", len(task.test), of["test"]) or test)
+    # a stretch without rows is as the first
+    moves = any(part is not test for part in later_test)
+    return ClientSamples(train, test, validation, later, _worth_telling(names), later_test if moves else ())
 
 
 def _of_counts(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:

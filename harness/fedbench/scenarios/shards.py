@@ -1,0 +1,86 @@
+"""From a partition's answer to shards: what clients hold, in every stretch of the run, and are measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.partition import Measured, Shards
+from fedbench.core.randomness import numpy_generator
+from fedbench.core.scenario import Scenario
+from fedbench.kinds.partitions import ClientSamples
+from fedbench.scenarios.partitions.parts import as_parts
+from fedbench.scenarios.partitions.rounding import IntArray
+
+
+def shards_of(found: ClientSamples, scenario: Scenario, samples: int) -> Shards:
+    """The clients as they begin; FedbenchError where one has none of the ``samples`` training samples."""
+    parts = as_parts(found.train)
+    sizes = torch.from_numpy(parts.sizes)
+    empty = torch.nonzero(sizes == 0).flatten()
+    if len(empty) or not len(parts):
+        who = f"client {empty[0]} and {len(empty) - 1} others of {len(parts)}" if len(empty) else "every client"
+        raise FedbenchError(
+            f"partition {scenario.partition!r} leaves {who} without a sample; {samples} training samples are too few, "
+            "lower the number of clients"
+        )
+    # ascending: what a client holds is a set, and the order of its batches is drawn elsewhere
+    indices = torch.from_numpy(parts.ascending())
+    shards = Shards(indices, torch.from_numpy(parts.offsets), torch.arange(len(parts)))
+    return _measured(shards, found.test, found.validation)
+
+
+def _measured(shards: Shards, test: Sequence[IntArray] | None, validation: Sequence[IntArray] | None) -> Shards:
+    """``shards`` with what its clients are measured on."""
+    if test is None and validation is None:
+        return replace(shards, measured=(Measured(),), measured_on=None)
+    nothing = [None] * len(shards)
+    pairs = list(zip(test or nothing, validation or nothing, strict=True))
+    # what clients share is kept once
+    number: dict[tuple[int, int], int] = {}
+    which = [number.setdefault((id(test), id(validation)), len(number)) for test, validation in pairs]
+    first = {place: pairs[position] for position, place in reversed(list(enumerate(which)))}
+    measured = tuple(Measured(*map(_sorted, first[place])) for place in range(len(number)))
+    return replace(shards, measured=measured, measured_on=torch.tensor(which))
+
+
+def later_stretches(found: ClientSamples, first: Shards) -> Iterator[Shards]:
+    """What the clients of ``first`` hold in each later stretch, where some may hold nothing; FedbenchError where they
+    are not as many."""
+    for number, part in enumerate(found.later):
+        parts = as_parts(part)
+        if len(parts) != len(first):
+            raise FedbenchError(f"a partition gives {len(first)} clients first and {len(parts)} later; they must stay.")
+        indices, offsets = torch.from_numpy(parts.ascending()), torch.from_numpy(parts.offsets)
+        held = replace(first, indices=indices, offsets=offsets)
+        yield _measured(held, found.later_test[number], found.validation) if found.later_test else held
+
+
+def without_held_out(shards: Shards, scenario: Scenario, seed: int) -> tuple[Shards, Shards | tuple[()], list[int]]:
+    """The clients that train, those that are held out, and the places of both among ``shards``."""
+    count = len(shards)
+    if not scenario.holdout_clients:
+        return shards, (), list(range(count))
+    held = max(round(scenario.holdout_clients * count), 1)
+    if held >= count:
+        raise FedbenchError(
+            f"holdout_clients={scenario.holdout_clients:g} leaves none of {count} clients to train; set it lower."
+        )
+    drawn = numpy_generator(seed, "holdout-clients").permutation(count)
+    training, new = np.sort(drawn[held:]).tolist(), np.sort(drawn[:held]).tolist()
+    return subset(shards, training, 0), subset(shards, new, len(training)), [*training, *new]
+
+
+def subset(shards: Shards, places: Sequence[int], first: int) -> Shards:
+    """The clients at ``places``, numbered from ``first`` on; ``shards`` itself where they are all."""
+    if len(places) == len(shards):
+        return shards
+    return Shards.of([replace(shards[place], id=first + number) for number, place in enumerate(places)])
+
+
+def _sorted(samples: IntArray | None) -> torch.Tensor | None:
+    return None if samples is None else torch.from_numpy(np.sort(samples))
