@@ -202,6 +202,26 @@ def test_a_federation_is_that_of_a_run(results, cache):
     assert [one["class_counts"] for one in recorded.values()] == [held.to_numpy().tolist()] * 2
     with pytest.raises(fedbench.FedbenchError, match="a partition doesn't depend on it"):
         fedbench.federation("iid", dataset=DATA, rounds=5)
+    with pytest.raises(fedbench.FedbenchError, match="two answers"):
+        fedbench.federation("iid", suite="longtail")
+    with pytest.raises(fedbench.FedbenchError, match="give one value"):
+        fedbench.federation("label-skew", dirichlet_alpha=[0.1, 1.0])
+    with pytest.raises(fedbench.FedbenchError, match="seeds are whole numbers"):
+        fedbench.federation("iid", seed=1.5)
+
+
+def test_a_federation_names_its_clients():
+    tiny = tiny_dataset()
+    owners = torch.arange(len(tiny.train)) % 2
+    data = replace(tiny, train=replace(tiny.train, clients=owners), client_names=("Kraków", "Zürich"))
+    assert list(fedbench.federation("natural", dataset=data).index) == ["Kraków", "Zürich"]
+
+
+def test_studies_without_trials_are_refused_and_nothing_is_stored(tmp_path):
+    for wrong, message in (({"trials": "x"}, "trials"), ({"trials": 0}, "trials"), ({"validation": 2.0}, "share")):
+        with pytest.raises(fedbench.FedbenchError, match=message):
+            fedbench.tune("longtail", "fedavg", **wrong, store=tmp_path / "store", progress=False)
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_study_gives_a_line_a_row_and_its_values_are_run(tmp_path, cache):
@@ -333,6 +353,12 @@ def test_a_run_that_fails_is_a_row_with_its_reason(tmp_path, cache, capfd):
         ({"methods": [HalfWay], "jobs": 2}, "can't be sent to other processes"),
         ({"engine": "ray", "dataset": DATA}, "unknown engine 'ray'"),
         ({"executor": "fast"}, "unknown executor 'fast'"),
+        ({"seeds": 1.5}, "1.5 is a float; seeds are whole numbers"),
+        ({"seeds": "12"}, "'12' is a str; seeds are whole numbers"),
+        ({"set": ["fedprox.mu=1"]}, "give a dict"),
+        ({"plugins": 5}, "5 is a int; plug-in files are paths"),
+        ({"setting": 5}, "5 is a int; names are texts"),
+        ({"dataset": DATA, "jobs": 0}, "0 jobs at the same time can't be"),
     ],
     # two processes of a test run must call it the same
     ids=lambda value: re.sub(r" at 0x[0-9a-f]+", "", str(value)),

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
+from fedbench.core.metric_names import is_reserved
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.files import plugins_everywhere
@@ -189,3 +190,21 @@ def test_the_readmes_partition_and_metric_run_as_written(tmp_path: Path) -> None
     assert "sure errors" in said(*words, *store)
     assert "keeps the contract" in said("check", "halving", "--plugin", str(file))
     assert "keeps the contract" in said("check", "sure_errors", "--plugin", str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('    name = "mine"\n\n    def values(self, task):\n        return 1.0\n', "no docstring"),
+        ('    """Mine."""\n\n    name = "mine"\n', "no values; define it"),
+    ],
+)
+def test_a_class_without_docstring_or_body_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"from fedbench.api import Metric, NoParams\n\n\nclass Mine(Metric[NoParams]):\n{text}")
+    with plugins_everywhere([file]), pytest.raises(FedbenchError, match=message):
+        find("metric", "mine")
+
+
+def test_no_metric_may_be_called_as_what_is_sent() -> None:
+    assert is_reserved("bytes") and is_reserved("bytes_up") and not is_reserved("tail_f1")

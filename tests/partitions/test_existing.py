@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedbench.api import ClientSamples, NoParams, Partition, PartitionTask
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Federation
 from fedbench.core.scenario import Scenario
+from fedbench.kinds.own import own_plugins
 from fedbench.scenarios import build_federation
 from fedbench.scenarios.table import write_table
 
@@ -128,6 +130,58 @@ def test_a_wrong_table_is_named(dataset: Make, tmp_path: Path, text: str, messag
     file.write_text(text)
     with pytest.raises(FedbenchError, match=message):
         build_federation(dataset([5, 5], [2, 2]), Scenario(partition=f"table:{file}"), 0)
+
+
+def test_clients_of_a_table_may_be_called_as_missing_values_are(dataset: Make, tmp_path: Path) -> None:
+    file = tmp_path / "who.csv"
+    file.write_text("split,sample,client\ntrain,0,NA\ntrain,1,null\ntrain,2,nan\n")
+    data = dataset([5, 5], [2, 2])
+    federation = build_federation(data, Scenario(partition=f"table:{file}"), 0)
+    assert federation.client_names == ("NA", "null", "nan")
+    file.write_text("split,sample,client\ntrain,0,NA\ntrain,1,\n")
+    with pytest.raises(FedbenchError, match="every row needs a client"):
+        build_federation(data, Scenario(partition=f"table:{file}"), 0)
+
+
+def test_a_client_with_a_single_sample_trains_on_it_where_there_is_no_test_split(dataset: Make) -> None:
+    data = replace(named(dataset([5, 5], [2, 2]), [0] * 9 + [1], None, ("many", "one")), test=None)
+    federation = build_federation(data, Scenario(partition="natural"), 0)
+    assert federation.client_names == ("many", "one")
+    assert [(len(train), len(test or ())) for train, test in held(federation)] == [(7, 2), (1, 0)]
+    alone = replace(named(data, list(range(10)), None, tuple("abcdefghij")), test=None)
+    with pytest.raises(FedbenchError, match="no client has two samples"):
+        build_federation(alone, Scenario(partition="natural"), 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "no list of arrays .* but a NoneType"),
+        ([np.array([0]), np.array([[1]])], "no list of arrays"),
+        (
+            ClientSamples([np.array([0]), np.array([1])], names=["a"]),
+            "1 names, 1 of them different, to 2 clients",
+        ),
+        (ClientSamples([np.array([0]), np.array([1])], names=["a", "a"]), "2 names, 1 of them different, to 2 clients"),
+        (ClientSamples([np.array([0])], test=[None]), "no list of arrays"),  # type: ignore[list-item]
+        (ClientSamples([np.array([0])], test=[np.array([1, 0, 1])]), "gives a client the test sample 1 twice"),
+        (KeyError("ward"), r"partition 'mine' fails: KeyError: 'ward' \(test_existing.py, line \d+\)"),
+    ],
+    ids=["none", "column", "too-few-names", "one-name-twice", "no-test-array", "test-twice", "raises"],
+)
+def test_a_wrong_answer_of_a_partition_is_one_sentence(dataset: Make, answer: object, message: str) -> None:
+    class Mine(Partition[NoParams]):
+        """Mine."""
+
+        name = "mine"
+
+        def clients(self, task: PartitionTask) -> ClientSamples:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer  # type: ignore[return-value]
+
+    with own_plugins({("partition", "mine"): Mine}), pytest.raises(FedbenchError, match=message):
+        build_federation(dataset([5, 5], [2, 2]), Scenario(partition="mine"), 0)
 
 
 def test_names_of_partitions_are_checked(dataset: Make) -> None:

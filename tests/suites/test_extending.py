@@ -50,6 +50,11 @@ def test_fields_are_laid_over_and_rows_added_replaced_and_left_out(base: Path) -
     assert [spec.run_id for spec in expand(again, Overrides())] == [spec.run_id for spec in expand(suite, Overrides())]
 
 
+def test_a_single_row_is_left_out_without_brackets(base: Path) -> None:
+    (base / "mine.yaml").write_text("extends: base.yaml\nname: mine\nwithout: fedavg\n")
+    assert [row.method for row in load_suite(str(base / "mine.yaml")).rows] == ["fedprox", "fedprox"]
+
+
 def test_a_shipped_suite_can_be_extended_by_name_and_runs_the_same(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("extends: longtail\nname: mine\n")
     ours, theirs = load_suite(str(tmp_path / "mine.yaml")), load_suite("longtail")

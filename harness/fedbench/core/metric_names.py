@@ -53,7 +53,9 @@ def known_accuracy(name: str) -> str:
     return full
 
 
-_OF_ROUNDS = frozenset({"bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "seconds", *FAULT_COUNTS})
+_OF_ROUNDS = frozenset(
+    {"bytes", "bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "seconds", *FAULT_COUNTS}
+)
 """What is recorded of every round beside its metrics."""
 
 

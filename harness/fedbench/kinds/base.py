@@ -45,7 +45,7 @@ class Plugin(Generic[P]):
     @classmethod
     def description(cls) -> str:
         """The docstring's first paragraph, on one line."""
-        return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+        return " ".join(inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].split())
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
@@ -73,6 +73,9 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
         )
     if not cls.description():
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: no docstring; say in it what {name} is.")
+    lacking = [one for one in dir(cls) if getattr(getattr(cls, one, None), "__isabstractmethod__", False)]
+    if lacking:
+        raise FedbenchError(f"plugin {where}, class {cls.__name__}: no {' and no '.join(lacking)}; define it.")
     try:
         declared(cls.Params)
     except FedbenchError as error:

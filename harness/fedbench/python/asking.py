@@ -23,6 +23,8 @@ def assignments(further: Mapping[str, Any] | None, settings: Mapping[str, Any]) 
 
     FedbenchError for a value that no setting has, and for a setting that is given twice.
     """
+    if not isinstance(further, Mapping | None):
+        raise FedbenchError(f"set={further!r} is none: give a dict, as set={{'fedprox.mu': 0.1}}.")
     given = [(key, value) for key, value in settings.items() if value is not None]
     given += list((further or {}).items())
     return all_assignments([f"{key}={_text(key, value)}" for key, value in given], None)
@@ -30,19 +32,28 @@ def assignments(further: Mapping[str, Any] | None, settings: Mapping[str, Any]) 
 
 def names(given: Names | None) -> tuple[str, ...]:
     """One name or several."""
-    return () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    several = _several(given)
+    for one in several:
+        if not isinstance(one, str):
+            raise FedbenchError(f"{one!r} is a {type(one).__name__}; names are texts, or lists of them.")
+    return several
 
 
 def numbers(given: int | Iterable[int] | None) -> tuple[int, ...]:
     """One seed or several."""
-    if given is None or isinstance(given, Iterable):
-        return tuple(map(int, given or ()))
-    return (int(given),)
+    several = _several(given)
+    for one in several:
+        if not isinstance(one, Integral) or isinstance(one, bool):
+            raise FedbenchError(f"{one!r} is a {type(one).__name__}; seeds are whole numbers, or lists of them.")
+    return tuple(map(int, several))
 
 
 def files(given: Folder | Iterable[Folder] | None) -> tuple[Path, ...]:
     """Plug-in files as absolute paths, which is how loaded modules are recognised."""
-    several = () if given is None else (given,) if isinstance(given, str | Path) else tuple(given)
+    several = _several(given)
+    for one in several:
+        if not isinstance(one, str | Path):
+            raise FedbenchError(f"{one!r} is a {type(one).__name__}; plug-in files are paths, or lists of them.")
     return tuple(Path(one).expanduser().resolve() for one in several)
 
 
@@ -51,6 +62,13 @@ def folders(data_dir: Folder | None, cache_dir: Folder | None) -> tuple[Path, Pa
     data = data_dir or os.environ.get("FEDBENCH_DATA") or DATA_DIR
     cache = cache_dir or os.environ.get("FEDBENCH_CACHE") or CACHE_DIR
     return expanded(Path(data), "data_dir"), expanded(Path(cache), "cache_dir")
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    """What is given, where it is one or several; nothing for None."""
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
 
 
 def _text(key: str, value: Any) -> str:

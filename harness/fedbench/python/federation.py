@@ -7,10 +7,11 @@ from typing import Any
 
 import pandas as pd
 
+from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.kinds.files import plugins_everywhere
 from fedbench.kinds.own import own_plugins
-from fedbench.python.asking import Folder, assignments, files, folders
+from fedbench.python.asking import Folder, assignments, files, folders, numbers
 from fedbench.python.own import OwnObjects
 from fedbench.runs.prepare import Settings, dataset_for
 from fedbench.scenarios import build_federation
@@ -31,13 +32,17 @@ def federation(
     cache_dir: Folder | None = None,
     **settings: Any,
 ) -> pd.DataFrame:
-    """How many training samples of which class every client holds: a line a client, a column a class.
+    """How many training samples of which class every client holds: a line a client (its name, where it has one, else
+    its number), a column a class. Clients that never train are left out; of data that drift it is the first stretch.
 
     Scenario, data set and seed give the clients that they give in a run, as ``fedbench scenario show`` draws them.
     By default the scenario is that of ``fedbench.run``; with ``suite`` it is the suite's, of its only setting or the
     one named. Data set and ``partition`` may be a program's own. Raises FedbenchError for a setting that a federation
     does not depend on.
     """
+    if scenario is not None and suite is not None:
+        raise FedbenchError(f"scenario={scenario!r} and suite={suite!r} are two answers; leave one out.")
+    [seed] = numbers((seed,))
     objects, found = OwnObjects(), files(plugins)
     name, sets = objects.dataset(dataset), assignments(objects.settings(set), objects.settings(settings))
     with own_plugins(objects.plugins), plugins_everywhere(found):
@@ -45,4 +50,5 @@ def federation(
         spec = spec_of_federation(scenario, suite, overrides)
         made = build_federation(dataset_for(spec, Settings(*folders(data_dir, cache_dir), found)), spec.scenario, seed)
     rows = made.class_table.rows(0, len(made.clients)).tolist()
-    return pd.DataFrame(rows, columns=list(made.classnames)).rename_axis(index="client", columns="class")
+    held = pd.DataFrame(rows, index=list(made.client_names[: len(rows)]) or None, columns=list(made.classnames))
+    return held.rename_axis(index="client", columns="class")

@@ -12,14 +12,15 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Federation, Split, Unseen
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
+from fedbench.kinds.failure_text import raised_at, reason_of
 from fedbench.kinds.partitions import ClientSamples, PartitionTask, Samples
 from fedbench.scenarios.groups import reporting_groups
 from fedbench.scenarios.partitions import feature_skew, label_skew
+from fedbench.scenarios.partitions.answers import refuse_malformed, refuse_wrong
 from fedbench.scenarios.partitions.feature_skew import Cut, domains_of
 from fedbench.scenarios.partitions.few_shot import of_clients, of_federation
 from fedbench.scenarios.partitions.long_tail import thin
 from fedbench.scenarios.partitions.named import partition_of
-from fedbench.scenarios.partitions.parts import joined
 from fedbench.scenarios.partitions.rounding import IntArray
 from fedbench.scenarios.shards import later_stretches, shards_of, subset, without_held_out
 from fedbench.scenarios.unseen import by_class, require_tested
@@ -182,8 +183,14 @@ def _given_out(
         location=location,
         present_domains=[domain for domain in present if domain != held_out],
     )
-    answer = partition.clients(task)
+    try:
+        answer = partition.clients(task)
+    except FedbenchError:
+        raise
+    except Exception as error:
+        raise FedbenchError(f"partition {partition.name!r} fails: {reason_of(error)} ({raised_at(error)}).") from error
     found = answer if isinstance(answer, ClientSamples) else ClientSamples(answer)
+    refuse_malformed(found, partition.name)
     if found.later_test and len(found.later_test) != len(found.later):
         raise FedbenchError(
             f"partition {partition.name!r} gives test samples to {len(found.later_test)} later stretches and training "
@@ -191,7 +198,7 @@ def _given_out(
         )
     tests = [ClientSamples(found.train, test) for test in found.later_test]
     for stretch in (found, *map(ClientSamples, found.later), *tests):
-        _refuse_wrong(stretch, task, partition.name)
+        refuse_wrong(stretch, task, partition.name)
     if found.later and scenario.equal_sizes:
         raise FedbenchError(
             f"equal_sizes cuts clients anew, and those of partition {partition.name!r} drift; leave it out."
@@ -203,33 +210,6 @@ def _given_out(
 def _samples(split: Split) -> Samples:
     domains, clients = (None if of is None else of.numpy() for of in (split.domains, split.clients))
     return Samples(split.labels.numpy(), domains, clients)
-
-
-def _refuse_wrong(found: ClientSamples, task: PartitionTask, name: str) -> None:
-    """FedbenchError for an answer of a partition that gives what there is not, or one sample twice."""
-    for what, split, parts in (
-        ("training", task.train, found.train),
-        ("test", task.test, found.test),
-        ("validation", task.validation, found.validation),
-    ):
-        if parts is None:
-            continue
-        if len(parts) != len(found.train):
-            raise FedbenchError(
-                f"partition {name!r} gives {what} samples to {len(parts)} clients and training samples to "
-                f"{len(found.train)}; it must give every client its own."
-            )
-        flat = joined(parts) if len(parts) else np.zeros(0, dtype=np.int64)
-        if flat.dtype != np.int64 or (len(flat) and not 0 <= flat.min() <= flat.max() < len(split or ())):
-            raise FedbenchError(
-                f"partition {name!r} gives {what} samples that there are not; it must give int64 indices from 0 to "
-                f"{len(split or ()) - 1}."
-            )
-        if what == "training" and len(flat) and np.bincount(flat).max() > 1:
-            raise FedbenchError(
-                f"partition {name!r} gives the training sample {int(np.bincount(flat).argmax())} to several clients, "
-                "or twice to one; it must give each to one client at most."
-            )
 
 
 def _groups(dataset: Dataset, labels: IntArray, scenario: Scenario) -> Mapping[str, tuple[int, ...]]:

@@ -12,6 +12,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.partition import Measured, Shards
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
+from fedbench.core.wording import counted
 from fedbench.kinds.partitions import ClientSamples
 from fedbench.scenarios.partitions.parts import as_parts
 from fedbench.scenarios.partitions.rounding import IntArray
@@ -23,7 +24,8 @@ def shards_of(found: ClientSamples, scenario: Scenario, samples: int) -> Shards:
     sizes = torch.from_numpy(parts.sizes)
     empty = torch.nonzero(sizes == 0).flatten()
     if len(empty) or not len(parts):
-        who = f"client {empty[0]} and {len(empty) - 1} others of {len(parts)}" if len(empty) else "every client"
+        others = f" and {counted(len(empty) - 1, 'other')} of {len(parts)}" if len(empty) > 1 else f" of {len(parts)}"
+        who = f"client {empty[0]}{others}" if len(empty) else "every client"
         raise FedbenchError(
             f"partition {scenario.partition!r} leaves {who} without a sample; {samples} training samples are too few, "
             "lower the number of clients"

@@ -19,13 +19,6 @@ def write_table(federation: Federation, file: Path) -> None:
 
     names = federation.client_names or tuple(map(str, range(len(federation.clients))))
     rows = []
-    for stretch, shards in enumerate(federation.later, start=1):
-        for name, client, first in zip(names, shards, federation.clients, strict=True):
-            now = {"train": client.indices}
-            if client.test_indices is not None and client.test_indices is not first.test_indices:
-                now["test"] = client.test_indices
-            for split, own in now.items():
-                rows.append(pd.DataFrame({"split": split, "sample": own.numpy(), "client": name, "stretch": stretch}))
     for name, client in zip(names, federation.clients, strict=True):
         held = {
             "train": client.indices,
@@ -35,6 +28,13 @@ def write_table(federation: Federation, file: Path) -> None:
         for split, samples in held.items():
             if samples is not None:
                 rows.append(pd.DataFrame({"split": split, "sample": samples.numpy(), "client": name}))
+    for stretch, shards in enumerate(federation.later, start=1):
+        for name, client, first in zip(names, shards, federation.clients, strict=True):
+            now = {"train": client.indices}
+            if client.test_indices is not None and client.test_indices is not first.test_indices:
+                now["test"] = client.test_indices
+            for split, own in now.items():
+                rows.append(pd.DataFrame({"split": split, "sample": own.numpy(), "client": name, "stretch": stretch}))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         whole = pd.concat(rows)

@@ -80,10 +80,11 @@ def _left(rows: object, without: object, where: str) -> list[Any]:
     """A copy of ``rows`` less those that are named."""
     rows = list(rows) if isinstance(rows, list) else []
     names = [_name(row) for row in rows]
-    for name in without if isinstance(without, list) else [without]:
+    without = without if isinstance(without, list) else [without]
+    for name in without:
         if name not in names:
             raise FedbenchError(f"{where}, without: {unknown_name('row', str(name), filter(None, names))}")
-    return [row for row, name in zip(rows, names, strict=True) if not isinstance(without, list) or name not in without]
+    return [row for row, name in zip(rows, names, strict=True) if name not in without]
 
 
 def _name(row: object) -> str:

@@ -37,6 +37,8 @@ def spec_of_federation(name: str | None, suite: str | None, overrides: Overrides
         others = tuple(row for row in wanted.rows if stack_names(row.method) != ("fedavg",))
         wanted = wanted.model_copy(update={"rows": others})
     specs = expand(wanted, overrides)
+    if len(specs) > 1 and not specs[0].setting:
+        raise FedbenchError("one federation is shown, and several values of a setting make several; give one value.")
     if len(specs) > 1:
         raise FedbenchError(
             f"suite {wanted.name!r} has {len(specs)} settings at scale {specs[0].scale!r}; choose one with --setting: "

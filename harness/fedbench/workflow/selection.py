@@ -44,6 +44,8 @@ class Place:
         """Raise FedbenchError for an engine that is none of ``engines``, and for options of another."""
         if self.engine not in engines:
             raise unknown_name("engine", self.engine, engines)
+        if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 1):
+            raise FedbenchError(f"{self.workers!r} jobs at the same time can't be; give a whole number from 1 on.")
         if self.engine != "ray" and (self.ray_address or self.run_cpus != 1 or self.run_gpus):
             raise FedbenchError("--ray-address, --run-cpus and --run-gpus are for --engine ray.")
 

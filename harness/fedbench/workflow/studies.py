@@ -78,6 +78,10 @@ def budget_of(
 ) -> Budget:
     """The conditions of every study. Raises FedbenchError for those that do not fit, or have no effect."""
     objectives, pruner = wanted.objectives, wanted.pruner
+    if not isinstance(wanted.trials, int) or wanted.trials < 1:
+        raise FedbenchError(f"{wanted.trials!r} trials are none to carry out; give a whole number from 1 on.")
+    if not isinstance(wanted.validation, float) or not 0.01 <= wanted.validation <= 0.9:
+        raise FedbenchError(f"validation {wanted.validation!r} is no share from 0.01 to 0.9 of the training data.")
     if pruner not in PRUNERS:
         raise FedbenchError(f"--pruner {pruner!r} is not one of {', '.join(PRUNERS)}.")
     metrics = tuple(objectives or [suite.objective or suite.headline])

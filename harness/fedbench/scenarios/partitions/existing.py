@@ -48,7 +48,7 @@ class NaturalParams:
 class Natural(Partition[NaturalParams]):
     """The clients that the data name (hospitals, writers, phones), each with its own training and test samples.
 
-    Clients with fewer than ``min_samples`` training samples are left out, with all their samples.
+    Clients with fewer than ``min_samples`` training samples are left out; their test samples stay in the test split.
     """
 
     name = "natural"
@@ -124,9 +124,14 @@ def _read(location: str) -> pd.DataFrame:
     import pandas as pd  # takes half a second
 
     try:
-        return pd.read_csv(io.BytesIO(_content(location)), dtype={"client": str, "split": str})
+        # a client may be called NA
+        return pd.read_csv(io.BytesIO(_content(location)), dtype={"client": str, "split": str}, keep_default_na=False)
     except (ValueError, pd.errors.ParserError) as error:  # UnicodeDecodeError is a ValueError
         raise FedbenchError(f"partition table {location!r} is no CSV file: {error}.") from None
+
+
+def _lacks_client(table: pd.DataFrame) -> bool:
+    return bool((table["client"].str.strip() == "").any())
 
 
 def _names(column: pd.Series) -> list[str]:
@@ -138,7 +143,7 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
     where = f"partition table {task.location!r}"
     for split in sorted(set(table["split"].astype(str)) - set(SPLITS)):
         raise unknown_name(f"split in {where}:", split, SPLITS)
-    if table["client"].isna().any() or not str(table["sample"].dtype).startswith("int"):
+    if _lacks_client(table) or not str(table["sample"].dtype).startswith("int"):
         raise FedbenchError(f"{where}: every row needs a client and the whole number of a sample.")
     names: Sequence[str] = _names(table.loc[table["split"] == "train", "client"])
     place = {name: number for number, name in enumerate(names)}
@@ -187,7 +192,7 @@ def _of_counts(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
     for column in classes:
         if column not in task.classnames:
             raise unknown_name(f"class in {where}:", str(column), task.classnames)
-    if table["client"].isna().any() or table["client"].duplicated().any():
+    if _lacks_client(table) or table["client"].duplicated().any():
         raise FedbenchError(f"{where}: every row needs a client of its own.")
     counts = table[classes].to_numpy()
     if not np.issubdtype(counts.dtype, np.integer) or counts.min(initial=0) < 0:

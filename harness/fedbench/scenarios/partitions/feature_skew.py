@@ -97,13 +97,18 @@ def cut_by_domain(dataset: Dataset, split: DomainSplit, held_out: int | None, se
 
 
 def cut_by_client(pool: Split, split: DomainSplit, seed: int) -> Cut:
-    """Train, validation and test of data that name the client of every sample, cut as a domain is, client by client."""
+    """Train, validation and test of data that name the client of every sample, cut as a domain is, client by client.
+
+    A client with a single sample trains on it. FedbenchError where no client has two.
+    """
     assert pool.clients is not None
     of = pool.clients.numpy()
-    parts = [
-        cut_domain(np.flatnonzero(of == client), split, numpy_generator(seed, "split by client", int(client)))
-        for client in np.unique(of)
-    ]
+    parts = []
+    for client in np.unique(of):
+        own, rng = np.flatnonzero(of == client), numpy_generator(seed, "split by client", int(client))
+        parts.append((own, own[:0], own[:0]) if len(own) == 1 else cut_domain(own, split, rng))
+    if not any(len(test) for _, _, test in parts):
+        raise FedbenchError("no client has two samples, one to train on and one to test; give the data a test split.")
     train, validation, test = (list(each) for each in zip(*parts, strict=True))
     return Cut(pool, _sorted(train), _select(pool, test), _select(pool, validation) if split == "60/20/20" else None)
 
