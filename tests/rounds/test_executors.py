@@ -95,6 +95,17 @@ def test_clipping_is_of_all_weights_of_one_client_together():
     torch.testing.assert_close(weights["b"], torch.tensor([[[-0.8]], [[-0.4]]]))
 
 
+@pytest.mark.parametrize("executor", ["sequential", "auto"])
+def test_a_model_beside_the_global_one_is_clipped_apart(executor):
+    # what ditto's own model trains by is not to change how far the global one moves
+    plain, beside = (
+        final_state(tiny_run(tiny_spec(name, rounds=2, clip_norm=0.1), executor=executor))
+        for name in ("fedavg", "ditto")
+    )
+    for name, value in plain.weights.items():
+        torch.testing.assert_close(beside.weights[name], value, atol=0 if executor == "sequential" else 1e-6, rtol=0)
+
+
 def test_a_term_on_the_weights_is_added_to_the_closed_form():
     plugin = Terms(lambda step: sum((step.weights[n] - step.received[n]).square().sum() for n in step.weights))
     assert_same(run_with(plugin))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from math import cos, pi
 
@@ -91,7 +91,8 @@ def local_sgd(task: ClientTask) -> Update:
             for name, weight in weights.items():
                 weight.grad = found.by_name.get(name)
             if task.training.clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(weights.values(), task.training.clip_norm)
+                for names in each_model(weights, task.model.own):
+                    torch.nn.utils.clip_grad_norm_([weights[name] for name in names], task.training.clip_norm)
             optimiser.step()
             # the next gradients are not added to these
             optimiser.zero_grad(set_to_none=True)
@@ -99,6 +100,13 @@ def local_sgd(task: ClientTask) -> Update:
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
     weights = {name: value.detach() for name, value in weights.items()}
     return trained(task, weights, buffers, mean_loss)
+
+
+def each_model(names: Collection[str], own: Collection[str]) -> list[list[str]]:
+    """``names`` of the model that is sent, and of what a client keeps beside it (``own``): neither's norm is the
+    other's. Without empty parts."""
+    parts = [[name for name in names if name not in own], [name for name in names if name in own]]
+    return [part for part in parts if part]
 
 
 def trained(task: ClientTask, weights: Tensors, buffers: Tensors, mean_loss: float) -> Update:

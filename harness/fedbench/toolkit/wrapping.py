@@ -14,8 +14,8 @@ from typing import cast
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.method.tasks import AggregationTask, EvaluationTask, LocalStep, ModelSetup
-from fedbench.core.types import GlobalModel, Model, Predictions, StepGradients, Tensors
+from fedbench.core.method.tasks import AggregationTask, BroadcastTask, EvaluationTask, LocalStep, ModelSetup
+from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, StepGradients, Tensors
 
 Aggregated = Tensors | GlobalModel
 """What the hook `aggregate` is answered with."""
@@ -25,6 +25,7 @@ Build = Callable[[ModelSetup], Model]
 Evaluate = Callable[[EvaluationTask], Predictions]
 Gradients = Callable[[LocalStep], StepGradients]
 Objective = Callable[[LocalStep], Tensor]
+Send = Callable[[BroadcastTask], Broadcast]
 
 
 def weights_of(answer: Aggregated) -> Tensors:
@@ -99,6 +100,13 @@ class _ToRead(UserDict[str, Tensors]):
 def frozen(step: LocalStep, names: Collection[str]) -> LocalStep:
     """``step`` with the weights in ``names`` as constants: without a gradient an optimiser leaves them as they are."""
     return replace(step, weights={n: w.detach() if n in names else w for n, w in step.weights.items()})
+
+
+def tried(step: LocalStep) -> LocalStep:
+    """``step`` for a pass that is none of training: running statistics, and what losses keep, are thrown away."""
+    state = {method: dict(kept) for method, kept in step.task.state.items()}
+    buffers = {name: value.clone() for name, value in step.buffers.items()}
+    return replace(step, buffers=buffers, task=replace(step.task, state=state))
 
 
 def own_predictions(task: EvaluationTask, rest: Evaluate, own: Callable[[int], tuple[Tensors, Tensors]]) -> Predictions:

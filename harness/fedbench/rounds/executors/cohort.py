@@ -186,7 +186,7 @@ def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Updat
     """
     first = tasks[0]
     stack = Stack(tasks)
-    optimiser = StackedOptimiser(first.training, stack.weights, first.round, first.model.lr_factors)
+    optimiser = StackedOptimiser(first.training, stack.weights, first.round, first.model.lr_factors, first.model.own)
     total = torch.zeros(len(tasks), device=next(iter(stack.weights.values())).device)
     batches = [stack.batch(step) for step in range(stack.steps[0])]
     compared = to_compare(batches, first.round, once=gradients.padding is None)

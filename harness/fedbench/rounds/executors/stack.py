@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedbench.core.spec import Training
 from fedbench.core.types import Tensors
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.watch import Snapshot
-from fedbench.toolkit.local_training import batches_of, learning_rates
+from fedbench.toolkit.local_training import batches_of, each_model, learning_rates
 
 PerClient = dict[str, Any]
 """Nested mappings of tensors whose first axis is the client's; what a loss may read of a client beside its batch."""
@@ -156,8 +156,16 @@ class Stack:
 class StackedOptimiser:
     """The run's optimiser (see `build_optimiser`) on stacked weights; a client that has no step left stays as it is."""
 
-    def __init__(self, training: Training, weights: Tensors, round: int, lr_factors: Mapping[str, float]) -> None:
-        """``weights`` (K, ...) are changed in place."""
+    def __init__(
+        self,
+        training: Training,
+        weights: Tensors,
+        round: int,
+        lr_factors: Mapping[str, float],
+        own: Collection[str] = (),
+    ) -> None:
+        """``weights`` (K, ...) are changed in place; those in ``own`` are clipped apart from the others."""
+        self._own = own
         self._training = training
         self._weights = weights
         self._rates = learning_rates(training, weights, round, lr_factors)
@@ -167,7 +175,9 @@ class StackedOptimiser:
     def step(self, gradients: Tensors) -> None:
         """One step of the first ``a`` clients from ``gradients`` (a, ...); weights without a gradient stay."""
         if self._training.clip_norm is not None:
-            gradients = _clipped(gradients, self._training.clip_norm)
+            most, parts = self._training.clip_norm, each_model(gradients, self._own)
+            clipped = [_clipped({name: gradients[name] for name in part}, most) for part in parts]
+            gradients = {name: g for part in clipped for name, g in part.items()}
         for lr, names in self._rates.items():
             moved = [name for name in names if name in gradients]
             active = [self._weights[name][: len(gradients[name])] for name in moved]
