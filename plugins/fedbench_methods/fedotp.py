@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,13 +38,9 @@ from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.heads import clip_of
 from fedbench.models.prompts.context import initial_context, prompt_tower, random_context
 from fedbench.toolkit.fedavg import personal_predictions
+from fedbench.toolkit.transport import Transport, transported
 
 GLOBAL, LOCAL = "prompt.global", "prompt.local"
-ENTRIES = 2**23
-"""Of plans, b K P, at once where no gradient is needed: images of a batch do not depend on each other."""
-CHECKED_EVERY = 10
-"""Iterations between looks at whether all plans are found: at 10, a step on clip:embedded takes two thirds of the time
-that a look behind each one takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,71 +54,6 @@ class FedOtpParams:
     gamma: float = hyper(0.8, symbol="γ", low=0.5, high=1.0, source="released scripts; 1 transports every patch")
     thresh: float = hyper(1e-3, symbol="thresh", low=0.0, high=1.0, search=False, source="released code; mean |Δv|")
     max_iter: int = hyper(100, symbol="iterations", low=1, high=10_000, search=False, source="released code")
-
-
-def transport_plans(similarities: Tensor, eps: float, gamma: float, thresh: float, max_iter: int) -> Tensor:
-    """T (2, ..., P) of ``similarities`` S (2, ..., P), by prompt, image and class, and patch.
-
-    Columns, T[n].sum(-1), are γ/2; rows, T.sum(0), at most 1/P when converged. NaN only where S is.
-    """
-    top = similarities.amax(dim=-1, keepdim=True)
-    # with Q = Q' c, c the largest entry of a column, v' = c v has the same u and T as v
-    kernel, largest = ((similarities - top) / eps).exp(), ((top - 1) / eps).exp().squeeze(-1)
-
-    def rows(v: Tensor) -> Tensor:
-        return (kernel * (similarities.shape[-1] * v)[..., None]).sum(dim=0).clamp(min=1).reciprocal()
-
-    iterates, stopped = [largest], list[Tensor]()
-    while len(stopped) < max_iter:
-        first = len(stopped)
-        for _ in range(min(CHECKED_EVERY, max_iter - first)):
-            iterates.append(gamma / 2 / (kernel * rows(iterates[-1])).sum(dim=-1))
-        changes = torch.stack(iterates[first:]).diff(dim=0).abs() / largest
-        stopped += (changes.mean(dim=1) < thresh).unbind()  # 0/0, where c underflows, is no stop
-        if torch.stack(stopped).any(dim=0).all():
-            break
-    stopped[-1] = torch.ones_like(stopped[-1])
-    last = torch.stack(stopped).int().argmax(dim=0).expand(1, *largest.shape)
-    found = torch.stack(iterates)
-    before, after = found[:-1].gather(0, last)[0], found[1:].gather(0, last)[0]
-    return rows(before) * kernel * after[..., None]
-
-
-class Plans(torch.autograd.Function):
-    """`transport_plans` as an operation of torch's own kind, so that vmap leaves its stop to the data.
-
-    Unworkable where ``checked`` and a plan is not a number.
-    """
-
-    @staticmethod
-    def forward(similarities: Tensor, checked: bool, *options: Any) -> Tensor:
-        """T (2, ..., P); ``options`` are those of `transport_plans`."""
-        plans = transport_plans(similarities.float().contiguous(), *options)
-        if checked and bool(plans.isnan().any()):
-            raise fb.Unworkable("fedotp has prompts whose transport plan is not a number; lower the learning rate.")
-        return plans
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """A plan is a constant of the loss."""
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], similarities: Tensor, *options: Any) -> tuple[Tensor, int]:
-        """The mapped dimension is one more of those over which plans are independent."""
-        return Plans.apply(similarities.movedim(in_dims[0], 1), *options), 1
-
-
-def transported(patches: Tensor, texts: Tensor, params: FedOtpParams, *, checked: bool) -> Tensor:
-    """⟨T, S⟩, (b, K), of unit ``patches`` F (b, P, d) and ``texts`` t (2, K, d); T has no gradient."""
-    at_once = max(ENTRIES // (texts.shape[1] * patches.shape[1]), 1)
-    if len(patches) > at_once and not torch.is_grad_enabled():
-        parts = torch.split(patches, at_once)
-        return torch.cat([transported(part, texts, params, checked=checked) for part in parts])
-    similarities = torch.einsum("bpd,nkd->nbkp", patches, texts)
-    options = (params.eps, params.gamma, params.thresh, params.max_iter)
-    plans: Tensor = Plans.apply(similarities.detach(), checked, *options)
-    return (plans * similarities).sum(dim=(0, -1))
 
 
 class FedOTP(fb.Method[FedOtpParams]):
@@ -140,11 +70,11 @@ class FedOTP(fb.Method[FedOtpParams]):
         """Both prompts; logits from the patches of an image and the texts of both."""
         clip, params, seed = clip_of(setup), self.params, setup.spec.seed
         tower = prompt_tower(clip, setup.classnames, params.context_length)
-        scale = clip.logit_scale
+        scale, how = clip.logit_scale, Transport(params.eps, params.gamma, params.thresh, params.max_iter)
 
         def forward(tensors: fb.Tensors, inputs: Tensor, training: bool) -> fb.Outputs:
             texts = tower.encode(torch.stack([tensors[GLOBAL], tensors[LOCAL]])[:, None])
-            logits = scale * transported(inputs, texts, params, checked=not training)
+            logits = scale * transported(inputs, texts, how, checked=not training)
             return fb.Outputs(logits, inputs.mean(dim=1))
 
         weights = {

@@ -20,7 +20,7 @@ from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench_methods.fedotp import FedOtpParams, Plans, transport_plans, transported
+from fedbench.toolkit.transport import Plans, Transport, transport_plans, transported
 
 GLOBAL, LOCAL = "prompt.global", "prompt.local"
 
@@ -37,7 +37,7 @@ def drawn(*shape, seed=0, scale=0.1):
 
 
 def plans(similarities, eps=0.1, gamma=0.8, thresh=0.0, max_iter=2000):
-    return transport_plans(similarities, eps, gamma, thresh, max_iter)
+    return transport_plans(similarities, Transport(eps, gamma, thresh, max_iter))
 
 
 # of one image and class with two patches: Q = [[1/2, 1/4], [1/4, 1/4]] by patch and prompt, with eps = 1
@@ -106,8 +106,8 @@ def test_columns_have_half_the_mass_and_rows_no_more_than_their_share():
 def test_of_one_prompt_twice_all_mass_gives_the_mean_similarity():
     patches = normalize(drawn(3, 6, 5, scale=1.0), dim=-1)
     texts = normalize(drawn(4, 5, seed=1, scale=1.0), dim=-1).expand(2, 4, 5)
-    params = FedOtpParams(gamma=1.0, thresh=0.0, max_iter=2000)
-    found = transported(patches, texts, params, checked=True)
+    how = Transport(0.1, thresh=0.0, max_iter=2000)
+    found = transported(patches, texts, how, checked=True)
     torch.testing.assert_close(found, (patches @ texts[0].T).mean(1), rtol=0, atol=1e-5)
 
 
@@ -142,8 +142,8 @@ def test_with_all_mass_it_is_sinkhorn_also_where_exp_would_underflow(eps, shift)
 def test_a_plan_that_is_no_number_is_refused_in_evaluation_and_left_to_the_loss_in_training():
     patches, texts = torch.ones(1, 2, 3), torch.full((2, 2, 3), float("nan"))
     with pytest.raises(Unworkable, match="not a number.*lower the learning rate"):
-        transported(patches, texts, FedOtpParams(), checked=True)
-    assert transported(patches, texts, FedOtpParams(), checked=False).isnan().all()
+        transported(patches, texts, Transport(0.1, 0.8), checked=True)
+    assert transported(patches, texts, Transport(0.1, 0.8), checked=False).isnan().all()
     run = run_of()
     with pytest.raises(Unworkable):
         evaluate(run, replace(run.initial_state(), weights={n: w / 0 for n, w in run.model.weights.items()}))
@@ -151,7 +151,7 @@ def test_a_plan_that_is_no_number_is_refused_in_evaluation_and_left_to_the_loss_
 
 def test_side_by_side_under_vmap_as_alone():
     similarities = drawn(3, 2, 4, 2, 5, 6) + 0.1  # clients, prompts, samples, ...
-    options = (False, 0.1, 0.8, 1e-3, 100)
+    options = (False, Transport(0.1, 0.8))
     nested = vmap(vmap(lambda s: Plans.apply(s, *options), in_dims=1), in_dims=0)(similarities)
     for client in range(3):
         for sample in range(4):
@@ -162,10 +162,10 @@ def test_side_by_side_under_vmap_as_alone():
 def test_the_gradient_flows_through_the_similarities_alone():
     patches = normalize(drawn(2, 5, 4, scale=1.0), dim=-1)
     texts = normalize(drawn(2, 3, 4, seed=1, scale=1.0), dim=-1).requires_grad_()
-    params = FedOtpParams()
-    found = transported(patches, texts, params, checked=False)
+    how = Transport(0.1, 0.8)
+    found = transported(patches, texts, how, checked=False)
     similarities = torch.einsum("bpd,nkd->nbkp", patches, texts.detach())
-    plan = plans(similarities, params.eps, params.gamma, params.thresh, params.max_iter)
+    plan = transport_plans(similarities, how)
     torch.testing.assert_close(found, (plan * similarities).sum((0, 3)))
     (gradient,) = torch.autograd.grad(found[1, 2], texts)
     wanted = torch.zeros(2, 3, 4)
@@ -194,9 +194,9 @@ def test_plans_are_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         halved = torch.einsum("bpd,nkd->nbkp", patches, texts)
         assert halved.dtype == torch.bfloat16
-        found = Plans.apply(halved, False, 0.1, 0.8, 1e-3, 100)
+        found = Plans.apply(halved, False, Transport(0.1, 0.8))
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, transport_plans(halved.float(), 0.1, 0.8, 1e-3, 100), rtol=0, atol=1e-6)
+    torch.testing.assert_close(found, transport_plans(halved.float(), Transport(0.1, 0.8)), rtol=0, atol=1e-6)
 
 
 def test_an_evaluation_batch_may_be_taken_in_parts(monkeypatch):
@@ -204,10 +204,10 @@ def test_an_evaluation_batch_may_be_taken_in_parts(monkeypatch):
     weights = {GLOBAL: drawn(4, 64), LOCAL: drawn(4, 64, seed=1)}
     inputs = run.test.read(torch.arange(7))
     whole = run.model.forward(weights, inputs, False).logits
-    monkeypatch.setattr("fedbench_methods.fedotp.ENTRIES", 2 * 4 * inputs.shape[1])  # of two images
+    monkeypatch.setattr("fedbench.toolkit.transport.ENTRIES", 2 * 4 * inputs.shape[1])  # of two images
     seen = []
     monkeypatch.setattr(
-        "fedbench_methods.fedotp.transport_plans", lambda s, *o: seen.append(s.shape[1]) or transport_plans(s, *o)
+        "fedbench.toolkit.transport.transport_plans", lambda s, *o: seen.append(s.shape[1]) or transport_plans(s, *o)
     )
     with torch.no_grad():
         assert torch.allclose(run.model.forward(weights, inputs, False).logits, whole, atol=1e-5)

@@ -35,9 +35,16 @@ SENT = {
     "fedtpg": 4_206_080,
     "fedotp": 8_192,
     "fedpgp": 8_192,
+    "clip-adapter": 131_072,
+    "taskres": K * 512,
+    "promptfolio": 4_096,
+    "vpt": 5 * 768,
+    "fedpha": 8_192,
+    "plot": 4 * 8_192,
+    "promptsrc": 9 * 4 * (512 + 768),
     "capt": 4 * 512 + K * 4 * 512 + 512 * 768 + 768,
 }
-OWN = {"fedotp": 8_192, "fedpgp": 4_224}
+OWN = {"fedotp": 8_192, "fedpgp": 4_224, "promptfolio": 4_096, "fedpha": 8_192}
 """Floats that stay with a client."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from math import cos, pi
 
 import torch
@@ -50,6 +50,12 @@ def summed_loss(step: LocalStep) -> Tensor:
     return loss
 
 
+def in_precision(step: LocalStep) -> AbstractContextManager[None]:
+    """A context in which the forward passes of ``step`` have the precision that the run asks for."""
+    half = step.task.training.precision == "bfloat16"
+    return torch.autocast(step.batch.inputs.device.type, torch.bfloat16) if half else nullcontext()
+
+
 def step_loss(step: LocalStep) -> Tensor:
     """The `local_objective` of a step, a scalar, in the precision that the run asks for.
 
@@ -58,8 +64,7 @@ def step_loss(step: LocalStep) -> Tensor:
     With bfloat16 a step of fedavg-cnn takes about 0.6 of the time and one of resnet8 0.74, on a CPU core that has such
     instructions; convnet gains nothing (tests/bench/bench_channels_last.py).
     """
-    half = step.task.training.precision == "bfloat16"
-    with torch.autocast(step.batch.inputs.device.type, torch.bfloat16) if half else nullcontext():
+    with in_precision(step):
         return require_loss(step.task.hooks.local_objective(step=step), step, "local_objective")
 
 

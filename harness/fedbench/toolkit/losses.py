@@ -15,6 +15,12 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return -torch.log_softmax(logits, dim=1).gather(1, labels[:, None]).mean()
 
 
+def mean_divergence(logits: Tensor, known: Tensor) -> Tensor:
+    """(1/b) Σ_i KL(softmax(known_i) ‖ softmax(logits_i)), a scalar, of ``logits`` and ``known`` ones, (b, C) each."""
+    wanted = torch.log_softmax(known, dim=1)
+    return (wanted.exp() * (wanted - torch.log_softmax(logits, dim=1))).sum(dim=1).mean()
+
+
 def squared_distance(weights: Tensors, received: Tensors) -> Tensor:
     """‖w − wᵗ‖² over the trainable tensors, a scalar."""
     return torch.stack([(weights[name] - received[name]).square().sum() for name in weights]).sum()

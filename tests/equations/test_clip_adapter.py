@@ -1,0 +1,66 @@
+"""CLIP-Adapter: Gao et al. 2024."""
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from fedbench.core.errors import FedbenchError
+from fedbench.rounds.loop import evaluate
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench_methods.clip_adapter import DOWN, UP, adapted
+
+
+def adapter_run(method="clip-adapter", params=None, **training):
+    spec = tiny_spec(method, backbone="clip:embedded", **training)
+    return tiny_run(spec.model_copy(update={"params": {**spec.params, "clip-adapter": params or {}}}))
+
+
+def test_the_adapter_by_hand():
+    # W1 f = (1*2 - 1*1, 1 - 3*2) = (1, -5), ReLU (1, 0); W2 of it (0.5, -4), ReLU (0.5, 0): the second unit's 7 and 9
+    # are behind a ReLU. 0.2 (0.5, 0) + 0.8 (2, 1) = (1.7, 0.8)
+    down, up = torch.tensor([[1.0, -1.0], [-3.0, 1.0]]), torch.tensor([[0.5, 7.0], [-4.0, 9.0]])
+    found = adapted(torch.tensor([[2.0, 1.0]]), down, up, 0.2)
+    torch.testing.assert_close(found, torch.tensor([[1.7, 0.8]]))
+    # without the last ReLU the second entry would be 0.8 - 0.2 * 4; with the shares exchanged (0.8, 0.2)
+    torch.testing.assert_close(adapted(torch.tensor([[2.0, 1.0]]), down, up, 1.0), torch.tensor([[0.5, 0.0]]))
+
+
+def test_logits_are_scaled_cosines_of_adapted_raw_features_to_the_texts():
+    run, clip = adapter_run(), tiny_backbone("clip:embedded")
+    inputs, weights = run.test.read(torch.arange(9)), run.model.weights
+    outputs = run.model.forward(weights, inputs, False)
+    features = normalize(0.2 * ((inputs @ weights[DOWN].T).relu() @ weights[UP].T).relu() + 0.8 * inputs, dim=1)
+    texts = clip.text_features(tiny_dataset().classnames, run.spec.templates)
+    torch.testing.assert_close(outputs.features, features)
+    torch.testing.assert_close(outputs.logits, clip.logit_scale * features @ texts.T, rtol=0, atol=1e-4)
+    # the adapter has no bias, so that a feature of any length gives the same: the raw one is only scaled by it
+    torch.testing.assert_close(run.model.forward(weights, 3 * inputs, False).logits, outputs.logits)
+
+
+def test_alpha_zero_is_zero_shot_bit_for_bit():
+    run, zero_shot = adapter_run(params={"alpha": 0.0}), tiny_run(tiny_spec("clip-zs"))
+    inputs = run.test.read(torch.arange(len(run.test)))
+    ours = run.model.forward(run.model.weights, inputs, False).logits
+    assert torch.equal(ours, zero_shot.model.forward({}, inputs, False).logits)
+
+
+@pytest.mark.parametrize(("reduction", "hidden"), [(4, 32), (1, 128), (64, 2)])
+def test_two_layers_without_bias_are_sent(reduction, hidden):
+    run = adapter_run(params={"reduction": reduction})
+    assert run.model.weights[DOWN].shape == (hidden, 128) and run.model.weights[UP].shape == (128, hidden)
+    assert run.info.round_bytes == 4 * 2 * 128 * hidden
+    assert run.model.weights[DOWN].abs().max() <= 128**-0.5 and run.model.weights[UP].abs().max() <= hidden**-0.5
+
+
+def test_training_moves_both_layers_and_personalisations_and_server_rules_stack():
+    run = adapter_run(lr=0.05)
+    state = final_state(run)
+    assert all(not torch.equal(state.weights[name], value) for name, value in run.model.weights.items())
+    stacked = adapter_run("clip-adapter+ditto+fedavgm", rounds=2)
+    metrics, _ = evaluate(stacked, final_state(stacked))
+    assert metrics["personal_mean_client_accuracy"] >= 0
+
+
+def test_reductions_below_one_are_refused():
+    with pytest.raises(FedbenchError, match="reduction"):
+        adapter_run(params={"reduction": 0})

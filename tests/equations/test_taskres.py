@@ -1,0 +1,72 @@
+"""TaskRes: Yu et al. 2023."""
+
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+from fedbench.rounds.loop import evaluate
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench_methods.taskres import RESIDUAL, with_residual
+
+TEMPLATES = ("a photo of a {}.", "{}", "a bad drawing of the {}.")
+
+
+def taskres_run(method="taskres", params=None, templates=("a photo of a {}.",), **training):
+    spec = tiny_spec(method, backbone="clip:embedded", **training)
+    params = {**spec.params, "taskres": params or {}}
+    return tiny_run(spec.model_copy(update={"params": params, "templates": templates}))
+
+
+def test_the_residual_by_hand():
+    # t = (3, 0), x = (2, 8), α = 0.5: (4, 4) / |·|; and t = (0, 2), x = (6, 4): (3, 4) / 5
+    base, residual = torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([[2.0, 8.0], [6.0, 4.0]])
+    wanted = torch.tensor([[0.5**0.5, 0.5**0.5], [0.6, 0.8]])
+    torch.testing.assert_close(with_residual(base, residual, 0.5), wanted)
+
+
+def test_logits_are_scaled_cosines_to_the_moved_texts_of_raw_length():
+    run, clip = taskres_run(params={"alpha": 0.7}, templates=TEMPLATES), tiny_backbone("clip:embedded")
+    names, inputs = tiny_dataset().classnames, run.test.read(torch.arange(9))
+    raw = [clip.encode_text([template.format(name) for name in names]) for template in TEMPLATES]
+    residual = torch.randn(4, 128, generator=torch.Generator().manual_seed(0))
+    outputs = run.model.forward({RESIDUAL: residual}, inputs, False)
+    texts = normalize(sum(raw) / 3 + 0.7 * residual, dim=1)
+    torch.testing.assert_close(outputs.texts, texts)
+    wanted = clip.logit_scale * normalize(inputs, dim=1) @ texts.T
+    torch.testing.assert_close(outputs.logits, wanted, rtol=0, atol=1e-4)
+    # how far it moves depends on the length of the base
+    other = taskres_run(params={"alpha": 0.7, "base": "unit"}, templates=TEMPLATES)
+    unit = normalize(clip.text_features(names, TEMPLATES) + 0.7 * residual, dim=1)
+    torch.testing.assert_close(other.model.forward({RESIDUAL: residual}, inputs, False).texts, unit)
+    assert (unit - texts).abs().max() > 1e-3
+
+
+def test_round_0_is_zero_shot():
+    zero_shot = tiny_run(tiny_spec("clip-zs").model_copy(update={"templates": TEMPLATES}))
+    inputs = zero_shot.test.read(torch.arange(len(zero_shot.test)))
+    theirs = zero_shot.model.forward({}, inputs, False).logits
+    run = taskres_run(params={"base": "unit"}, templates=TEMPLATES)
+    assert not run.model.weights[RESIDUAL].any()
+    torch.testing.assert_close(run.model.forward(run.model.weights, inputs, False).logits, theirs, rtol=0, atol=1e-5)
+    # of one template the length of the base has no say
+    single = zero_shot.spec.model_copy(update={"templates": TEMPLATES[:1]})
+    theirs = tiny_run(single).model.forward({}, inputs, False).logits
+    run = taskres_run()
+    torch.testing.assert_close(run.model.forward(run.model.weights, inputs, False).logits, theirs, rtol=0, atol=1e-4)
+
+
+def test_one_float_a_class_and_dimension_is_sent_and_training_lowers_the_loss():
+    run = taskres_run(lr=0.05)
+    assert run.info.round_bytes == 4 * 4 * 128
+    inputs, labels = run.train.read(torch.arange(len(run.train))), run.federation.train.labels
+
+    def loss(weights):
+        return cross_entropy(run.model.forward(weights, inputs, False).logits, labels).item()
+
+    assert loss(final_state(run).weights) < loss(run.model.weights) - 0.1
+
+
+def test_personalisations_and_server_rules_stack():
+    run = taskres_run("taskres+ditto+fedavgm", rounds=2)
+    metrics, _ = evaluate(run, final_state(run))
+    assert metrics["personal_mean_client_accuracy"] >= 0
+    assert run.info.round_bytes == 4 * 4 * 128
