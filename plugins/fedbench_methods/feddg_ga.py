@@ -72,7 +72,7 @@ class FedDGGA(fb.Method[FedDGGAParams]):
         """a_k = 1/N."""
         count = len(task.clients)
         weights = torch.full((count,), 1 / count, dtype=torch.float64)
-        task.state[self.name] = {"weights": weights, "fitted": torch.full_like(weights, torch.nan)}
+        task.state[self.name] = self._kept(weights)
 
     @fb.hookimpl
     def after_training(self, task: fb.ClientTask, update: fb.Update) -> fb.Tensors:
@@ -95,22 +95,33 @@ class FedDGGA(fb.Method[FedDGGAParams]):
         kept, training = task.state[self.name], task.spec.training
         gaps = torch.full_like(kept["weights"], torch.nan)
         for client, report in task.reports.items():
-            gaps[client] = report["feddg-ga.received"].double().cpu() - kept["fitted"][client]
+            if kept["trained"][client]:
+                gaps[client] = report["feddg-ga.received"].double().cpu() - kept["fitted"][client]
         # gaps are of round t = task.round - 1
         step = self.params.step / len(gaps) * (1 - (task.round - 2) / training.rounds)
         weights = adjusted(kept["weights"], gaps, step, self.params.centred)
-        task.state[self.name] = {"weights": weights, "fitted": torch.full_like(weights, torch.nan)}
+        task.state[self.name] = self._kept(weights)
 
     @fb.wrapper
     def aggregate(self, task: fb.AggregationTask, rest: Aggregate) -> Aggregated:
         """The stack's mean by a_k; the clients' own losses are kept for the gaps."""
         kept, clients = task.state[self.name], [update.client for update in task.updates]
         if self.params.step:
-            fitted = torch.full_like(kept["weights"], torch.nan)
-            fitted[clients] = torch.stack([update.payload[FITTED].double().cpu() for update in task.updates])
-            task.state[self.name] = {**kept, "fitted": fitted}
+            fitted = self._kept(kept["weights"])
+            fitted["fitted"][clients] = torch.stack([update.payload[FITTED].double().cpu() for update in task.updates])
+            fitted["trained"][clients] = True
+            task.state[self.name] = fitted
         weights = kept["weights"][clients]
         return reweighted(task, weights if bool(weights.sum() > 0) else torch.ones_like(weights), rest)
+
+    @staticmethod
+    def _kept(weights: Tensor) -> fb.Tensors:
+        """a (N,), and room for the losses of models that clients have trained, and which of them have."""
+        return {
+            "weights": weights,
+            "fitted": torch.zeros_like(weights),
+            "trained": torch.zeros(len(weights), dtype=torch.bool),
+        }
 
     def _measured(self, task: fb.ClientTask, weights: fb.Tensors, buffers: fb.Tensors) -> Tensor:
         loss, accuracy = loss_and_accuracy(task, weights, buffers)

@@ -42,7 +42,10 @@ def test_who_has_no_gap_keeps_its_weight_up_to_the_sum():
 
 
 def test_a_mean_is_by_the_weights_of_the_cohort_whatever_the_samples():
-    method, state = FedDGGA(FedDGGAParams()), {"feddg-ga": {"weights": of(0.2, 0.5, 0.3), "fitted": of(0, 0, 0)}}
+    method, state = (
+        FedDGGA(FedDGGAParams()),
+        {"feddg-ga": {"weights": of(0.2, 0.5, 0.3), "fitted": of(0, 0, 0), "trained": torch.ones(3) > 0}},
+    )
     ends = {0: (1.0, 7), 2: (6.0, 1)}
     updates = tuple(
         Update(k, {"w": torch.tensor([end])}, {"s": torch.tensor([end])}, n, {FITTED: torch.tensor(0.25 * k)})
@@ -54,12 +57,13 @@ def test_a_mean_is_by_the_weights_of_the_cohort_whatever_the_samples():
     # (.2 * 1 + .3 * 6) / .5 = 4, running statistics too
     assert answer.weights["w"].item() == pytest.approx(4) and answer.buffers["s"].item() == pytest.approx(4)
     assert average_buffers(updates, "uniform", s)["s"].item() == 3.5
-    assert state["feddg-ga"]["fitted"].isnan().tolist() == [False, True, False]
+    kept = state["feddg-ga"]
+    assert kept["trained"].tolist() == [True, False, True] and kept["fitted"].tolist() == [0.0, 0.0, 0.5]
 
 
 def test_gaps_are_of_the_round_before_and_steps_get_shorter():
     def after(round):
-        state = {"feddg-ga": {"weights": of(0.5, 0.5), "fitted": of(1.0, 1.0)}}
+        state = {"feddg-ga": {"weights": of(0.5, 0.5), "fitted": of(1.0, 1.0), "trained": torch.ones(2) > 0}}
         reports = {0: {"feddg-ga.received": torch.tensor(3.0)}, 1: {"feddg-ga.received": torch.tensor(0.5)}}
         spec = RunSpec(training=Training(rounds=4))
         task = ReportedTask(round, (0, 1), reports, {}, {}, Model({}, None), spec, state)
@@ -74,10 +78,13 @@ def test_gaps_are_of_the_round_before_and_steps_get_shorter():
 def test_in_a_run_the_weights_follow_the_gaps_and_sum_to_one(metric):
     spec = tiny_spec("feddg-ga", rounds=3)
     run = tiny_run(spec.model_copy(update={"params": {"feddg-ga": {"metric": metric}}}))
-    _, (first, record, _), (second, later, _) = rounds(run, run.initial_state(), 2)
+    played = rounds(run, run.initial_state(), 2)
+    next(played)
+    first, record, _ = next(played)
     model = sum(4 * value.numel() for value in run.model.weights.values())
     assert record.bytes_up == 2 * (model + 4) and record.bytes_down == 2 * model
     assert first.server["feddg-ga"]["weights"].tolist() == [0.25] * 4
+    second, later, _ = next(played)
     assert later.bytes_up == 2 * (model + 4) + 4 * 4 and later.bytes_down == 4 * model
     weights = second.server["feddg-ga"]["weights"]
     assert weights.sum().item() == pytest.approx(1)
