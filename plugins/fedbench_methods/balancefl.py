@@ -3,7 +3,7 @@ Learning", IPSN 2022.
 
 Clients train as if their classes were balanced, and keep what the received model knows of classes that they lack. With
 P the classes present and the others, N, absent, o the logits, o^g the received model's:
-    L = CE(softmax over P of o, y) + λ H(softmax over N of o^g/T, softmax over N of o/T) − μ Σ_i H(softmax over P of o_i)
+    L = CE(softmax_P(o), y) + λ H(softmax_N(o^g / T), softmax_N(o / T)) − μ Σ_i H(softmax_P(o_i))
 Classes are sampled alike often, and a sample of a class with few is moved in feature space, with probability
 1 − n_y / max_c n_c: the head reads z + e in the first term, e ~ N(0, Σ), Σ the mean of the classes' covariances of
 received features, weighted by n_c.
@@ -13,8 +13,8 @@ terms or aggregate otherwise. Needs a linear head, unless `augment=false`.
 Left open / contradicted: absent are, by the paper's idea, classes that the client lacks (`absent=client`); the released
 loss takes those that the batch lacks (`absent=batch`), so that with 32 samples of 100 classes most of what a client has
 is distilled as well. There is no factor T² in it (H is a cross-entropy), nor here. Its entropy is a sum over the batch,
-so that μ acts B times as much as on a mean; kept. Balanced sampling is by weights n / (C_k n_y) of the samples here, C_k
-the number of its classes, the same in expectation, which leaves the order of samples to the run. Its teacher is in
+so that μ acts B times as much as on a mean; kept. Balanced sampling is by weights n / (C_k n_y) of the samples here,
+C_k the number of its classes, the same in expectation, which leaves the order of samples to the run. Its teacher is in
 train mode; here in eval mode. Of its 500 noise vectors, drawn once a round and used in turn, every step draws its own
 here. Its second stage (the classifier once more) is off in its configuration. The paper's λ is not known to us: 1.
 Clients train one after another (the loss draws), unless `augment=false`.
@@ -66,7 +66,7 @@ def sample_weights(labels: Tensor, counts: Tensor) -> Tensor:
 
 
 def deviations(features: Tensor, labels: Tensor, counts: Tensor) -> Tensor:
-    """Rows (n, d) of which Σ_i ε_i row_i, ε ~ N(0, 1), has the covariance Σ_c (n_c / n) cov_c, of ``features`` (n, d)."""
+    """Rows (n, d) of which Σ_i ε_i row_i, ε ~ N(0, 1), has covariance Σ_c (n_c / n) cov_c of ``features`` (n, d)."""
     sums = features.new_zeros(len(counts), features.shape[1]).index_add(0, labels, features)
     apart = features - (sums / counts.clamp(min=1)[:, None])[labels]
     owned = counts[labels].to(features)

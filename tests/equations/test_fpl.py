@@ -21,7 +21,7 @@ def at(*degrees):
 
 
 def test_rows_and_their_nearest_are_in_one_cluster():
-    # 0-10, 80-95, 180-200: three pairs; over their means 5 and 87.5 are nearest, and 190 to 87.5: one, which is not taken
+    # three pairs; over their means 5 and 87.5 are nearest, and 190 is to 87.5: one cluster, which is not taken
     assert first_neighbour_clusters(at(0.0, 10.0, 80.0, 95.0, 180.0, 200.0)).tolist() == [0, 0, 1, 1, 2, 2]
     assert first_neighbour_clusters(at(180.0, 0.0, 200.0, 10.0)).tolist() == [0, 1, 0, 1]
 
@@ -77,11 +77,15 @@ def test_both_terms_are_divided_by_the_batch_and_samples_of_unknown_classes_have
     assert FPL(FPLParams(lam=0.0)).loss_terms(step) is None
 
 
+def holds(by):
+    return torch.tensor([c in by for c in range(3)])
+
+
 def aggregated(sent, state):
     updates = tuple(
-        Update(k, {"w": torch.zeros(1)}, {}, 1, {"fpl.means": torch.stack(list(by.values())), "fpl.holds": torch.tensor([c in by for c in range(3)])})
+        Update(k, {"w": torch.zeros(1)}, {}, 1, {"fpl.means": torch.stack([*by.values()]), "fpl.holds": holds(by)})
         for k, by in enumerate(sent)
-    )  # fmt: skip
+    )
     w = {"w": torch.zeros(1)}
     FPL(FPLParams()).aggregate(AggregationTask(1, w, {}, updates, Model(w, None), RunSpec(), state), average)
     return state["fpl"]
