@@ -9,8 +9,10 @@ A and B are trained and sent, 2 r w floats a projection. Dropout acts on the inp
 Answers: build_model, local_loss, aggregate. Stacks with methods that add loss terms.
 Since B starts at zero, round 0 is zero-shot CLIP. How a federation averages is not the paper's: `lora_agg=factors`
 averages A and B apart (mean(B) mean(A) is not mean(B A)); `freeze_A` draws A from the seed, trains and sends B alone,
-so that the mean is exact (FFA-LoRA, Sun et al., ICLR 2024); `product_svd` takes the best rank-r approximation of
-mean(B A). CAPT, whose table this is a row of, does not say.
+so that the mean is exact (as `ffa-lora`); `product_svd` takes the best rank-r approximation of mean(B A) (as
+`flexlora` with split=root). CAPT, whose table this is a row of, does not say. Methods of their own stack on it:
+clip-lora+ffa-lora, +fedsa-lora, +rolora, +fedex-lora, +flora, +flexlora. A matrix R among the tensors of a pass, which
+the last but one bring, is added as γ R x.
 Paper against released code: γ = α/√r is the code's, α/r (`scaling=linear`) the usual one. The code's recipe (AdamW
 2e-4, decay 1e-2) is the recipe here, without its cosine (`lr_schedule`). CAPT's SGD at 1e-3 hardly moves a B that
 starts at zero. Queries, keys and values are adapted as in the code's defaults; `projections=qkvo` adds the output.
@@ -37,6 +39,7 @@ from fedbench.models.heads import TextOutputs, clip_of, scaled_logits
 from fedbench.models.prompts.context import fixed_texts
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.toolkit.fedavg import average, cross_entropy, participant_shares
+from fedbench.toolkit.low_rank import RESIDUAL, product_mean, sent_factors, uniform_factor
 
 NOISE = "lora.noise"
 """The seed of a step's dropout, among the tensors of a training pass."""
@@ -66,18 +69,6 @@ def dropped(x: Tensor, probability: float, generator: torch.Generator) -> Tensor
     """Entries of ``x`` set to zero with ``probability``, the others divided by one minus it."""
     kept = torch.empty_like(x).bernoulli_(1 - probability, generator=generator)
     return x * kept / (1 - probability)
-
-
-def product_mean(a: list[Tensor], b: list[Tensor], shares: Tensor) -> tuple[Tensor, Tensor]:
-    """A (r, w) and B (w, r) whose product is the best rank-r approximation of Σ_i p_i B_i A_i (Frobenius norm).
-
-    By way of the factors' QR decompositions, so that no (w, w) matrix is decomposed.
-    """
-    left, right = torch.linalg.qr(torch.cat([p * each for p, each in zip(shares, b, strict=True)], dim=1))
-    other, last = torch.linalg.qr(torch.cat(a).T)
-    u, s, v = torch.linalg.svd(right @ last.T, full_matrices=False)
-    rank, root = a[0].shape[0], s.sqrt()
-    return (root[:rank, None] * (v @ other.T)[:rank]), (left @ u)[:, :rank] * root[:rank]
 
 
 class ClipLoRA(fb.Method[ClipLoraParams]):
@@ -139,7 +130,7 @@ class ClipLoRA(fb.Method[ClipLoraParams]):
             return average(task)
         shares, means = participant_shares(task.updates, task.spec.training.weighting), {}
         for name in (name.removesuffix(".A") for name in task.weights if name.endswith(".A")):
-            a, b = ([update.weights[f"{name}.{part}"] for update in task.updates] for part in "AB")
+            a, b = sent_factors(task.updates, name)
             means[f"{name}.A"], means[f"{name}.B"] = product_mean(a, b, shares.to(a[0]))
         return means
 
@@ -150,8 +141,8 @@ class ClipLoRA(fb.Method[ClipLoraParams]):
         for layer in range(depth):
             for projection in self.params.projections:
                 name = f"lora.{tower}.{layer}.{projection}"
-                draw = torch.rand(rank, width, generator=fb.torch_generator(seed, name))
-                factors |= {f"{name}.A": (2 * draw - 1) * width**-0.5, f"{name}.B": torch.zeros(width, rank)}
+                a = uniform_factor(rank, width, fb.torch_generator(seed, name))
+                factors |= {f"{name}.A": a, f"{name}.B": torch.zeros(width, rank)}
         return factors
 
     def _additions(self, tensors: fb.Tensors, device: torch.device) -> Callable[[str, int], Added]:
@@ -165,8 +156,11 @@ class ClipLoRA(fb.Method[ClipLoraParams]):
                 name = f"lora.{tower}.{layer}.{projection}"
                 if projection not in self.params.projections:
                     return None
-                x = x if generator is None else dropped(x, self.params.dropout, generator)
-                return low_rank(x, tensors[f"{name}.A"], tensors[f"{name}.B"], scale)
+                dropped_x = x if generator is None else dropped(x, self.params.dropout, generator)
+                addition = low_rank(dropped_x, tensors[f"{name}.A"], tensors[f"{name}.B"], scale)
+                # merged into W, so dropout does not act on it
+                residual = tensors.get(name + RESIDUAL)
+                return addition if residual is None else addition + scale * linear(x, residual)
 
             return added
 

@@ -90,7 +90,9 @@ def contract_backbone(method: str) -> str:
 
 
 def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **training: object) -> RunSpec:
-    """``method`` as it is, on four label-skewed clients, half a round, by default on its `contract_backbone`."""
+    """``method``, with the learner it needs, on four label-skewed clients, half a round; see `contract_backbone`."""
+    needed = [declares(find_method(name), "needs_learner") for name in method.split("+")]
+    method = "+".join(dict.fromkeys([*filter(None, needed), *method.split("+")]))
     # "convnet" sorts after "clip:embedded": a stack gets the CNN as soon as one of its methods asks for it
     backbone = backbone or max(contract_backbone(name) for name in method.split("+"))
     budget: dict[str, object] = {"rounds": TINY_ROUNDS, "batch_size": 8, "lr": 0.01}

@@ -200,3 +200,41 @@ def clustered_average(
 def _as_rows(weight: Tensor, like: Tensor) -> Tensor:
     """``weight`` () or (K,), with axes appended so that it multiplies the rows of ``like``."""
     return weight.to(like.device).reshape(weight.shape + (1,) * (like.ndim - weight.ndim))
+
+
+def first_neighbour_clusters(rows: Tensor) -> Tensor:
+    """Which cluster each of ``rows`` (n, d) is in, (n,) int64 from 0 (FINCH, Sarfraz et al., CVPR 2019, the last one).
+
+    A row and its nearest other one, by cosine, are in one cluster; then clusters, by the means of their rows, as long
+    as that gives fewer of them, and more than one.
+    """
+    which = torch.arange(len(rows))
+    while True:
+        count = int(which.max()) + 1
+        if count == 1:
+            return which
+        means = torch.stack([rows[which == cluster].mean(0) for cluster in range(count)])
+        directions = torch.nn.functional.normalize(means.double(), dim=1)
+        nearest = (directions @ directions.T).fill_diagonal_(-torch.inf).argmax(1).tolist()
+        merged = _components(nearest)
+        fewer = int(merged.max()) + 1
+        # the first step stands even where one cluster is all it leaves
+        if count < len(rows) and (fewer == 1 or fewer == count):
+            return which
+        which = merged[which]
+
+
+def _components(linked: list[int]) -> Tensor:
+    """The connected components, (n,) int64 in the order of their first members, where i is linked to ``linked[i]``."""
+    root = list(range(len(linked)))
+
+    def of(node: int) -> int:
+        while root[node] != node:
+            node = root[node]
+        return node
+
+    for node, other in enumerate(linked):
+        one, two = sorted((of(node), of(other)))
+        root[two] = one
+    numbers = {first: number for number, first in enumerate(sorted({of(node) for node in range(len(linked))}))}
+    return torch.tensor([numbers[of(node)] for node in range(len(linked))])

@@ -14,14 +14,23 @@ from typing import cast
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.method.tasks import AggregationTask, BroadcastTask, EvaluationTask, LocalStep, ModelSetup
-from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, StepGradients, Tensors
+from fedbench.core.method.tasks import (
+    AggregationTask,
+    BroadcastTask,
+    ClientTask,
+    EvaluationTask,
+    LocalStep,
+    ModelSetup,
+)
+from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, StepGradients, Tensors, Update
 
 Aggregated = Tensors | GlobalModel
 """What the hook `aggregate` is answered with."""
 Aggregate = Callable[[AggregationTask], Aggregated]
 """``rest`` of a wrapper of `aggregate`; those of the others are alike."""
 Build = Callable[[ModelSetup], Model]
+Send = Callable[[BroadcastTask], Broadcast]
+Train = Callable[[ClientTask], Update]
 Evaluate = Callable[[EvaluationTask], Predictions]
 Gradients = Callable[[LocalStep], StepGradients]
 Objective = Callable[[LocalStep], Tensor]

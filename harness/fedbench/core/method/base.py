@@ -69,6 +69,9 @@ class Method(Generic[P]):
     role: ClassVar[str] = ""
     """What it is in a stack, where that does not follow from the hooks it answers; see `ROLES`. A stack has one
     personalisation and one server step at most."""
+    needs_learner: ClassVar[str] = ""
+    """A learner that has what it works on, where a model built by default has not: `fedbench.testing` checks the two
+    stacked."""
     keeps_lost_training: ClassVar[bool] = False
     """Whether a client's ``state`` and private tensors stay as trained where its update is lost or rejected.
 

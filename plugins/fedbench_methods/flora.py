@@ -1,0 +1,100 @@
+"""FLoRA - Wang, Shen, He, Sun, Wang, Lyu, Li, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous
+Low-Rank Adaptations", NeurIPS 2024; arXiv 2409.05976.
+
+The clients' factors of every low-rank addition γ B A are stacked rather than averaged, and merged into the frozen
+weights of all; every round begins with fresh ones:
+    A = [A_1; ...; A_m],   B = [p_1 B_1, ..., p_m B_m],   W₀ ← W₀ + γ B A = W₀ + γ Σ_i p_i B_i A_i
+    A_i drawn anew, uniform in ±1/√w,   B_i = 0
+so that the server's model is the mean of the clients' models, exactly.
+
+Wraps: build_model (only to refuse a model without such factors), aggregate, broadcast, local_objective, evaluate. Other
+weights than the factors are what the rest of the stack answers. Stacks on a learner with such factors
+(clip-lora+flora), of which it knows the names `*.A` and `*.B`, and with methods that change losses. Not with another
+server step, to which fresh factors are no change to go on from, nor where factors never leave a client.
+Left open / contradicted: here all clients have one rank, and start from one A, of the server's; with ranks of their own
+the stack is as exact. Since B = 0 in every round, its first step moves B alone. `restart=keep` leaves A as drawn for
+round 1. In the released repository the baseline with averaged factors (FedIT) never sums: it returns p_1 times the
+factors of one client; do not compare with its numbers.
+Cost: up 2 r w floats a projection; down the fresh factors, 2 r w, and the stack, 2 m r w, or w² where that is less. A
+client that was not in the round before is sent all of W₀ − W₀⁰, w². Methods that compare with an earlier model of a
+client (moon) take that one without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+import fedbench.api as fb
+from fedbench.toolkit.fedavg import participant_shares
+from fedbench.toolkit.low_rank import (
+    at_residuals,
+    kept_residuals,
+    pairs_of,
+    sent_factors,
+    stacked,
+    tested_at_residuals,
+    uniform_factor,
+    with_residuals,
+)
+from fedbench.toolkit.wrapping import Aggregate, Aggregated, Build, Evaluate, Objective, Send, weights_of, with_weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class FLoRAParams:
+    """Hyper-parameters of FLoRA."""
+
+    restart: Literal["fresh", "keep"] = fb.hyper("fresh", symbol="A", source="fresh: the paper; keep: ours")
+
+
+class FLoRA(fb.Method[FLoRAParams]):
+    """Merges stacked low-rank additions into the frozen weights and starts anew."""
+
+    name = "flora"
+    citation = "Wang et al., FLoRA: Federated Fine-Tuning LLMs with Heterogeneous Low-Rank Adaptations, NeurIPS 2024"
+    role = "server step"
+    requires = ("whole_model",)
+    needs_learner = "clip-lora"
+
+    @fb.wrapper
+    def build_model(self, setup: fb.ModelSetup, rest: Build) -> fb.Model:
+        """The learner's model as it is. Raises Unworkable for one without low-rank factors."""
+        model = rest(setup)
+        pairs_of(model.weights, self.name)
+        return model
+
+    @fb.wrapper
+    def broadcast(self, task: fb.BroadcastTask, rest: Send) -> fb.Broadcast:
+        """The stack's, and what was merged."""
+        return with_residuals(task, rest(task), task.state.get(self.name))
+
+    @fb.wrapper
+    def local_objective(self, step: fb.LocalStep, rest: Objective) -> Tensor:
+        """The stack's loss, of the merged weights."""
+        return rest(at_residuals(step))
+
+    @fb.wrapper
+    def aggregate(self, task: fb.AggregationTask, rest: Aggregate) -> Aggregated:
+        """Merge the clients' additions and draw the factors of the next round."""
+        answer, shares = rest(task), participant_shares(task.updates, task.spec.training.weighting)
+        changes: fb.Tensors = {}
+        stacks: fb.Tensors = {}
+        fresh: fb.Tensors = {}
+        for name in pairs_of(task.weights, self.name):
+            a, b = stacked(*sent_factors(task.updates, name), shares)
+            changes[name] = (b.double() @ a.double()).to(a.dtype)
+            stacks |= {f"{name}.A": a, f"{name}.B": b}
+            old = task.weights[f"{name}.A"]
+            drawn = uniform_factor(*old.shape, task.generator(f"flora {name}")).to(old)
+            fresh |= {f"{name}.A": drawn if self.params.restart == "fresh" else old}
+            fresh |= {f"{name}.B": torch.zeros_like(task.weights[f"{name}.B"])}
+        task.state[self.name] = kept_residuals(task.state.get(self.name), changes, stacks, task.updates)
+        return with_weights(answer, {**weights_of(answer), **fresh})
+
+    @fb.wrapper
+    def evaluate(self, task: fb.EvaluationTask, rest: Evaluate) -> fb.Predictions:
+        """The stack's predictions, of the merged weights."""
+        return rest(tested_at_residuals(task, task.state.get(self.name)))
