@@ -14,8 +14,8 @@ from typing import cast
 from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.method.tasks import AggregationTask, EvaluationTask, LocalStep, ModelSetup
-from fedbench.core.types import GlobalModel, Model, Predictions, StepGradients, Tensors
+from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, ModelSetup
+from fedbench.core.types import Broadcast, GlobalModel, Model, Outputs, Predictions, StepGradients, Tensors, Update
 
 Aggregated = Tensors | GlobalModel
 """What the hook `aggregate` is answered with."""
@@ -23,6 +23,8 @@ Aggregate = Callable[[AggregationTask], Aggregated]
 """``rest`` of a wrapper of `aggregate`; those of the others are alike."""
 Build = Callable[[ModelSetup], Model]
 Evaluate = Callable[[EvaluationTask], Predictions]
+Send = Callable[[BroadcastTask], Broadcast]
+Train = Callable[[ClientTask], Update]
 Gradients = Callable[[LocalStep], StepGradients]
 Objective = Callable[[LocalStep], Tensor]
 
@@ -99,6 +101,17 @@ class _ToRead(UserDict[str, Tensors]):
 def frozen(step: LocalStep, names: Collection[str]) -> LocalStep:
     """``step`` with the weights in ``names`` as constants: without a gradient an optimiser leaves them as they are."""
     return replace(step, weights={n: w.detach() if n in names else w for n, w in step.weights.items()})
+
+
+def with_outputs(step: LocalStep, change: Callable[[Outputs], Outputs]) -> LocalStep:
+    """``step`` whose model gives in training ``change`` of what it does without: for all of the stack's losses."""
+    model = step.model
+
+    def forward(tensors: Tensors, inputs: Tensor, training: bool) -> Outputs:
+        outputs = model.forward(tensors, inputs, training)
+        return change(outputs) if training else outputs
+
+    return replace(step, task=replace(step.task, model=replace(model, forward=forward)))
 
 
 def own_predictions(task: EvaluationTask, rest: Evaluate, own: Callable[[int], tuple[Tensors, Tensors]]) -> Predictions:
