@@ -31,12 +31,10 @@ import fedbench.api as fb
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.heads import scaled_logits
 from fedbench.toolkit.heads import feature_width
-from fedbench.toolkit.losses import mean_cross_entropy
+from fedbench.toolkit.losses import balance, mean_cross_entropy
 from fedbench.toolkit.wrapping import Build, Evaluate, Objective, beside, global_step, own_predictions, with_outputs
 
 WEIGHT, BIAS, SCALE = "fedrod/weight", "fedrod/bias", "fedrod/scale"
-FEWEST = 1e-8
-"""What stands for n where a client has no sample of a class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +44,6 @@ class FedRodParams:
     gamma: float = fb.hyper(
         1.0, symbol="γ", low=0.1, high=2.0, off=0.0, search=(0.5, 1.5), source="released code: 1, the balanced softmax"
     )
-
-
-def balance(counts: Tensor, gamma: float) -> Tensor:
-    """γ log n, (C,), of the client's ``counts`` n by class."""
-    return gamma * counts.float().clamp(min=FEWEST).log()
 
 
 def residual(features: Tensor, tensors: fb.Tensors, scale: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ from torch.nn.functional import cross_entropy
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.rounds.loop import predict
 from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.toolkit.losses import balance
 from fedbench.toolkit.wrapping import beside
-from fedbench_methods.fedrod import BIAS, SCALE, WEIGHT, balance
+from fedbench_methods.fedrod import BIAS, SCALE, WEIGHT
 
 COUNTS = (3, 1, 0)
 
