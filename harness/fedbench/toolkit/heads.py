@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.method.tasks import EvaluationTask
-from fedbench.core.types import Predictions
+from fedbench.core.types import Model, Predictions
 from fedbench.toolkit.fedavg import largest_logit
 
 RETRAIN_BATCH = 32
@@ -68,3 +68,16 @@ def largest_logit_with_kept_head(task: EvaluationTask, method: str) -> Predictio
     head = task.model.linear_head
     swapped = {head.weight: kept["head.weight"], head.bias: kept["head.bias"]}
     return largest_logit(replace(task, weights={**task.weights, **swapped}))
+
+
+@torch.no_grad()
+def feature_width(model: Model, device: str) -> int:
+    """The width d of the features (b, d) that ``model`` gives; where it has no head, of a black image on ``device``."""
+    if model.head is not None:
+        return model.weights[model.head.weight].shape[1]
+    # no network needs a larger image
+    pixels = torch.zeros(1, 3, 64, 64, dtype=torch.uint8, device=device)
+    make = model.encoder or model.transform
+    assert make is not None
+    tensors = {name: tensor.to(device) for name, tensor in {**model.weights, **model.buffers}.items()}
+    return model.forward(tensors, make(pixels).float(), False).features.shape[1]

@@ -21,6 +21,15 @@ def mean_divergence(logits: Tensor, known: Tensor) -> Tensor:
     return (wanted.exp() * (wanted - torch.log_softmax(logits, dim=1))).sum(dim=1).mean()
 
 
+FEWEST = 1e-8
+"""What stands for the number of samples of a class of which a client has none."""
+
+
+def balance(counts: Tensor, gamma: float = 1.0) -> Tensor:
+    """γ log n, (C,), of a client's ``counts`` n by class: what balanced softmax adds to its logits in training."""
+    return gamma * counts.float().clamp(min=FEWEST).log()
+
+
 def squared_distance(weights: Tensors, received: Tensors) -> Tensor:
     """‖w − wᵗ‖² over the trainable tensors, a scalar."""
     return torch.stack([(weights[name] - received[name]).square().sum() for name in weights]).sum()

@@ -22,7 +22,7 @@ from fedbench.core.method.tasks import (
     LocalStep,
     ModelSetup,
 )
-from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, StepGradients, Tensors, Update
+from fedbench.core.types import Broadcast, GlobalModel, Model, Outputs, Predictions, StepGradients, Tensors, Update
 
 Aggregated = Tensors | GlobalModel
 """What the hook `aggregate` is answered with."""
@@ -31,10 +31,9 @@ Aggregate = Callable[[AggregationTask], Aggregated]
 Build = Callable[[ModelSetup], Model]
 Send = Callable[[BroadcastTask], Broadcast]
 Train = Callable[[ClientTask], Update]
-Evaluate = Callable[[EvaluationTask], Predictions]
 Gradients = Callable[[LocalStep], StepGradients]
 Objective = Callable[[LocalStep], Tensor]
-Send = Callable[[BroadcastTask], Broadcast]
+Evaluate = Callable[[EvaluationTask], Predictions]
 
 
 def weights_of(answer: Aggregated) -> Tensors:
@@ -116,6 +115,17 @@ def tried(step: LocalStep) -> LocalStep:
     state = {method: dict(kept) for method, kept in step.task.state.items()}
     buffers = {name: value.clone() for name, value in step.buffers.items()}
     return replace(step, buffers=buffers, task=replace(step.task, state=state))
+
+
+def with_outputs(step: LocalStep, change: Callable[[Outputs], Outputs]) -> LocalStep:
+    """``step`` whose model gives in training ``change`` of what it does without: for all of the stack's losses."""
+    model = step.model
+
+    def forward(tensors: Tensors, inputs: Tensor, training: bool) -> Outputs:
+        outputs = model.forward(tensors, inputs, training)
+        return change(outputs) if training else outputs
+
+    return replace(step, task=replace(step.task, model=replace(model, forward=forward)))
 
 
 def own_predictions(task: EvaluationTask, rest: Evaluate, own: Callable[[int], tuple[Tensors, Tensors]]) -> Predictions:
