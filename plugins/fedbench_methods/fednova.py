@@ -57,7 +57,7 @@ class FedNova(fb.Method[FedNovaParams]):
 
     name = "fednova"
     citation = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
-    requires = ("sgd",)
+    requires = ("sgd", "plain_steps")
 
     @hookimpl
     def start(self, task: fb.StartTask) -> None:

@@ -94,7 +94,7 @@ class RUCR(fb.Method[RUCRParams]):
 
     name = "rucr"
     citation = "Huang et al., Representation Unification and Classifier Rectification, IEEE TIFS 2024"
-    requires: tuple[str, ...] = ("labels", "linear_head", "trained_features")
+    requires: tuple[str, ...] = ("labels", "linear_head", "sent_head", "trained_features")
 
     def __init__(self, params: RUCRParams) -> None:
         super().__init__(params)

@@ -316,7 +316,7 @@ def test_a_term_of_no_weight_of_its_own_may_be_zero(mine):
 
 
 def test_pooled_clients_have_no_private_tensors():
-    with pytest.raises(FedbenchError, match="clip-linear-centralized.*pools the clients, and fedbn keeps"):
+    with pytest.raises(FedbenchError, match="clip-linear-centralized.*pools the clients, and fedbn has something"):
         tiny_run(tiny_spec("clip-linear-centralized+fedbn", backbone="resnet8?width=1", rounds=1))
 
 

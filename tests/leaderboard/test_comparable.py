@@ -80,6 +80,8 @@ FIELDS = {
     "imbalance": ({"imbalance": "natural"}, "imbalance (100, here natural)"),
     "imbalance_factor": ({"imbalance_factor": 50.0}, "imbalance (100, here 50)"),
     "imbalance_order": ({"imbalance_order": "shuffled"}, "order of the classes (label, here shuffled)"),
+    "shots": ({"shots": 16}, "samples of the clients (all, here 16 of a class in all)"),
+    "shots_of": ({"shots_of": "client"}, None),  # without effect where there are no shots
     "partition": ({"partition": "iid"}, "partition (dirichlet 0.5, here iid)"),
     "clients": ({"clients": 7}, None),  # the data decide how many there are: num_clients is compared
     "dirichlet_alpha": ({"dirichlet_alpha": 0.1}, "partition (dirichlet 0.5, here creff_equal 0.1)"),

@@ -135,6 +135,16 @@ def test_a_stack_has_one_personalisation():
         assemble("fedpgp+ditto", {})
 
 
+@pytest.mark.parametrize("personal", ["pfedme", "fedala"])
+@pytest.mark.parametrize("corrected", ["scaffold", "fednova"])
+def test_corrections_that_are_read_off_the_weights_need_plain_steps(corrected, personal):
+    with pytest.raises(
+        FedbenchError, match=f"{corrected} reads off the weights .* and {personal} moves them otherwise"
+    ):
+        assemble(f"{corrected}+{personal}", {})
+    assemble(f"{corrected}+fedsam+ditto", {})
+
+
 def test_gradients_are_wrapped_for_one_client_after_another(tmp_path, monkeypatch):
     from fedbench.kinds.files import PLUGIN_FILES
 

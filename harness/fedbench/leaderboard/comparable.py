@@ -203,6 +203,9 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
     for name, aspect in (("labelled_clients", "clients with labels"), ("labelled_samples", "samples with labels")):
         if (share := float(scenario.get(name, 1))) < 1:
             yield Difference(aspect, "all", f"{100 * share:g} %")
+    if shots := int(scenario.get("shots", 0)):
+        of = "of each client" if scenario.get("shots_of") == "client" else "in all"
+        yield Difference("samples of the clients", "all", f"{shots} of a class {of}")
     if int(scenario["server_samples"]) and scenario["server_source"] == "aside":
         yield Difference("samples of the clients", "all", f"{scenario['server_samples']} a class at the server")
     if float(scenario["unseen_classes"]):

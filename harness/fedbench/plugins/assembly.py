@@ -15,14 +15,14 @@ from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.base import AnyMethod, declares
 from fedbench.core.method.hooks import STEPS, WRAPPABLE, Hooks, plugin_manager, relay
 from fedbench.core.method.hyper import build_params
-from fedbench.core.method.notifications import PROJECT, Notifications
+from fedbench.core.method.notifications import Notifications
 from fedbench.core.spec import stack_names
 from fedbench.kinds.base import Plugin
 from fedbench.kinds.files import PLUGIN_FILES, classes_of
 from fedbench.kinds.importing import importing
 from fedbench.kinds.installed import installed_methods
 from fedbench.kinds.own import own
-from fedbench.plugins.declaration import HOOK_NAMES, check_method
+from fedbench.plugins.declaration import HOOK_NAMES, check_method, refuse_unmarked
 from fedbench.plugins.notifications import notifications
 from fedbench.plugins.roles import refuse_roles, role_of
 from fedbench.plugins.watch import watched
@@ -51,6 +51,8 @@ class Assembly:
     """What a method of the run meets for the others -> that method."""
     wrappers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Hook -> the methods that wrap its answer, the outermost first."""
+    personalisation: str = ""
+    """The method that gives clients models of their own."""
 
     def answers(self, hook: str) -> tuple[str, ...]:
         """The methods that answer ``hook``, in call order."""
@@ -151,7 +153,7 @@ def assemble(
             plugin = cls(build_params(name, cls.Params, params.get(name, {})))
             requires |= dict.fromkeys(sorted(getattr(plugin, "requires", ())), name)
             provides |= dict.fromkeys(declares(cls, "provides"), name)
-            _refuse_unmarked(plugin, name)
+            refuse_unmarked(plugin, name)
             manager.register(plugin, name)
             roles[name], plugins[name] = role_of(cls), plugin
     # of several trylast answers pluggy calls the last registered last: a method's own comes before the defaults
@@ -164,25 +166,16 @@ def assemble(
         why = f"{silent[0]} answers no hook, so it would run as FedAvg"
         raise FedbenchError(f"{why}; mark a method named like one with @hookimpl: {names}.")
     defaults.replaced = _replacements(manager, method)
-    refuse_roles(sorted(roles.items()), method)
     outermost_first = sorted(plugins, key=lambda name: (roles[name] != "personalisation", name))
     around = {hook: [name for name in outermost_first if hook in wraps(plugins[name])] for hook in WRAPPABLE}
     wrappers = {hook: tuple(names) for hook, names in around.items() if names}
+    refuse_roles(roles, wrappers, requires, method)
     owners = {hook: (*wrappers.get(hook, ()), *names) for hook, names in _owner_table(manager).items()}
     chains = {hook: [(name, getattr(plugins[name], hook)) for name in names] for hook, names in wrappers.items()}
     hooks = watched(wrapped(relay(manager), chains), _blamed(method, owners))
-    return Assembly(hooks, owners, notifications(manager, listeners), frozenset(keeping), requires, provides, wrappers)
-
-
-def _refuse_unmarked(plugin: AnyMethod, name: str) -> None:
-    """FedbenchError for a function that bears a hook's name and is no answer to it: the default would answer."""
-    for hook in HOOK_NAMES:
-        function = getattr(plugin, hook, None)
-        if callable(function) and not hasattr(function, f"{PROJECT}_impl") and hook not in wraps(plugin):
-            raise FedbenchError(
-                f"{name} has a function {hook}, which is the name of a hook, without @hookimpl, so it would never be "
-                "called; mark it with @hookimpl, or call a helper function something else."
-            )
+    personal = next((name for name, role in roles.items() if role == "personalisation"), "")
+    told = notifications(manager, listeners)
+    return Assembly(hooks, owners, told, frozenset(keeping), requires, provides, wrappers, personal)
 
 
 def _replacements(manager: pluggy.PluginManager, method: str) -> dict[str, str]:

@@ -12,13 +12,13 @@ import pluggy
 import pydantic
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.method.base import REQUIREMENTS, ROLES
+from fedbench.core.method.base import REQUIREMENTS, ROLES, AnyMethod
 from fedbench.core.method.hooks import STEPS, HookSpecs, plugin_manager
 from fedbench.core.method.hyper import declared, parse_value
-from fedbench.core.method.notifications import NOTIFICATIONS, NotificationSpecs
+from fedbench.core.method.notifications import NOTIFICATIONS, PROJECT, NotificationSpecs
 from fedbench.core.spec import OPTIMISER_KEYS, Training, no_bool
 from fedbench.kinds.failure_text import reason_of
-from fedbench.plugins.wrapping import check_wrappers
+from fedbench.plugins.wrapping import check_wrappers, wraps
 
 HOOK_NAMES = (*STEPS, *NOTIFICATIONS)
 LONGEST_NAME = 100
@@ -153,3 +153,14 @@ def _check_arguments(given: object, bound: Any, hook: str) -> None:
     unknown = [argument for argument in required if argument not in offered]
     if unknown:
         raise FedbenchError(f"its answer to the hook {hook} asks for {', '.join(unknown)}; {right}.")
+
+
+def refuse_unmarked(plugin: AnyMethod, name: str) -> None:
+    """FedbenchError for a function that bears a hook's name and is no answer to it: the default would answer."""
+    for hook in HOOK_NAMES:
+        function = getattr(plugin, hook, None)
+        if callable(function) and not hasattr(function, f"{PROJECT}_impl") and hook not in wraps(plugin):
+            raise FedbenchError(
+                f"{name} has a function {hook}, which is the name of a hook, without @hookimpl, so it would never be "
+                "called; mark it with @hookimpl, or call a helper function something else."
+            )

@@ -105,6 +105,11 @@ def refuse_model(
             f"{method} needs features that are trained, and those of this model are frozen; choose a backbone that is "
             f"trained (a CNN, or tune=full), or stack it with a method that trains a projector (fedglcl+{method})."
         )
+    if "sent_head" in requires and model.head is not None and not set(private).isdisjoint(model.head.names):
+        raise FedbenchError(
+            f"{requires['sent_head']} works on the linear classifier at the server, and here it stays with clients; run "
+            "it without the method that keeps it private."
+        )
     kept = set(private) - model.own
     if "whole_model" in requires and kept:
         raise FedbenchError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.base import AnyMethod, declares
@@ -43,8 +43,21 @@ def role_of(cls: type[AnyMethod]) -> str:
     return min(found, key=order.index, default="measure")
 
 
-def refuse_roles(stack: Sequence[tuple[str, str]], method: str) -> None:
-    """FedbenchError where two of the ``stack``, (method, role) each, have a role that only one can have."""
+def refuse_roles(
+    roles: Mapping[str, str], wrappers: Mapping[str, tuple[str, ...]], requires: Mapping[str, str], method: str
+) -> None:
+    """FedbenchError where two methods have a role that only one can have, or one trains as another can't follow.
+
+    ``roles`` by method, ``wrappers`` hook -> methods, ``requires`` requirement -> method.
+    """
+    stack = sorted(roles.items())
+    for hook in ("local_train", "local_gradients") if "plain_steps" in requires else ():
+        for name in wrappers.get(hook, ()):
+            if roles[name] == "personalisation":
+                raise FedbenchError(
+                    f"the stack {method!r} clashes: {requires['plain_steps']} reads off the weights how far gradients "
+                    f"have moved them, and {name} moves them otherwise; run them as separate rows."
+                )
     for role, why in _ALONE.items():
         names = [name for name, own in stack if own == role]
         if len(names) > 1:

@@ -122,10 +122,11 @@ def _prepared(
     _refuse_hidden_labels(spec, assembly, model)
     granted = next((kind for name, kind in reversed(GRANTED_SERVER_DATA.items()) if name in assembly.requires), "")
     private = private_names(assembly, model, spec)
-    if private and len(federation.clients) != len(scored.clients):
+    keeping = assembly.personalisation or ", ".join(assembly.answers("private"))
+    if keeping and len(federation.clients) != len(scored.clients):
         raise FedbenchError(
-            f"{spec.method} pools the clients, and {', '.join(assembly.answers('private'))} keeps tensors "
-            "with each of them; run the two as separate rows."
+            f"{spec.method} pools the clients, and {keeping} has something of its own for each of them; run the two as "
+            "separate rows."
         )
     new = scored.unseen
     renamed = None if new is None else renamed_model(setup, model, new.classnames, settings.plugin_files)

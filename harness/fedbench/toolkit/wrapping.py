@@ -89,11 +89,11 @@ def own_step(step: LocalStep, weights: Tensors, buffers: Tensors | None = None) 
     A loss that writes to the client's state there, as it does at the global weights, is refused with a FedbenchError.
     """
     buffers = without_own(step.buffers, step.model) if buffers is None else buffers
-    state = cast(dict[str, Tensors], _ToRead(step.task.state))
+    state = cast(dict[str, Tensors], _OnceAStep(step.task.state))
     return replace(step, weights=weights, buffers=buffers, task=replace(step.task, state=state), is_own=True)
 
 
-class _ToRead(UserDict[str, Tensors]):
+class _OnceAStep(UserDict[str, Tensors]):
     """What a client keeps, for a loss that is taken twice a step."""
 
     def __setitem__(self, method: str, kept: Tensors) -> None:

@@ -11,6 +11,7 @@ P = TypeVar("P")
 REQUIREMENTS = {
     "labels": "labels of the clients' samples (scenario.labels=visible)",
     "linear_head": "a linear classifier (a CNN, or CLIP with tune=head)",
+    "sent_head": "a linear classifier that is sent (no method that keeps it with the clients)",
     "trained_features": "features that are trained (a CNN, tune=full, or a method that trains a projector)",
     "clip": "a CLIP backbone, or another dual encoder",
     "pretrained": "a pretrained backbone: CLIP, or an image network with weights",
@@ -18,6 +19,7 @@ REQUIREMENTS = {
     "image_layers": "an image tower whose layers take further tokens",
     "patches": "an image tower with features of an image's patches",
     "sgd": "clients that train by SGD (optimizer=sgd)",
+    "plain_steps": "steps along the loss's gradients from the weights received (no pfedme, no fedala)",
     "whole_model": "whole models at the server (no method that keeps tensors private)",
     "same_samples": "clients whose samples stay the same (a partition without drift)",
     "server_data": "unlabelled samples at the server (scenario.server_samples)",
