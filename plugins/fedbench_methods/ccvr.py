@@ -117,7 +117,7 @@ class CCVR(fb.Method[CCVRParams]):
 
     name = "ccvr"
     citation = "Luo et al., No Fear of Heterogeneity: Classifier Calibration, NeurIPS 2021"
-    requires = ("labels", "linear_head")
+    requires = ("labels", "linear_head", "global_model")
 
     @hookimpl
     def survey(self, round: int, spec: fb.RunSpec, state: Mapping[str, fb.Tensors]) -> str:

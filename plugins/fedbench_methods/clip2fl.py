@@ -126,7 +126,7 @@ class CLIP2FL(RetrainedHead, Method[CLIP2FLParams]):
     name = "clip2fl"
     citation = "Shi et al., CLIP-guided Federated Learning on Heterogeneous and Long-Tailed Data, AAAI 2024"
     reads = ("teacher", "tune", "head_scale")
-    requires = ("labels", "linear_head")
+    requires = ("labels", "linear_head", "global_model")
 
     def __init__(self, params: CLIP2FLParams) -> None:
         super().__init__(params)

@@ -54,7 +54,7 @@ class CReFF(RetrainedHead, Method[CReFFParams]):
 
     name = "creff"
     citation = "Shang et al., Classifier Re-Training with Federated Features, IJCAI 2022"
-    requires = ("labels", "linear_head")
+    requires = ("labels", "linear_head", "global_model")
 
     def __init__(self, params: CReFFParams) -> None:
         super().__init__(params)

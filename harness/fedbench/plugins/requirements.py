@@ -105,7 +105,12 @@ def refuse_model(
             f"{method} needs features that are trained, and those of this model are frozen; choose a backbone that is "
             f"trained (a CNN, or tune=full), or stack it with a method that trains a projector (fedglcl+{method})."
         )
-    kept = set(private) - model.own
+    kept, sent = set(private) - model.own, model.weights.keys() - set(private)
+    if "global_model" in requires and kept and not sent:
+        raise FedbenchError(
+            f"{requires['global_model']} works on the model that clients send, and here every weight stays with its "
+            "client; run the two as separate rows."
+        )
     if "whole_model" in requires and kept:
         raise FedbenchError(
             f"{requires['whole_model']} needs the clients' whole models at the server, and {min(kept)!r} never "
