@@ -39,6 +39,7 @@ class FedAdagrad(Method[FedAdagradParams]):
 
     name = "fedadagrad"
     citation = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+    requires = ("global_model",)
 
     @wrapper
     def aggregate(self, task: AggregationTask, rest: Aggregate) -> Aggregated:

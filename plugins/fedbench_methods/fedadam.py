@@ -43,6 +43,7 @@ class FedAdam(Method[FedAdamParams]):
 
     name = "fedadam"
     citation = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+    requires = ("global_model",)
 
     @wrapper
     def aggregate(self, task: AggregationTask, rest: Aggregate) -> Aggregated:

@@ -15,7 +15,7 @@ Left open / contradicted:
 - It averages by the π from before the last step: what is learned counts a round later (`applied=before`).
 - It keeps T by the position in the cohort, which under partial participation is another client's. Here by client.
 - Adam starts anew every round, there and here: with one step a logit moves by about η_T, whatever its gradient is.
-- Its vectors have no running statistics either, its README's variant by layers is not in the code.
+- The paper's variant by layers (FedAWA-L) is not here.
 Distances below rounding (1e-6 of the longest change) count as zero, where all clients agree and no weight is better.
 """
 
@@ -77,6 +77,7 @@ class FedAWA(Method[FedAWAParams]):
 
     name = "fedawa"
     citation = "Shi et al., FedAWA: Adaptive Optimization of Aggregation Weights, CVPR 2025"
+    requires = ("global_model",)
 
     @hookimpl
     def aggregate(self, task: AggregationTask) -> Tensors:

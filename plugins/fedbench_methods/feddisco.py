@@ -47,7 +47,8 @@ def distances(shares: Tensor, target: Tensor, distance: Distance) -> Tensor:
         return divergence / total if total > 0 else divergence
     if distance == "cosine":
         return 1 - torch.cosine_similarity(shares, target[None], dim=1)
-    return torch.linalg.vector_norm(shares - target, ord=1 if distance == "l1" else 2, dim=1)
+    away = shares - target
+    return away.abs().sum(1) if distance == "l1" else away.square().sum(1).sqrt()
 
 
 def discrepancy_weights(shares: Tensor, away: Tensor, a: float, b: float) -> Tensor:
@@ -68,7 +69,7 @@ class FedDisco(Method[FedDiscoParams]):
 
     name = "feddisco"
     citation = "Ye et al., FedDisco: Federated Learning with Discrepancy-Aware Collaboration, ICML 2023"
-    requires = ("labels",)
+    requires = ("labels", "global_model")
 
     @hookimpl
     def start(self, task: StartTask) -> Tensors:

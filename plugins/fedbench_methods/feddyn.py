@@ -46,6 +46,7 @@ class FedDyn(fb.Method[FedDynParams]):
 
     name = "feddyn"
     citation = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
+    requires = ("global_model",)
     recipe = {"clip_norm": 10.0}
 
     @fb.hookimpl

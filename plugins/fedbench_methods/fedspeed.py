@@ -58,6 +58,7 @@ class FedSpeed(fb.Method[FedSpeedParams]):
 
     name = "fedspeed"
     citation = "Sun et al., FedSpeed: Larger Local Interval, Less Communication Round, ICLR 2023"
+    requires = ("global_model",)
     recipe = {"clip_norm": 10.0}
 
     @fb.wrapper

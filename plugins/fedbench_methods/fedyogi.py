@@ -42,6 +42,7 @@ class FedYogi(Method[FedYogiParams]):
 
     name = "fedyogi"
     citation = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
+    requires = ("global_model",)
 
     @wrapper
     def aggregate(self, task: AggregationTask, rest: Aggregate) -> Aggregated:

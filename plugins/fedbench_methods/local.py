@@ -6,8 +6,8 @@ Client k goes on from its own weights whenever it is drawn, on its own samples, 
 
 Answers: private (all weights and running statistics). Wraps: local_objective (the weights are the client's own, so
 nothing pulls them to what others have: `fedprox`, `scaffold` and the like add no term), evaluate. Stacks with any
-learner and local objective: `promptfl+local` is CoOp on every client. There is no global model, and a server step, or
-an aggregation, has nothing to work on. Clients are drawn as under every method: with a participation of 0.1 a client
+learner and local objective: `promptfl+local` is CoOp on every client. There is no global model: what works on one, most
+server steps and aggregations, is refused. Clients are drawn as under every method: with a participation of 0.1 a client
 trains in a tenth of the rounds, so give it rounds enough, or compare at full participation. A client that was never
 drawn predicts by the initial weights. What it trained stays where its update would have been lost.
 Left open: papers run it for as many epochs as federated clients train in all, or to convergence; here the run says.

@@ -54,7 +54,7 @@ class TipAdapterF(fb.Method[TipAdapterParams]):
 
     name = "tip-adapter-f"
     citation = "Zhang et al., Tip-Adapter: Training-Free Adaption of CLIP for Few-Shot Classification, ECCV 2022"
-    requires = ("labels", "clip")
+    requires = ("labels", "clip", "whole_model")
     recipe = {"optimizer": "adamw", "lr": 1e-3, "eps": 1e-4, "weight_decay": 1e-2}
 
     @fb.hookimpl

@@ -72,3 +72,11 @@ def test_running_statistics_stay_with_their_client():
 def test_another_personalisation_is_refused():
     with pytest.raises(FedbenchError, match="ditto and local are both a personalisation"):
         tiny_run(tiny_spec("local+ditto"))
+
+
+@pytest.mark.parametrize(
+    "other", ["fedadam", "fedexp", "feddyn", "feddisco", "fedawa", "creff", "capt", "ccvr", "fed-grab", "fedfa"]
+)
+def test_what_works_on_a_global_model_is_refused(other):
+    with pytest.raises(FedbenchError, match=f"{other} works on the model that clients send"):
+        tiny_run(tiny_spec(f"local+{other}", backbone="convnet" if other == "fedfa" else ""))

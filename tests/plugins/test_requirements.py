@@ -63,6 +63,7 @@ def test_another_backbone_than_clip_is_refused():
     [
         ("linear_head", FROZEN, (), "mine needs a linear classifier; this model has none"),
         ("trained_features", FROZEN, (), r"those of this model are frozen; choose a backbone.*\(fedglcl\+mine\)"),
+        ("global_model", TRAINED, ("w",), "mine works on the model that clients send, and here every weight stays"),
         ("whole_model", TRAINED, ("w",), "'w' never leaves a client; run it without a method that keeps"),
     ],
 )

@@ -110,7 +110,12 @@ def refuse_model(
             f"{requires['sent_head']} works on the linear classifier at the server, and here it stays with clients; run "
             "it without the method that keeps it private."
         )
-    kept = set(private) - model.own
+    kept, sent = set(private) - model.own, model.weights.keys() - set(private)
+    if "global_model" in requires and kept and not sent:
+        raise FedbenchError(
+            f"{requires['global_model']} works on the model that clients send, and here every weight stays with its "
+            "client; run the two as separate rows."
+        )
     if "whole_model" in requires and kept:
         raise FedbenchError(
             f"{requires['whole_model']} needs the clients' whole models at the server, and {min(kept)!r} never "
