@@ -107,7 +107,7 @@ def refuse_model(
         )
     if "sent_head" in requires and model.head is not None and not set(private).isdisjoint(model.head.names):
         raise FedbenchError(
-            f"{requires['sent_head']} works on the linear classifier at the server, and here it stays with clients; run "
+            f"{requires['sent_head']} works on the linear classifier at the server, and here clients keep it; run "
             "it without the method that keeps it private."
         )
     kept, sent = set(private) - model.own, model.weights.keys() - set(private)
