@@ -88,7 +88,7 @@ class FLoRA(fb.Method[FLoRAParams]):
             changes[name] = (b.double() @ a.double()).to(a.dtype)
             stacks |= {f"{name}.A": a, f"{name}.B": b}
             old = task.weights[f"{name}.A"]
-            drawn = uniform_factor(*old.shape, task.generator(f"flora {name}")).to(old)
+            drawn = uniform_factor(old.shape[0], old.shape[1], task.generator(f"flora {name}")).to(old)
             fresh |= {f"{name}.A": drawn if self.params.restart == "fresh" else old}
             fresh |= {f"{name}.B": torch.zeros_like(task.weights[f"{name}.B"])}
         task.state[self.name] = kept_residuals(task.state.get(self.name), changes, stacks, task.updates)

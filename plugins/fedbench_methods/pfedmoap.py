@@ -66,7 +66,8 @@ def gated(query: Tensor, values: Tensor, gate: Mapping[str, Tensor], heads: int,
     """h (b, C, e) of ``query`` (b, e) over ``values`` (K, C, e), by the layers "query", "key", "value" and "out"."""
 
     def split(name: str, rows: Tensor) -> Tensor:
-        return linear(rows, gate[f"gate.{name}.weight"], gate[f"gate.{name}.bias"]).unflatten(-1, (heads, -1))
+        made = linear(rows, gate[f"gate.{name}.weight"], gate[f"gate.{name}.bias"])
+        return made.view(*made.shape[:-1], heads, made.shape[-1] // heads)
 
     scores = torch.einsum("bhe,kche->bchk", split("query", query), split("key", values))
     mixed = torch.einsum("bchk,kche->bche", torch.softmax(sharpness * scores, -1), split("value", values))
@@ -75,8 +76,9 @@ def gated(query: Tensor, values: Tensor, gate: Mapping[str, Tensor], heads: int,
 
 def nearest(own: Tensor, others: Tensor, count: int) -> list[int]:
     """Which ``count`` of the prompts ``others`` (n, M, d_t) are nearest to ``own`` (M, d_t), the nearest first."""
-    distances = (others - own).flatten(1).norm(dim=1)
-    return distances.argsort(stable=True)[:count].tolist()
+    distances = (others - own).flatten(1).square().sum(dim=1)
+    order: list[int] = distances.argsort(stable=True).tolist()
+    return order[:count]
 
 
 class PFedMoAP(fb.Method[PFedMoAPParams]):
