@@ -52,7 +52,7 @@ class FedPFTParams:
     then: Literal["stop", "train"] = hyper("stop", symbol="T", source="one-shot; train: ours")
 
 
-@torch.enable_grad()  # type: ignore[untyped-decorator]
+@torch.enable_grad()
 def trained_head(
     features: Tensor,
     labels: Tensor,
@@ -71,8 +71,8 @@ def trained_head(
         order = torch.randperm(len(features), generator=generator).to(features.device)
         for index in torch.split(order, batch_size):
             logits = torch.nn.functional.linear(features[index], weight, bias)
-            optimiser.zero_grad()
-            torch.nn.functional.cross_entropy(logits, labels[index]).backward()
+            loss = torch.nn.functional.cross_entropy(logits, labels[index])
+            weight.grad, bias.grad = torch.autograd.grad(loss, (weight, bias))
             optimiser.step()
     return weight.detach(), bias.detach()
 
@@ -111,7 +111,7 @@ class FedPFT(fb.Method[FedPFTParams]):
         if not len(labels):
             return
         if params.head_start == "fresh":
-            drawn, offsets = fresh_head(*weight.shape, generator)
+            drawn, offsets = fresh_head(weight.shape[0], weight.shape[1], generator)
             # of the head W v + s b, v = s z, it is s b that is trained
             weight, bias = drawn.to(weight), offsets.to(bias) / head.scale
         weight, bias = trained_head(

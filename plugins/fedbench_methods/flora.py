@@ -17,7 +17,7 @@ round 1. In the released repository the baseline with averaged factors (FedIT) n
 factors of one client; do not compare with its numbers.
 Cost: up 2 r w floats a projection; down the fresh factors, 2 r w, and the stack, 2 m r w, or w² where that is less. A
 client that was not in the round before is sent all of W₀ − W₀⁰, w². Methods that compare with an earlier model of a
-client (moon) take that one without it.
+client (moon) take that one without it. Own models of clients beside it (ditto) add factors to the merged weights.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class FLoRA(fb.Method[FLoRAParams]):
             changes[name] = (b.double() @ a.double()).to(a.dtype)
             stacks |= {f"{name}.A": a, f"{name}.B": b}
             old = task.weights[f"{name}.A"]
-            drawn = uniform_factor(*old.shape, task.generator(f"flora {name}")).to(old)
+            drawn = uniform_factor(old.shape[0], old.shape[1], task.generator(f"flora {name}")).to(old)
             fresh |= {f"{name}.A": drawn if self.params.restart == "fresh" else old}
             fresh |= {f"{name}.B": torch.zeros_like(task.weights[f"{name}.B"])}
         task.state[self.name] = kept_residuals(task.state.get(self.name), changes, stacks, task.updates)

@@ -37,7 +37,8 @@ def pairs_of(weights: Iterable[str], method: str) -> list[str]:
 
 def uniform_factor(rank: int, width: int, generator: torch.Generator) -> Tensor:
     """A (r, w), uniform in ±1/√w (Kaiming's with a = √5)."""
-    return (2 * torch.rand(rank, width, generator=generator) - 1) * width**-0.5
+    bound: float = width**-0.5
+    return (2 * torch.rand(rank, width, generator=generator) - 1) * bound
 
 
 def sent_factors(updates: Sequence[Update], name: str) -> tuple[list[Tensor], list[Tensor]]:

@@ -52,7 +52,7 @@ def drawn(mixture: Mixture, count: int, kind: Kind, generator: torch.Generator) 
     which = which.to(mixture.means.device)
     if kind == "full":
         values, vectors = torch.linalg.eigh(mixture.covariances)
-        factors = vectors * values.clamp(min=0).sqrt()[:, None]
+        factors: Tensor = vectors * values.clamp(min=0).sqrt()[:, None]
         return mixture.means[which] + (factors[which] @ noise[..., None])[..., 0]
     spread = mixture.covariances.clamp(min=0).sqrt()[which]
     return mixture.means[which] + noise * (spread[:, None] if kind == "spherical" else spread)
@@ -143,8 +143,8 @@ def _log_densities(rows: Tensor, mixture: Mixture, kind: Kind) -> Tensor:
     """log N(row; component), (n, k), but for a constant."""
     apart = rows[None] - mixture.means[:, None]
     if kind == "full":
-        factors = torch.linalg.cholesky(mixture.covariances)
-        scaled = torch.linalg.solve_triangular(factors, apart.mT, upper=False)
+        factors: Tensor = torch.linalg.cholesky(mixture.covariances)
+        scaled: Tensor = torch.linalg.solve_triangular(factors, apart.mT, upper=False)
         return -0.5 * scaled.square().sum(1).T - factors.diagonal(dim1=1, dim2=2).log().sum(1)
     variances = mixture.covariances[:, None].expand(-1, rows.shape[1]) if kind == "spherical" else mixture.covariances
     return -0.5 * ((apart.square() / variances[:, None]).sum(2).T + variances.log().sum(1))
