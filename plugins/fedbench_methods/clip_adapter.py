@@ -44,7 +44,8 @@ def adapted(features: Tensor, down: Tensor, up: Tensor, alpha: float) -> Tensor:
 
 def drawn_layer(generator: torch.Generator, rows: int, columns: int) -> Tensor:
     """(rows, columns), uniform in ±1/√columns."""
-    return (2 * torch.rand(rows, columns, generator=generator) - 1) * columns**-0.5
+    bound: float = columns**-0.5
+    return (2 * torch.rand(rows, columns, generator=generator) - 1) * bound
 
 
 class ClipAdapter(fb.Method[ClipAdapterParams]):

@@ -66,7 +66,7 @@ class FedPhaOutputs(TextOutputs):
 
 def projected(own: Tensor, shared: Tensor, rho: float, *, whole: bool) -> Tensor:
     """v̂ (M_L, d_t) of ``own`` v_L, by the minor directions of ``shared`` v_G (M, d_t), of a ``whole`` or thin V."""
-    rows = torch.linalg.svd(shared, full_matrices=False).Vh
+    rows: Tensor = torch.linalg.svd(shared, full_matrices=False).Vh
     # the small number is against 16 (1 - 0.75) = 3.99...
     cut = floor(len(shared) * (1 - rho) + 1e-9)
     if whole:

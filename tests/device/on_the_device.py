@@ -35,8 +35,8 @@ QUICK = ("fedclip", "fedloge", "fst-cbdg", "promptfl", "ratio-loss", "scaffold")
 EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in method_names() if name not in QUICK)]
 STOPS_BY_DATA = ("fedotp", "plot")
 """Their iteration ends where the data say so, and a plan that is no number is an error: both are read in every step."""
-READS_IN_LOSS = {*STOPS_BY_DATA, "capt"}
-"""capt lays out its classes' texts in the first loss that reads them, once."""
+READS_IN_LOSS = {*STOPS_BY_DATA, "capt", "proda"}
+"""capt and proda lay out texts in the first loss that reads them, once."""
 TOLERANCE = 2e-5
 """Optimisers and sums take other ways on an accelerator; clip-lora, whose first steps divide zero by zero, 50 times."""
 
