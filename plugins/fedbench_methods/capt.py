@@ -138,7 +138,11 @@ class CAPT(fb.Method[CaptParams]):
     def local_loss(self, step: fb.LocalStep) -> Tensor:
         """L_g + λ L_c (Eqs. 1, 2, 4) on one pass of the images."""
         model, params, labels, terms = step.model.forward, self.params, step.labels, []
-        assert isinstance(model, PromptedClip)
+        if not isinstance(model, PromptedClip):
+            raise fb.FedbenchError(
+                "capt's loss reads texts and images of its own forward pass, which another method of the stack has "
+                "changed; run the two as separate rows."
+            )
         images = model.images(step.weights, step.batch.inputs)
         if params.prompts != "class":
             logits = scaled_logits(images, model.texts("general", step.weights), None, model.scale)

@@ -28,15 +28,13 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.toolkit.fedavg import participant_shares
 from fedbench.toolkit.low_rank import (
-    at_residuals,
+    AtResiduals,
     kept_residuals,
     pairs_of,
     sent_factors,
     stacked,
-    tested_at_residuals,
-    with_residuals,
 )
-from fedbench.toolkit.wrapping import Aggregate, Aggregated, Build, Evaluate, Objective, Send, weights_of
+from fedbench.toolkit.wrapping import Aggregate, Aggregated, weights_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,31 +52,13 @@ def residual(many_a: Tensor, many_b: Tensor, mean_a: Tensor, mean_b: Tensor) -> 
     return exact.to(mean_a.dtype)
 
 
-class FedExLoRA(fb.Method[FedExLoRAParams]):
+class FedExLoRA(AtResiduals, fb.Method[FedExLoRAParams]):
     """Averages low-rank additions exactly, by a residual in the frozen weights."""
 
     name = "fedex-lora"
     citation = "Singhal et al., FedEx-LoRA: Exact Aggregation for Federated Fine-Tuning, ACL 2025"
     role = "server step"
     requires = ("whole_model",)
-    needs_learner = "clip-lora"
-
-    @fb.wrapper
-    def build_model(self, setup: fb.ModelSetup, rest: Build) -> fb.Model:
-        """The learner's model as it is. Raises Unworkable for one without low-rank factors."""
-        model = rest(setup)
-        pairs_of(model.weights, self.name)
-        return model
-
-    @fb.wrapper
-    def broadcast(self, task: fb.BroadcastTask, rest: Send) -> fb.Broadcast:
-        """The stack's, and the residuals."""
-        return with_residuals(task, rest(task), task.state.get(self.name))
-
-    @fb.wrapper
-    def local_objective(self, step: fb.LocalStep, rest: Objective) -> Tensor:
-        """The stack's loss, of the weights with the residuals."""
-        return rest(at_residuals(step))
 
     @fb.wrapper
     def aggregate(self, task: fb.AggregationTask, rest: Aggregate) -> Aggregated:
@@ -94,8 +74,3 @@ class FedExLoRA(fb.Method[FedExLoRAParams]):
             stacks |= {f"{name}.A": a, f"{name}.B": b}
         task.state[self.name] = kept_residuals(task.state.get(self.name), changes, stacks, task.updates)
         return answer
-
-    @fb.wrapper
-    def evaluate(self, task: fb.EvaluationTask, rest: Evaluate) -> fb.Predictions:
-        """The stack's predictions, of the weights with the residuals."""
-        return rest(tested_at_residuals(task, task.state.get(self.name)))

@@ -120,7 +120,7 @@ class FedFA(fb.Method[FedFAParams]):
     name = "fedfa"
     citation = "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023"
     reads = ("tune",)
-    requires = ("labels", "global_model")
+    requires = ("labels", "whole_model")
 
     @hookimpl
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:

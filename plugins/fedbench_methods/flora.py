@@ -26,21 +26,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 import fedbench.api as fb
 from fedbench.toolkit.fedavg import participant_shares
 from fedbench.toolkit.low_rank import (
-    at_residuals,
+    AtResiduals,
     kept_residuals,
     pairs_of,
     sent_factors,
     stacked,
-    tested_at_residuals,
     uniform_factor,
-    with_residuals,
 )
-from fedbench.toolkit.wrapping import Aggregate, Aggregated, Build, Evaluate, Objective, Send, weights_of, with_weights
+from fedbench.toolkit.wrapping import Aggregate, Aggregated, weights_of, with_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,31 +47,13 @@ class FLoRAParams:
     restart: Literal["fresh", "keep"] = fb.hyper("fresh", symbol="A", source="fresh: the paper; keep: ours")
 
 
-class FLoRA(fb.Method[FLoRAParams]):
+class FLoRA(AtResiduals, fb.Method[FLoRAParams]):
     """Merges stacked low-rank additions into the frozen weights and starts anew."""
 
     name = "flora"
     citation = "Wang et al., FLoRA: Federated Fine-Tuning LLMs with Heterogeneous Low-Rank Adaptations, NeurIPS 2024"
     role = "server step"
     requires = ("whole_model",)
-    needs_learner = "clip-lora"
-
-    @fb.wrapper
-    def build_model(self, setup: fb.ModelSetup, rest: Build) -> fb.Model:
-        """The learner's model as it is. Raises Unworkable for one without low-rank factors."""
-        model = rest(setup)
-        pairs_of(model.weights, self.name)
-        return model
-
-    @fb.wrapper
-    def broadcast(self, task: fb.BroadcastTask, rest: Send) -> fb.Broadcast:
-        """The stack's, and what was merged."""
-        return with_residuals(task, rest(task), task.state.get(self.name))
-
-    @fb.wrapper
-    def local_objective(self, step: fb.LocalStep, rest: Objective) -> Tensor:
-        """The stack's loss, of the merged weights."""
-        return rest(at_residuals(step))
 
     @fb.wrapper
     def aggregate(self, task: fb.AggregationTask, rest: Aggregate) -> Aggregated:
@@ -93,8 +72,3 @@ class FLoRA(fb.Method[FLoRAParams]):
             fresh |= {f"{name}.B": torch.zeros_like(task.weights[f"{name}.B"])}
         task.state[self.name] = kept_residuals(task.state.get(self.name), changes, stacks, task.updates)
         return with_weights(answer, {**weights_of(answer), **fresh})
-
-    @fb.wrapper
-    def evaluate(self, task: fb.EvaluationTask, rest: Evaluate) -> fb.Predictions:
-        """The stack's predictions, of the merged weights."""
-        return rest(tested_at_residuals(task, task.state.get(self.name)))

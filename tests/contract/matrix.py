@@ -2,7 +2,7 @@
 
 ``matrix.json`` has what was found: stack -> "" where two rounds kept the contract, else the sentence that refuses it.
 The tables of plugins/README.md are made of it. ``python -m tests.contract.matrix`` finds it anew and rewrites both, in
-about half an hour on two cores; with ``--new`` only what is not recorded yet, as after adding a method.
+a quarter of an hour on two cores; with ``--new`` only what is not recorded yet, as after adding a method.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ README = Path(__file__).parents[2] / "plugins" / "README.md"
 BEGIN, END = "<!-- matrix -->", "<!-- end of matrix -->"
 TRIPLES = 200
 UNTRAINED = {"clip-zs"}
-COLUMNS = ("personalisation", "server step")
+COLUMNS = ("personalisation", "server step", "aggregation")
 
 
 def by_role() -> dict[str, list[str]]:
@@ -107,7 +107,8 @@ def tables(verdicts: dict[str, str]) -> str:
     """Learners by personalisations and by the server's rules, in Markdown, with the reasons of refusals."""
     roles, reasons = by_role(), list[str]()
     lines: list[str] = []
-    for role, title in (("personalisation", "Personalisations"), ("server step", "At the server")):
+    titles = ("Personalisations", "Steps of the server", "What the server makes of updates, or sends")
+    for role, title in zip(COLUMNS, titles, strict=True):
         others = roles[role]
         lines += [f"**{title}**", "", f"| learner | {' | '.join(f'`{name}`' for name in others)} |"]
         lines += ["|---" * (len(others) + 1) + "|"]

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import Unworkable
-from fedbench.core.method.tasks import BroadcastTask, EvaluationTask, LocalStep
-from fedbench.core.types import Broadcast, Tensors, Update
+from fedbench.core.method.hooks import wrapper
+from fedbench.core.method.tasks import BroadcastTask, EvaluationTask, LocalStep, ModelSetup
+from fedbench.core.types import Broadcast, Model, Predictions, Tensors, Update
+from fedbench.toolkit.wrapping import Build, Evaluate, Objective, Send
 
 RESIDUAL = ".residual"
 Split = Literal["root", "left"]
@@ -109,3 +111,35 @@ def at_residuals(step: LocalStep) -> LocalStep:
 def tested_at_residuals(task: EvaluationTask, kept: Tensors | None) -> EvaluationTask:
     """``task`` with the server's residuals, which a client's own model has as well."""
     return replace(task, buffers={**task.buffers, **residuals_of(kept)})
+
+
+class AtResiduals:
+    """What methods share that keep residuals, by `kept_residuals`, under their name in the server's state.
+
+    They inherit it before `Method`.
+    """
+
+    name: str
+    needs_learner = "clip-lora"
+
+    @wrapper
+    def build_model(self, setup: ModelSetup, rest: Build) -> Model:
+        """The learner's model as it is. Raises Unworkable for one without low-rank factors."""
+        model = rest(setup)
+        pairs_of(model.weights, self.name)
+        return model
+
+    @wrapper
+    def broadcast(self, task: BroadcastTask, rest: Send) -> Broadcast:
+        """The stack's, and the residuals."""
+        return with_residuals(task, rest(task), task.state.get(self.name))
+
+    @wrapper
+    def local_objective(self, step: LocalStep, rest: Objective) -> Tensor:
+        """The stack's loss, of the weights with the residuals."""
+        return rest(at_residuals(step))
+
+    @wrapper
+    def evaluate(self, task: EvaluationTask, rest: Evaluate) -> Predictions:
+        """The stack's predictions, of the weights with the residuals."""
+        return rest(tested_at_residuals(task, task.state.get(self.name)))
