@@ -38,7 +38,7 @@ from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import clip_of, scaled_logits
 from fedbench.models.prompts.context import Init, initial_context
 from fedbench.models.prompts.image_tokens import require_vision_transformer
-from fedbench.models.prompts.prompted_clip import PromptedClip, coupling, prompted_clip
+from fedbench.models.prompts.prompted_clip import coupling, prompted, prompted_clip
 from fedbench.toolkit import clustering as grouping
 from fedbench.toolkit.bandit import Pace, mean_loss
 from fedbench.toolkit.fedavg import average
@@ -137,12 +137,7 @@ class CAPT(fb.Method[CaptParams]):
     @hookimpl
     def local_loss(self, step: fb.LocalStep) -> Tensor:
         """L_g + λ L_c (Eqs. 1, 2, 4) on one pass of the images."""
-        model, params, labels, terms = step.model.forward, self.params, step.labels, []
-        if not isinstance(model, PromptedClip):
-            raise fb.FedbenchError(
-                "capt's loss reads texts and images of its own forward pass, which another method of the stack has "
-                "changed; run the two as separate rows."
-            )
+        model, params, labels, terms = prompted(step.model.forward, self.name), self.params, step.labels, []
         images = model.images(step.weights, step.batch.inputs)
         if params.prompts != "class":
             logits = scaled_logits(images, model.texts("general", step.weights), None, model.scale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -103,6 +104,14 @@ def recorded() -> dict[str, str]:
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
 
 
+def in_general(text: str, learner: str, other: str) -> str:
+    """A refusal without the names of the two methods, so that many pairs share it."""
+    text = re.sub(r"'?[\w-]+(\+[\w-]+)+'?", "the stack", text).replace("the stack the stack", "the stack")
+    for name, word in ((learner, "LEARNER"), (other, "COLUMN")):
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w.-])", word, text)
+    return re.sub(r"'[\w.]+' never", "something never", text)
+
+
 def tables(verdicts: dict[str, str]) -> str:
     """Learners by personalisations and by the server's rules, in Markdown, with the reasons of refusals."""
     roles, reasons = by_role(), list[str]()
@@ -115,7 +124,7 @@ def tables(verdicts: dict[str, str]) -> str:
         for learner in roles["learner"]:
             cells = []
             for other in others:
-                text = verdicts[stack(learner, other)]
+                text = in_general(verdicts[stack(learner, other)], learner, other)
                 if text and text not in reasons:
                     reasons.append(text)
                 cells.append(f"{reasons.index(text) + 1}" if text else "✓")

@@ -83,11 +83,24 @@ class Other:
 
 def test_stacked_recipes_that_disagree_are_refused_until_the_setting_is_decided(tmp_path):
     (tmp_path / "other.py").write_text(PLUGIN)
-    stack = {"methods": ("other+fedclip",), "seeds": (0,), "plugin_files": (tmp_path / "other.py",)}
-    with pytest.raises(FedbenchError, match=r"disagree on lr \(5e-05 and 0.3\); use --set lr="):
+    third = (
+        PLUGIN.replace('"other"', '"third"')
+        .replace("0.3", "0.4")
+        .replace("aggregate(self, task)", "measure(self, task)")
+    )
+    (tmp_path / "third.py").write_text(third.replace("return task.weights", "return None"))
+    files = (tmp_path / "other.py", tmp_path / "third.py")
+    stack = {"methods": ("other+third",), "seeds": (0,), "plugin_files": files}
+    with pytest.raises(FedbenchError, match=r"disagree on lr \(0.3 and 0.4\); use --set lr="):
         specs(**stack)
     (spec,) = specs(sets=(("training.lr", "0.02"),), **stack)
-    assert (spec.training.lr, spec.training.optimizer, spec.training.beta1) == (0.02, "adam", 0.9)
+    assert (spec.training.lr, spec.training.beta1) == (0.02, 0.9)
+
+
+def test_a_learners_recipe_comes_before_those_of_methods_around_it(tmp_path):
+    (tmp_path / "other.py").write_text(PLUGIN)
+    (spec,) = specs(methods=("other+fedclip",), seeds=(0,), plugin_files=(tmp_path / "other.py",))
+    assert (spec.training.lr, spec.training.optimizer, spec.training.beta1) == (5e-5, "adam", 0.9)
 
 
 def test_method_option_picks_rows_and_adds_missing_ones():

@@ -20,6 +20,7 @@ from fedbench.core.spec import MOST_SEED, RunSpec, Training
 from fedbench.datasets.aliases import same_data
 from fedbench.models.names import canonical_backbone
 from fedbench.plugins.assembly import find_method
+from fedbench.plugins.roles import role_of
 from fedbench.suites.layers import LISTS, Draft, LayerSource
 from fedbench.suites.published_keys import Key
 from fedbench.suites.safe_yaml import read_yaml
@@ -187,13 +188,16 @@ def _listed(key: str, text: str) -> Any:
 
 
 def _recipe(classes: Mapping[str, Any], decided: Set[str]) -> dict[str, object]:
-    """The stack's optimiser settings; two methods may disagree only on what the row or --set has decided."""
+    """The stack's optimiser settings. A learner's come before those of methods around it; two others may disagree only
+    on what it, the row or --set has decided."""
+    learners = [cls for cls in classes.values() if role_of(cls) == "learner"]
+    of_learners: dict[str, object] = {key: value for cls in learners for key, value in cls.recipe.items()}
     recipe: dict[str, object] = {}
     for cls in classes.values():
         for key, value in cls.recipe.items():
-            if recipe.get(key, value) != value and key not in decided:
+            if recipe.get(key, value) != value and key not in decided | of_learners.keys():
                 raise FedbenchError(
                     f"the stacked recipes disagree on {key} ({recipe[key]!r} and {value!r}); use --set {key}=..."
                 )
             recipe[key] = value
-    return recipe
+    return recipe | of_learners

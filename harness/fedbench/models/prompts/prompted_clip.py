@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import linear, normalize
 
+from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import torch_generator
-from fedbench.core.types import Outputs, Tensors
+from fedbench.core.types import ForwardPass, Outputs, Tensors
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.image_towers import ImageTower
 from fedbench.models.heads import linear_layer, scaled_logits
@@ -57,6 +58,16 @@ class PromptedClip:
         """Logits (b, K) and unit image features (b, d)."""
         features = self.images(tensors, inputs)
         return Outputs(scaled_logits(features, self.texts(self.answers, tensors), None, self.scale), features)
+
+
+def prompted(forward: ForwardPass, method: str) -> PromptedClip:
+    """The forward pass of ``method``, whose loss calls its parts. FedbenchError where the stack has another by now."""
+    if not isinstance(forward, PromptedClip):
+        raise FedbenchError(
+            f"the loss of {method} reads texts and images of its own forward pass, which another method of the stack "
+            "has changed; run the two as separate rows."
+        )
+    return forward
 
 
 def prompted_clip(
