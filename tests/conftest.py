@@ -113,7 +113,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         ):
             found = lambda name, plugin_files=(): method if name == "mine" else original(name, plugin_files)  # noqa: E731
             monkeypatch.setattr(f"{module}.find_method", found)
-        monkeypatch.setattr("fedbench.testing.contract_backbone", lambda name: "clip:embedded")
+        monkeypatch.setattr("fedbench.testing.tiny.contract_backbone", lambda name: "clip:embedded")
         return "mine"
 
     return register

@@ -197,5 +197,5 @@ def test_a_fine_tuned_model_is_evaluated_as_it_is():
 
 
 def test_it_keeps_the_contract_of_training_on_a_net_with_batch_norm(monkeypatch):
-    monkeypatch.setattr("fedbench.testing.contract_backbone", lambda method: SMALL)
+    monkeypatch.setattr("fedbench.testing.tiny.contract_backbone", lambda method: SMALL)
     check_training("fedbn")

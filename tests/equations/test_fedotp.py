@@ -289,7 +289,7 @@ def resnet():
 
 def test_on_a_resnet_it_trains_on_the_positions_of_the_attention_pool(monkeypatch):
     clip = resnet()
-    monkeypatch.setattr("fedbench.testing.tiny_backbone", lambda name: clip)
+    monkeypatch.setattr("fedbench.testing.tiny.tiny_backbone", lambda name: clip)
     run = run_of({"context_length": 4}, rounds=1)
     assert run.train.features.shape[1:] == (4, 8)
     assert not torch.equal(final_state(run).weights[GLOBAL], run.model.weights[GLOBAL])

@@ -207,7 +207,7 @@ def test_it_trains_on_a_resnet(monkeypatch):
     transform = PixelTransform((0.5,) * 3, (0.5,) * 3, 64)
     module.eval().requires_grad_(False)
     clip = ClipBackbone("clip:small", module, open_clip.SimpleTokenizer(), transform, 8)
-    monkeypatch.setattr("fedbench.testing.tiny_backbone", lambda name: clip)
+    monkeypatch.setattr("fedbench.testing.tiny.tiny_backbone", lambda name: clip)
     run = run_of({"anchor": "placeholder"}, rounds=1)
     state = final_state(run)
     assert not torch.equal(state.weights[SHARED], run.model.weights[SHARED])

@@ -16,7 +16,7 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
-from fedbench.testing import contract_backbone
+from fedbench.testing import contract_backbone, with_learner
 
 GOLDEN = Path(__file__).with_name("longtail.json")
 SUITE = """
@@ -34,10 +34,12 @@ def measured(folder: Path) -> dict[str, dict[str, float]]:
     others = [name for name in method_names() if name not in ("fedavg", "example-median")]
     specs = expand(suite, Overrides())
     for name in others:
+        name = with_learner(name)
         sets = [("backbone", contract_backbone(name))]
-        if required_by([name]).keys() & {"server_data", "server_labels"}:
+        if required_by(name.split("+")).keys() & {"server_data", "server_labels"}:
             sets += [("scenario.server_samples", 5), ("scenario.server_labels", "visible")]
-        sets += [("labels", "hidden")] if "labels" in declares(find_method(name), "provides") else []
+        provided = {what for one in name.split("+") for what in declares(find_method(one), "provides")}
+        sets += [("labels", "hidden")] if "labels" in provided else []
         specs += expand(suite, Overrides(methods=(name,), sets=tuple(sets)))
     rows = {}
     for spec in specs:
