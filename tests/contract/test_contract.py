@@ -12,8 +12,35 @@ CHECKS = [check for check in testing.CHECKS if check is not testing.check_resume
 pytestmark = pytest.mark.usefixtures("third_party")
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("method", METHODS)
+EVERY_TIME = {"check_declaration", "check_hooks", "check_training", "check_executors"}
+KINDS = {
+    "fedavg",
+    "promptfl",
+    "clip2fl",
+    "ditto",
+    "fedadam",
+    "fedpgp",
+    "scaffold",
+    "fedsam",
+    "pseudo-labels",
+    THIRD_PARTY,
+}
+"""Of every kind of method one or two, which all of the contract is tried on every time; on the others when slow tests are."""
+
+
+@pytest.mark.parametrize(
+    ("method", "check"),
+    [
+        pytest.param(
+            method,
+            check,
+            id=f"{method}-{check.__name__}",
+            marks=() if check.__name__ in EVERY_TIME or method in KINDS else pytest.mark.slow,
+        )
+        for method in METHODS
+        for check in CHECKS
+    ],
+)
 def test_method_keeps_the_contract(method, check):
     check(method)
 
