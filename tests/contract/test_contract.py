@@ -25,7 +25,7 @@ KINDS = {
     "pseudo-labels",
     THIRD_PARTY,
 }
-"""Of every kind of method one or two, which all of the contract is tried on every time; on the others when slow tests are."""
+"""Of every kind of method one or two: on these all of the contract is tried every time."""
 
 
 @pytest.mark.parametrize(

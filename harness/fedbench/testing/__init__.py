@@ -29,8 +29,7 @@ from fedbench.plugins.declaration import HOOK_NAMES
 from fedbench.plugins.watch import contents, watched
 from fedbench.rounds.loop import evaluate
 from fedbench.rounds.private import shared
-from fedbench.rounds.run import Run
-from fedbench.rounds.state import all_tensors, private_tensors, save_state
+from fedbench.rounds.state import RunState, all_tensors, private_tensors, save_state
 from fedbench.testing.tiny import (
     TINY_ROUNDS,
     contract_backbone,
