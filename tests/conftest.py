@@ -108,6 +108,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
             "fedbench.plugins.assembly",
             "fedbench.plugins.requirements",
             "fedbench.testing",
+            "fedbench.testing.tiny",
             "fedbench.suites.resolve",
             "fedbench.runs.prepare",
         ):

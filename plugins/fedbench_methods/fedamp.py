@@ -12,8 +12,8 @@ loss_terms. So w_k is whatever a stack trains: a head, a prompt, an adapter, a w
 another personalisation. σ is a squared distance, so it has to rise with the number of weights and the learning rate.
 Left open / contradicted: nothing keeps Σ_j ξ_kj from passing 1, where u_k would be pushed away from w_k; since ξ ≤ α/σ,
 that takes more than σ/α clients. It is refused here; released code goes on. PFLlib pulls by the distance, not its
-square, and mixes the clients of the last round alone; PromptFolio's baseline has the sign of the exponent reversed. A
-client that has sent nothing yet receives the global model, the mean of the cohort's weights, which the columns of a
+square (`norm=unsquared`), and mixes the clients of the last round alone; PromptFolio's baseline has the sign of the
+exponent reversed. A client that has sent nothing yet receives the global model, the mean of the cohort's weights, which the columns of a
 global model score, and which has no part in the method. With λ = 0 nothing pulls to u_k but the start.
 Running statistics have no part in ‖·‖; a client receives its own again.
 Cost: FedAvg's bytes; at the server one copy of the weights a client, saved with the run, and a pass over all of them
@@ -23,12 +23,13 @@ for every client that is sent something.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 import fedbench.api as fb
-from fedbench.toolkit.losses import proximal_term, squared_distance
+from fedbench.toolkit.losses import proximal_term, squared_distance, unsquared_term
 from fedbench.toolkit.wrapping import Aggregate, Aggregated, Evaluate, Send, of_own, own_predictions
 
 WEIGHTS, BUFFERS = "weights/", "buffers/"
@@ -45,6 +46,7 @@ class FedAmpParams:
         1.0, symbol="α_K", low=1e-4, high=1e6, log=True, search=False, source="PFLlib: 1; the paper lets it fall"
     )
     pull: float = fb.hyper(1.0, symbol="λ", low=1e-3, high=100.0, log=True, off=0.0, source="PFLlib: 1")
+    norm: Literal["squared", "unsquared"] = fb.hyper("squared", symbol="‖·‖", source="paper; unsquared: PFLlib")
 
 
 def attention(distances: Tensor, sigma: float, alpha: float) -> Tensor:
@@ -100,7 +102,8 @@ class FedAMP(fb.Method[FedAmpParams]):
     def loss_terms(self, step: fb.LocalStep) -> Tensor | None:
         """(λ / 2α) ‖w − u_k‖²."""
         params = self.params
-        return proximal_term(step.weights, step.received, params.pull / params.alpha) if params.pull else None
+        term = proximal_term if params.norm == "squared" else unsquared_term
+        return term(step.weights, step.received, params.pull / params.alpha) if params.pull else None
 
     @fb.wrapper
     def aggregate(self, task: fb.AggregationTask, rest: Aggregate) -> Aggregated:

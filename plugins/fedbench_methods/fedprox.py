@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from fedbench.api import LocalStep, Method, Tensors, hookimpl, hyper
-from fedbench.toolkit.losses import proximal_term, squared_distance
+from fedbench.api import LocalStep, Method, hookimpl, hyper
+from fedbench.toolkit.losses import proximal_term, unsquared_term
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +30,6 @@ class FedProxParams:
     form: Literal["squared", "sqrt"] = hyper(
         "squared", symbol="form", source="Eq. 2; sqrt as in the FedCLIP authors' baseline"
     )
-
-
-def unsquared_term(weights: Tensors, received: Tensors, mu: float) -> Tensor:
-    """(μ/2) ‖w − wᵗ‖; the gradient at w = wᵗ is taken as zero."""
-    distance = squared_distance(weights, received)
-    moved = distance > 0
-    # the inner where keeps the derivative of the root finite at zero
-    return 0.5 * mu * torch.where(moved, torch.where(moved, distance, 1.0).sqrt(), 0.0)
 
 
 class FedProx(Method[FedProxParams]):

@@ -12,7 +12,7 @@ CHECKS = [check for check in testing.CHECKS if check is not testing.check_resume
 pytestmark = pytest.mark.usefixtures("third_party")
 
 
-EVERY_TIME = {"check_declaration", "check_hooks", "check_training", "check_executors"}
+EVERY_TIME = {"check_declaration", "check_hooks", "check_training"}
 KINDS = {
     "fedavg",
     "promptfl",

@@ -12,6 +12,7 @@ from fedbench.core.method.tasks import AggregationTask, BroadcastTask, StartTask
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.rounds.loop import train_round
 from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.toolkit.local_training import loss_gradients, summed_loss
 from fedbench.toolkit.losses import balanced_loss, one_versus_rest
 from fedbench_methods.fed_grab import (
     Controller,
@@ -225,7 +226,12 @@ def test_without_gains_it_is_plain_one_versus_rest_training_to_the_last_bit(make
         params = {NAME: {"controlled": "all", **gains}}
         task = make_task(model_of(), inputs, labels, method=NAME, params=params, **budget)
         ends.append(task.hooks.local_train(task=task))
-    hooks = SimpleNamespace(local_loss=lambda step: bce(step), loss_terms=lambda step: [])
+    hooks = SimpleNamespace(
+        local_gradients=lambda step: loss_gradients(step),
+        local_objective=lambda step: summed_loss(step),
+        local_loss=lambda step: bce(step),
+        loss_terms=lambda step: [],
+    )
     task = make_task(model_of(), inputs, labels, **budget)
     plain = task.hooks.local_train(task=replace(task, hooks=hooks))
     for name, weight in plain.weights.items():

@@ -107,3 +107,14 @@ def test_running_statistics_come_back_to_their_client():
         sent = broadcast(run, state, client)
         assert sent.buffers.keys() == state.buffers.keys()
         assert all(torch.equal(t, own[f"buffers/{n}"]) for n, t in sent.buffers.items())
+
+
+def test_with_pfllibs_norm_the_pull_has_one_strength_at_any_distance(make_task):
+    w, x = torch.tensor([0.2, -0.1]), torch.tensor([1.0, 0.0])
+    params = {"fedamp": {"pull": 0.6, "alpha": 2.0, "norm": "unsquared"}}
+    task = make_task(Model({"w": w}, linear), x[None], [0], method="fedamp", params=params, local_epochs=2)
+    found = task.hooks.local_train(task=task).weights["w"]
+    first = w - 0.5 * (torch.sigmoid(w[0]) - 1) * x
+    # (0.3 / 2) times the unit vector from w to the first step, which is along x
+    second = first - 0.5 * ((torch.sigmoid(first[0]) - 1) * x + 0.15 * x)
+    torch.testing.assert_close(found, second)

@@ -102,7 +102,14 @@ def test_provenance_that_differs_is_shown(compared: Comparison) -> None:
 
 def test_metrics_differ_right_minus_left_with_accuracies_first_and_classes_last(compared: Comparison) -> None:
     frame = compared.metrics
-    names = ["global_accuracy", "head_accuracy", "tail_accuracy", "bytes_up", "seconds", "class_accuracy/cat"]
+    names = [
+        "global_accuracy",
+        "head_accuracy",
+        "tail_accuracy",
+        "bytes_up",
+        "seconds",
+        "class_accuracy/cat",
+    ]
     assert frame["metric"].tolist() == names
     assert frame["left"].fillna(-1).tolist() == [40.0, -1, 10.0, 96.0, 2.0, 5.0]
     assert frame["right"].fillna(-1).tolist() == [50.5, 70.0, -1, 48.0, 2.0, 6.0]

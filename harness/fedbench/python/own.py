@@ -93,6 +93,8 @@ class OwnObjects:
         A partition is called ``object:NAME-`` and the beginning of its code's hash, a metric by its ``name``; behind
         it stand the parameters of an object that are not at their defaults.
         """
+        if not isinstance(given, Mapping | None):
+            return given  # refused with all other settings
         named = {"partition": self._partition, "scenario.partition": self._partition, "metrics": self._metric}
         return {key: _each(named[key], value) if key in named else value for key, value in (given or {}).items()}
 

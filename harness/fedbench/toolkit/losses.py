@@ -40,6 +40,14 @@ def proximal_term(weights: Tensors, received: Tensors, mu: float) -> Tensor:
     return 0.5 * mu * squared_distance(weights, received)
 
 
+def unsquared_term(weights: Tensors, received: Tensors, mu: float) -> Tensor:
+    """(μ/2) ‖w − wᵗ‖, as some released code has it; the gradient at w = wᵗ is taken as zero."""
+    distance = squared_distance(weights, received)
+    moved = distance > 0
+    # the inner where keeps the derivative of the root finite at zero
+    return 0.5 * mu * torch.where(moved, torch.where(moved, distance, 1.0).sqrt(), 0.0)
+
+
 def one_versus_rest(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """L = (1/B) Σ_i Σ_j BCE(σ(o_ij), y_ij), each term times ``weights`` (batch, C) where given."""
     return binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / len(logits)

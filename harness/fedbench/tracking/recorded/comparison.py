@@ -102,8 +102,12 @@ def differences(left: Mapping[str, str], right: Mapping[str, str]) -> tuple[pd.D
 
 
 def final_metrics(run: Run) -> dict[str, float]:
-    """The final metrics by name, without their prefix; none for a run that did not finish."""
-    return {key.removeprefix(FINAL): value for key, value in run.data.metrics.items() if key.startswith(FINAL)}
+    """The final metrics by name, without their prefix; none for a run that did not finish.
+
+    Megabytes are left out, which are bytes once more.
+    """
+    found = {key.removeprefix(FINAL): value for key, value in run.data.metrics.items() if key.startswith(FINAL)}
+    return {name: value for name, value in found.items() if name != "megabytes"}
 
 
 def metrics_beside(left: Mapping[str, float], right: Mapping[str, float]) -> pd.DataFrame:
