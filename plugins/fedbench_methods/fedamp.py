@@ -13,8 +13,8 @@ another personalisation. σ is a squared distance, so it has to rise with the nu
 Left open / contradicted: nothing keeps Σ_j ξ_kj from passing 1, where u_k would be pushed away from w_k; since ξ ≤ α/σ,
 that takes more than σ/α clients. It is refused here; released code goes on. PFLlib pulls by the distance, not its
 square (`norm=unsquared`), and mixes the clients of the last round alone; PromptFolio's baseline has the sign of the
-exponent reversed. A client that has sent nothing yet receives the global model, the mean of the cohort's weights, which the columns of a
-global model score, and which has no part in the method. With λ = 0 nothing pulls to u_k but the start.
+exponent reversed. A client that has sent nothing yet receives the global model, the mean of the cohort's weights, which
+the columns of a global model score, and which has no part in the method. With λ = 0 nothing pulls to u_k but the start.
 Running statistics have no part in ‖·‖; a client receives its own again.
 Cost: FedAvg's bytes; at the server one copy of the weights a client, saved with the run, and a pass over all of them
 for every client that is sent something.
