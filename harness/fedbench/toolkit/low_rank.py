@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -119,7 +119,7 @@ class AtResiduals:
     They inherit it before `Method`.
     """
 
-    name: str
+    name: ClassVar[str]
     needs_learner = "clip-lora"
 
     @wrapper
