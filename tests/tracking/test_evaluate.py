@@ -170,7 +170,6 @@ def test_what_only_the_rounds_give_is_left_out_and_named(recorded: Recorded) -> 
         "finetuned_mean_client_accuracy",
         "finetuned_worst_client_accuracy",
         "last10_accuracy",
-        "megabytes",
         "oracle_accuracy",
         "oracle_round",
         "seconds",

@@ -23,7 +23,7 @@ from fedbench.tracking.writing.recording import metric_name
 from mlflow.entities import Run
 
 _OF_CURVES = ("last10_accuracy", "oracle_accuracy", "oracle_round")
-_COSTS = ("train_loss", "bytes_up", "bytes_down", "megabytes", "train_seconds", "seconds")
+_COSTS = ("train_loss", "bytes_up", "bytes_down", "train_seconds", "seconds")
 _HISTORY = frozenset({*_OF_CURVES, *_COSTS, *FAULT_COUNTS})
 _HISTORY_PREFIXES = ("selected_", "finetuned_")
 """Final metrics that come of the rounds, or of models that are not kept: the final model does not give them."""
