@@ -155,8 +155,7 @@ class LocalStep:
     number: int
     """Of the step within the client's round, from 0."""
     is_own: bool = False
-    """Whether ``weights`` are of a model that the client keeps: what corrects the drift of those that are sent adds
-    nothing here."""
+    """Whether ``weights`` are of a model that the client keeps, where what corrects drift adds nothing."""
 
     @property
     def model(self) -> Model:
