@@ -59,6 +59,7 @@ class FedExLoRA(AtResiduals, fb.Method[FedExLoRAParams]):
     citation = "Singhal et al., FedEx-LoRA: Exact Aggregation for Federated Fine-Tuning, ACL 2025"
     role = "server step"
     requires = ("whole_model",)
+    needs_learner = "clip-lora"
 
     @fb.wrapper
     def aggregate(self, task: fb.AggregationTask, rest: Aggregate) -> Aggregated:

@@ -54,6 +54,7 @@ class FLoRA(AtResiduals, fb.Method[FLoRAParams]):
     citation = "Wang et al., FLoRA: Federated Fine-Tuning LLMs with Heterogeneous Low-Rank Adaptations, NeurIPS 2024"
     role = "server step"
     requires = ("whole_model",)
+    needs_learner = "clip-lora"
 
     @fb.wrapper
     def aggregate(self, task: fb.AggregationTask, rest: Aggregate) -> Aggregated:

@@ -100,8 +100,8 @@ class RUCR(fb.Method[RUCRParams]):
         super().__init__(params)
         if params.left > params.right:
             raise FedbenchError(f"rucr.left={params.left:g} is above rucr.right={params.right:g}; lower left.")
-        needs = dict.fromkeys(("linear_head", "sent_head"), float(params.rectify_rounds))
-        needs["trained_features"] = params.loss_weight
+        rectify = params.rectify_rounds
+        needs = {"trained_features": params.loss_weight, "linear_head": rectify, "sent_head": rectify}
         self.requires = tuple(name for name in self.requires if needs.get(name, True))
 
     def _rectifies(self, round: int, spec: fb.RunSpec) -> bool:

@@ -174,8 +174,8 @@ def assemble(
     chains = {hook: [(name, getattr(plugins[name], hook)) for name in names] for hook, names in wrappers.items()}
     hooks = watched(wrapped(relay(manager), chains), _blamed(method, owners))
     personal = next((name for name, role in roles.items() if role == "personalisation"), "")
-    told = notifications(manager, listeners)
-    return Assembly(hooks, owners, told, frozenset(keeping), requires, provides, wrappers, personal)
+    notified = notifications(manager, listeners)
+    return Assembly(hooks, owners, notified, frozenset(keeping), requires, provides, wrappers, personal)
 
 
 def _replacements(manager: pluggy.PluginManager, method: str) -> dict[str, str]:

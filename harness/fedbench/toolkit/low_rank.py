@@ -1,6 +1,6 @@
 """Low-rank additions γ B A to frozen projections W (w', w): pairs of weights ``NAME.A`` (r, w) and ``NAME.B`` (w', r).
 
-A learner (`clip-lora`) names its factors so; methods about their federation find them by these names. Where a server's
+A learner names its factors so; methods about their federation find them by these names. Where a server's
 exact mean of products is no product of two such factors, what is missing is a residual R (w', w), ``NAME.residual``,
 which a learner adds as γ R x to what the projection gives. The server keeps the R of all rounds; clients are sent it.
 """
@@ -120,7 +120,6 @@ class AtResiduals:
     """
 
     name: ClassVar[str]
-    needs_learner = "clip-lora"
 
     @wrapper
     def build_model(self, setup: ModelSetup, rest: Build) -> Model:

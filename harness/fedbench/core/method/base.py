@@ -19,7 +19,7 @@ REQUIREMENTS = {
     "image_layers": "an image tower whose layers take further tokens",
     "patches": "an image tower with features of an image's patches",
     "sgd": "clients that train by SGD (optimizer=sgd)",
-    "plain_steps": "steps along the loss's gradients from the weights received (no pfedme, no fedala)",
+    "plain_steps": "steps along the loss's gradients (no personalisation that moves weights otherwise)",
     "global_model": "a model that clients send (no method that keeps all of it with them)",
     "whole_model": "whole models at the server (no method that keeps tensors private)",
     "same_samples": "clients whose samples stay the same (a partition without drift)",

@@ -113,8 +113,7 @@ class ClientTask:
     exchange: int = 0
     """Which of the round's exchanges this is; see the hook `exchanges`."""
     work: float = 1.0
-    """The share of its local steps that the client gets done, below 1 for a straggler of the scenario. `batches_of`
-    heeds it; a `local_train` with a loop of its own is to take its batches from there."""
+    """The share of its local steps that the client gets done, below 1 for a straggler; `batches_of` heeds it."""
 
     @property
     def training(self) -> Training:
@@ -155,7 +154,7 @@ class LocalStep:
     number: int
     """Of the step within the client's round, from 0."""
     is_own: bool = False
-    """Whether ``weights`` are of a model that the client keeps, where what corrects drift adds nothing."""
+    """Whether ``weights`` are of a model that the client keeps: what corrects drift adds nothing."""
 
     @property
     def model(self) -> Model:
@@ -259,8 +258,7 @@ class AggregationTask:
     server_data: ServerData | None = None
     """For methods that require it."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """To be written: numbers about the server's work, under names of the method's own; metrics of the round, of its
-    last exchange."""
+    """To be written: numbers about the server's work, of the round's last exchange, by names of the method's own."""
 
     def generator(self, purpose: str, *keys: int) -> torch.Generator:
         """A generator of the server's own in this round and exchange, for ``purpose`` and further ``keys``; CPU."""

@@ -107,7 +107,7 @@ def note(text: str) -> str:
 
 
 def cell(column: TextColumn, line: int, *, bold: bool | None = None) -> str:
-    """A cell with its sign, bold where it is the best or as said."""
+    """A cell with its sign, bold where it is the best, or where ``bold`` asks for it."""
     text = _SIGN.sub(lambda found: f"${found.group()}$", escape(column.cells[line]))
     is_bold = column.is_best(line) if bold is None else bold
     return (rf"\textbf{{{text}}}" if is_bold else text) + escape(column.sign(line))

@@ -158,7 +158,7 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
         for stranger in sorted(set(table.loc[table["split"] == split, "client"]) - set(names)):
             raise FedbenchError(f"{where}: client {stranger!r} has {split} samples, but no training sample.")
 
-    def dealt(split: str, count: int, part: pd.DataFrame | None = None) -> Parts | None:
+    def partitioned(split: str, count: int, part: pd.DataFrame | None = None) -> Parts | None:
         part = rows[split] if part is None else part
         if not len(part):
             return None
@@ -171,16 +171,16 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
             )
         return deal_out(samples, owners, len(names))
 
-    train = dealt("train", len(task.train))
+    train = partitioned("train", len(task.train))
     if train is None:
         raise FedbenchError(f"{where} has no row of the split train.")
-    validation = None if task.validation is None else dealt("validation", len(task.validation))
-    test = dealt("test", len(task.test))
+    validation = None if task.validation is None else partitioned("validation", len(task.validation))
+    test = partitioned("test", len(task.test))
     later, later_test = [], []
     for number in range(1, 1 if stretch is None else int(stretch.max()) + 1):
         of = {split: table[(stretch == number) & (table["split"] == split)] for split in ("train", "test")}
-        later.append(dealt("train", len(task.train), of["train"]) or train)
-        later_test.append(dealt("test", len(task.test), of["test"]) or test)
+        later.append(partitioned("train", len(task.train), of["train"]) or train)
+        later_test.append(partitioned("test", len(task.test), of["test"]) or test)
     # a stretch without rows is as the first
     moves = any(part is not test for part in later_test)
     return ClientSamples(train, test, validation, later, _worth_telling(names), later_test if moves else ())
