@@ -99,8 +99,9 @@ def local_sgd(task: ClientTask) -> Update:
                 for names in each_model(weights, task.model.own):
                     torch.nn.utils.clip_grad_norm_([weights[name] for name in names], task.training.clip_norm)
             optimiser.step()
-            # the next gradients are not added to these
-            optimiser.zero_grad(set_to_none=True)
+            # the next gradients are not added to these; a loop, since zero_grad is 5 % of a linear head's step
+            for weight in weights.values():
+                weight.grad = None
             losses.append(found.loss)
     mean_loss = float(torch.stack(losses).mean()) if losses else 0.0
     weights = {name: value.detach() for name, value in weights.items()}
