@@ -6,6 +6,7 @@ import torch
 from fedbench.core.types import LinearHead, Model
 from fedbench.rounds.loop import predict
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.fedala import mixed, next_share
 from tests.equations.test_fedrep import forward
 
@@ -90,3 +91,20 @@ def test_own_models_are_the_weights_trained_last_and_shares_are_learned(stack, b
         assert torch.equal(labels, logits.argmax(1))
         shares += [t for n, t in kept.items() if n.startswith("shares/")]
     assert shares and any((share < 1).any() for share in shares) and all(torch.equal(s, s.clamp(0, 1)) for s in shares)
+
+
+@pytest.mark.parametrize(("sampled", "wanted"), [(0.5, 0.5), (0.8, 0.8), (1.0, 1.0)])
+def test_shares_are_learned_on_their_part_of_the_clients_samples(monkeypatch, sampled, wanted):
+    spec = tiny_spec("fedala", rounds=4)
+    spec = spec.model_copy(update={"params": {"fedala": {**spec.params["fedala"], "sampled": sampled}}})
+    run = tiny_run(spec, executor="sequential")
+    drawn = set()
+
+    def table(count, *arguments):
+        drawn.add(count)
+        return batch_table(count, *arguments)
+
+    monkeypatch.setattr("fedbench_methods.fedala.batch_table", table)
+    final_state(run)
+    sizes = {max(round(wanted * size), min(size, 2)) for size in run.federation.shards.sizes.tolist()}
+    assert drawn and drawn <= sizes
