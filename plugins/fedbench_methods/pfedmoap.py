@@ -9,17 +9,16 @@ width d, π(z) every r-th entry of z, r = d / d_g:
     logits: λ s f·t_c(P) + s π(f)·h_c,  of neither are π(f) and h_c brought to unit length;   L = CE
     P ← Σ_i p_i P_i of the round's clients;  the gate stays
 In its first participation a client has no experts, and trains s f·t_c(P) alone. The server keeps the last prompt of
-every client and sends a client those K − 1 of others that are nearest to its own, in Euclidean distance.
+every client and sends a client those K − 1 of others nearest to its own, in Euclidean distance.
 
 Answers: build_model, private, local_loss, after_training (forgets the experts' texts), evaluate. Wraps: broadcast,
 aggregate (to keep the prompts; the mean is the stack's). Stacks with methods that add terms or aggregate otherwise.
 The global model is that of P alone, as in PromptFL. Own models have the averaged P, the client's gate, and experts by
 its own last prompt; a client that has not trained its gate is tested by P alone.
-Left open / contradicted: the released code's nearest experts never run: with its 10 clients and K = 10 everybody is
-taken, and with more the call fails. Its random ones are one order for the whole run (`experts=random` draws anew for
-every client and round). It trains on with whichever client's gate was in use last, since an empty table of gates is
-never recognised; and a dropout of 0.1 is declared and not applied: none of it here. Gate's rate: 0.01 beside 0.002 of
-the prompt in one of its configurations, hence the factor 5; others have 0.001.
+Left open / contradicted: in released code the nearest experts never run (10 clients and K = 10: everybody is taken;
+with more the call fails), random ones are one order for the whole run (`experts=random` draws anew), a client trains
+on with the gate used last, and a dropout is declared and not applied: none of it here. Gate's rate: 0.01 beside 0.002
+of the prompt in one of its configurations, hence the factor 5; others have 0.001.
 Cost: M d_t floats up, up to K M d_t down. Clients train one after another: experts' texts are encoded once a round.
 """
 
@@ -76,9 +75,8 @@ def gated(query: Tensor, values: Tensor, gate: Mapping[str, Tensor], heads: int,
 
 def nearest(own: Tensor, others: Tensor, count: int) -> list[int]:
     """Which ``count`` of the prompts ``others`` (n, M, d_t) are nearest to ``own`` (M, d_t), the nearest first."""
-    distances = (others - own).flatten(1).square().sum(dim=1)
-    order: list[int] = distances.argsort(stable=True).tolist()
-    return order[:count]
+    order = (others - own).flatten(1).square().sum(dim=1).argsort(stable=True)
+    return [int(place) for place in order[:count]]
 
 
 class PFedMoAP(fb.Method[PFedMoAPParams]):
@@ -97,10 +95,8 @@ class PFedMoAP(fb.Method[PFedMoAPParams]):
         self._seed, self._tower = seed, prompt_tower(clip, setup.classnames, params.context_length)
         tower, width = self._tower, pooled(torch.zeros(clip.embed_dim), params.width).numel()
         if width % params.heads:
-            raise fb.Unworkable(
-                f"pfedmoap's gate is {width} wide on this backbone, which {params.heads} heads cannot share alike; set "
-                "pfedmoap.heads or pfedmoap.width otherwise."
-            )
+            share = f"is {width} wide here, which {params.heads} heads cannot share alike"
+            raise fb.Unworkable(f"pfedmoap's gate {share}; set pfedmoap.heads or pfedmoap.width otherwise.")
         generator, gate = fb.torch_generator(seed, "pfedmoap gate"), dict[str, Tensor]()
         for name in ("query", "key", "value", "out"):
             gate |= linear_layer(f"gate.{name}", width, width, generator)
@@ -114,9 +110,9 @@ class PFedMoAP(fb.Method[PFedMoAPParams]):
                 logits = params.local_weight * logits + clip.logit_scale * (mixed * query[:, None]).sum(-1)
             return TextOutputs(logits, features, texts)
 
-        context = initial_context(clip, seed, params.context_length, "random")
+        weights = {CONTEXT: initial_context(clip, seed, params.context_length, "random"), **gate}
         rates = dict.fromkeys(gate, params.gate_rate)
-        return fb.Model({CONTEXT: context, **gate}, forward, encoder=clip.image_encoder(), lr_factors=rates)
+        return fb.Model(weights, forward, encoder=clip.image_encoder(), lr_factors=rates)
 
     @fb.hookimpl
     def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:

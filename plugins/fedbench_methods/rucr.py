@@ -100,8 +100,7 @@ class RUCR(fb.Method[RUCRParams]):
         super().__init__(params)
         if params.left > params.right:
             raise FedbenchError(f"rucr.left={params.left:g} is above rucr.right={params.right:g}; lower left.")
-        rectify = params.rectify_rounds
-        needs = {"trained_features": params.loss_weight, "linear_head": rectify, "sent_head": rectify}
+        needs = {"trained_features": params.loss_weight, "linear_head": (r := params.rectify_rounds), "sent_head": r}
         self.requires = tuple(name for name in self.requires if needs.get(name, True))
 
     def _rectifies(self, round: int, spec: fb.RunSpec) -> bool:
