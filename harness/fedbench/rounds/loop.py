@@ -153,25 +153,28 @@ def survey(run: Run, state: RunState, number: int, requested: Sequence[int], cho
     return up, down
 
 
+def evaluation_task(run: Run, state: RunState, inputs: InputSource) -> EvaluationTask:
+    """What `evaluate` is handed: the run's model after ``state.round`` rounds, to predict ``inputs`` by."""
+    return EvaluationTask(
+        model=run.model,
+        weights=channels_last(state.weights),
+        buffers=state.buffers,
+        inputs=inputs,
+        num_classes=run.federation.num_classes,
+        state=state.server,
+        client_state=to_read(state.clients),
+        own=to_read(state.own),
+        private=run.private,
+    )
+
+
 def predict(
     run: Run, state: RunState, inputs: InputSource, client: int | None = None, clients: tuple[int, ...] = ()
 ) -> Predictions:
     """What the run's model, or a fine-tuned model of ``client``'s own, answers for ``inputs`` after ``state.round``
     rounds; methods that give each client a model of its own also answer with those of ``clients``.
     """
-    task = EvaluationTask(
-        model=run.model,
-        weights=channels_last(state.weights),
-        buffers=state.buffers,
-        inputs=inputs,
-        num_classes=run.federation.num_classes,
-        client=client,
-        state=state.server,
-        client_state=to_read(state.clients),
-        clients=clients,
-        own=to_read(state.own),
-        private=run.private,
-    )
+    task = replace(evaluation_task(run, state, inputs), client=client, clients=clients)
     return require_predictions(task, run.assembly.hooks.evaluate(task=task), run.assembly.answers_first("evaluate"))
 
 
@@ -214,18 +217,8 @@ def predict_unseen(run: Run, state: RunState) -> Predictions | None:
     """
     if run.unseen is None or run.scored.unseen is None:
         return None
-    task = EvaluationTask(
-        model=run.unseen.model,
-        weights=channels_last(state.weights),
-        buffers=state.buffers,
-        inputs=run.unseen.inputs,
-        num_classes=run.scored.unseen.num_classes,
-        state=state.server,
-        client_state=to_read(state.clients),
-        own=to_read(state.own),
-        private=run.private,
-        is_unseen=True,
-    )
+    task = evaluation_task(run, state, run.unseen.inputs)
+    task = replace(task, model=run.unseen.model, num_classes=run.scored.unseen.num_classes, is_unseen=True)
     answer = run.unseen.hooks.evaluate(task=task)
     require(answer, Predictions, "Predictions", run.assembly.answers_first("evaluate"), "evaluate")
     labels, scores = answer.labels, answer.scores

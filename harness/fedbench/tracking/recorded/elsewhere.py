@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.answers import require_predictions
-from fedbench.core.method.tasks import EvaluationTask, ModelSetup
+from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.metrics import MetricTask
-from fedbench.rounds.broadcast import channels_last
-from fedbench.rounds.clients import to_read
 from fedbench.rounds.further import measured
+from fedbench.rounds.loop import evaluation_task
 from fedbench.runs.prepare import Settings, backbone_for, dataset_for, prepare
 from fedbench.runs.unseen import renamed_model
 from fedbench.tracking.recorded.models import recorded_model
@@ -51,18 +50,8 @@ def evaluate_elsewhere(uri: str, given: str, dataset: str, settings: Settings) -
                 f"{run.spec.title} can't predict the classes of {dataset!r}, which are not those it was trained on: "
                 f"{why}; choose a run whose model names its classes (promptfl, clip-zs), or data with the same names."
             )
-    task = EvaluationTask(
-        model=there.model,
-        weights=channels_last(state.weights),
-        buffers=state.buffers,
-        inputs=there.test,
-        num_classes=there.scored.num_classes,
-        state=state.server,
-        client_state=to_read(state.clients),
-        own=to_read(state.own),
-        private=run.private,
-        is_unseen=is_renamed,
-    )
+    task = evaluation_task(run, state, there.test)
+    task = replace(task, model=there.model, num_classes=there.scored.num_classes, is_unseen=is_renamed)
     answer = there.assembly.hooks.evaluate(task=task)
     answer = require_predictions(task, answer, there.assembly.answers_first("evaluate"))
     if answer.labels is None:
