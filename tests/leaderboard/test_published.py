@@ -46,13 +46,19 @@ FOLDER = published_folder(None)
 REPLAYS = [name for name in suite_names() if load_suite(name).published]
 
 
+@lru_cache(maxsize=None)
+def at_paper_scale(name):
+    """A suite, and its runs at paper scale with one seed."""
+    suite = load_suite(name)
+    return suite, expand(suite, Overrides(scale="paper", seeds=(0,)))
+
+
 @pytest.fixture(scope="module", params=REPLAYS)
 def replay(request):
     """Suite, published numbers, runs at paper scale, and which numbers a run's key picks, looked up once a key."""
-    suite = load_suite(request.param)
+    suite, specs = at_paper_scale(request.param)
     facts = load_published(suite.published, FOLDER)
     picked = lru_cache(maxsize=None)(lambda items: matching(facts, dict(items)))
-    specs = expand(suite, Overrides(scale="paper", seeds=(0,)))
     return suite, facts, specs, lambda key: picked(tuple(sorted(key.items())))
 
 
@@ -120,8 +126,8 @@ def test_all_but_14_of_the_papers_1831_numbers_are_joined_and_shown():
 
 def printed_in(name, setting, row, **changes):
     """What the paper prints for a row of a suite at paper scale, in the table of its setting."""
-    suite = load_suite(name)
-    specs = [s for s in expand(suite, Overrides(scale="paper", seeds=(0,))) if s.setting == setting]
+    suite, specs = at_paper_scale(name)
+    specs = [s for s in specs if s.setting == setting and s.row.partition(" · ")[0] in (row, suite.baseline)]
     results = results_of(specs).assign(**changes)
     curves = pd.DataFrame(columns=["mlflow_id", "round", "global_accuracy"])
     board = of_suite(suite, results, curves, published_of(suite, FOLDER))
@@ -150,10 +156,8 @@ def test_a_number_stands_beside_own_models_only_where_there_is_no_global_one():
     names = ("domain_mean_accuracy", "personal_mean_client_accuracy")
     _, of_fedbn = printed_in("fedglcl", setting, "fedbn")
     assert of_fedbn.value == 71.87 and names[1] not in of_fedbn.metrics
-    suite = load_suite("fedglcl")
-    specs = [
-        s for s in expand(suite, Overrides(scale="paper", seeds=(0,))) if (s.setting, s.method) == (setting, "fedpcl")
-    ]
+    suite, specs = at_paper_scale("fedglcl")
+    specs = [s for s in specs if (s.setting, s.method) == (setting, "fedpcl")]
     runs, published = results_of(specs), published_of(suite, FOLDER)
     own = beside(published, runs, names[0], {names[0]: float("nan"), names[1]: 70.0})
     assert math.isnan(own.value) and names[0] not in own.metrics
@@ -193,9 +197,8 @@ def test_vgg_11_has_its_own_numbers_beside_it():
 
 
 def test_the_suites_description_names_the_tables_it_replays():
-    suite = load_suite("fedglcl")
+    suite, specs = at_paper_scale("fedglcl")
     facts = load_published("fedglcl", FOLDER)
-    specs = expand(suite, Overrides(scale="paper", seeds=(0,)))
     tables = {int(table) for spec in specs for key in spec.published for table in matching(facts, key)["table"]}
     assert tables == {1, 2, 3, 4, *range(9, 19)} and "tables 1-4 and 9-18" in suite.description
 

@@ -7,6 +7,7 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import pydantic
@@ -134,6 +135,12 @@ def declared(params: type) -> dict[str, Declared]:
     """
     if not isinstance(params, type):
         raise FedbenchError(f"Params={params!r} is not a class; make it a frozen dataclass of hyper(...) fields.")
+    return dict(_declared(params))
+
+
+@lru_cache(maxsize=256)
+def _declared(params: type) -> dict[str, Declared]:
+    """`declared`, read once a class: a suite asks for every row in every setting at every seed."""
     # what `hyper` made is replaced by its default where the class is made a dataclass
     left = [name for name, value in vars(params).items() if isinstance(value, dataclasses.Field)]
     if left or not dataclasses.is_dataclass(params) or not _is_frozen(params):
