@@ -2,7 +2,7 @@
 
 import json
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pandas as pd
@@ -46,7 +46,7 @@ FOLDER = published_folder(None)
 REPLAYS = [name for name in suite_names() if load_suite(name).published]
 
 
-@lru_cache(maxsize=None)
+@cache
 def at_paper_scale(name):
     """A suite, and its runs at paper scale with one seed."""
     suite = load_suite(name)
