@@ -40,10 +40,10 @@ from fedbench.leaderboard.results import _line, load_curves, load_federations, l
 from fedbench.leaderboard.rows import own_models
 from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target
 from fedbench.leaderboard.rows.seeds import DIFFER, ranges
-from fedbench.leaderboard.rows.significance import Test
 from fedbench.leaderboard.rows.untrained import NOTE, is_untrained
 from fedbench.leaderboard.tables import text_tables
 from fedbench.scenarios.summary import scenario_summary
+from fedbench.statistics.paired import Test
 from fedbench.suites.suite import load_suite
 from fedbench.tracking import store
 from fedbench.tracking.recorded.seal import SEAL

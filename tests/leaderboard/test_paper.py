@@ -14,7 +14,7 @@ from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
 from fedbench.leaderboard.board import leaderboard
 from fedbench.leaderboard.formats.paper import PaperOptions, parse_group, to_paper, within_noise
-from fedbench.leaderboard.rows.significance import Test
+from fedbench.statistics.paired import Test
 from tests.leaderboard.test_leaderboard import made, table_of
 
 

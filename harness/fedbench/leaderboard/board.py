@@ -36,7 +36,7 @@ from fedbench.leaderboard.rows.identity import (
 from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target, spent_until
 from fedbench.leaderboard.rows.own_models import SHARED, ranks_own_models, with_global_models
 from fedbench.leaderboard.rows.ranking import compared
-from fedbench.leaderboard.rows.significance import BASELINE, NO_BASELINE, Test, paired
+from fedbench.statistics.paired import BASELINE, NO_BASELINE, Test, paired
 from fedbench.suites.suite import Suite
 from fedbench.tracking.schema import FINAL
 

@@ -10,7 +10,7 @@ from fedbench.leaderboard.model import Line, Table
 from fedbench.leaderboard.published import published_notes
 from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.seeds import DIFFER, seeds_differ
-from fedbench.leaderboard.rows.significance import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
+from fedbench.statistics.paired import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
 
 _OWN = "personal_mean_client_accuracy"
 _NEW = "new_accuracy"

@@ -15,7 +15,7 @@ from fedbench.leaderboard.named import baseline_named, metric_named
 from fedbench.leaderboard.network import Link
 from fedbench.leaderboard.published import Published, published_folder, published_of, unreadable_columns
 from fedbench.leaderboard.results import StoredResults, load_curves, load_runs
-from fedbench.leaderboard.rows.significance import Test
+from fedbench.statistics.paired import Test
 from fedbench.suites.single import ADHOC, single
 from fedbench.suites.suite import Suite, load_suite, suite_names
 

@@ -20,7 +20,7 @@ from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.identity import ON_NETWORK
 from fedbench.leaderboard.rows.ranking import best_of
 from fedbench.leaderboard.rows.seeds import seed_cells, seed_counts, seeds_differ
-from fedbench.leaderboard.rows.significance import SIGNIFICANT
+from fedbench.statistics.paired import SIGNIFICANT
 
 STATUS = "status"
 """Heading of the column that says which rows failed."""

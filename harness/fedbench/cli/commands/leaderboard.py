@@ -35,7 +35,7 @@ class Format(enum.StrEnum):
 
 
 class TestName(enum.StrEnum):
-    """A paired test; `fedbench.leaderboard.rows.significance.Test` without what it imports."""
+    """A paired test; `fedbench.statistics.paired.Test` without what it imports."""
 
     __test__ = False  # pytest would take it for a class of tests
 
@@ -125,7 +125,7 @@ def leaderboard(
             sys.stdout.write(page.read_text(encoding="utf-8"))
     elif paper is not None:
         from fedbench.leaderboard.formats.paper import to_paper
-        from fedbench.leaderboard.rows.significance import Test
+        from fedbench.statistics.paired import Test
 
         sys.stdout.write(to_paper(board, read.results, paper, Test(test.value)))
     else:

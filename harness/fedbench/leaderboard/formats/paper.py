@@ -20,8 +20,8 @@ from fedbench.leaderboard.model import Board, Line, Table
 from fedbench.leaderboard.notes import SIGN
 from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.ranking import may_be_best
-from fedbench.leaderboard.rows.significance import ALPHA, Test, holm, paired
 from fedbench.leaderboard.tables import TextColumn, TextTable, text_tables
+from fedbench.statistics.paired import ALPHA, Test, holm, paired
 from fedbench.tracking.schema import FINAL
 
 

@@ -11,7 +11,7 @@ from fedbench.leaderboard.model import Line, Table
 from fedbench.leaderboard.page.table import MARKS, any_known
 from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.seeds import DIFFER, seed_counts, seeds_differ
-from fedbench.leaderboard.rows.significance import ALPHA, BASELINE, NO_BASELINE
+from fedbench.statistics.paired import ALPHA, BASELINE, NO_BASELINE
 
 
 def notes_of(table: Table) -> list[str]:

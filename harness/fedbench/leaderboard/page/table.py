@@ -15,7 +15,7 @@ from fedbench.leaderboard.published import AS_PRINTED, COMPARABLE, NOT_COMPARABL
 from fedbench.leaderboard.rows.identity import ON_NETWORK
 from fedbench.leaderboard.rows.ranking import best_of, may_be_best
 from fedbench.leaderboard.rows.seeds import seed_cells, seeds_differ
-from fedbench.leaderboard.rows.significance import NOT_SIGNIFICANT, SIGNIFICANT
+from fedbench.statistics.paired import NOT_SIGNIFICANT, SIGNIFICANT
 
 DOMAIN = "domain_accuracy/"
 _APART = (DOMAIN, "class_accuracy/")

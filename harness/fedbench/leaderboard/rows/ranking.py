@@ -10,8 +10,8 @@ import pandas as pd
 
 from fedbench.kinds.measured import lower_is_better, says_nothing_of_quality
 from fedbench.leaderboard.model import Line
-from fedbench.leaderboard.rows.significance import holm, verdict
 from fedbench.leaderboard.rows.untrained import is_of_global_model
+from fedbench.statistics.paired import holm, verdict
 
 _DIGITS = 9
 """Means of percentages that agree to so many digits share a rank."""

@@ -1,4 +1,5 @@
-"""Is a difference between two rows more than the luck of their seeds? Paired tests, corrected for how many are made."""
+"""Is a difference between two rows more than the luck of their seeds? Paired tests, corrected for how many are made,
+and intervals."""
 
 from __future__ import annotations
 
@@ -59,6 +60,20 @@ def paired(ours: Sequence[float], theirs: Sequence[float], test: Test = Test.t) 
     if test is Test.t:
         return Outcome(_paired_t(np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float)))
     return _wilcoxon(differences[differences != 0])
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Student's interval of the mean of ``differences``, (n,), at the level 1 - ALPHA; NaN for fewer than two.
+
+    It is for one difference: of twenty such intervals one is expected to miss its true value.
+    """
+    from scipy.special import stdtrit  # the inverse of `stdtr`
+
+    given = np.asarray(differences, dtype=float)
+    if len(given) < 2:
+        return float("nan"), float("nan")
+    half = float(stdtrit(len(given) - 1, 1 - ALPHA / 2)) * given.std(ddof=1) / np.sqrt(len(given))
+    return float(given.mean() - half), float(given.mean() + half)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
