@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from fedbench.leaderboard.model import Delta, ScoreCell
 from fedbench.leaderboard.rows.identity import label_of, row_of
 from fedbench.leaderboard.rows.versions import newest_version
+from fedbench.statistics.paired import BASELINE, NO_BASELINE, Test, interval, paired
+from fedbench.tracking.schema import FINAL
 
 _KINDS = ("backbone", "tune", "tuned")
 """What a row shares with its baseline; a row that has no such baseline has none."""
@@ -80,3 +83,32 @@ def _shared(row_settings: str) -> dict[str, str]:
 
 def _untuned(row: str) -> str:
     return row.replace(", tuned)", ")").replace(" (tuned)", "")
+
+
+def delta_of(runs: pd.DataFrame, baseline: Baseline, headline: str, test: Test) -> Delta:
+    """The difference to the baseline over common seeds, and how likely it is without one in the methods."""
+    base = baseline.runs
+    if base is None or base is runs:
+        return Delta(significance=NO_BASELINE if base is None else BASELINE, test=test.title, note=baseline.why)
+    column = FINAL + headline
+    pairs = pd.concat([runs.set_index("seed")[column], base.set_index("seed")[column]], axis=1, keys=["ours", "theirs"])
+    pairs = pairs.dropna()
+    difference = pairs["ours"] - pairs["theirs"]
+    outcome = paired(list(pairs["ours"]), list(pairs["theirs"]), test)
+    low, high = interval(list(difference))
+    return Delta(
+        cell=ScoreCell(float(difference.mean()), float(difference.std(ddof=1))),
+        low=low,
+        high=high,
+        seeds=len(difference),
+        p_value=outcome.p_value,
+        significance=outcome.reason if len(difference) else _unpaired(runs, base, headline),
+        test=test.title,
+        note=baseline.why,
+    )
+
+
+def _unpaired(runs: pd.DataFrame, base: pd.DataFrame, headline: str) -> str:
+    """Why a row and its baseline have no pair."""
+    common = set(runs["seed"]) & set(base["seed"])
+    return f"no {headline}" if common else "no seed in common with the baseline"

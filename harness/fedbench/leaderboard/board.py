@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedbench.core.metric_names import DOMAINS, EACH_DOMAIN
 from fedbench.leaderboard import failures
-from fedbench.leaderboard.baseline import Baseline, baseline_of
+from fedbench.leaderboard.baseline import Baseline, baseline_of, delta_of
 from fedbench.leaderboard.captions import caption
 from fedbench.leaderboard.means import with_means
 from fedbench.leaderboard.model import NAN, Board, Delta, Line, Milestone, Printed, ScoreCell, Table
@@ -30,13 +30,14 @@ from fedbench.leaderboard.rows.identity import (
     line_of,
     mean_of,
     named_rows,
+    scores_of,
     seeds_of,
     times,
 )
 from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target, spent_until
 from fedbench.leaderboard.rows.own_models import SHARED, ranks_own_models, with_global_models
 from fedbench.leaderboard.rows.ranking import compared
-from fedbench.statistics.paired import BASELINE, NO_BASELINE, Test, paired
+from fedbench.statistics.paired import Test
 from fedbench.suites.suite import Suite
 from fedbench.tracking.schema import FINAL
 
@@ -144,7 +145,7 @@ def leaderboard(
         )
         remarks = [f"ranked by {ranked_by}, since no row has a mean of {wanted}"] if ranked_by != wanted else []
         block = _rows(protocol, lost, baseline, reading)
-        lines = compared([line for line, _ in block], ranked_by)
+        lines = compared([line for line, _ in block], ranked_by, test)
         seeds = seeds_of(shown.drop_duplicates("seed").sort_values("seed"))
         above = caption(_captioned(block), seeds, [*remarks, *_target_remark(lines, baseline, reading)])
         place = -settings.index(setting) if setting in settings else -len(settings)
@@ -177,13 +178,14 @@ def _measured(name: str, runs: pd.DataFrame, lost: pd.DataFrame, base: Baseline,
     """A row with its finished ``runs``."""
     line = line_of(name, runs, (*reading.shown, *reading.domains), has_failed=False)
     known = {metric: runs[FINAL + metric].notna() for metric in reading.shown}
-    delta, printed = _delta(runs, base, reading), None
+    delta, printed = delta_of(runs, base, reading.headline, reading.test), None
     if reading.published is not None:
         measured = {name.removeprefix(FINAL): mean_of(runs, name.removeprefix(FINAL)) for name in map(str, runs)}
         measured |= {"std": line.cell(reading.headline).std, "p_value": delta.p_value} | times(line, runs)
         printed = beside(reading.published, runs, reading.headline, measured)
     return replace(
         line,
+        scores=scores_of(runs, reading.headline),
         delta=delta,
         milestone=_milestone(runs, base, reading),
         printed=printed,
@@ -234,32 +236,6 @@ def _chosen(results: pd.DataFrame, columns: Sequence[str], headline: str) -> lis
 
 def _domains(results: pd.DataFrame, column: str = DOMAINS) -> list[str]:
     return sorted(str(c).removeprefix(FINAL) for c in results if str(c).startswith(f"{FINAL}{column}/"))
-
-
-def _delta(runs: pd.DataFrame, baseline: Baseline, reading: _Reading) -> Delta:
-    """The difference to the baseline over common seeds, and how likely it is without one in the methods."""
-    base, test = baseline.runs, reading.test.title
-    if base is None or base is runs:
-        return Delta(significance=NO_BASELINE if base is None else BASELINE, test=test, note=baseline.why)
-    column = FINAL + reading.headline
-    pairs = pd.concat([runs.set_index("seed")[column], base.set_index("seed")[column]], axis=1, keys=["ours", "theirs"])
-    pairs = pairs.dropna()
-    difference = pairs["ours"] - pairs["theirs"]
-    outcome = paired(list(pairs["ours"]), list(pairs["theirs"]), reading.test)
-    return Delta(
-        cell=ScoreCell(float(difference.mean()), float(difference.std(ddof=1))),
-        seeds=len(difference),
-        p_value=outcome.p_value,
-        significance=outcome.reason if len(difference) else _unpaired(runs, base, reading),
-        test=test,
-        note=baseline.why,
-    )
-
-
-def _unpaired(runs: pd.DataFrame, base: pd.DataFrame, reading: _Reading) -> str:
-    """Why a row and its baseline have no pair."""
-    common = set(runs["seed"]) & set(base["seed"])
-    return f"no {reading.headline}" if common else "no seed in common with the baseline"
 
 
 def _milestone(runs: pd.DataFrame, baseline: Baseline, reading: _Reading) -> Milestone:

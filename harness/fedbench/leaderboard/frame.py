@@ -52,8 +52,10 @@ def leaderboard(
 def frame_of(board: Board, *, full: bool = False) -> pd.DataFrame:
     """A line a row, the best first in each ``table``: means and standard deviations over ``seeds``, in %.
 
-    ``delta`` is the difference to the baseline with the ``p`` of its test, corrected for the rows of the table;
-    ``megabytes`` are sent both ways. With ``full`` it has the columns of the file leaderboard.csv instead.
+    ``delta`` is the difference to the baseline with its 95 % interval (``delta_low``, ``delta_high``) and the ``p`` of
+    its test, corrected for the rows of the table. Rows that their seeds can't tell from the best share ``tied_rank`` 1;
+    ``p_best`` is how likely a row is the best. ``megabytes`` are sent both ways. With ``full`` it has the
+    columns of the file leaderboard.csv instead.
     """
     if full:
         return flat(board)
@@ -61,7 +63,7 @@ def frame_of(board: Board, *, full: bool = False) -> pd.DataFrame:
         [_line(number, table, line) for number, table in enumerate(board.tables) for line in table.lines]
     )
     silent = [name for name in _WHERE_TOLD if name in frame and frame[name].nunique() < 2 and not any(frame[name])]
-    return frame.drop(columns=silent).astype({"rank": "Int64"} if len(frame) else {})
+    return frame.drop(columns=silent).astype({"rank": "Int64", "tied_rank": "Int64"} if len(frame) else {})
 
 
 def _line(number: int, table: Table, line: Line) -> dict[str, Any]:
@@ -75,11 +77,15 @@ def _line(number: int, table: Table, line: Line) -> dict[str, Any]:
         "table": number,
         "setting": line.setting,
         "rank": line.rank,
+        "tied_rank": line.tied_rank,
         "row": line.row,
         **scores,
         "delta": line.delta.cell.mean,
         "delta_std": line.delta.cell.std,
+        "delta_low": line.delta.low,
+        "delta_high": line.delta.high,
         "p": line.delta.p_adjusted,
+        "p_best": line.p_best,
         "megabytes": line.sent / MEGA,
         "train_seconds": line.cost("train_seconds"),
         "seeds": len(line.runs),

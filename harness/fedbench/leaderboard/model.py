@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +34,9 @@ class Delta:
     test: str = ""
     note: str = ""
     """Why the row has no baseline; "" where it has one."""
+    low: float = NAN
+    high: float = NAN
+    """The ends of the mean's 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +154,14 @@ class Line:
     """Whether its numbers under own models are its global model's, see `fedbench.leaderboard.rows.own_models`."""
     incomplete: tuple[str, ...] = ()
     """Shown metrics that only some seeds have."""
+    scores: Mapping[int, float] = field(default_factory=dict)
+    """Seed -> the headline of its run, where the run has it."""
     rank: int | None = None
     """1 has the best headline of its table, see `fedbench.leaderboard.rows.ranking.compared`."""
+    tied_rank: int | None = None
+    """The same, shared by rows that their seeds can't tell apart, see `fedbench.statistics.ties.tied_ranks`."""
+    p_best: float = NAN
+    """How likely the row is the best of its table, see `fedbench.statistics.ties.probability_best`."""
     whole: bool = True
     """Whether the row lost no seed that another row finished."""
 
@@ -190,6 +200,11 @@ class Table:
     def measured(self) -> tuple[Line, ...]:
         """The rows with a finished run."""
         return tuple(line for line in self.lines if not line.has_failed)
+
+    @property
+    def tells_the_best(self) -> bool:
+        """Whether seeds suffice for `Line.p_best`: with fewer than five the bootstrap is far too sure of itself."""
+        return max((len(line.scores) for line in self.lines if not math.isnan(line.p_best)), default=0) >= 5
 
     @property
     def shared_settings(self) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from fedbench.core.wording import OWN_MODELS, UNSEEN, heading, not_on_unseen_notes, server_data_notes
 from fedbench.leaderboard.model import Line, Table
@@ -11,9 +12,12 @@ from fedbench.leaderboard.published import published_notes
 from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.seeds import DIFFER, seeds_differ
 from fedbench.statistics.paired import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
+from fedbench.statistics.power import detectable, seeds_for
 
 _OWN = "personal_mean_client_accuracy"
 _NEW = "new_accuracy"
+TIED = "share a rank can't be told from its first by paired tests over their seeds, corrected by Holm"
+P_BEST = "P(best): how often the row has the best mean when seeds are drawn again, 10,000 times"
 SIGN = "*"
 """Stands after a significant difference."""
 
@@ -22,7 +26,9 @@ def notes_of(table: Table, headings: Sequence[str]) -> Iterator[str]:
     """The lines below a table with columns of these ``headings``."""
     lines, measured = table.lines, table.measured
     own = [line.label for line in measured]
+    yield from _ties(table)
     yield from _significance(measured)
+    yield from _power(measured)
     yield from _without_baseline(measured)
     yield from _incomplete(table)
     yield from server_data_notes(own, [line.server_data for line in measured])
@@ -52,6 +58,28 @@ def _significance(lines: Sequence[Line]) -> Iterator[str]:
     for reason, labels in _labels_by([(line.delta.significance, line.label) for line in without]):
         which = f" ({', '.join(dict.fromkeys(labels))})" if tested or len(without) > len(labels) else ""
         yield f"significance not tested{which}: {reason}"
+
+
+def _ties(table: Table) -> Iterator[str]:
+    """What a shared rank means."""
+    ranks = [line.tied_rank for line in table.lines if line.tied_rank is not None]
+    if len(ranks) > len(set(ranks)):
+        yield f"#: rows that {TIED}"
+    if table.tells_the_best:
+        yield P_BEST
+
+
+def _power(lines: Sequence[Line]) -> Iterator[str]:
+    """Which difference so many seeds find, and how many seeds half of it needs."""
+    deltas = [line.delta for line in lines if line.delta.seeds > 1 and line.delta.cell.std > 0]
+    if not deltas:
+        return
+    usual, seeds = median(delta.cell.std for delta in deltas), min(delta.seeds for delta in deltas)
+    least = detectable(usual, seeds)
+    more = seeds_for(least / 2, usual)
+    found = f"{seeds} seeds find a difference of {least:.1f} four times in five"
+    further = f"; {least / 2:.1f} needs {more} seeds" if more else ""
+    yield f"{found} (spread {usual:.1f}, not corrected){further}"
 
 
 def _without_baseline(lines: Sequence[Line]) -> Iterator[str]:

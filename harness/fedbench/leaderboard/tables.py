@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from fedbench.core.wording import (
     NONE,
+    between,
     heading,
     megabytes,
     spread,
@@ -111,13 +112,13 @@ def _text_table(table: Table) -> TextTable:
     scores = list(_scores(table))
     return TextTable(
         caption=f"{caption} · {over}; MB up and down",
-        rank=TextColumn("#", [NONE if line.rank is None else str(line.rank) for line in lines]),
+        rank=TextColumn("#", [NONE if line.tied_rank is None else str(line.tied_rank) for line in lines]),
         names=names,
         short=names
         if shared
         else [TextColumn("method", labels, signs=marks), TextColumn("on", [letters[line.backbone] for line in lines])],
         letters="" if shared else f"on: {legend}",
-        scores=[*scores, *_seeds(lines), *_difference(table)],
+        scores=[*scores, *_seeds(lines), *_best(table), *_difference(table)],
         status=list(_status(lines)),
         further=[*_published(table), *(_costs(lines) if measured else [])],
         notes=list(notes_of(table, [column.heading for column in scores])),
@@ -145,10 +146,16 @@ def _seeds(lines: Sequence[Line]) -> Iterator[TextColumn]:
         yield TextColumn("seeds", [cell or NONE for cell in seed_cells(lines)])
 
 
+def _best(table: Table) -> Iterator[TextColumn]:
+    if table.tells_the_best:
+        texts = [NONE if math.isnan(line.p_best) else f"{line.p_best:.2f}" for line in table.lines]
+        yield TextColumn("P(best)", texts)
+
+
 def _difference(table: Table) -> Iterator[TextColumn]:
     deltas = [line.delta for line in table.lines]
     if any(delta.seeds for delta in deltas):
-        cells = [spread(delta.cell.mean, delta.cell.std, sign="+") for delta in deltas]
+        cells = [between(delta.cell.mean, delta.low, delta.high) for delta in deltas]
         signs = [SIGN if delta.significance == SIGNIFICANT else "" for delta in deltas]
         yield TextColumn(f"Δ {table.baseline.partition(' · ')[0]}", cells, signs=signs)
 

@@ -58,16 +58,12 @@ def across(settings: Mapping[str, Mapping[str, Mapping[int, float]]], test: Test
         return None
     means = pd.DataFrame({s: {row: np.mean(list(rows[row].values())) for row in named} for s, rows in settings.items()})
     ranks = means.round(9).rank(ascending=False).T
-    against = pd.DataFrame(0, index=named, columns=named)
-    outcomes = pd.DataFrame(0, index=named, columns=[WINS, TIES, LOSSES])
-    for rows in settings.values():
-        for number, ours in enumerate(named):
-            for theirs in named[number + 1 :]:
-                result = _decided(rows[ours], rows[theirs], test)
-                against.loc[ours, theirs] += result
-                against.loc[theirs, ours] -= result
-                outcomes.loc[ours, (LOSSES, TIES, WINS)[result + 1]] += 1
-                outcomes.loc[theirs, (WINS, TIES, LOSSES)[result + 1]] += 1
+    # (S, R, R): 1 where the row is significantly better than that of the column, -1 where it is worse
+    won = np.array([[[_decided(rows[a], rows[b], test) for b in named] for a in named] for rows in settings.values()])
+    counts = {WINS: won == 1, TIES: won == 0, LOSSES: won == -1}
+    outcomes = pd.DataFrame({name: found.sum(axis=(0, 2)) for name, found in counts.items()}, index=named)
+    outcomes[TIES] -= len(settings)  # of a row with itself
+    against = pd.DataFrame(won.sum(axis=0), index=named, columns=named)
     return Across(ranks, _friedman(ranks), outcomes, against, _scores(settings, named))
 
 

@@ -62,7 +62,8 @@ def probability_best(scores: Scores, seed: int = 0) -> list[float]:
 def _means(scores: Scores) -> Scores:
     known = ~np.isnan(scores)
     with np.errstate(invalid="ignore"):
-        return np.where(known, scores, 0.0).sum(axis=1) / known.sum(axis=1)
+        means: Scores = np.where(known, scores, 0.0).sum(axis=1) / known.sum(axis=1)
+    return means
 
 
 def _p_value(ours: Sequence[float] | Scores, theirs: Sequence[float] | Scores, test: Test) -> float:

@@ -44,7 +44,8 @@ def flat(board: Board) -> pd.DataFrame:
         [_line(number, table, line) for number, table in enumerate(board.tables) for line in table.lines]
     )
     # whole numbers stay whole beside a row without a rank
-    return frame.astype({"rank": "Int64"}) if len(frame) and bool(frame["rank"].isna().any()) else frame
+    gaps = {name: "Int64" for name in ("rank", "tied_rank") if len(frame) and bool(frame[name].isna().any())}
+    return frame.astype(gaps)
 
 
 def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
@@ -77,6 +78,8 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "settings": _json(line.settings),
         "delta_mean": delta.cell.mean,
         "delta_std": delta.cell.std,
+        "delta_low": delta.low,
+        "delta_high": delta.high,
         "delta_seeds": delta.seeds,
         "p_value": delta.p_value,
         "significance": delta.significance,
@@ -99,6 +102,8 @@ def _line(block: int, table: Table, line: Line) -> dict[str, Any]:
         "incomplete": _json(line.incomplete),
         "p_adjusted": delta.p_adjusted,
         "whole": line.whole,
+        "tied_rank": line.tied_rank,
+        "p_best": line.p_best,
     }
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedbench.core.wording import NONE, heading, megabytes, spread
+from fedbench.core.wording import NONE, between, heading, megabytes, spread
 from fedbench.leaderboard.model import Line, Printed, PrintedNumber, ScoreCell, Table
+from fedbench.leaderboard.notes import P_BEST, TIED
 from fedbench.leaderboard.page.model import PageCell, PageColumn
 from fedbench.leaderboard.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
 from fedbench.leaderboard.rows.identity import ON_NETWORK
@@ -37,6 +38,9 @@ def columns_of(table: Table) -> list[tuple[PageColumn, list[PageCell]]]:
     if seeds_differ(lines):
         cells = [_cell(len(line.runs), text) for line, text in zip(lines, seed_cells(lines), strict=True)]
         columns.append((PageColumn("seeds", "seeds", "the row's seeds, by their number"), cells))
+    if table.tells_the_best:
+        cells = [_cell(line.p_best, f"{line.p_best:.2f}") for line in lines]
+        columns.append((PageColumn("p_best", "P(best)", P_BEST), cells))
     if any_known([line.delta.cell.mean for line in lines]):
         columns.append(_delta(table))
     if any_known([line.milestone.rounds.mean for line in lines]):
@@ -91,8 +95,9 @@ def _metrics(table: Table) -> list[str]:
 
 
 def _rank(lines: Sequence[Line]) -> tuple[PageColumn, list[PageCell]]:
-    cells = [PageCell(NONE) if line.rank is None else _cell(line.rank, str(line.rank)) for line in lines]
-    return PageColumn("rank", "#", "rank by the first accuracy column", "ascending"), cells
+    ranks = [line.tied_rank for line in lines]
+    cells = [PageCell(NONE) if rank is None else _cell(rank, str(rank)) for rank in ranks]
+    return PageColumn("rank", "#", f"rank by the first accuracy column; rows that {TIED}", "ascending"), cells
 
 
 def _cell(value: float, shown: str, **rest: Any) -> PageCell:
@@ -122,10 +127,10 @@ def _delta(table: Table) -> tuple[PageColumn, list[PageCell]]:
         if not math.isnan(delta.p_value):
             facts.append(f"{delta.test} over {delta.seeds} seeds, {probability(delta.p_value)}")
         facts += [] if math.isnan(delta.p_adjusted) else [f"adjusted {probability(delta.p_adjusted)}"]
-        shown = spread(delta.cell.mean, math.nan, "+")
-        cell = _cell(delta.cell.mean, shown, mark=MARKS.get(delta.significance, ""), title=", ".join(facts))
-        cells.append(_with_deviation(cell, delta.cell))
-    explained = f"{heading(table.headline)} minus that of {baseline}, paired over the seeds both have"
+        shown = between(delta.cell.mean, delta.low, delta.high)
+        facts += [] if math.isnan(delta.cell.std) else [f"spread {delta.cell.std:.1f}"]
+        cells.append(_cell(delta.cell.mean, shown, mark=MARKS.get(delta.significance, ""), title=", ".join(facts)))
+    explained = f"{heading(table.headline)} minus that of {baseline}, paired over the seeds both have, 95 % interval"
     return PageColumn("delta", f"Δ{_NBSP}{baseline}", explained), cells
 
 

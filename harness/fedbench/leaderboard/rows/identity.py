@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
@@ -59,6 +60,14 @@ def label_of(row: str) -> str:
 def seeds_of(runs: pd.DataFrame) -> tuple[int, ...]:
     """The seeds of a row's runs, in their order."""
     return tuple(int(seed) for seed in runs["seed"])
+
+
+def scores_of(runs: pd.DataFrame, metric: str) -> dict[int, float]:
+    """Seed -> ``metric`` of its run, where the run has it."""
+    if FINAL + metric not in runs:
+        return {}
+    pairs = zip(seeds_of(runs), map(float, runs[FINAL + metric]), strict=True)
+    return {seed: score for seed, score in pairs if not math.isnan(score)}
 
 
 def line_of(name: str, runs: pd.DataFrame, metrics: Iterable[str], *, has_failed: bool) -> Line:

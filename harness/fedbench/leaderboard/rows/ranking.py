@@ -6,19 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from fedbench.kinds.measured import lower_is_better, says_nothing_of_quality
 from fedbench.leaderboard.model import Line
 from fedbench.leaderboard.rows.untrained import is_of_global_model
-from fedbench.statistics.paired import holm, verdict
+from fedbench.statistics.paired import Test, holm, verdict
+from fedbench.statistics.ties import Scores, probability_best, tied_ranks
 
 _DIGITS = 9
 """Means of percentages that agree to so many digits share a rank."""
 
 
-def compared(lines: Sequence[Line], headline: str) -> tuple[Line, ...]:
-    """The lines of one table in order, with ``rank``, ``whole``, ``p_adjusted`` and the verdict on the difference.
+def compared(lines: Sequence[Line], headline: str, test: Test = Test.t) -> tuple[Line, ...]:
+    """The lines of one table in order, with ranks, ``p_best``, ``whole``, ``p_adjusted`` and the verdict on the
+    difference; ties are told by ``test``.
 
     ``whole`` is a line that lost no seed which another one finished. Rank 1 has the best ``headline``; equal means
     share the smaller rank. It is None for a line without a mean, one that is not whole, and the accuracy of a global
@@ -30,13 +33,27 @@ def compared(lines: Sequence[Line], headline: str) -> tuple[Line, ...]:
     ranks = pd.Series(means, dtype=float).round(_DIGITS).rank(method="min", ascending=lower_is_better(headline))
     tested = [number for number, line in enumerate(lines) if not math.isnan(line.delta.p_value)]
     adjusted = dict(zip(tested, holm([lines[number].delta.p_value for number in tested]), strict=True))
+    scores = _scores(lines, [not math.isnan(rank) for rank in ranks], headline)
+    tied, best = tied_ranks(scores, test), probability_best(scores)
     ranked = []
     for number, (line, rank) in enumerate(zip(lines, ranks, strict=True)):
         delta = line.delta
         if number in adjusted:
             delta = replace(delta, p_adjusted=adjusted[number], significance=verdict(adjusted[number]))
-        ranked.append(replace(line, rank=None if math.isnan(rank) else int(rank), delta=delta))
+        own = None if math.isnan(rank) else int(rank)
+        ranked.append(replace(line, rank=own, tied_rank=tied[number], p_best=best[number], delta=delta))
     return tuple(sorted(ranked, key=lambda line: (line.rank or len(lines) + 1, -len(line.runs))))
+
+
+def _scores(lines: Sequence[Line], ranked: Sequence[bool], headline: str) -> Scores:
+    """Rows x seeds, larger is better, NaN for rows without a rank."""
+    seeds = sorted({seed for line in lines for seed in line.scores})
+    sign = -1 if lower_is_better(headline) else 1
+    rows = [
+        [sign * line.scores.get(seed, math.nan) if has_rank else math.nan for seed in seeds]
+        for line, has_rank in zip(lines, ranked, strict=True)
+    ]
+    return np.array(rows, dtype=float).reshape(len(lines), len(seeds))
 
 
 def may_be_best(line: Line, metric: str) -> bool:
