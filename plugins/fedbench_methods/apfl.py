@@ -36,6 +36,7 @@ from fedbench.toolkit.wrapping import (
     own_step,
     with_own,
     without_own,
+    without_value,
 )
 
 OWN, SHARE = "apfl/", "apfl share"
@@ -79,10 +80,11 @@ class APFL(fb.Method[ApflParams]):
 
     @fb.wrapper
     def local_objective(self, step: fb.LocalStep, rest: Objective) -> Tensor:
-        """F_k(w) + F_k(v̄_k), whose gradients in w, v and α are those of the three steps."""
+        """F_k(w), with the gradients of F_k(v̄_k) in v and α besides: those of the three steps."""
         received = {name: value.detach() for name, value in without_own(step.weights, step.model).items()}
         mixture = mixed(of_own(step.weights, OWN), received, self._alpha(step.weights))
-        return rest(global_step(step)) + rest(own_step(step, mixture, of_own(step.buffers, OWN)))
+        loss = rest(global_step(step))
+        return loss + without_value(rest(own_step(step, mixture, of_own(step.buffers, OWN))))
 
     @fb.wrapper
     def evaluate(self, task: fb.EvaluationTask, rest: Evaluate) -> fb.Predictions:

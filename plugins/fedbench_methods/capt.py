@@ -88,6 +88,7 @@ class CAPT(fb.Method[CaptParams]):
     citation = "Hou et al., CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning, 2025"
     recipe = {"optimizer": "sgd", "lr": 1e-3, "weight_decay": 0.0}
     requires = ("labels", "clip", "context", "whole_model")
+    prevents = ("sent_start", "global_model")
 
     @hookimpl
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:

@@ -33,6 +33,7 @@ from fedbench.toolkit.wrapping import (
     own_predictions,
     own_step,
     with_own,
+    without_value,
 )
 
 OWN = "ditto/"
@@ -66,10 +67,12 @@ class Ditto(fb.Method[DittoParams]):
 
     @fb.wrapper
     def local_objective(self, step: fb.LocalStep, rest: Objective) -> Tensor:
-        """F_k(x) + F_k(v_k) + (λ/2)‖v_k − x^t‖², each weight in one of the two models."""
-        own = of_own(step.weights, OWN)
-        loss = rest(global_step(step)) + rest(own_step(step, own, of_own(step.buffers, OWN)))
-        return loss + proximal_term(own, step.received, self.params.pull) if self.params.pull else loss
+        """F_k(x), with the gradients of F_k(v_k) + (λ/2)‖v_k − x^t‖² besides, which has other weights."""
+        own, loss = of_own(step.weights, OWN), rest(global_step(step))
+        beside = rest(own_step(step, own, of_own(step.buffers, OWN)))
+        if self.params.pull:
+            beside = beside + proximal_term(own, step.received, self.params.pull)
+        return loss + without_value(beside)
 
     @fb.wrapper
     def evaluate(self, task: fb.EvaluationTask, rest: Evaluate) -> fb.Predictions:

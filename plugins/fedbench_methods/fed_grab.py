@@ -120,7 +120,7 @@ class FedGraB(fb.Method[FedGraBParams]):
 
     name = "fed-grab"
     citation = "Xiao et al., Fed-GraB: Self-Adjusting Gradient Balancer, NeurIPS 2023"
-    requires: tuple[str, ...] = ("labels", "linear_head", "global_model")
+    requires: tuple[str, ...] = ("labels", "linear_head", "sent_head", "global_model")
 
     def __init__(self, params: FedGraBParams) -> None:
         super().__init__(params)

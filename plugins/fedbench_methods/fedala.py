@@ -65,6 +65,7 @@ class FedALA(fb.Method[FedAlaParams]):
     citation = "Zhang et al., FedALA: Adaptive Local Aggregation for Personalized FL, AAAI 2023"
     role = "personalisation"
     keeps_lost_training = True
+    prevents = ("plain_steps", "sent_start")
 
     @fb.wrapper
     def local_train(self, task: fb.ClientTask, rest: Train) -> fb.Update:

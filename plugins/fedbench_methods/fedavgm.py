@@ -76,6 +76,7 @@ class FedAvgM(Method[FedAvgMParams]):
 
     name = "fedavgm"
     citation = "Hsu, Qi, Brown, Effects of Non-Identical Data Distribution, arXiv 1909.06335, 2019"
+    requires = ("global_model",)
 
     @wrapper
     def aggregate(self, task: AggregationTask, rest: Aggregate) -> Aggregated:

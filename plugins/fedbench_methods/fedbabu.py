@@ -41,6 +41,7 @@ class FedBABU(fb.Method[FedBabuParams]):
     name = "fedbabu"
     citation = "Oh, Kim, Yun, FedBABU: Toward Enhanced Representation for FL, ICLR 2022"
     role = "local objective"
+    requires = ("sent_head", "sent_steps")
 
     @fb.wrapper
     def build_model(self, setup: fb.ModelSetup, rest: Build) -> fb.Model:

@@ -74,6 +74,7 @@ class FedConcat(fb.Method[FedConcatParams]):
 
     name = "fedconcat"
     citation = "Diao, Li, He, Exploiting Label Skews with Model Concatenation, AAAI 2024"
+    prevents = ("sent_start", "global_model")
     reads = ("tune", "head_scale")
     requires = ("labels", "linear_head", "whole_model")
     role = "personalisation"  # that of a client's cluster

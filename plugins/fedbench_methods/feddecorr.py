@@ -57,7 +57,7 @@ class FedDecorr(fb.Method[FedDecorrParams]):
 
     name = "feddecorr"
     citation = "Shi et al., Towards Understanding and Mitigating Dimensional Collapse, ICLR 2023"
-    requires: tuple[str, ...] = ("trained_features",)
+    requires: tuple[str, ...] = ("trained_features", "sent_steps")
 
     def __init__(self, params: FedDecorrParams) -> None:
         super().__init__(params)

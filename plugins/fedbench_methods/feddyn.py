@@ -46,8 +46,9 @@ class FedDyn(fb.Method[FedDynParams]):
 
     name = "feddyn"
     citation = "Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021"
-    requires = ("global_model",)
+    requires = ("global_model", "sent_start")
     recipe = {"clip_norm": 10.0}
+    prevents = ("plain_steps",)
 
     @fb.hookimpl
     def start(self, task: fb.StartTask) -> None:

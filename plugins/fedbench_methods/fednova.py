@@ -57,7 +57,7 @@ class FedNova(fb.Method[FedNovaParams]):
 
     name = "fednova"
     citation = "Wang et al., Tackling the Objective Inconsistency Problem, NeurIPS 2020"
-    requires = ("sgd", "plain_steps")
+    requires = ("sgd", "plain_steps", "sent_start", "global_model")
 
     @hookimpl
     def start(self, task: fb.StartTask) -> None:

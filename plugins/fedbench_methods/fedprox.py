@@ -37,6 +37,7 @@ class FedProx(Method[FedProxParams]):
 
     name = "fedprox"
     citation = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    requires = ("sent_steps",)
 
     @hookimpl
     def loss_terms(self, step: LocalStep) -> Tensor | None:

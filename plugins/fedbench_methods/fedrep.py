@@ -58,6 +58,7 @@ class FedRep(fb.Method[FedRepParams]):
     name = "fedrep"
     citation = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021"
     keeps_lost_training = True
+    prevents = ("plain_steps",)
 
     @fb.wrapper
     def build_model(self, setup: fb.ModelSetup, rest: Build) -> fb.Model:

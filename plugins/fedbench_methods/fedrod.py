@@ -32,7 +32,16 @@ from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.heads import scaled_logits
 from fedbench.toolkit.heads import feature_width
 from fedbench.toolkit.losses import balance, mean_cross_entropy
-from fedbench.toolkit.wrapping import Build, Evaluate, Objective, beside, global_step, own_predictions, with_outputs
+from fedbench.toolkit.wrapping import (
+    Build,
+    Evaluate,
+    Objective,
+    beside,
+    global_step,
+    own_predictions,
+    with_outputs,
+    without_value,
+)
 
 WEIGHT, BIAS, SCALE = "fedrod/weight", "fedrod/bias", "fedrod/scale"
 
@@ -85,7 +94,7 @@ class FedRoD(fb.Method[FedRodParams]):
 
     @fb.wrapper
     def local_objective(self, step: fb.LocalStep, rest: Objective) -> Tensor:
-        """The stack's loss of the balanced logits, and cross-entropy of the own ones, of one pass."""
+        """The stack's loss of the balanced logits, with the gradients of cross-entropy of the own ones, of one pass."""
         shift, passes = balance(step.task.visible_counts, self.params.gamma), list[fb.Outputs]()
 
         def balanced(outputs: fb.Outputs) -> fb.Outputs:
@@ -97,7 +106,7 @@ class FedRoD(fb.Method[FedRodParams]):
             passes.append(global_step(step).outputs)
         features, logits = passes[-1].features.detach(), passes[-1].logits.detach()
         own = residual(features, step.weights, step.model.constants[SCALE])
-        return loss + mean_cross_entropy(logits + own, step.labels)
+        return loss + without_value(mean_cross_entropy(logits + own, step.labels))
 
     @fb.wrapper
     def evaluate(self, task: fb.EvaluationTask, rest: Evaluate) -> fb.Predictions:

@@ -47,7 +47,7 @@ class FedRS(fb.Method[FedRsParams]):
 
     name = "fedrs"
     citation = "Li and Zhan, FedRS: FL with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021"
-    requires = ("labels",)
+    requires = ("labels", "sent_steps")
 
     @fb.wrapper
     def local_objective(self, step: fb.LocalStep, rest: Objective) -> Tensor:

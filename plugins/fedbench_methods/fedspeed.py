@@ -58,8 +58,9 @@ class FedSpeed(fb.Method[FedSpeedParams]):
 
     name = "fedspeed"
     citation = "Sun et al., FedSpeed: Larger Local Interval, Less Communication Round, ICLR 2023"
-    requires = ("global_model",)
+    requires = ("global_model", "sent_start")
     recipe = {"clip_norm": 10.0}
+    prevents = ("plain_steps",)
 
     @fb.wrapper
     def broadcast(self, task: fb.BroadcastTask, rest: Send) -> fb.Broadcast:

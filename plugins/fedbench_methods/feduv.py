@@ -62,7 +62,7 @@ class FedUV(fb.Method[FedUvParams]):
 
     name = "feduv"
     citation = "Son et al., FedUV: Uniformity and Variance for Heterogeneous Federated Learning, CVPR 2024"
-    requires: tuple[str, ...] = ("trained_features",)
+    requires: tuple[str, ...] = ("trained_features", "sent_steps")
 
     def __init__(self, params: FedUvParams) -> None:
         super().__init__(params)

@@ -30,6 +30,7 @@ class Local(fb.Method[fb.NoParams]):
     name = "local"
     citation = "the baseline without communication, as in McMahan et al., AISTATS 2017"
     keeps_lost_training = True
+    prevents = ("sent_steps",)
 
     @fb.hookimpl
     def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:

@@ -74,7 +74,7 @@ class MOON(Method[MoonParams]):
 
     name = "moon"
     citation = "Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021"
-    requires: tuple[str, ...] = ("trained_features",)
+    requires: tuple[str, ...] = ("trained_features", "sent_steps", "global_model")
     keeps_lost_training = True
 
     def __init__(self, params: MoonParams) -> None:

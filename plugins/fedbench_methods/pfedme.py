@@ -64,6 +64,7 @@ class PFedMe(fb.Method[PFedMeParams]):
     citation = "Dinh, Tran, Nguyen, Personalized FL with Moreau Envelopes, NeurIPS 2020"
     role = "personalisation"
     keeps_lost_training = True
+    prevents = ("plain_steps", "sent_start", "sent_steps")
 
     @fb.wrapper
     def local_gradients(self, step: fb.LocalStep, rest: Gradients) -> fb.StepGradients:

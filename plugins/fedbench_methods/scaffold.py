@@ -96,7 +96,7 @@ class SCAFFOLD(fb.Method[ScaffoldParams]):
 
     name = "scaffold"
     citation = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
-    requires = ("sgd", "plain_steps")
+    requires = ("sgd", "plain_steps", "sent_start", "global_model")
 
     @hookimpl
     def start(self, task: fb.StartTask) -> None:

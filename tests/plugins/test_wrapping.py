@@ -10,7 +10,10 @@ import fedbench.api as fb
 from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.plugins.assembly import assemble, find_method
 from fedbench.plugins.roles import role_of
+from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.toolkit.layers import last_layers, layers
+from fedbench.toolkit.wrapping import without_value
 
 FILE = '''
 """Two methods around others."""
@@ -135,14 +138,80 @@ def test_a_stack_has_one_personalisation():
         assemble("fedpgp+ditto", {})
 
 
-@pytest.mark.parametrize("personal", ["pfedme", "fedala"])
+@pytest.mark.parametrize(
+    ("needing", "preventing", "requirement"),
+    [
+        ("scaffold", "pfedme", "plain_steps"),
+        ("fednova", "fedala", "plain_steps"),
+        ("fednova", "fedrep", "plain_steps"),  # its steps on the head count, and move nothing that is sent
+        ("scaffold", "fedspeed", "plain_steps"),
+        ("feddyn", "fedamp", "sent_start"),  # h_k is of y_k - x, and the client began elsewhere
+        ("feddc", "fedala", "sent_start"),
+        ("fedspeed", "capt", "sent_start"),
+        ("fedprox", "local", "sent_steps"),
+        ("moon", "pfedme", "sent_steps"),
+        ("fedavgm", "fedconcat", "global_model"),
+        ("fedadam", "capt", "global_model"),
+    ],
+)
+def test_what_a_method_needs_and_another_prevents_is_no_stack(needing, preventing, requirement):
+    needed, prevented = find_method(needing), find_method(preventing)
+    assert requirement in needed.requires and requirement in prevented.prevents
+    with pytest.raises(FedbenchError, match=f"{needing} needs .*, which {preventing} prevents"):
+        assemble(f"{needing}+{preventing}", {})
+
+
 @pytest.mark.parametrize("corrected", ["scaffold", "fednova"])
-def test_corrections_that_are_read_off_the_weights_need_plain_steps(corrected, personal):
-    with pytest.raises(
-        FedbenchError, match=f"{corrected} reads off the weights .* and {personal} moves them otherwise"
-    ):
-        assemble(f"{corrected}+{personal}", {})
+def test_steps_on_a_model_beside_the_sent_one_prevent_nothing(corrected):
     assemble(f"{corrected}+fedsam+ditto", {})
+
+
+def test_own_models_wrap_a_server_step_and_that_what_others_aggregate():
+    assert assemble("climb+ditto+feddyn", {}).wrappers["aggregate"] == ("feddyn", "climb")
+    assert assemble("climb+ditto+feddyn", {}).wrappers["local_objective"][0] == "ditto"
+
+
+@pytest.mark.parametrize("personal", ["ditto", "apfl"])
+def test_a_model_beside_the_global_one_is_none_of_its_layers_and_no_part_of_its_loss(personal):
+    spec = tiny_spec("clip-adapter", rounds=1).model_copy(update={"method": "clip-adapter+fedbabu"})
+    alone, run = tiny_run(spec), tiny_run(spec.model_copy(update={"method": f"{spec.method}+{personal}"}))
+    assert layers(run.model) == layers(alone.model) and run.model.own
+    [(before, lone), (after, beside)] = [_last(one) for one in (alone, run)]
+    for name, value in before.weights.items():
+        assert torch.equal(value, after.weights[name]), name
+    head = last_layers(run.model, 1)
+    assert head and all(torch.equal(after.weights[name], run.model.weights[name]) for name in head), "fedbabu's"
+    assert lone.metrics["train_loss"] == beside.metrics["train_loss"]
+
+
+def _last(run):
+    """The state after the last round, and that round's record."""
+    return [(state, record) for state, record, *_ in rounds(run, run.initial_state())][-1]
+
+
+def test_a_gradient_without_a_value_is_that_of_the_loss():
+    weight = torch.tensor(3.0, requires_grad=True)
+    found = without_value(weight**2)
+    found.backward()
+    assert found.item() == 0 and weight.grad == 6
+
+
+def test_a_loss_that_keeps_something_is_refused_where_it_is_taken_elsewhere():
+    spec = tiny_spec("fed-grab", rounds=1).model_copy(update={"method": "fed-grab+pfedme"})
+    with pytest.raises(FedbenchError, match="the loss of fed-grab keeps something from step to step"):
+        final_state(tiny_run(spec))
+
+
+def test_a_term_of_weights_that_another_method_holds_still_is_no_fault():
+    spec = tiny_spec("feddyn", rounds=2, lr=0.01).model_copy(update={"method": "feddyn+fedrep+promptfl"})
+    final_state(tiny_run(spec))
+
+
+@pytest.mark.parametrize(("stack", "needing"), [("fed-grab+fedper", "fed-grab"), ("fedbabu+fedper", "fedbabu")])
+def test_a_head_that_clients_keep_is_refused_to_those_that_need_it_sent(stack, needing):
+    spec = tiny_spec("fedavg", backbone="convnet").model_copy(update={"method": stack})
+    with pytest.raises(FedbenchError, match=f"{needing} needs a linear classifier that clients send"):
+        tiny_run(spec)
 
 
 def test_gradients_are_wrapped_for_one_client_after_another(tmp_path, monkeypatch):

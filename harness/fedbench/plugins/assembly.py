@@ -166,16 +166,22 @@ def assemble(
         why = f"{silent[0]} answers no hook, so it would run as FedAvg"
         raise FedbenchError(f"{why}; mark a method named like one with @hookimpl: {names}.")
     defaults.replaced = _replacements(manager, method)
-    outermost_first = sorted(plugins, key=lambda name: (roles[name] != "personalisation", name))
+    outermost_first = sorted(plugins, key=lambda name: (_depth(roles[name]), name))
     around = {hook: [name for name in outermost_first if hook in wraps(plugins[name])] for hook in WRAPPABLE}
     wrappers = {hook: tuple(names) for hook, names in around.items() if names}
-    refuse_roles(roles, wrappers, requires, method)
+    prevents = {name: declares(type(plugin), "prevents") for name, plugin in plugins.items()}
+    refuse_roles(roles, prevents, requires, method)
     owners = {hook: (*wrappers.get(hook, ()), *names) for hook, names in _owner_table(manager).items()}
     chains = {hook: [(name, getattr(plugins[name], hook)) for name in names] for hook, names in wrappers.items()}
     hooks = watched(wrapped(relay(manager), chains), _blamed(method, owners))
     personal = next((name for name, role in roles.items() if role == "personalisation"), "")
     notified = notifications(manager, listeners)
     return Assembly(hooks, owners, notified, frozenset(keeping), requires, provides, wrappers, personal)
+
+
+def _depth(role: str) -> int:
+    """How far inside a method wraps: own models are around all, a server step goes on from what others aggregate."""
+    return {"personalisation": 0, "server step": 1}.get(role, 2)
 
 
 def _replacements(manager: pluggy.PluginManager, method: str) -> dict[str, str]:

@@ -50,6 +50,7 @@ def _check_class(cls: Any, where: str) -> None:
         _check_params(cls.name, cls.Params)
         _check_recipe(cls.name, cls.recipe)
         _check_words(cls, "requires", tuple(REQUIREMENTS), "no run can grant")
+        _check_words(cls, "prevents", tuple(REQUIREMENTS), "no method can require")
         _check_words(cls, "reads", _READ, "is no setting that a method names")
         if getattr(cls, "role", "") not in ("", *ROLES):
             raise FedbenchError(f"role={cls.role!r} is none that a method has; choose of {', '.join(ROLES)}.")

@@ -107,8 +107,8 @@ def refuse_model(
         )
     if "sent_head" in requires and model.head is not None and not set(private).isdisjoint(model.head.names):
         raise FedbenchError(
-            f"{requires['sent_head']} works on the linear classifier at the server, and here clients keep it; run "
-            "it without the method that keeps it private."
+            f"{requires['sent_head']} needs a linear classifier that clients send, and here they keep it; run it "
+            "without the method that keeps it private."
         )
     kept, sent = set(private) - model.own, model.weights.keys() - set(private)
     if "global_model" in requires and kept and not sent:

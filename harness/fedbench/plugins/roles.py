@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.method.base import AnyMethod, declares
+from fedbench.core.method.base import REQUIREMENTS, AnyMethod, declares
 from fedbench.core.method.hooks import STEPS
 from fedbench.plugins.wrapping import wraps
 
@@ -44,20 +44,19 @@ def role_of(cls: type[AnyMethod]) -> str:
 
 
 def refuse_roles(
-    roles: Mapping[str, str], wrappers: Mapping[str, tuple[str, ...]], requires: Mapping[str, str], method: str
+    roles: Mapping[str, str], prevents: Mapping[str, Collection[str]], requires: Mapping[str, str], method: str
 ) -> None:
-    """FedbenchError where two methods have a role that only one can have, or one trains as another can't follow.
+    """FedbenchError where two methods have a role that only one can have, or one prevents what another requires.
 
-    ``roles`` by method, ``wrappers`` hook -> methods, ``requires`` requirement -> method.
+    ``roles`` and ``prevents`` by method, ``requires`` requirement -> method.
     """
     stack = sorted(roles.items())
-    for hook in ("local_train", "local_gradients") if "plain_steps" in requires else ():
-        for name in wrappers.get(hook, ()):
-            if roles[name] == "personalisation":
-                raise FedbenchError(
-                    f"the stack {method!r} clashes: {requires['plain_steps']} reads off the weights how far gradients "
-                    f"have moved them, and {name} moves them otherwise; run them as separate rows."
-                )
+    for name, prevented in sorted(prevents.items()):
+        for requirement in (one for one in prevented if requires.get(one, name) != name):
+            raise FedbenchError(
+                f"the stack {method!r} clashes: {requires[requirement]} needs {REQUIREMENTS[requirement]}, which "
+                f"{name} prevents; run them as separate rows."
+            )
     for role, why in _ALONE.items():
         names = [name for name, own in stack if own == role]
         if len(names) > 1:

@@ -24,8 +24,11 @@ def layer_of(name: str) -> str:
 
 
 def layers(model: Model) -> list[str]:
-    """The layers that have weights, in the model's order; a linear head is the last, wherever it stands."""
-    found = list(dict.fromkeys(map(layer_of, model.weights)))
+    """The layers that have weights, in the model's order; a linear head is the last, wherever it stands.
+
+    A model beside it (`Model.own`) has none of them.
+    """
+    found = list(dict.fromkeys(layer_of(name) for name in model.weights if name not in model.own))
     if model.head is not None:
         head = {layer_of(name) for name in model.head.names}
         found = [layer for layer in found if layer not in head] + [layer for layer in found if layer in head]
@@ -41,7 +44,7 @@ def last_layers(model: Model, count: int) -> frozenset[str]:
 def two_parts(model: Model, count: int, method: str) -> tuple[frozenset[str], frozenset[str]]:
     """The names of all before the last ``count`` layers, and of these. Raises Unworkable where there is none before."""
     last = last_layers(model, count)
-    if last.issuperset(model.weights):
+    if last.issuperset(model.weights.keys() - model.own):
         known = len(layers(model))
         raise Unworkable(
             f"{method} needs a model of more layers than the last {count}, and this one has {known}; choose a backbone "

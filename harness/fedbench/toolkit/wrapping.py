@@ -7,7 +7,7 @@ private (`Model.own`), takes the stack's loss there by `own_step`, and predicts 
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -86,23 +86,29 @@ def global_step(step: LocalStep) -> LocalStep:
 def own_step(step: LocalStep, weights: Tensors, buffers: Tensors | None = None) -> LocalStep:
     """``step`` at the ``weights`` (and running statistics) of the client's own model, by the names of the stack's.
 
-    A loss that writes to the client's state there, as it does at the global weights, is refused with a FedbenchError.
+    A loss that writes to the client's state there is refused with a FedbenchError.
     """
     buffers = without_own(step.buffers, step.model) if buffers is None else buffers
-    state = cast(dict[str, Tensors], _OnceAStep(step.task.state))
+    state = cast(dict[str, Tensors], _ToRead(step.task.state))
     return replace(step, weights=weights, buffers=buffers, task=replace(step.task, state=state), is_own=True)
 
 
-class _OnceAStep(UserDict[str, Tensors]):
-    """What a client keeps, for a loss that is taken twice a step."""
+def without_value(loss: Tensor) -> Tensor:
+    """Zero, with the gradient of ``loss``: added to the loss of the global model, it leaves that as what is recorded."""
+    return loss - loss.detach()
+
+
+class _ToRead(UserDict[str, Tensors]):
+    """What a client keeps, for a loss that is taken at more than one model, or more than once a step."""
+
+    def __init__(self, kept: Mapping[str, Tensors]) -> None:
+        self.data = dict(kept)
 
     def __setitem__(self, method: str, kept: Tensors) -> None:
-        if method in self:
-            raise FedbenchError(
-                f"the loss of {method} keeps something from step to step, so it can't be taken at a model of the "
-                "client's own as well; run the two as separate rows."
-            )
-        super().__setitem__(method, kept)
+        raise FedbenchError(
+            f"the loss of {method} keeps something from step to step, so it can't be taken at a model of the "
+            "client's own as well; run the two as separate rows."
+        )
 
 
 def frozen(step: LocalStep, names: Collection[str]) -> LocalStep:
@@ -131,6 +137,7 @@ def with_outputs(step: LocalStep, change: Callable[[Outputs], Outputs]) -> Local
 def own_predictions(task: EvaluationTask, rest: Evaluate, own: Callable[[int], tuple[Tensors, Tensors]]) -> Predictions:
     """What ``rest`` answers for the global model, and for the requested clients' ``own`` weights and statistics.
 
+    Where a client was fine-tuned, it is the global model that was, which a model beside it leaves as it is.
     Raises FedbenchError where it predicts by no weights.
     """
     plain = replace(task, clients=(), own={}, private=frozenset())

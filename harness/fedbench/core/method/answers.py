@@ -103,8 +103,10 @@ def require_loss(loss: object, step: LocalStep, hook: str) -> Tensor:
     assert isinstance(loss, Tensor)
     if loss.numel() != 1:
         raise MethodFault(f"{owner} answers the hook {hook} with a tensor of shape {tuple(loss.shape)}, not a scalar.")
+    # a term may be of weights alone that another method holds still in this step
+    is_free = hook == "local_objective" or all(weight.requires_grad for weight in step.weights.values())
     # where clients train at once, `requires_grad` is that of torch.func's wrapper, which is never set
-    if not loss.requires_grad and step.weights and not torch._C._functorch.is_batchedtensor(loss):
+    if not loss.requires_grad and step.weights and is_free and not torch._C._functorch.is_batchedtensor(loss):
         instead = ", or None in a step without a term" if hook == "loss_terms" else ""
         raise MethodFault(
             f"{owner} answers the hook {hook} with a loss without gradient, by which no weight moves; return what is "

@@ -19,8 +19,10 @@ REQUIREMENTS = {
     "image_layers": "an image tower whose layers take further tokens",
     "patches": "an image tower with features of an image's patches",
     "sgd": "clients that train by SGD (optimizer=sgd)",
-    "plain_steps": "steps along the loss's gradients (no personalisation that moves weights otherwise)",
-    "global_model": "a model that clients send (no method that keeps all of it with them)",
+    "plain_steps": "steps along the loss's gradients, as many as are counted",
+    "sent_start": "clients that train on from the one model of the server",
+    "sent_steps": "clients that minimise the stack's loss at the model they send",
+    "global_model": "one model that clients send, round after round",
     "whole_model": "whole models at the server (no method that keeps tensors private)",
     "same_samples": "clients whose samples stay the same (a partition without drift)",
     "server_data": "unlabelled samples at the server (scenario.server_samples)",
@@ -66,6 +68,9 @@ class Method(Generic[P]):
     """Those of `REQUIREMENTS` without which it can't run; a constructor may drop some that its values do not need."""
     provides: ClassVar[tuple[str, ...]] = ()
     """Those of `REQUIREMENTS` that it meets for the other methods of its stack: ``labels``, by the hook `label`."""
+    prevents: ClassVar[tuple[str, ...]] = ()
+    """Those of `REQUIREMENTS` that no other method of its stack can have: ``plain_steps`` where it moves weights
+    otherwise, ``sent_start`` where clients begin elsewhere, ``sent_steps`` where only a model of their own learns."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Those of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that it looks at. The last
     two need no mention where it leaves `build_model` to the default."""
