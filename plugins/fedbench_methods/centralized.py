@@ -1,7 +1,7 @@
 """Centralized - what a stack learns from all clients' data pooled, the upper bound of its federated rows.
 
 Minimises the stack's loss over the pooled training data D = ∪_k D_k, as one client that takes part in every round:
-    w ← w − η ∇ F(w; batch of D),   rounds × local_epochs epochs in all
+    w ← w − η ∇ F(w; batch of D),   rounds × local_epochs epochs in all (or rounds × local_steps steps)
 
 Answers: federate. Stacks with any learner: `centralized+promptfl` is the bound of PromptFL, `centralized` alone that
 of FedAvg on the run's model. It equals FedAvg with one client bit for bit. Not a federated method: the leaderboard's

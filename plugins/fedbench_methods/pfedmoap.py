@@ -12,13 +12,11 @@ In its first participation a client has no experts, and trains s f·t_c(P) alone
 every client and sends a client those K − 1 of others nearest to its own, in Euclidean distance.
 
 Answers: build_model, private, local_loss, after_training (forgets the experts' texts), evaluate. Wraps: broadcast,
-aggregate (to keep the prompts; the mean is the stack's). Stacks with methods that add terms or aggregate otherwise.
-The global model is that of P alone, as in PromptFL. Own models have the averaged P, the client's gate, and experts by
-its own last prompt; a client that has not trained its gate is tested by P alone.
-Left open / contradicted: in released code the nearest experts never run (10 clients and K = 10: everybody is taken;
-with more the call fails), random ones are one order for the whole run (`experts=random` draws anew), a client trains
-on with the gate used last, and a dropout is declared and not applied: none of it here. Gate's rate: 0.01 beside 0.002
-of the prompt in one of its configurations, hence the factor 5; others have 0.001.
+aggregate (to keep the prompts; the mean is the stack's). Stacks with methods that add terms or aggregate otherwise. P
+alone is the global model, as in PromptFL; own ones add the client's gate, once trained, and experts by its last prompt.
+Left open / contradicted: in released code the nearest experts never run (10 clients, K = 10: all are taken; with more
+the call fails), random ones keep one order for a run (`experts=random` draws anew), a client trains on with the gate
+used last, and a dropout is declared, not applied: none of it here. Gate's rate: 0.01 to the prompt's 0.002, or 0.001.
 Cost: M d_t floats up, up to K M d_t down. Clients train one after another: experts' texts are encoded once a round.
 """
 
@@ -152,15 +150,13 @@ class PFedMoAP(fb.Method[PFedMoAPParams]):
     @fb.hookimpl
     def evaluate(self, task: fb.EvaluationTask) -> fb.Predictions:
         """The global model by P alone; own models by P, the client's gate and its experts."""
-        plain = largest_logit(replace(task, clients=(), private=frozenset()))
-        pool = task.state.get(self.name, {})
+        plain, pool = largest_logit(replace(task, clients=(), private=frozenset())), task.state.get(self.name, {})
         texts = {client: self._texts(prompt[None]) for client, prompt in pool.items()} if task.clients else {}
 
         def own(client: int) -> Tensor:
             weights, buffers = task.own_model(client)
-            first = task.model.weights["gate.out.weight"].to(weights["gate.out.weight"])
-            is_trained = not torch.equal(weights["gate.out.weight"], first)
-            chosen = self._experts(pool, client, 0) if is_trained else []
+            gate, first = weights["gate.out.weight"], task.model.weights["gate.out.weight"]
+            chosen = [] if torch.equal(gate, first.to(gate)) else self._experts(pool, client, 0)  # none before training
             found = {TEXTS: torch.cat([texts[c] for c in chosen])} if chosen else {}
             return predicted_classes(task, weights, {**buffers, **found})
 

@@ -22,8 +22,8 @@ Left open / contradicted, by the released code:
 - Its cap is 5000, which R_p reaches on CLIP features: a class weight of 501 makes training diverge. Here it is 50.
 - It does not divide by the mean weight, which, often 2 to 4, then acts as a factor on the learning rate.
   `normalise=False` with `cap=5000` has the code's weights.
-Copies are trained as many epochs as the clients, by the run's optimiser. Left out: the monitor that estimates the
-composition of the clients' data, which the loss does not use.
+Copies are trained as many epochs (or steps) as the clients, by the run's optimiser. Left out: the monitor that
+estimates the composition of the clients' data, which the loss does not use.
 Cost: C trainings on one class's samples a round, on the server: 0.1 s of a core for convnet, 10 classes of 20 samples
 at E = 5. C floats down to each client.
 """
@@ -41,7 +41,7 @@ import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
 from fedbench.toolkit.class_gradients import class_gradients
 from fedbench.toolkit.fedavg import average, cross_entropy
-from fedbench.toolkit.local_training import batch_table, build_optimiser
+from fedbench.toolkit.local_training import build_optimiser, round_table
 from fedbench.toolkit.server_training import Course, granted, trained_copy
 
 CLASS_WEIGHTS = "class_weights"
@@ -145,7 +145,7 @@ class RatioLoss(fb.Method[RatioLossParams]):
         changes = []
         for label, inputs in enumerate(samples):
             generator = task.generator("class-training", label)
-            batches = batch_table(len(inputs), training.local_epochs, training.batch_size, generator)
+            batches = round_table(len(inputs), training, generator)
 
             def gradient(logits: Tensor, index: Tensor, label: int = label) -> Tensor:
                 residual = torch.softmax(logits, dim=1)

@@ -5,7 +5,7 @@ import torch
 
 from fedbench.core.spec import Training
 from fedbench.core.types import Model
-from fedbench.toolkit.local_training import gradient_weight, local_steps, rates_by_name
+from fedbench.toolkit.local_training import batches_of, gradient_weight, local_steps, rates_by_name
 
 
 @pytest.mark.parametrize(("count", "batch", "epochs", "steps"), [(10, 4, 1, 3), (9, 4, 2, 4), (3, 8, 5, 5)])
@@ -16,6 +16,24 @@ def test_steps_are_those_that_are_taken_with_a_last_batch_of_one_joined_to_the_o
     model = Model(weights={"w": torch.zeros(2)}, forward=None)
     task = make_task(model, torch.zeros(count, 2), [0] * count, batch_size=batch, local_epochs=epochs)
     assert local_steps(task) == steps
+
+
+def test_one_local_step_on_the_full_batch_is_one_step_of_gradient_descent(train_client):
+    # logits (w . x, 0), w = 0: gradient of the mean loss 1/3 [(-1/2) (2, 0) + (1/2) (0, 4) + (-1/2) (1, 1)]
+    # = (-1/2, 1/2); w - (1/2) of it
+    samples = [(2.0, 0.0, 0), (0.0, 4.0, 1), (1.0, 1.0, 0)]
+    one = train_client(samples, local_steps=1, momentum=0.9)
+    torch.testing.assert_close(one.weights["w"], torch.tensor([0.25, -0.25]))
+    # three steps on full batches are three epochs
+    three, epochs = train_client(samples, local_steps=3), train_client(samples, local_epochs=3)
+    assert torch.equal(three.weights["w"], epochs.weights["w"]) and three.metrics == epochs.metrics
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(10, [4, 4, 2, 4, 4]), (9, [4, 5, 4, 5, 4]), (3, [3] * 5)])
+def test_five_steps_whatever_a_client_holds(make_task, count, sizes):
+    model = Model({"w": torch.zeros(2)}, None)
+    task = make_task(model, torch.zeros(count, 2), [0] * count, batch_size=4, local_steps=5)
+    assert [len(batch) for batch in batches_of(task)] == sizes and local_steps(task) == 5
 
 
 def test_plain_sgd_weighs_each_of_its_steps_as_one():

@@ -60,7 +60,7 @@ FEDPROX = {0: 61.0, 1: 65.0, 2: 69.0}
 
 def spec(method: str, seed: int, **given: Any) -> RunSpec:
     params = {"fedprox": {"mu": given.pop("mu", 0.1)}} if method == "fedprox" else {}
-    training = Training(rounds=given.pop("rounds", 20), lr=given.pop("lr", 0.01))
+    training = Training(**{name: given.pop(name) for name in ("rounds", "lr", "local_steps") if name in given})
     return RunSpec(method=method, params=params, seed=seed, scenario=LONGTAIL, training=training, **given)
 
 
@@ -167,6 +167,14 @@ def test_runs_of_another_budget_or_data_set_or_scenario_get_a_table_of_their_own
     assert "iid, 100 % participating" in board["caption"][0]
     assert board["caption"][1].startswith("other (data dddddddd)")
     assert "5 rounds of 1 local epoch, batch 32" in board["caption"][2]
+
+
+def test_captions_say_local_steps_where_they_are_in_place_of_epochs() -> None:
+    steps = [{}, {"local_steps": 1}, {"local_steps": 3}]
+    board = leaderboard(made([(spec("fedavg", 0, **training), 60.0) for training in steps]))
+    # newest first
+    for caption, said in zip(board["caption"], ("3 local steps", "1 local step", "1 local epoch"), strict=True):
+        assert f"rounds of {said}, batch 32" in caption
 
 
 def test_runs_on_the_same_files_share_a_table_at_whatever_size_their_images_are_decoded() -> None:

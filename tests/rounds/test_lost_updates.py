@@ -18,7 +18,7 @@ from fedbench.rounds.loop import start, train_round
 from fedbench.scenarios.participation import Schedule
 from fedbench.testing import tiny_run, tiny_spec
 
-STAYS = {"moon", "fst-cbdg", "fedbn", "fedloge", "fedotp", "fedpgp", "fedpha", "fedproto", "promptfolio"}
+STAYS = {"moon", "dp-fpl", "fst-cbdg", "fedbn", "fedloge", "fedotp", "fedpgp", "fedpha", "fedproto", "promptfolio"}
 STAYS |= {"apfl", "ditto", "fedper", "fedrep", "fedrod", "fedsa-lora", "lg-fedavg", "local", "pfedme", "pfedmoap"}
 """What these keep is of the client's own data or model alone."""
 UNDONE = {"scaffold", "fedpcl", "fed-grab", "feddc"}

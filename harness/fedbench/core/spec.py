@@ -36,6 +36,14 @@ class Training(BaseModel):
         description="after the last round every client trains on alone this long; measured apart, not kept",
     )
     local_epochs: int = Field(1, ge=1, le=_MOST, description="passes of a client over its data in a round (E)")
+    local_steps: int | None = later(
+        None,
+        ge=1,
+        le=_MOST,
+        description="local steps of a client in a round, in place of passes over its data; after a pass it begins "
+        "another. 1: clients synchronise after every step (FedSGD), and momentum, anew in every round, has no effect. "
+        "none: as many as local_epochs take",
+    )
     batch_size: int = Field(32, ge=1, le=_MOST, description="samples of one local step (B)")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="rebuilt at every participation of a client")
     lr: float = Field(0.01, gt=0, le=100, description="client learning rate (η)")
@@ -78,6 +86,14 @@ class Training(BaseModel):
         description="evaluate clients' own models every so many rounds, a multiple of eval_every; 0: after the last "
         "round alone, as it always is",
     )
+
+    @field_validator("local_steps")
+    @classmethod
+    def _steps_are_in_place_of_epochs(cls, steps: int | None, info: ValidationInfo) -> int | None:
+        epochs = info.data.get("local_epochs", 1)
+        if steps is not None and epochs != 1:
+            raise ValueError(f"it takes the place of local_epochs={epochs}; set that to 1, or leave one of them out")
+        return steps
 
     @field_validator("own_every")
     @classmethod

@@ -23,7 +23,8 @@ def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] =
     first = runs.iloc[0]
     # a run that failed before it read its data has no hash of them, but may have its table's of the files
     data = sorted({text[:8] for text in runs["data_hash"] if text}) or [first["files_hash"][:8] or "unknown"]
-    rounds, epochs, batch = first["rounds"], first["local_epochs"], first["batch_size"]
+    epochs, steps = counted(int(first["local_epochs"]), "local epoch"), first["local_steps"]
+    local = epochs if steps == "none" else counted(int(steps), "local step")
     parts = [
         *filter(None, [" / ".join(dict.fromkeys(runs["setting"])), _group(runs)]),
         f"{first['dataset']} (data {', '.join(data)})",
@@ -31,7 +32,7 @@ def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] =
         str(first["scenario"]),
         # a run that failed before its data were partitioned knows no number of clients
         counted(clients, "client") if (clients := int(runs["num_clients"].max())) else "an unknown number of clients",
-        f"{counted(int(rounds), 'round')} of {counted(int(epochs), 'local epoch')}, batch {batch}",
+        f"{counted(int(first['rounds']), 'round')} of {local}, batch {first['batch_size']}",
         *(f"{name} {first[name]}" for name, usual in _UNUSUAL.items() if first[name] != usual),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
         "commit " + ", ".join(sorted(set(_code(runs)))),

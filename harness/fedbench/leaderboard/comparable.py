@@ -3,9 +3,9 @@
 Compared are the columns that files of published numbers have: data, backbone, partition, imbalance, clients,
 participation and rounds, each where the paper says it (`not_printed` are the others), and what no paper has unless it
 says so: clients that fail or are cut to equal sizes, a domain that is left out, hidden labels, training data to score
-on. Not among them, so not compared: local epochs, batch size, learning rate, which layers are trained, and how shares
-are drawn (schemes of Dirichlet, shards and classes, smallest client, seed, split of domains). What cannot be decided
-counts as different.
+on. Not among them, so not compared: local epochs or steps, batch size, learning rate, which layers are trained, and how
+shares are drawn (schemes of Dirichlet, shards and classes, smallest client, seed, split of domains). What cannot be
+decided counts as different.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
     """Mean and worst client accuracy of models that each client fine-tunes for ``finetune_epochs``; nothing is kept.
 
     A client with a test split of its own is scored on it, another one by its class shares of the global test set."""
-    alone = run.spec.training.model_copy(update={"local_epochs": run.spec.training.finetune_epochs})
+    budget = {"local_epochs": run.spec.training.finetune_epochs, "local_steps": None}
+    alone = run.spec.training.model_copy(update=budget)
     run = replace(run.in_round(state.round), spec=run.spec.model_copy(update={"training": alone}))
     by_client = {}
     for client in range(len(run.federation.clients)):

@@ -221,7 +221,7 @@ def _first_task(run: Run) -> ClientTask:
 def _on_samples(task: ClientTask, samples: int) -> ClientTask:
     """``task`` as one step on ``samples`` of its samples, some of them repeatedly where there are fewer."""
     index = torch.arange(samples) % len(task.inputs)
-    training = task.training.model_copy(update={"batch_size": samples, "local_epochs": 1})
+    training = task.training.model_copy(update={"batch_size": samples, "local_epochs": 1, "local_steps": None})
     return replace(
         task,
         inputs=task.inputs.select(index),

@@ -99,6 +99,7 @@ def _prepared(
     keep_freed_memory()
     untouched = Untouched(spec.title)
     assembly = assemble(spec.method, spec.params, settings.plugin_files, listeners)
+    _refuse_parts_of_one_step(spec)
     refuse_settings(assembly.requires, spec, assembly.provides)
     refuse_backbone(assembly.requires, spec)
     device = _device(spec.device)
@@ -227,6 +228,15 @@ def enlargement(dataset: Dataset, backbone: Backbone) -> str:
     if side >= wanted:
         return ""
     return f"images of {dataset.name}, the smallest of {side} px, are enlarged to {wanted} px for {backbone.name}"
+
+
+def _refuse_parts_of_one_step(spec: RunSpec) -> None:
+    """FedbenchError for stragglers, who do a part of their steps, where clients take one alone."""
+    if spec.scenario.stragglers and spec.training.local_steps == 1:
+        raise FedbenchError(
+            f"stragglers={spec.scenario.stragglers:g} has clients do a part of their local steps, and local_steps=1 "
+            "has no parts; set stragglers=0, or more local steps."
+        )
 
 
 def _refuse_hidden_labels(spec: RunSpec, assembly: Assembly, model: Model) -> None:

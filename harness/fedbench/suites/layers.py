@@ -219,4 +219,4 @@ def _none_words(values: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, str) and v.lower() == "none" and k in _NULLABLE else v for k, v in values.items()}
 
 
-_NULLABLE = ("head_scale", "holdout_domain", "partition_seed")
+_NULLABLE = ("head_scale", "holdout_domain", "partition_seed", "local_steps", "clip_norm")

@@ -32,13 +32,22 @@ def batch_table(num_examples: int, epochs: int, batch_size: int, generator: torc
     return table
 
 
+def round_table(num_examples: int, training: Training, generator: torch.Generator) -> list[Tensor]:
+    """The `batch_table` of a round: of the run's epochs, or of its local steps, in as many passes as these take."""
+    if training.local_steps is None:
+        return batch_table(num_examples, training.local_epochs, training.batch_size, generator)
+    table: list[Tensor] = []
+    while len(table) < training.local_steps:
+        table += batch_table(num_examples, 1, training.batch_size, generator)
+    return table[: training.local_steps]
+
+
 def batches_of(task: ClientTask) -> list[Tensor]:
     """The client's batch table for this round and exchange, of a straggler the first steps; both executors read it.
 
     A straggler takes ⌊work · steps⌋ of them, one at least.
     """
-    training = task.training
-    table = batch_table(len(task.inputs), training.local_epochs, training.batch_size, task.generator("batches"))
+    table = round_table(len(task.inputs), task.training, task.generator("batches"))
     return table if task.work == 1 else table[: max(floor(task.work * len(table)), 1)]
 
 
