@@ -94,7 +94,7 @@ def own_step(step: LocalStep, weights: Tensors, buffers: Tensors | None = None) 
 
 
 def without_value(loss: Tensor) -> Tensor:
-    """Zero, with the gradient of ``loss``: added to the loss of the global model, it leaves that as what is recorded."""
+    """Zero, with the gradient of ``loss``: added to the global model's loss, it leaves what is recorded of that."""
     return loss - loss.detach()
 
 
