@@ -40,6 +40,13 @@ def test_holm_is_over_all_rows_compared_with_the_best():
     assert tied_ranks(np.stack([best, other, *noisy]))[1] == 1
 
 
+def test_a_worse_mean_has_no_better_rank_however_much_it_varies():
+    best = np.array([70.0, 71.0, 72.0])
+    apart, wild = best - 2 + np.array([0.01, -0.01, 0.0]), np.array([90.0, 20.0, 60.0])
+    assert tied_ranks(np.stack([best, wild])) == [1, 1]
+    assert tied_ranks(np.stack([best, apart, wild])) == [1, 2, 2]
+
+
 def test_few_seeds_tell_nothing_apart_and_a_constant_difference_does():
     assert tied_ranks(np.array([[90.0, 91.0], [10.0, 12.0]])) == [1, 1]
     assert tied_ranks(np.array([[90.0] * 3, [89.0] * 3, [90.0] * 3])) == [1, 3, 1]

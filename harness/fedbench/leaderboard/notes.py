@@ -16,7 +16,7 @@ from fedbench.statistics.power import detectable, seeds_for
 
 _OWN = "personal_mean_client_accuracy"
 _NEW = "new_accuracy"
-TIED = "share a rank can't be told from its first by paired tests over their seeds, corrected by Holm"
+TIED = "share a rank can't be told from its first, down to one that can, by paired tests over their seeds, corrected by Holm"
 P_BEST = "P(best): how often the row has the best mean when seeds are drawn again, 10,000 times"
 SIGN = "*"
 """Stands after a significant difference."""

@@ -19,12 +19,13 @@ Scores = NDArray[np.float64]
 def tied_ranks(scores: Scores, test: Test = Test.t) -> list[int | None]:
     """The rank of each row, shared by rows that cannot be told apart: 1, 1, 1, 4, ...
 
-    The first group is the row with the best mean and every row whose paired difference from it is not significant,
-    by Holm over all rows compared with it. The best row behind the group begins the next one in the same way. A row
-    without any score has None. Too few seeds tell nothing apart; a difference that is the same at every seed does.
+    The first group is the row with the best mean and those behind it down to the first whose paired difference from it
+    is significant, by Holm over all rows compared with it. That row begins the next group in the same way: a worse mean
+    never has a better rank, however much it varies. A row without any score has None. Too few seeds tell nothing apart;
+    a difference that is the same at every seed does.
 
     Of rows with independent normal errors the one that is best in truth is in the first group with at least 95 %
-    (`tests.statistics.test_coverage` simulates it).
+    (`tests.statistics.test_ties` simulates it).
     """
     means = _means(scores)
     left = [int(row) for row in np.argsort(-means, kind="stable") if not math.isnan(means[row])]
@@ -33,11 +34,10 @@ def tied_ranks(scores: Scores, test: Test = Test.t) -> list[int | None]:
     while left:
         best, *others = left
         adjusted = holm([_p_value(scores[best], scores[other], test) for other in others])
-        apart = [other for other, p in zip(others, adjusted, strict=True) if p < ALPHA]
-        group = [row for row in left if row not in apart]
-        for row in group:
+        end = next((place for place, p in enumerate(adjusted, start=1) if p < ALPHA), len(left))
+        for row in left[:end]:
             ranks[row] = rank
-        rank, left = rank + len(group), apart
+        rank, left = rank + end, left[end:]
     return ranks
 
 
