@@ -148,6 +148,27 @@ def test_check_catches(fault, tmp_path):
     assert "unknown method" not in str(caught.value)  # the fault is met, not a plugin that was not found
 
 
+@pytest.mark.parametrize(
+    ("check", "text"),
+    [
+        (testing.check_hidden_labels, "refused for another reason than its label: faulty answers no hook"),
+        (testing.check_other_backbone, "refused for another reason than its backbone: faulty answers no hook"),
+        (testing.check_stacking, "^faulty answers no hook"),
+    ],
+)
+def test_what_is_refused_whatever_is_asked_of_it_fails_with_that_sentence(check, text, tmp_path):
+    file, _ = faulty("answers no hook", tmp_path)
+    with plugins_everywhere([file]), pytest.raises((AssertionError, FedbenchError), match=text):
+        check("faulty")
+
+
+def test_a_docstring_that_is_too_short_is_what_the_check_says(tmp_path):
+    file, _ = faulty("diverges", tmp_path)
+    file.write_text(file.read_text().replace("A line.\nA line.\n", "A line.\n"))
+    with plugins_everywhere([file]), pytest.raises(AssertionError, match="docstring of 3 lines; write citation and"):
+        testing.check_declaration("faulty")
+
+
 def checked(*arguments):
     """Lines and exit code of `fedbench check`."""
     done = CliRunner().invoke(app, ["check", *arguments])
