@@ -219,8 +219,7 @@ def check_stacking(name: str) -> str | None:
     try:
         first = final_state(tiny_run(tiny_spec(f"{name}+fedprox", rounds=1)))
     except FedbenchError as error:
-        tiny_run(tiny_spec(name, rounds=1))  # what is refused by itself as well is broken
-        return _refusal(error)
+        return _refusal(error, name)
     second = final_state(tiny_run(tiny_spec(f"fedprox+{name}", rounds=1)))
     assert digest(first) == digest(second), "a+b and b+a differ"
     return None
@@ -245,7 +244,7 @@ def check_hidden_labels(name: str) -> str | None:
     try:
         run = tiny_run(tiny_spec(name, hidden=True, rounds=1))
     except FedbenchError as error:
-        return _refusal(error, "label")
+        return _refusal(error, name, "label")
     final_state(run)  # a method that refuses only here has to declare requires = ("labels",)
     return None
 
@@ -255,14 +254,18 @@ def check_other_backbone(name: str) -> str | None:
     try:
         state = final_state(tiny_run(tiny_spec(name, backbone="convnet", rounds=1)))
     except FedbenchError as error:
-        return _refusal(error, "backbone")
+        return _refusal(error, name, "backbone")
     for key, tensor in state.weights.items():
         assert torch.isfinite(tensor).all(), f"{key} is not finite after a round"
     return None
 
 
-def _refusal(error: FedbenchError, about: str = "") -> str:
-    """The sentence by which a run is refused; AssertionError where it is none, or not ``about`` that."""
+def _refusal(error: FedbenchError, name: str, about: str = "") -> str:
+    """The sentence by which a run of ``name`` is refused; AssertionError where it is none, or not ``about`` that.
+
+    Raises what refuses every run of the method: it is broken.
+    """
+    tiny_run(tiny_spec(name, rounds=1))
     if isinstance(error, MethodFault):
         raise error
     text = str(error)
