@@ -78,7 +78,7 @@ def test_another_method_that_predicts_does_not_excuse_it_in_the_contract(method)
 
 
 def test_what_keeps_nothing_has_no_own_models_to_check(method):
-    assert check_own_models("fedprox") == "clients keep no tensors of the model to themselves"
+    assert check_own_models("fedprox") == "no model of the clients' own beside the global one"
 
 
 def test_what_is_broken_by_itself_is_not_said_to_stack_with_nothing(method):

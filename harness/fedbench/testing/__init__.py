@@ -139,21 +139,23 @@ def check_training(name: str) -> None:
 
 
 def check_own_models(name: str) -> str | None:
-    """What clients keep of the model, running statistics included, is what they predict by."""
+    """A model of each client's own beside the global one is what clients predict by, and no part of it is sent."""
     try:
         run = tiny_run(tiny_spec(name, backbone=WITH_STATISTICS, rounds=1))
     except MethodFault:
         raise
     except FedbenchError:
         run = tiny_run(tiny_spec(name, rounds=1))
-    if not run.private:
-        return "clients keep no tensors of the model to themselves"
+    if not run.model.own:
+        return "no model of the clients' own beside the global one"
     state = final_state(run)
     rng = torch_generator(0, "tensors that no client has trained")
-    others = {
-        client: {k: torch.randn(v.shape, generator=rng).to(v.dtype) for k, v in own.items()}
-        for client, own in state.own.items()
-    }
+
+    def untrained(kept: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        drawn = {k: torch.randn(v.shape, generator=rng).to(v.dtype) for k, v in kept.items() if k in run.model.own}
+        return {**kept, **drawn}
+
+    others = {client: untrained(kept) for client, kept in state.own.items()}
     found, changed = (evaluate(run, each)[1].by_client for each in (state, replace(state, own=others)))
     assert found, "no predictions by clients' own models: add Predictions.by_client in evaluate"
     assert any(not torch.equal(labels, changed[client]) for client, labels in found.items()), (
