@@ -31,6 +31,7 @@ from fedbench.cli.progress import LiveProgress, PlainProgress, Progress
 from fedbench.cli.screen import Terminal
 from fedbench.core.method.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
+from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training
 from fedbench.leaderboard.rows.untrained import NOTE
 from fedbench.plugins import description
@@ -38,6 +39,7 @@ from fedbench.plugins.assembly import method_names
 from fedbench.plugins.description import Descriptions
 from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.runs.prepare import Settings
+from fedbench.suites.layers import RUN_KEYS
 from fedbench.testing import tiny_dataset
 from fedbench.workflow.selection import Selection, command_line
 
@@ -244,6 +246,14 @@ def test_list_shows_every_kind(fedbench: Command) -> None:
     assert "MLSys 2020" in methods
     assert "loss_terms" in methods
     assert "IF 100" in fedbench("list", "scenarios").out
+
+
+def test_list_shows_every_setting_with_its_default(fedbench: Command) -> None:
+    lines = [line.split() for line in fedbench("list", "settings").out.splitlines() if line[:1].strip()]
+    shown = {name: rest[:2] for name, *rest in lines}
+    assert shown["participation"] == ["scenario", "1.0"] and shown["local_epochs"] == ["training", "1"]
+    sections = (RUN_KEYS, Scenario.model_fields, Training.model_fields)
+    assert {*shown} >= {name for names in sections for name in names}
 
 
 def test_describe_shows_equations_ranges_and_recipe_unmangled(fedbench: Command) -> None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,9 +38,23 @@ def test_its_package_installs_and_its_tests_pass_as_written(tmp_path, monkeypatc
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not check_resume"]
     done = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert "14 passed" in done.stdout
+    assert "15 passed" in done.stdout
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length=120", "--select=E,F,UP,B", "."]
     assert subprocess.run(ruff, cwd=package, check=False).returncode == 0
+
+
+def test_its_readme_runs_the_method_without_installing_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    new(monkeypatch, capsys, "fed-mine")
+    monkeypatch.chdir("fed-mine")
+    lines = [line for line in Path("README.md").read_text("utf-8").splitlines() if "--plugin" in line]
+    assert lines[0] == "$ fedbench check fed-mine --plugin fed_mine.py" and len(lines) == 2
+    monkeypatch.setattr(sys, "argv", [*lines[1].split()[1:], "--dry-run"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 0, said.err
+    assert "fed-mine" in said.out
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,39 @@ def test_check_catches(fault, tmp_path):
     assert "unknown method" not in str(caught.value)  # the fault is met, not a plugin that was not found
 
 
+@pytest.mark.parametrize("check", [testing.check_hidden_labels, testing.check_other_backbone, testing.check_stacking])
+def test_what_is_refused_whatever_is_asked_of_it_fails_with_that_sentence(check, tmp_path):
+    file, _ = faulty("answers no hook", tmp_path)
+    with plugins_everywhere([file]), pytest.raises(FedbenchError, match="^faulty answers no hook"):
+        check("faulty")
+
+
+@pytest.mark.parametrize("check", [testing.check_hidden_labels, testing.check_other_backbone])
+def test_a_refusal_for_another_reason_than_what_is_asked_is_shown(check, tmp_path):
+    file, _ = faulty("answers no hook", tmp_path)
+    file.write_text(
+        file.read_text()
+        + dedent("""
+        @hookimpl
+        def federate(self, federation, spec):
+            '''Refuses.'''
+            from fedbench.api import FedbenchError
+            if spec.scenario.labels == "hidden" or spec.backbone == "convnet":
+                raise FedbenchError("the moon is full")
+            return federation
+        """).replace("\n", "\n    ")
+    )
+    with plugins_everywhere([file]), pytest.raises(AssertionError, match="refused for another .*: the moon is full"):
+        check("faulty")
+
+
+def test_a_docstring_that_is_too_short_is_what_the_check_says(tmp_path):
+    file, _ = faulty("diverges", tmp_path)
+    file.write_text(file.read_text().replace("A line.\nA line.\n", "A line.\n"))
+    with plugins_everywhere([file]), pytest.raises(AssertionError, match="docstring of 3 lines; write citation and"):
+        testing.check_declaration("faulty")
+
+
 def checked(*arguments):
     """Lines and exit code of `fedbench check`."""
     done = CliRunner().invoke(app, ["check", *arguments])

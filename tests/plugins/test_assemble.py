@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.plugins.assembly import assemble, find_method
@@ -93,6 +93,19 @@ def test_an_answer_without_its_mark_is_no_silent_fedavg(plugin):
         assemble("forgetful", {}, [plugin("forgetful", mark="")])
 
 
+@pytest.mark.parametrize(
+    ("mark", "text"),
+    [
+        ("", "around has a function aggregate, .* never be called; what is to call the rest .* @wrapper"),
+        ("@hookimpl", r"hook aggregate asks for rest; .* marked with @wrapper: def aggregate\(self, task, rest\)"),
+    ],
+)
+def test_what_takes_the_rest_of_its_stack_is_told_to_be_a_wrapper(plugin, mark, text):
+    with pytest.raises(FedbenchError, match=text) as caught:
+        assemble("around", {}, [plugin("around", argument="task, rest", mark=mark)])
+    assert "mark it with @hookimpl" not in str(caught.value)
+
+
 @pytest.mark.parametrize("marked", ["broadcast", "aggregate"])
 def test_an_inherited_hook_whose_override_has_no_mark_is_refused(mine, marked):
     @hookimpl
@@ -149,3 +162,14 @@ def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch):
     monkeypatch.setattr(module, "installed_methods", lambda: [Point()])
     with pytest.raises(FedbenchError, match="'broken' .*nowhere:Broken.* cannot be imported"):
         module.find_method("broken")
+
+
+def test_near_names_are_told_of_many_methods_and_all_of_few_other_things():
+    with pytest.raises(FedbenchError) as caught:
+        find_method("fedprx")
+    said = str(caught.value)
+    assert said.startswith("unknown method 'fedprx'; did you mean 'fedprox'") and "fedbench list methods" in said
+    assert "Known" not in said and "promptfl" not in said
+    with pytest.raises(FedbenchError, match="Known: .*promptfl"):
+        find_method("quite-another-word")
+    assert "Known: one, two." in str(unknown_name("thing", "ona", ["one", "two"], "See `list`.", hint_lists=True))

@@ -1,17 +1,21 @@
 """Methods around methods: chains, their order, what they may wrap, and who can't be in one stack."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 import torch
 
 import fedbench.api as fb
+from fedbench import testing
 from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.kinds.files import plugins_everywhere
 from fedbench.plugins.assembly import assemble, find_method
 from fedbench.plugins.roles import role_of
 from fedbench.rounds.loop import rounds
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.rounds.private import shared
+from fedbench.testing import check_executors, check_training, digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.layers import last_layers, layers
 from fedbench.toolkit.wrapping import without_value
 
@@ -239,21 +243,66 @@ def test_gradients_of_another_shape_are_refused(tmp_path):
             require_gradients(replace(good, by_name=wrong), step)
 
 
+@pytest.fixture
+def of_the_readme(tmp_path):
+    """The examples of plugins/README.md as plugin files."""
+    section = (Path(__file__).parents[2] / "plugins" / "README.md").read_text(encoding="utf-8")
+    section = section.partition("## Wrap what others build")[2].partition("\n## ")[0]
+    blocks = [block.partition("```")[0] for block in section.split("```python\n")[1:]]
+    files = [tmp_path / name for name in ("mine.py", "blend.py")]
+    for file, block in zip(files, blocks, strict=True):
+        file.write_text(block, encoding="utf-8")
+    with plugins_everywhere(files):
+        yield
+
+
+@pytest.mark.usefixtures("of_the_readme")
 @pytest.mark.parametrize(
     "stack", ["unit-steps", "own-temperature", "promptfl+own-temperature+unit-steps", "own-temperature+scaffold"]
 )
-def test_the_readmes_wrappers_run_as_written(tmp_path, stack):
-    from pathlib import Path
+def test_the_readmes_wrappers_run_as_written(stack):
+    check_training(stack)
+    check_executors(stack)
 
-    from fedbench.kinds.files import PLUGIN_FILES
-    from fedbench.testing import check_executors, check_training
 
-    readme = (Path(__file__).parents[2] / "plugins" / "README.md").read_text(encoding="utf-8")
-    file = tmp_path / "mine.py"
-    file.write_text(readme.partition("## Wrap what others build")[2].partition("```python\n")[2].partition("```")[0])
-    token = PLUGIN_FILES.set((file,))
-    try:
-        check_training(stack)
-        check_executors(stack)
-    finally:
-        PLUGIN_FILES.reset(token)
+@pytest.mark.usefixtures("of_the_readme")
+@pytest.mark.parametrize("name", ["unit-steps", "own-temperature", "own-blend"])
+def test_the_readmes_wrappers_are_declared_as_the_contract_wants_it(name):
+    for check in (testing.check_declaration, testing.check_hooks, testing.check_own_models, testing.check_stacking):
+        check(name)
+
+
+@pytest.mark.usefixtures("of_the_readme")
+@pytest.mark.parametrize("stack", ["own-blend", "own-blend+promptfl"])
+def test_the_readmes_personalisation_runs_as_written(stack):
+    check_training(stack)
+    assert role_of(find_method("own-blend")) == "personalisation"
+
+
+@pytest.mark.usefixtures("of_the_readme")
+@pytest.mark.parametrize(
+    ("stack", "personal"), [("unit-steps", "ditto"), ("fedprox", "own-blend"), ("unit-steps", "own-blend")]
+)
+def test_a_model_of_clients_own_leaves_the_global_one_of_the_readmes_wrappers_bit_for_bit(stack, personal):
+    states = []
+    for method in (stack, f"{stack}+{personal}"):
+        run = tiny_run(tiny_spec(method, backbone="resnet8?width=1", rounds=2), executor="sequential")
+        states.append(final_state(run))
+    plain, both = states
+    for ours, alone in ((both.weights, plain.weights), (both.buffers, plain.buffers)):
+        assert alone and all(torch.equal(ours[name], value) for name, value in alone.items())
+
+
+@pytest.mark.usefixtures("of_the_readme")
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_the_readmes_own_models_begin_every_round_at_the_global_one_where_they_move_all_the_way(share):
+    spec = tiny_spec("own-blend", rounds=2)
+    everyone = spec.scenario.model_copy(update={"participation": 1.0})
+    spec = spec.model_copy(update={"params": {"own-blend": {"share": share}}, "scenario": everyone})
+    run = tiny_run(spec)
+    state = final_state(run)
+    sizes = torch.tensor([float(len(shard.indices)) for shard in run.federation.clients], dtype=torch.float64)
+    for name, value in shared(state.weights, run.private).items():
+        own = torch.stack([state.own[client]["own-blend/" + name].double() for client in range(len(sizes))])
+        mean = torch.tensordot(sizes / sizes.sum(), own, 1).float()
+        assert torch.allclose(mean, value, atol=1e-6) == (share == 1)

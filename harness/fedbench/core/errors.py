@@ -25,13 +25,22 @@ class Unworkable(FedbenchError):
     """
 
 
-def unknown_name(kind: str, given: str, known: Iterable[str], hint: str = "") -> FedbenchError:
+MOST_LISTED = 20
+"""Names that an error lists although a command does, and there are near ones."""
+
+
+def unknown_name(
+    kind: str, given: str, known: Iterable[str], hint: str = "", *, hint_lists: bool = False
+) -> FedbenchError:
     """The error for a name nobody registered: the nearest valid names first, then all of them.
 
-    ``kind`` is what was looked up ("method"), ``hint`` the command that lists the valid ones.
+    ``kind`` is what was looked up ("method"), ``hint`` what else to type; where that lists the valid names, many are
+    not listed here beside near ones.
     """
     names = sorted(known)
     close = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
     nearest = f"; did you mean {' or '.join(repr(n) for n in close)}?" if close else "."
     listed = f" Known: {', '.join(names)}." if names else f" No {kind} is registered."
+    if close and hint_lists and len(names) > MOST_LISTED:
+        listed = ""
     return FedbenchError(f"unknown {kind} {given!r}{nearest}{listed}{' ' + hint if hint else ''}")

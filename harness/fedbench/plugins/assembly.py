@@ -98,7 +98,7 @@ def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[AnyMethod]
                 )
         return cls
     if not points:
-        raise unknown_name("method", name, {*_entry_points(), *from_files}, _LIST_HINT)
+        raise unknown_name("method", name, {*_entry_points(), *from_files}, _LIST_HINT, hint_lists=True)
     point = points[0]
     for other in points[1:]:
         raise FedbenchError(f"{_clash(name, _origin(point), _origin(other))}; uninstall one.")
@@ -120,7 +120,7 @@ def source_of(name: str, plugin_files: Iterable[Path] = ()) -> Path | EntryPoint
     of_files = {cls.name: path for path in plugin_files for cls in load_plugin_file(path)}
     known = _entry_points()
     if name not in {*of_files, *known}:
-        raise unknown_name("method", name, {*known, *of_files}, _LIST_HINT)
+        raise unknown_name("method", name, {*known, *of_files}, _LIST_HINT, hint_lists=True)
     return of_files.get(name) or known[name][0]
 
 
@@ -164,7 +164,7 @@ def assemble(
     if silent:
         names = ", ".join(HOOK_NAMES)
         why = f"{silent[0]} answers no hook, so it would run as FedAvg"
-        raise FedbenchError(f"{why}; mark a method named like one with @hookimpl: {names}.")
+        raise FedbenchError(f"{why}; mark a method named like one with @hookimpl, or @wrapper: {names}.")
     defaults.replaced = _replacements(manager, method)
     outermost_first = sorted(plugins, key=lambda name: (_depth(roles[name]), name))
     around = {hook: [name for name in outermost_first if hook in wraps(plugins[name])] for hook in WRAPPABLE}

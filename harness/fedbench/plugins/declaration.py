@@ -13,7 +13,7 @@ import pydantic
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.base import REQUIREMENTS, ROLES, AnyMethod
-from fedbench.core.method.hooks import STEPS, HookSpecs, plugin_manager
+from fedbench.core.method.hooks import STEPS, WRAPPABLE, HookSpecs, plugin_manager
 from fedbench.core.method.hyper import declared, parse_value
 from fedbench.core.method.notifications import NOTIFICATIONS, PROJECT, NotificationSpecs
 from fedbench.core.spec import OPTIMISER_KEYS, Training, no_bool
@@ -25,6 +25,7 @@ LONGEST_NAME = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SECTIONS = frozenset({"run", "scenario", "training", "backbone", "other-method"})
 """Heads of settings that are no method's: `--set scenario.clients=5`."""
+_WRAPS = "what is to call the rest of its stack is marked with @wrapper"
 _READ = ("text_encoder", "teacher", "tune", "head_scale")
 
 
@@ -152,6 +153,10 @@ def _check_arguments(given: object, bound: Any, hook: str) -> None:
     named = inspect.signature(bound).parameters.values()
     required = [p.name for p in named if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     unknown = [argument for argument in required if argument not in offered]
+    if "rest" in unknown and hook in WRAPPABLE:
+        raise FedbenchError(
+            f"its answer to the hook {hook} asks for rest; {_WRAPS}: def {name}(self, {offered[0]}, rest)."
+        )
     if unknown:
         raise FedbenchError(f"its answer to the hook {hook} asks for {', '.join(unknown)}; {right}.")
 
@@ -161,7 +166,15 @@ def refuse_unmarked(plugin: AnyMethod, name: str) -> None:
     for hook in HOOK_NAMES:
         function = getattr(plugin, hook, None)
         if callable(function) and not hasattr(function, f"{PROJECT}_impl") and hook not in wraps(plugin):
+            mark = _WRAPS if hook in WRAPPABLE and _takes_rest(function) else "mark it with @hookimpl"
             raise FedbenchError(
-                f"{name} has a function {hook}, which is the name of a hook, without @hookimpl, so it would never be "
-                "called; mark it with @hookimpl, or call a helper function something else."
+                f"{name} has a function {hook}, which is the name of a hook, without @hookimpl or @wrapper, so it "
+                f"would never be called; {mark}, or call a helper function something else."
             )
+
+
+def _takes_rest(function: Any) -> bool:
+    try:
+        return "rest" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of what is callable and no function
+        return False

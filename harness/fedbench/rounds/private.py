@@ -9,10 +9,14 @@ from fedbench.core.errors import MethodFault
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Tensors, Update
 from fedbench.plugins.assembly import Assembly
+from fedbench.toolkit.fedavg import FedAvg
 
 
 def private_names(assembly: Assembly, model: Model, spec: RunSpec) -> frozenset[str]:
-    """What the methods' hook `private` names; MethodFault for a name the model has not."""
+    """What the methods' hook `private` names; MethodFault for a name the model has not.
+
+    And for a model of the clients' own (`Model.own`) that would be sent, or that nobody predicts by.
+    """
     names = frozenset(name for answer in assembly.hooks.private(model=model, spec=spec) for name in answer)
     unknown = sorted(names - model.weights.keys() - model.buffers.keys())
     if unknown:
@@ -20,7 +24,23 @@ def private_names(assembly: Assembly, model: Model, spec: RunSpec) -> frozenset[
             f"{', '.join(assembly.answers('private'))} answers the hook private with {unknown[0]!r}, "
             "which is neither a weight nor a running statistic of the model; name only tensors the model has."
         )
+    _refuse_own(assembly, model, names, spec)
     return names
+
+
+def _refuse_own(assembly: Assembly, model: Model, private: Collection[str], spec: RunSpec) -> None:
+    who = assembly.personalisation or spec.method
+    if sent := sorted(model.own - set(private)):
+        raise MethodFault(
+            f"{who} builds a model of each client's own beside the global one, and nobody's hook private names "
+            f"{sent[0]!r}, so it would be sent and averaged; answer private with model.own: weights and running "
+            "statistics."
+        )
+    if model.own and set(assembly.answers("evaluate")) <= {FedAvg.name}:
+        raise MethodFault(
+            f"{who} builds a model of each client's own beside the global one, and nobody predicts by it: the default "
+            "evaluate reads the global one alone; wrap evaluate, for instance by toolkit.wrapping.own_predictions."
+        )
 
 
 def shared(tensors: Tensors, private: Collection[str]) -> Tensors:

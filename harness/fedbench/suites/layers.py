@@ -192,7 +192,8 @@ def section_of(key: str, stack: Sequence[str]) -> tuple[str, str]:
     elif dot:
         return "other-method", rest
     known = [*RUN_KEYS, "scenario", *Scenario.model_fields, *Training.model_fields]
-    raise unknown_name("setting", key, known, "A method's own are written METHOD.NAME, see `fedbench describe METHOD`.")
+    hint = "See `fedbench list settings`; a method's own are written METHOD.NAME, see `fedbench describe METHOD`."
+    raise unknown_name("setting", key, known, hint, hint_lists=True)
 
 
 def reads(classes: Iterable[type[AnyMethod]], name: str) -> bool:

@@ -20,9 +20,10 @@ from unittest.mock import patch
 
 import torch
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.hyper import declared
+from fedbench.core.randomness import torch_generator
 from fedbench.kinds.files import PLUGIN_FILES
 from fedbench.plugins.assembly import assemble, find_method
 from fedbench.plugins.declaration import HOOK_NAMES
@@ -47,6 +48,7 @@ __all__ = [
     "CHECKS",
     "check_executors",
     "check_hidden_labels",
+    "check_own_models",
     "check_resume",
     "check_resumes",
     "check_same_seed",
@@ -63,6 +65,10 @@ __all__ = [
     "with_learner",
 ]
 RESUME_SECONDS = 900
+WITH_STATISTICS = "resnet8?width=1"
+"""A backbone with running statistics."""
+LEAST_LINES = 4
+"""Of a module's docstring."""
 EXECUTOR_TOLERANCE = 1e-4
 """Between executors, relative to a tensor's largest value; rounding alone gives about 1e-6."""
 
@@ -70,9 +76,13 @@ EXECUTOR_TOLERANCE = 1e-4
 def check_declaration(name: str) -> None:
     """Citation and docstring tell the paper; every hyper-parameter has symbol and source; it can be made."""
     cls = find_method(name)
-    assert len(cls.citation) > 20, "citation names authors, title and year"
+    assert len(cls.citation) > 20, f"the citation {cls.citation!r} is too short; name authors, title and year"
     module = sys.modules[cls.__module__]
-    assert module.__doc__ and len(module.__doc__.splitlines()) >= 4, "the module docstring gives citation and equations"
+    lines = len((module.__doc__ or "").strip().splitlines())
+    assert lines >= LEAST_LINES, (
+        f"the file begins with a docstring of {lines} lines; write citation and equations there, which `fedbench "
+        f"describe` prints, in {LEAST_LINES} lines or more"
+    )
     for parameter in declared(cls.Params).values():
         assert parameter.hyper.symbol and parameter.hyper.source, f"{parameter.name} lacks symbol or source"
     cls(cls.Params())
@@ -126,6 +136,32 @@ def check_training(name: str) -> None:
     frozen = all(torch.equal(before[k], v) for k, v in backbone.module.state_dict().items())
     assert frozen, "the backbone's own tensors changed; train copies of them"
     assert torch.equal(generator, torch.get_rng_state()), "drew from torch's global generator"
+
+
+def check_own_models(name: str) -> str | None:
+    """A model of each client's own beside the global one is what clients predict by, and no part of it is sent."""
+    try:
+        run = tiny_run(tiny_spec(name, backbone=WITH_STATISTICS, rounds=1))
+    except MethodFault:
+        raise
+    except FedbenchError:
+        run = tiny_run(tiny_spec(name, rounds=1))
+    if not run.model.own:
+        return "no model of the clients' own beside the global one"
+    state = final_state(run)
+    rng = torch_generator(0, "tensors that no client has trained")
+
+    def untrained(kept: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        drawn = {k: torch.randn(v.shape, generator=rng).to(v.dtype) for k, v in kept.items() if k in run.model.own}
+        return {**kept, **drawn}
+
+    others = {client: untrained(kept) for client, kept in state.own.items()}
+    found, changed = (evaluate(run, each)[1].by_client for each in (state, replace(state, own=others)))
+    assert found, "no predictions by clients' own models: add Predictions.by_client in evaluate"
+    assert any(not torch.equal(labels, changed[client]) for client, labels in found.items()), (
+        "clients predict alike whatever is in the tensors they keep: read them in evaluate, by task.own_model(client)"
+    )
+    return None
 
 
 def check_same_seed(name: str) -> None:
@@ -185,8 +221,7 @@ def check_stacking(name: str) -> str | None:
     try:
         first = final_state(tiny_run(tiny_spec(f"{name}+fedprox", rounds=1)))
     except FedbenchError as error:
-        assert "\n" not in str(error)
-        return str(error)
+        return _refusal(error, name)
     second = final_state(tiny_run(tiny_spec(f"fedprox+{name}", rounds=1)))
     assert digest(first) == digest(second), "a+b and b+a differ"
     return None
@@ -211,8 +246,7 @@ def check_hidden_labels(name: str) -> str | None:
     try:
         run = tiny_run(tiny_spec(name, hidden=True, rounds=1))
     except FedbenchError as error:
-        assert "label" in str(error) and "\n" not in str(error)
-        return str(error)
+        return _refusal(error, name, "label")
     final_state(run)  # a method that refuses only here has to declare requires = ("labels",)
     return None
 
@@ -222,16 +256,31 @@ def check_other_backbone(name: str) -> str | None:
     try:
         state = final_state(tiny_run(tiny_spec(name, backbone="convnet", rounds=1)))
     except FedbenchError as error:
-        assert "backbone" in str(error) and "\n" not in str(error)
-        return str(error)
-    assert all(torch.isfinite(t).all() for t in state.weights.values())
+        return _refusal(error, name, "backbone")
+    for key, tensor in state.weights.items():
+        assert torch.isfinite(tensor).all(), f"{key} is not finite after a round"
     return None
+
+
+def _refusal(error: FedbenchError, name: str, about: str = "") -> str:
+    """The sentence by which a run of ``name`` is refused; AssertionError where it is none, or not ``about`` that.
+
+    Raises what refuses every run of the method: it is broken.
+    """
+    tiny_run(tiny_spec(name, rounds=1))
+    if isinstance(error, MethodFault):
+        raise error
+    text = str(error)
+    assert "\n" not in text, f"refused in more than one line: {text}"
+    assert about in text, f"refused for another reason than its {about}: {text}"
+    return text
 
 
 CHECKS: tuple[Callable[[str], str | None], ...] = (
     check_declaration,
     check_hooks,
     check_training,
+    check_own_models,
     check_same_seed,
     check_resume,
     check_executors,

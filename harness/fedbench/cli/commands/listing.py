@@ -23,24 +23,29 @@ KINDS = {
     "suites": "suite",
 }
 """What can be listed -> the kind of plug-in that it is; a scenario is none."""
+SETTINGS = "settings"
+"""Can be listed too, with what they are; they are too many to be named beside the others."""
 Line = tuple[str, str, str]
 """Name as it is typed, what it is, and the package with its version that it comes from."""
 
 
 def list_known(
     what: Annotated[
-        str | None, typer.Argument(metavar="[WHAT]", help=f"One of {', '.join(KINDS)}; all without it.")
+        str | None, typer.Argument(metavar="[WHAT]", help=f"One of {', '.join(KINDS)}, {SETTINGS}; all without it.")
     ] = None,
     plugin: Plugins = None,
 ) -> None:
-    """List methods, data sets, scenarios, partitions, backbones, text encoders, metrics or suites."""
+    """List methods, data sets, scenarios, partitions, backbones, text encoders, metrics, suites or settings."""
     files = plugin_files(plugin)
     if what is None:
         for kind in KINDS:
             say(f"{kind}: {', '.join(_names(kind, files))}")
         say("\nMore on each with fedbench list WHAT, on one with fedbench describe NAME.", style="dim")
+        say(f"What --set takes: fedbench list {SETTINGS}.", style="dim")
+    elif what == SETTINGS:
+        _list_settings()
     elif what not in KINDS:
-        raise unknown_name("kind of thing to list", what, KINDS, "Example: fedbench list methods.")
+        raise unknown_name("kind of thing to list", what, (*KINDS, SETTINGS), "Example: fedbench list methods.")
     elif what == "methods":
         _list_methods(files)
     else:
@@ -60,6 +65,23 @@ def _list_published() -> None:
         made.add_row(*map(cell, (card.title, card.typed, f"{card.classes:,}", ", ".join(card.domains))))
     console().print(made)
     say("What to get and how it is to lie: fedbench describe imagefolder:PACS.", style="dim")
+
+
+def _list_settings() -> None:
+    """Every setting that is no method's, with its default."""
+    from fedbench.core.scenario import Scenario
+    from fedbench.core.spec import RunSpec, Training
+    from fedbench.suites.layers import RUN_KEYS
+
+    of_run = {name: RunSpec.model_fields[name] for name in RUN_KEYS}
+    made = table("setting", "of the", "default", "what it is", whole=("setting", "of the"))
+    for part, fields in (("run", of_run), ("scenario", Scenario.model_fields), ("training", Training.model_fields)):
+        for name, one in fields.items():
+            default = one.get_default(call_default_factory=True)
+            shown = ", ".join(default) if isinstance(default, tuple) else str(default).lower()
+            made.add_row(*map(cell, (name, part, shown, one.description or "")))
+    console().print(made)
+    say("Suites, scenarios and methods begin with some others, see fedbench describe NAME.", style="dim")
 
 
 def _names(kind: str, files: tuple[Path, ...]) -> list[str]:

@@ -117,7 +117,8 @@ class HookSpecs:
         """Collected: names of weights and running statistics that never leave a client.
 
         The harness keeps them with each client, trains them with the rest and leaves them out of what is sent, counted
-        and averaged. Default: none. Answered by `fedbn` (batch-norm layers), `fedloge` (a head of each client's own).
+        and averaged. All of ``model.own`` has to be among them: a run refuses a model of clients' own that is sent.
+        Default: none. Answered by `fedbn` (batch-norm layers), `fedloge` (a head of each client's own).
         """
 
     @_spec(firstresult=True)
