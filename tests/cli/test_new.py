@@ -48,6 +48,10 @@ def test_its_package_installs_and_its_tests_pass_as_written(tmp_path, monkeypatc
         (["fedprox"], "'fedprox' is a method already"),
         (["a+b"], "cannot be a method's name"),
         (["3d"], "let it begin with a letter"),
+        (["class"], "'class' is a word of the language"),
+        (["torch"], "a module called 'torch', and Python has one here already"),
+        (["Fedbench"], "a module called 'fedbench', and Python has one"),
+        (["fedbench-methods"], "a module called 'fedbench_methods', and Python has one"),
         (["mine", "--folder", "full"], "is there already and not an empty folder"),
     ],
 )
