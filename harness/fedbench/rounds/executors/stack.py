@@ -278,6 +278,6 @@ def _known(tensor: Tensor | None) -> Tensor:
 
 def _clipped(gradients: Tensors, most: float) -> Tensors:
     """``gradients`` (a, ...), each client's scaled to a norm of ``most`` where longer, as `clip_grad_norm_` does."""
-    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+    norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
     factors = (most / (norms + 1e-6)).clamp(max=1)
     return {name: g * factors.view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
