@@ -45,8 +45,8 @@ def method(
         raise FedbenchError(f"{name!r} can't be a Python module's name, since {module!r} is a word of the language.")
     if find_spec(module) is not None:
         raise FedbenchError(
-            f"{name!r} would be a module called {module!r}, and Python has one here already, which one of the two would "
-            "hide; choose another name."
+            f"{name!r} would be a module called {module!r}, and Python has one here already, of which only one could be "
+            "imported; choose another name."
         )
     place = Path(name) if folder is None else expanded(folder, "--folder")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
