@@ -233,6 +233,8 @@ def signature(task: ClientTask) -> tuple[object, ...]:
     mappings = (task.received, task.payload, *(task.state[name] for name in sorted(task.state)))
     shapes = tuple(tuple((name, tuple(t.shape), t.dtype) for name, t in sorted(m.items())) for m in mappings)
     tables = tuple(id(Stack._table(inputs)) for inputs in (task.inputs, *task.side.values()))
+    # what the server alone changes is one tensor for all of them
+    tables += tuple(id(value) for value in task.buffers.values())
     known = (task.labels is None, task.class_counts is None)
     return (shapes, tuple(sorted(task.state)), tables, known)
 
