@@ -45,7 +45,7 @@ def method(
         raise FedbenchError(f"{name!r} can't be a Python module's name, since {module!r} is a word of the language.")
     if find_spec(module) is not None:
         raise FedbenchError(
-            f"{name!r} would be a module called {module!r}, and Python has one here already, of which only one could be "
+            f"{name!r} would be a module called {module!r}, and Python has one here already, of which only one can be "
             "imported; choose another name."
         )
     place = Path(name) if folder is None else expanded(folder, "--folder")
