@@ -59,7 +59,7 @@ class CKA(fb.Method[CkaParams]):
     def measure(self, task: fb.MeasureTask) -> dict[str, float]:
         """CKA to the aggregated model, and between clients, of every layer; clients without weights are left out."""
         inputs = task.inputs.read(torch.arange(min(len(task.inputs), self.params.samples)))
-        anchor = _grams(task.model, {**task.weights, **task.buffers}, inputs) if not task.own else {}
+        anchor = _grams(task.model, {**task.weights, **task.buffers}, inputs) if _is_sent(task) else {}
         clients = [_grams(task.model, task.local_model(u), inputs) for u in task.updates if u.weights]
         found = {}
         for layer in clients[0] if clients else ():
@@ -69,6 +69,11 @@ class CKA(fb.Method[CkaParams]):
             if len(grams) > 1:
                 found[f"cka_clients/{layer}"] = _mean([float((a * b).sum()) for a, b in combinations(grams, 2)])
         return found
+
+
+def _is_sent(task: fb.MeasureTask) -> bool:
+    """Whether clients keep nothing of what the model's forward pass reads: then there is an aggregated model."""
+    return all(name in task.model.own for kept in task.own.values() for name in kept)
 
 
 def _grams(model: fb.Model, tensors: fb.Tensors, inputs: Tensor) -> dict[str, Tensor]:

@@ -6,16 +6,16 @@ goes into the frozen weights of all:
     Ā = Σ_i p_i A_i,   B̄ = Σ_i p_i B_i,   W₀ ← W₀ + γ (Σ_i p_i B_i A_i − B̄ Ā)
 so that W₀ + γ B̄ Ā is the mean of the clients' models, exactly. The residual is dense, of rank m r at most.
 
-Wraps: build_model (only to refuse a model without such factors), aggregate, broadcast, local_objective, evaluate. Ā and
-B̄ are what the rest of the stack answers; whatever it is, the residual makes up for it. Stacks on a learner with such
+Wraps: build_model (the residual becomes a buffer of the model, which every pass reads), aggregate, broadcast. Ā and B̄
+are what the rest of the stack answers; whatever it is, the residual makes up for it. Stacks on a learner with such
 factors (clip-lora+fedex-lora), of which it knows the names `*.A` and `*.B`, and with methods that change losses. Not
 with another server step, which would leave the residual behind, nor where factors never leave a client.
 Left open / contradicted: the released code transposes the residual before it is added, which suits weights kept as
 (inputs, outputs) and is wrong for linear layers; square ones raise no error. Default: the paper's;
 `orientation=transposed` is that code. It weights clients alike (`weighting=uniform` of the run).
 Cost: beside A and B, of each residual the m factors p_i B_i and A_i down, or w² floats where that is less. A client
-that was not in the round before is sent all of W₀ − W₀⁰, w² floats a projection. Up nothing more. Methods that compare
-with an earlier model of a client (moon) take that one without the residual.
+that was not in the round before is sent all of W₀ − W₀⁰, w² floats a projection. Up nothing more. Methods that keep an
+earlier model of a client (moon) keep its residual too.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.toolkit.fedavg import participant_shares
 from fedbench.toolkit.low_rank import (
-    AtResiduals,
-    kept_residuals,
+    WithResiduals,
+    changed,
+    news_of,
     pairs_of,
     sent_factors,
     stacked,
@@ -52,7 +53,7 @@ def residual(many_a: Tensor, many_b: Tensor, mean_a: Tensor, mean_b: Tensor) -> 
     return exact.to(mean_a.dtype)
 
 
-class FedExLoRA(AtResiduals, fb.Method[FedExLoRAParams]):
+class FedExLoRA(WithResiduals, fb.Method[FedExLoRAParams]):
     """Averages low-rank additions exactly, by a residual in the frozen weights."""
 
     name = "fedex-lora"
@@ -73,5 +74,5 @@ class FedExLoRA(AtResiduals, fb.Method[FedExLoRAParams]):
             found = residual(a, b, means[f"{name}.A"], means[f"{name}.B"])
             changes[name] = found if self.params.orientation == "exact" else found.T.contiguous()
             stacks |= {f"{name}.A": a, f"{name}.B": b}
-        task.state[self.name] = kept_residuals(task.state.get(self.name), changes, stacks, task.updates)
-        return answer
+        task.state[self.name] = news_of(changes, stacks, task.updates)
+        return changed(task, answer, changes)

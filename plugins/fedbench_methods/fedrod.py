@@ -110,5 +110,7 @@ class FedRoD(fb.Method[FedRodParams]):
 
     @fb.wrapper
     def evaluate(self, task: fb.EvaluationTask, rest: Evaluate) -> fb.Predictions:
-        """The generic model, whose W and b are zero; own models with each client's."""
+        """The generic model, whose W and b are zero; own models with each client's. Unseen classes have none."""
+        if task.is_unseen:
+            return rest(task)
         return own_predictions(replace(task, model=with_residual(task.model)), rest, task.own_model)

@@ -7,17 +7,17 @@ weights of all; every round begins with fresh ones:
     A_i drawn anew, uniform in ±1/√w,   B_i = 0
 so that the server's model is the mean of the clients' models, exactly.
 
-Wraps: build_model (only to refuse a model without such factors), aggregate, broadcast, local_objective, evaluate. Other
-weights than the factors are what the rest of the stack answers. Stacks on a learner with such factors
-(clip-lora+flora), of which it knows the names `*.A` and `*.B`, and with methods that change losses. Not with another
-server step, to which fresh factors are no change to go on from, nor where factors never leave a client.
+Wraps: build_model (W₀ − W₀⁰ becomes a buffer of the model, which every pass reads), aggregate, broadcast. Other weights
+than the factors are what the rest of the stack answers. Stacks on a learner with such factors (clip-lora+flora), of
+which it knows the names `*.A` and `*.B`, and with methods that change losses. Not with another server step, to which
+fresh factors are no change to go on from, nor where factors never leave a client.
 Left open / contradicted: here all clients have one rank, and start from one A, of the server's; with ranks of their own
 the stack is as exact. Since B = 0 in every round, its first step moves B alone. `restart=keep` leaves A as drawn for
 round 1. In the released repository the baseline with averaged factors (FedIT) never sums: it returns p_1 times the
 factors of one client; do not compare with its numbers.
 Cost: up 2 r w floats a projection; down the fresh factors, 2 r w, and the stack, 2 m r w, or w² where that is less. A
-client that was not in the round before is sent all of W₀ − W₀⁰, w². Methods that compare with an earlier model of a
-client (moon) take that one without it. Own models of clients beside it (ditto) add factors to the merged weights.
+client that was not in the round before is sent all of W₀ − W₀⁰, w². Methods that keep an earlier model of a client
+(moon) keep its merged weights too. Own models of clients beside it (ditto) add factors to the merged weights.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ import torch
 import fedbench.api as fb
 from fedbench.toolkit.fedavg import participant_shares
 from fedbench.toolkit.low_rank import (
-    AtResiduals,
-    kept_residuals,
+    WithResiduals,
+    changed,
+    news_of,
     pairs_of,
     sent_factors,
     stacked,
@@ -47,7 +48,7 @@ class FLoRAParams:
     restart: Literal["fresh", "keep"] = fb.hyper("fresh", symbol="A", source="fresh: the paper; keep: ours")
 
 
-class FLoRA(AtResiduals, fb.Method[FLoRAParams]):
+class FLoRA(WithResiduals, fb.Method[FLoRAParams]):
     """Merges stacked low-rank additions into the frozen weights and starts anew."""
 
     name = "flora"
@@ -71,5 +72,5 @@ class FLoRA(AtResiduals, fb.Method[FLoRAParams]):
             drawn = uniform_factor(old.shape[0], old.shape[1], task.generator(f"flora {name}")).to(old)
             fresh |= {f"{name}.A": drawn if self.params.restart == "fresh" else old}
             fresh |= {f"{name}.B": torch.zeros_like(task.weights[f"{name}.B"])}
-        task.state[self.name] = kept_residuals(task.state.get(self.name), changes, stacks, task.updates)
-        return with_weights(answer, {**weights_of(answer), **fresh})
+        task.state[self.name] = news_of(changes, stacks, task.updates)
+        return changed(task, with_weights(answer, {**weights_of(answer), **fresh}), changes)

@@ -16,13 +16,15 @@ from fedbench_methods.fedex_lora import FedExLoRA, FedExLoRAParams, residual
 from tests.equations.lora import exact_mean, lora_spec, pairs
 
 
-def played(a, b, sizes=(1, 1), state=None, round=1, **params):
+def played(a, b, sizes=(1, 1), old=None, round=1, **params):
     """The server's answer and R after a round in which clients end at these factors of one pair "w"."""
-    method, state = FedExLoRA(FedExLoRAParams(**params)), {} if state is None else state
-    updates = tuple(Update(k, {"w.A": a[k], "w.B": b[k]}, {}, n) for k, n in enumerate(sizes))
+    method, state = FedExLoRA(FedExLoRAParams(**params)), {}
+    buffers = {"w.residual": torch.zeros(len(b[0]), a[0].shape[1]) if old is None else old}
+    updates = tuple(Update(k, {"w.A": a[k], "w.B": b[k]}, buffers, n) for k, n in enumerate(sizes))
     x = {"w.A": a[0], "w.B": b[0]}
-    task = AggregationTask(round, x, {}, updates, Model(x, None), RunSpec(), state)
-    return method.aggregate(task, average), state["fedex-lora"]["w.residual"], state
+    task = AggregationTask(round, x, buffers, updates, Model(x, None), RunSpec(), state)
+    answer = method.aggregate(task, average)
+    return answer.weights, answer.buffers["w.residual"], state
 
 
 def scalars(*values):
@@ -39,8 +41,8 @@ def test_scalars_by_hand():
 
 
 def test_residuals_add_up_over_rounds():
-    _, first, state = played(scalars(0, 2), scalars(0, 2))
-    _, second, _ = played(scalars(2, 1), scalars(1, 5), sizes=(1, 3), state=state, round=2)
+    _, first, _ = played(scalars(0, 2), scalars(0, 2))
+    _, second, _ = played(scalars(2, 1), scalars(1, 5), sizes=(1, 3), old=first, round=2)
     assert first.item() == 1 and second.item() == 0.25
 
 
@@ -73,14 +75,14 @@ def test_who_was_there_is_sent_the_factors_of_the_residual_and_others_all_of_it(
 
     def sent(client):
         return method.broadcast(
-            BroadcastTask(client, 2, 0, means, RunSpec(), state), lambda task: Broadcast(task.weights)
+            BroadcastTask(client, 2, 0, means, RunSpec(), state, {"w.residual": found}),
+            lambda task: Broadcast(task.weights),
         )
 
     there, new = sent(1), sent(5)
     # 2 m r w = 32 floats against w^2 = 64
-    assert sum(value.numel() for value in there.payload.values()) == 32 and there.held.keys() == {"w.residual"}
-    assert new.payload.keys() == {"w.residual"} and not new.held
-    assert torch.equal(new.payload["w.residual"], found) and torch.equal(there.held["w.residual"], found)
+    assert sum(value.numel() for value in there.payload.values()) == 32
+    assert new.payload.keys() == {"w.residual"} and torch.equal(new.payload["w.residual"], found)
     change = there.payload["w.change.B"] @ there.payload["w.change.A"] - means["w.B"] @ means["w.A"]
     torch.testing.assert_close(change, found)
     # where factors would be more, the matrix goes: 2 * 2 * 3 * 4 floats against 16
@@ -95,13 +97,13 @@ def test_round_for_round_the_model_is_the_mean_of_the_clients():
     run.assembly.hooks.aggregate = lambda task: seen.append(task) or aggregate(task=task)
     state = run.initial_state()
     for _ in range(2):
-        before = state.server.get("fedex-lora")
+        before = state.buffers
         state, _ = train_round(run, state)
-        kept, task = state.server["fedex-lora"], seen[-1]
+        kept, task = state.buffers, seen[-1]
         for name in pairs(run):
-            old = 0 if before is None else before[f"{name}.residual"]
             now = state.weights[f"{name}.B"] @ state.weights[f"{name}.A"] + kept[f"{name}.residual"]
-            torch.testing.assert_close(now, old + exact_mean(task.updates, name), rtol=0, atol=1e-6)
+            wanted = before[f"{name}.residual"] + exact_mean(task.updates, name)
+            torch.testing.assert_close(now, wanted, rtol=0, atol=1e-6)
             assert kept[f"{name}.residual"].abs().max() > 0
 
 
@@ -109,7 +111,7 @@ def test_predictions_and_losses_are_at_the_residual_without_dropout_on_it(make_s
     run = tiny_run(lora_spec("clip-lora+fedex-lora", {"dropout": 0.5}))
     generator, inputs = torch.Generator().manual_seed(1), run.test.read(torch.arange(len(run.test)))
     residuals = {f"{name}.residual": 0.3 * torch.randn(64, 64, generator=generator) for name in pairs(run)}
-    state = replace(run.initial_state(), server={"fedex-lora": {**residuals, "clients": torch.tensor([0])}})
+    state = replace(run.initial_state(), buffers=residuals)
     # the factors of rank 64 that make the same addition
     whole = tiny_run(lora_spec("clip-lora", {"rank": 64}))
     factors = {}
@@ -121,7 +123,7 @@ def test_predictions_and_losses_are_at_the_residual_without_dropout_on_it(make_s
     assert (logits - plain).abs().max() > 0.1
     torch.testing.assert_close(predict(run, state, run.test).scores, logits, rtol=1e-4, atol=1e-3)
     step = make_step(
-        run.model, inputs, [i % 4 for i in range(len(inputs))], num_classes=4, payload=residuals,
+        run.model, inputs, [i % 4 for i in range(len(inputs))], num_classes=4, buffers=residuals,
         weights={name: value.clone().requires_grad_() for name, value in run.model.weights.items()},
         method=run.spec.method, params=run.spec.params,
     )  # fmt: skip

@@ -15,14 +15,16 @@ from fedbench_methods.flora import FLoRA, FLoRAParams
 from tests.equations.lora import exact_mean, lora_spec, pairs
 
 
-def played(a, b, sizes, state=None, round=1, **params):
-    state = {} if state is None else state
+def played(a, b, sizes, residual=None, round=1, **params):
+    """The server's weights and R after a round in which clients end at these factors of one pair "w"."""
+    buffers = {"w.residual": torch.zeros(len(b[0]), a[0].shape[1]) if residual is None else residual}
     updates = tuple(
-        Update(k, {"w.A": a[k], "w.B": b[k], "bias": torch.ones(1) * k}, {}, n) for k, n in enumerate(sizes)
+        Update(k, {"w.A": a[k], "w.B": b[k], "bias": torch.ones(1) * k}, buffers, n) for k, n in enumerate(sizes)
     )
     x = {"w.A": a[0], "w.B": b[0], "bias": torch.zeros(1)}
-    task = AggregationTask(round, x, {}, updates, Model(x, None), RunSpec(), state)
-    return FLoRA(FLoRAParams(**params)).aggregate(task, average), state
+    task = AggregationTask(round, x, buffers, updates, Model(x, None), RunSpec(), {})
+    answer = FLoRA(FLoRAParams(**params)).aggregate(task, average)
+    return answer.weights, answer.buffers["w.residual"]
 
 
 def test_a_stack_is_the_sum_of_the_weighted_products():
@@ -35,11 +37,10 @@ def test_a_stack_is_the_sum_of_the_weighted_products():
 def test_scalars_by_hand_are_merged_and_b_begins_at_zero():
     one = [torch.full((1, 1), float(value)) for value in (0, 2)]
     # (0 + 4) / 2; in the next round .25 * 0 + .75 * 4 more
-    after, state = played(one, one, (1, 1))
-    assert state["flora"]["w.residual"].item() == 2 and after["w.B"].item() == 0
+    after, merged = played(one, one, (1, 1))
+    assert merged.item() == 2 and after["w.B"].item() == 0
     assert after["bias"].item() == 0.5, "other weights are averaged"
-    _, state = played(one, one, (1, 3), state, round=2)
-    assert state["flora"]["w.residual"].item() == 5
+    assert played(one, one, (1, 3), merged, round=2)[1].item() == 5
 
 
 def test_a_is_drawn_anew_every_round_and_uniform_unless_told_to_stay():
@@ -59,13 +60,13 @@ def test_round_for_round_the_model_is_the_mean_of_the_clients_and_training_goes_
         state, _ = train_round(run, state)
         for name in pairs(run):
             total[name] = total[name] + exact_mean(seen[-1].updates, name)
-            torch.testing.assert_close(state.server["flora"][f"{name}.residual"], total[name], rtol=0, atol=1e-6)
+            torch.testing.assert_close(state.buffers[f"{name}.residual"], total[name], rtol=0, atol=1e-6)
             assert not state.weights[f"{name}.B"].any() and total[name].abs().max() > 0
     inputs = run.test.read(torch.arange(len(run.test)))
     merged = {f"{name}.residual": value for name, value in total.items()}
     logits = run.model.forward({**state.weights, **merged}, inputs, False).logits
     torch.testing.assert_close(predict(run, state, run.test).scores, logits, rtol=1e-4, atol=1e-4)
-    assert (logits - run.model.forward(state.weights, inputs, False).logits).abs().max() > 1e-3
+    assert (logits - run.model.forward({**state.weights, **run.model.buffers}, inputs, False).logits).abs().max() > 1e-3
 
 
 def test_up_go_factors_and_down_the_stack_or_the_matrix():

@@ -70,6 +70,14 @@ def test_one_client_is_like_the_global_model_and_has_no_pairs():
     assert record.measured["update_dissimilarity"] == pytest.approx(1)
 
 
+def test_models_beside_the_global_one_leave_it_an_anchor_and_a_private_part_of_it_does_not():
+    specs = [tiny_spec(f"cka{more}", rounds=1) for more in ("", "+ditto", "+fedper")]
+    plain, beside, part = (records_of(tiny_run(spec))[-1].measured for spec in specs)
+    assert "cka_global/01_logits" in plain
+    assert beside == pytest.approx(plain, abs=1e-6)
+    assert part and all(name.startswith("cka_clients/") for name in part)
+
+
 def test_drift_by_hand():
     tasks = {client: SimpleNamespace(received={"w": torch.tensor([1.0, 1.0])}) for client in (0, 1)}
     # moves (3, 0) and (0, 4), weighted 1 to 3

@@ -78,8 +78,10 @@ def test_natural_is_refused_where_nobody_is_named_or_left(dataset: Make) -> None
         Scenario(partition="dirichlet", clients=5, min_client_size=2, imbalance="exponential", imbalance_factor=5),
         Scenario(partition="domain", clients_per_domain=2, domain_split="60/20/20"),
         Scenario(partition="iid", clients=3, validation=0.2, server_samples=2),
+        Scenario(partition="dirichlet", clients=3, min_client_size=2, shots=10),
+        Scenario(partition="classes_per_client", clients=3, shots=5, shots_of="client"),
     ],
-    ids=lambda scenario: scenario.partition,
+    ids=lambda scenario: scenario.partition + ("-few" if scenario.shots else ""),
 )
 def test_a_table_of_the_drawn_samples_gives_the_same_federation(
     dataset: Make, scenario: Scenario, tmp_path: Path
@@ -96,6 +98,16 @@ def test_a_table_of_the_drawn_samples_gives_the_same_federation(
     assert torch.equal(read.train.labels, drawn.train.labels) and read.client_names == ()
     write_table(read, tmp_path / "read.csv")
     assert (tmp_path / "read.csv").read_bytes() == (tmp_path / "drawn.csv").read_bytes()
+
+
+def test_a_table_of_the_drawn_shots_is_none_of_all_samples(dataset: Make, tmp_path: Path) -> None:
+    drawn = build_federation(dataset([9, 9], [2, 2]), Scenario(clients=2), 0)
+    write_table(drawn, tmp_path / "all.csv")
+    few = Scenario(partition=f"table:{tmp_path / 'all.csv'}", shots=3)
+    with pytest.raises(
+        FedbenchError, match="gives out 6; the table must be of the same data, long tail, shots, splits"
+    ):
+        build_federation(dataset([9, 9], [2, 2]), few, 0)
 
 
 def test_a_table_of_counts_gives_every_client_as_many_of_each_class(dataset: Make, tmp_path: Path) -> None:

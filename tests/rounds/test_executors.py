@@ -95,6 +95,15 @@ def test_clipping_is_of_all_weights_of_one_client_together():
     torch.testing.assert_close(weights["b"], torch.tensor([[[-0.8]], [[-0.4]]]))
 
 
+@pytest.mark.parametrize("method", ["apfl", "fedetf"])
+def test_weights_that_are_single_numbers_are_clipped_with_the_others(method):
+    run = tiny_run(tiny_spec(method, rounds=2, clip_norm=0.1), executor="cohort")
+    assert any(value.ndim == 0 for value in run.model.weights.values())
+    at_once, wanted = final_state(run), final_state(one_by_one(run))
+    for name, value in wanted.weights.items():
+        torch.testing.assert_close(at_once.weights[name], value, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("executor", ["sequential", "auto"])
 def test_a_model_beside_the_global_one_is_clipped_apart(executor):
     # what ditto's own model trains by is not to change how far the global one moves

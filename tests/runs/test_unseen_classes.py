@@ -117,6 +117,17 @@ def test_weights_for_each_class_name_no_others_even_as_many(
     assert "global_accuracy" in metrics and not {"new_accuracy", "harmonic_accuracy"} & set(metrics)
 
 
+@pytest.mark.parametrize("share", [0.34, 0.5])
+def test_what_clients_have_beside_the_model_does_not_keep_it_from_new_names(tmp_path: Path, share: float) -> None:
+    spec = base_to_new("fedrod+promptfl", share)
+    run = run_of(spec, tmp_path)
+    assert run.info.not_on_unseen == "" and run.unseen is not None
+    state = final_state(run)
+    features, labels = unseen_of(DATA, 4 if share < 0.5 else 3)
+    logits = run.unseen.model.forward(state.weights, features, False).logits
+    assert evaluate(run, state)[0]["new_accuracy"] == pytest.approx(percent(logits.argmax(1), labels))
+
+
 def test_names_that_do_not_fit_beside_the_trained_context_are_a_reason_not_an_error() -> None:
     spec, backbone = tiny_spec("promptfl", backbone="clip:embedded"), tiny_backbone("clip:embedded")
     setup = ModelSetup(backbone, tiny_dataset().classnames, spec, Path("."))

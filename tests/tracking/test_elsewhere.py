@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
+from fedbench.models import feature_cache
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
@@ -14,26 +15,37 @@ from fedbench.tracking.writing.listener import Tracking
 from tests.datasets.pictures import picture
 
 METHODS = ("fedavg", "promptfl", "fedpgp+scaffold")
+OF_SERVER = "promptfl+feddf"
+"""Needs samples at the server: as many a class as the other data have of it."""
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("elsewhere")
-    for data, names in (("same", tiny_dataset().classnames), ("other", ("house", "flower", "fish"))):
+    known = tiny_dataset().classnames
+    for data, names in (("same", known), ("few", known), ("other", ("house", "flower", "fish"))):
         for position, name in enumerate(names):
-            for split, count in (("train", 2), ("test", 3)):
+            for split, count in (("train", 5 if data == "same" else 2), ("test", 3)):
                 place = folder / data / "photo" / split / name
                 place.mkdir(parents=True)
                 for number in range(count):
-                    picture(10 * position + number, (32, 32)).save(place / f"{number}.png")
+                    picture(10 * position + number + (5 if data == "few" else 0), (32, 32)).save(
+                        place / f"{number}.png"
+                    )
     settings = Settings(folder, folder / "cache")
     uri = store_uri(str(folder / "store"))
     specs = {
         method: tiny_spec(method, rounds=1).model_copy(update={"dataset": f"imagefolder:{folder / 'same'}"})
-        for method in METHODS
+        for method in (*METHODS, OF_SERVER)
     }
     specs = {
-        method: spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"clients": 1})})
+        method: spec.model_copy(
+            update={
+                "scenario": spec.scenario.model_copy(
+                    update={"clients": 1, "server_samples": 4 if method == OF_SERVER else 0}
+                )
+            }
+        )
         for method, spec in specs.items()
     }
     tracking = Tracking(uri, "tests", Invocation(command="fedbench run", runs=len(specs)))
@@ -80,3 +92,18 @@ def test_a_head_is_refused_with_what_to_do(recorded):
     text = "can't predict the classes of .*head.weight depends on the number of classes; choose a run whose model names"
     with pytest.raises(FedbenchError, match=text):
         on(recorded, "fedavg", "other")
+
+
+def test_a_class_needs_no_samples_for_the_server_there_and_its_training_images_are_not_encoded(recorded, monkeypatch):
+    encoded = []
+    plain = feature_cache._compute
+    monkeypatch.setattr(
+        feature_cache, "_compute", lambda images, *rest: encoded.append(len(images)) or plain(images, *rest)
+    )
+    found = on(recorded, OF_SERVER, "few")
+    assert (found.samples, found.classes, found.is_renamed) == (12, 4, False)
+    # a look at single images tells what methods require
+    assert sum(count for count in encoded if count > 1) == 12
+    encoded.clear()
+    assert on(recorded, OF_SERVER, "few").metrics == found.metrics
+    assert all(count == 1 for count in encoded), "what the test split gives is kept"

@@ -160,6 +160,9 @@ class Model:
     """The names of all weights and buffers of batch-norm layers."""
     own: frozenset[str] = frozenset()
     """The names of weights and buffers that ``forward`` does not read: of a model that each client has beside it."""
+    of_server: frozenset[str] = frozenset()
+    """The names of buffers that the server alone changes: clients never send them, and what is sent of a change is in
+    the payload of a `Broadcast`, whose bytes count, not these."""
 
     @property
     def linear_head(self) -> LinearHead:

@@ -51,7 +51,7 @@ _PARTS = {
         CnnBackbone: "module",
         Model: "weights buffers constants",
         StartTask: "model state",
-        BroadcastTask: "weights state",
+        BroadcastTask: "weights buffers state",
         ClientTask: "received buffers payload inputs labels class_counts side state model",
         LocalStep: "weights batch task",
         LabelledBatch: "inputs index labels side",

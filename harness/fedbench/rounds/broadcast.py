@@ -18,8 +18,8 @@ from fedbench.rounds.state import RunState
 
 def broadcast(run: Run, state: RunState, client: int, exchange: int = 0) -> Broadcast:
     """What the server sends to ``client`` in the round after ``state``."""
-    weights = shared(state.weights, run.private)
-    task = BroadcastTask(client, state.round + 1, exchange, weights, run.spec, state.server)
+    weights, buffers = (shared(tensors, run.private) for tensors in (state.weights, state.buffers))
+    task = BroadcastTask(client, state.round + 1, exchange, weights, run.spec, state.server, buffers)
     sent = run.assembly.hooks.broadcast(task=task)
     require(sent, Broadcast, "a Broadcast", run.assembly.answers_first("broadcast"), "broadcast")
     return replace(sent, weights=channels_last(sent.weights))
@@ -72,4 +72,5 @@ def channels_last(tensors: Tensors) -> Tensors:
 def sent_bytes(run: Run, state: RunState, sent: Broadcast) -> int:
     """Bytes of what one client is sent."""
     buffers = state.buffers if sent.buffers is None else sent.buffers
-    return size_in_bytes(shared(sent.weights, run.private), shared(buffers, run.private), sent.payload)
+    counted = shared(buffers, run.private | run.model.of_server)
+    return size_in_bytes(shared(sent.weights, run.private), counted, sent.payload)

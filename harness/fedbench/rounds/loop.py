@@ -68,7 +68,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         tasks = relabelled(run, tasks)
         before = {client: state.kept_by(client) for client in who.late | who.corrupt}
         arrived = [u for u in train_clients(run, state, tasks) if u.client not in who.late]
-        up += sum(size_in_bytes(u.weights, u.buffers, u.payload) for u in arrived)
+        up += sum(size_in_bytes(u.weights, shared(u.buffers, run.model.of_server), u.payload) for u in arrived)
         updates = accepted(run, {task.client: task for task in tasks}, arrived, who.corrupt)
         undo_lost(run, state, before, updates)
         rejected += len(arrived) - len(updates)

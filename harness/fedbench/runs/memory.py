@@ -120,10 +120,11 @@ def weight_bytes(run: Run, frozen: Sequence[nn.Module]) -> int:
     still = sum(map(_size, kept.values())) + size_in_bytes(run.model.constants)
     weights, buffers = run.model.weights, run.model.buffers
     size, both = size_in_bytes(weights), size_in_bytes(weights, buffers)
-    sent = size_in_bytes(shared(weights, run.private), shared(buffers, run.private))
+    sent = size_in_bytes(shared(weights, run.private), shared(buffers, run.private | run.model.of_server))
+    kept_apart = both - size_in_bytes(shared({**weights, **buffers}, run.private))
     # the initial and the global model, the client's own, its gradients and moments
     one = 3 * both + (1 + moments(run.spec.training)) * size
-    return still + one + run.info.cohort_size * sent + run.info.num_clients * (both - sent)
+    return still + one + run.info.cohort_size * sent + run.info.num_clients * kept_apart
 
 
 def moments(training: Training) -> int:

@@ -162,7 +162,7 @@ def _prepared(
         num_train=len(federation.shards.indices),
         num_test=len(federation.test),
         trainable_parameters=sum(t.numel() for t in model.weights.values()),
-        round_bytes=size_in_bytes(shared(model.weights, private), shared(model.buffers, private)),
+        round_bytes=size_in_bytes(shared(model.weights, private), shared(model.buffers, private | model.of_server)),
         classnames=scored.classnames,
         class_counts=tuple(map(tuple, scored.class_table.rows(0, recorded).tolist())),
         groups=scored.groups,

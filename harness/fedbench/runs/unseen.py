@@ -45,6 +45,9 @@ def renamed_model(
 
 
 def _differing(one: Model, other: Model) -> list[str]:
-    """Weights and running statistics that the models don't share by name and shape, those of ``one`` first."""
-    shapes = [{name: t.shape for name, t in {**m.weights, **m.buffers}.items()} for m in (one, other)]
+    """Weights and running statistics that the models don't share by name and shape, those of ``one`` first.
+
+    What clients have beside a model is no part of what names classes.
+    """
+    shapes = [{n: t.shape for n, t in {**m.weights, **m.buffers}.items() if n not in m.own} for m in (one, other)]
     return [name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name)]

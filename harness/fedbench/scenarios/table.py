@@ -11,8 +11,9 @@ from fedbench.core.federation import Federation
 def write_table(federation: Federation, file: Path) -> None:
     """Who has which sample, as CSV with the columns split, sample and client; of data that drift with ``stretch``, too.
 
-    ``sample`` is the position in the split as the scenario leaves it: without what its long tail, the server or a
-    validation split take from the training samples. Where it takes nothing, that is the data set's own order.
+    ``sample`` is the position in the split as the scenario leaves it: without what its long tail, shots of the
+    federation, the server or a validation split take from the training samples. Where it takes nothing, that is the
+    data set's own order.
     FedbenchError where the file can't be written.
     """
     import pandas as pd  # takes half a second

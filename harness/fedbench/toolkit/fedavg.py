@@ -88,6 +88,9 @@ def average_buffers(updates: tuple[Update, ...], weighting: str, received: Tenso
             averaged[name] = old
             continue
         values = [u.buffers[name] for u in updates]
+        if all(value is old for value in values):
+            averaged[name] = old
+            continue
         averaged[name] = weighted_mean(values, shares) if old.is_floating_point() else values[0]
     return averaged
 

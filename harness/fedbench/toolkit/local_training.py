@@ -94,7 +94,7 @@ def local_sgd(task: ClientTask) -> Update:
     The optimiser is built anew at every participation. Raises Unworkable when the loss is no longer finite.
     """
     weights = {name: value.detach().clone().requires_grad_() for name, value in task.received.items()}
-    buffers = {name: value.clone() for name, value in task.buffers.items()}
+    buffers = {n: value if n in task.model.of_server else value.clone() for n, value in task.buffers.items()}
     losses = []
     if weights:
         optimiser = build_optimiser(task.training, weights, task.round, task.model.lr_factors)

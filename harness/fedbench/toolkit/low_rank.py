@@ -2,7 +2,8 @@
 
 A learner names its factors so; methods about their federation find them by these names. Where a server's
 exact mean of products is no product of two such factors, what is missing is a residual R (w', w), ``NAME.residual``,
-which a learner adds as γ R x to what the projection gives. The server keeps the R of all rounds; clients are sent it.
+which a learner adds as γ R x to what the projection gives. It is a buffer of the model that the server alone changes
+(`Model.of_server`), so that every pass reads it; clients are sent what makes R of the one they have.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from fedbench.core.errors import Unworkable
 from fedbench.core.method.hooks import wrapper
-from fedbench.core.method.tasks import BroadcastTask, EvaluationTask, LocalStep, ModelSetup
-from fedbench.core.types import Broadcast, Model, Predictions, Tensors, Update
-from fedbench.toolkit.wrapping import Build, Evaluate, Objective, Send
+from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ModelSetup
+from fedbench.core.types import Broadcast, GlobalModel, Model, Tensors, Update
+from fedbench.toolkit.fedavg import average_buffers
+from fedbench.toolkit.wrapping import Aggregated, Build, Send, without_own
 
-RESIDUAL = ".residual"
+RESIDUAL, CLIENTS = ".residual", "clients"
 Split = Literal["root", "left"]
 
 
@@ -69,52 +71,55 @@ def product_mean(
     return (first[:rank, None] * (v @ other.T)[:rank]), (left @ u)[:, :rank] * second[:rank]
 
 
-def residuals_of(tensors: Tensors | None) -> Tensors:
-    """The residuals (w', w) by name, of a payload or of what a server keeps."""
-    return {name: value for name, value in (tensors or {}).items() if name.endswith(RESIDUAL)}
+def residuals_of(tensors: Tensors) -> Tensors:
+    """The residuals (w', w) by name, among a model's buffers."""
+    return {name: value for name, value in tensors.items() if name.endswith(RESIDUAL)}
 
 
-def kept_residuals(before: Tensors | None, changes: Tensors, stacks: Tensors, updates: Sequence[Update]) -> Tensors:
-    """What a server keeps: R of every pair after its ``changes`` (w', w), and what clients need to know of these.
+def with_residuals(model: Model, method: str) -> Model:
+    """``model`` with a residual of zero beside every pair of factors. Raises Unworkable where it has no pair."""
+    shared = without_own(model.weights, model)
+    pairs = pairs_of(shared, method)
+    zeros = {name + RESIDUAL: shared[f"{name}.B"].new_zeros(_shape(shared, name)) for name in pairs}
+    return replace(model, buffers={**model.buffers, **zeros}, of_server=model.of_server.union(zeros))
+
+
+def _shape(weights: Tensors, name: str) -> tuple[int, int]:
+    return weights[f"{name}.B"].shape[0], weights[f"{name}.A"].shape[1]
+
+
+def changed(task: AggregationTask, answer: Aggregated, changes: Tensors) -> GlobalModel:
+    """``answer`` to `aggregate` with the residuals after their ``changes`` (w', w), by pair."""
+    if not isinstance(answer, GlobalModel):
+        answer = GlobalModel(answer, average_buffers(task.updates, task.spec.training.weighting, task.buffers))
+    moved = {name + RESIDUAL: task.buffers[name + RESIDUAL] + change for name, change in changes.items()}
+    return replace(answer, buffers={**answer.buffers, **moved})
+
+
+def news_of(changes: Tensors, stacks: Tensors, updates: Sequence[Update]) -> Tensors:
+    """What a server keeps until it sends: the clients of the round, and what they need to know of the ``changes``.
 
     ``stacks``: "NAME.A" and "NAME.B" whose product makes the change, sent where they have fewer entries than it.
     """
-    kept: Tensors = {"clients": torch.tensor([update.client for update in updates])}
-    old = residuals_of(before)
+    news: Tensors = {CLIENTS: torch.tensor([update.client for update in updates])}
     for name, change in changes.items():
-        key = name + RESIDUAL
-        kept[key] = old[key] + change if key in old else change
         a, b = stacks[f"{name}.A"], stacks[f"{name}.B"]
         factors = {f"{name}.change.A": a, f"{name}.change.B": b}
-        kept |= factors if a.numel() + b.numel() < change.numel() else {f"{name}.change": change}
-    return kept
+        news |= factors if a.numel() + b.numel() < change.numel() else {f"{name}.change": change}
+    return news
 
 
-def with_residuals(task: BroadcastTask, sent: Broadcast, kept: Tensors | None) -> Broadcast:
+def with_news(task: BroadcastTask, sent: Broadcast, news: Tensors | None) -> Broadcast:
     """``sent`` and the residuals: those that trained in the round before are sent the last change, others all of R."""
-    if kept is None:
+    if news is None:
         return sent
-    residuals, clients = residuals_of(kept), kept["clients"]
-    if task.client not in clients.tolist():
-        return replace(sent, payload={**sent.payload, **residuals})
-    changes = {name: value for name, value in kept.items() if name not in residuals and value is not clients}
-    return replace(sent, payload={**sent.payload, **changes}, held={**sent.held, **residuals})
+    changes = {name: value for name, value in news.items() if name != CLIENTS}
+    there = task.client in news[CLIENTS].tolist()
+    return replace(sent, payload={**sent.payload, **(changes if there else residuals_of(task.buffers))})
 
 
-def at_residuals(step: LocalStep) -> LocalStep:
-    """``step`` with the residuals that the client was sent among the tensors of every forward pass."""
-    found = residuals_of(step.task.payload)
-    task = replace(step.task, buffers={**step.task.buffers, **found})
-    return replace(step, buffers={**step.buffers, **found}, task=task)
-
-
-def tested_at_residuals(task: EvaluationTask, kept: Tensors | None) -> EvaluationTask:
-    """``task`` with the server's residuals, which a client's own model has as well."""
-    return replace(task, buffers={**task.buffers, **residuals_of(kept)})
-
-
-class AtResiduals:
-    """What methods share that keep residuals, by `kept_residuals`, under their name in the server's state.
+class WithResiduals:
+    """What methods share that change residuals, and keep `news_of` them under their name in the server's state.
 
     They inherit it before `Method`.
     """
@@ -123,22 +128,10 @@ class AtResiduals:
 
     @wrapper
     def build_model(self, setup: ModelSetup, rest: Build) -> Model:
-        """The learner's model as it is. Raises Unworkable for one without low-rank factors."""
-        model = rest(setup)
-        pairs_of(model.weights, self.name)
-        return model
+        """The learner's model, and residuals. Raises Unworkable for one without low-rank factors."""
+        return with_residuals(rest(setup), self.name)
 
     @wrapper
     def broadcast(self, task: BroadcastTask, rest: Send) -> Broadcast:
         """The stack's, and the residuals."""
-        return with_residuals(task, rest(task), task.state.get(self.name))
-
-    @wrapper
-    def local_objective(self, step: LocalStep, rest: Objective) -> Tensor:
-        """The stack's loss, of the weights with the residuals."""
-        return rest(at_residuals(step))
-
-    @wrapper
-    def evaluate(self, task: EvaluationTask, rest: Evaluate) -> Predictions:
-        """The stack's predictions, of the weights with the residuals."""
-        return rest(tested_at_residuals(task, task.state.get(self.name)))
+        return with_news(task, rest(task), task.state.get(self.name))

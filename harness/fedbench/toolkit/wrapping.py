@@ -49,10 +49,11 @@ def with_weights(answer: Aggregated, weights: Tensors) -> Aggregated:
 def with_own(model: Model, prefix: str) -> Model:
     """``model`` with a second copy of its weights and running statistics, their names behind ``prefix``.
 
-    The forward pass reads the first.
+    The forward pass reads the first. What the server alone changes is part of both.
     """
+    copied = {name: value for name, value in model.buffers.items() if name not in model.of_server}
     weights = {prefix + name: value.clone() for name, value in model.weights.items()}
-    buffers = {prefix + name: value.clone() for name, value in model.buffers.items()}
+    buffers = {prefix + name: value.clone() for name, value in copied.items()}
     factors = {prefix + name: factor for name, factor in model.lr_factors.items()}
     return beside(replace(model, lr_factors={**model.lr_factors, **factors}), weights, buffers)
 
@@ -88,7 +89,8 @@ def own_step(step: LocalStep, weights: Tensors, buffers: Tensors | None = None) 
 
     A loss that writes to the client's state there is refused with a FedbenchError.
     """
-    buffers = without_own(step.buffers, step.model) if buffers is None else buffers
+    of_server = {name: value for name, value in step.buffers.items() if name in step.model.of_server}
+    buffers = without_own(step.buffers, step.model) if buffers is None else {**of_server, **buffers}
     state = cast(dict[str, Tensors], _ToRead(step.task.state))
     return replace(step, weights=weights, buffers=buffers, task=replace(step.task, state=state), is_own=True)
 
@@ -144,9 +146,10 @@ def own_predictions(task: EvaluationTask, rest: Evaluate, own: Callable[[int], t
     if task.client is not None:
         return rest(plain)
     answer, by_client = rest(plain), {}
+    of_server = {name: value for name, value in task.buffers.items() if name in task.model.of_server}
     for client in task.clients:
         weights, buffers = own(client)
-        labels = rest(replace(plain, weights=weights, buffers=buffers, client=client)).labels
+        labels = rest(replace(plain, weights=weights, buffers={**of_server, **buffers}, client=client)).labels
         if labels is None:
             raise FedbenchError(
                 "the stack predicts by no global model, of which clients could have one of their own; leave one out."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +41,13 @@ def method(
     module = name.replace("-", "_").lower()
     if not module.isidentifier():
         raise FedbenchError(f"{name!r} can't be a Python module's name; let it begin with a letter.")
+    if keyword.iskeyword(module):
+        raise FedbenchError(f"{name!r} can't be a Python module's name, since {module!r} is a word of the language.")
+    if find_spec(module) is not None:
+        raise FedbenchError(
+            f"{name!r} would be a module called {module!r}, and Python has one here already, of which only one can be "
+            "imported; choose another name."
+        )
     place = Path(name) if folder is None else expanded(folder, "--folder")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FedbenchError(f"{str(place)!r} is there already and not an empty folder; give another with --folder.")

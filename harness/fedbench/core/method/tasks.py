@@ -79,10 +79,11 @@ class BroadcastTask:
     round: int
     exchange: int
     weights: Tensors
-    """The global weights, without private ones."""
+    """The global weights and (below) running statistics, without private ones."""
     spec: RunSpec
     state: Mapping[str, Tensors]
     """The server's tensors, by method name."""
+    buffers: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,9 +284,8 @@ class EvaluationTask:
     clients: tuple[int, ...] = ()
     """Whose own predictions are requested, on all of ``inputs``: every client after the last round, else nobody."""
     own: Mapping[int, Tensors] = field(default_factory=dict)
-    """The private tensors of the clients that have taken part, by client."""
+    """The private tensors of the clients that have taken part, by client; ``private`` are their names."""
     private: frozenset[str] = frozenset()
-    """The names of private tensors."""
     is_unseen: bool = False
     """Whether the samples are of the scenario's unseen classes: ``model`` then has their names, and labels count from 0
     among them. What was kept by class in training is of other classes."""

@@ -83,6 +83,6 @@ def _obstacle(training: Training, assembly: Assembly, model: Model) -> str | Non
         return "the model is trained on images"
     if training.precision != "float32":
         return f"precision={training.precision} is for models trained on images"
-    if model.buffers:
+    if model.buffers.keys() - model.of_server:
         return "the model keeps running statistics"
     return None

@@ -203,7 +203,7 @@ def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Updat
     for i, (task, position) in enumerate(zip(stack.tasks, stack.order, strict=True)):
         # copies, since whoever keeps a view of one client's weights would keep those of all
         weights = {name: value[i].clone() for name, value in stack.weights.items()}
-        updates[position] = trained(task, weights, {}, mean_losses[i])
+        updates[position] = trained(task, weights, dict(task.buffers), mean_losses[i])
     return [update for update in updates if update is not None]
 
 
@@ -251,7 +251,7 @@ def matches_own_loss(
         kept = {method: {name: t.clone() for name, t in held.items()} for method, held in task.state.items()}
         scratch = replace(task, state={method: dict(held) for method, held in kept.items()})
         before = Snapshot({"task": task})
-        loss = step_loss(LocalStep(own, {}, batch_at(task, index, torch.Generator()), scratch, batch.number))
+        loss = step_loss(LocalStep(own, task.buffers, batch_at(task, index, torch.Generator()), scratch, batch.number))
         before.require_unchanged(task.spec.method, "local_loss or loss_terms")
         wanted = torch.autograd.grad(loss, list(own.values()), allow_unused=True)
         if not _is_untouched(kept, scratch.state):

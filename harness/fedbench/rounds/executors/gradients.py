@@ -101,7 +101,7 @@ class Vectorised:
             task, samples = _task_of(template, own["client"]), own["samples"]
 
             def of_batch(samples: PerClient) -> Tensor:
-                return self._loss(LocalStep(own["weights"], {}, _batch_of(samples), task, batch.number))
+                return self._loss(LocalStep(own["weights"], template.buffers, _batch_of(samples), task, batch.number))
 
             if "mask" not in own:
                 return of_batch(samples)

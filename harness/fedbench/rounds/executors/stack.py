@@ -233,6 +233,8 @@ def signature(task: ClientTask) -> tuple[object, ...]:
     mappings = (task.received, task.payload, *(task.state[name] for name in sorted(task.state)))
     shapes = tuple(tuple((name, tuple(t.shape), t.dtype) for name, t in sorted(m.items())) for m in mappings)
     tables = tuple(id(Stack._table(inputs)) for inputs in (task.inputs, *task.side.values()))
+    # what the server alone changes is one tensor for all of them
+    tables += tuple(id(value) for value in task.buffers.values())
     known = (task.labels is None, task.class_counts is None)
     return (shapes, tuple(sorted(task.state)), tables, known)
 
@@ -278,6 +280,6 @@ def _known(tensor: Tensor | None) -> Tensor:
 
 def _clipped(gradients: Tensors, most: float) -> Tensors:
     """``gradients`` (a, ...), each client's scaled to a norm of ``most`` where longer, as `clip_grad_norm_` does."""
-    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+    norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
     factors = (most / (norms + 1e-6)).clamp(max=1)
     return {name: g * factors.view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}

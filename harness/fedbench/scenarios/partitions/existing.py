@@ -167,7 +167,7 @@ def _of_samples(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
         for wrong in samples[(samples < 0) | (samples >= count)]:
             raise FedbenchError(
                 f"{where}: there is no {split} sample {wrong}, the scenario gives out {count}; the table must be of "
-                "the same data, long tail, splits and seed."
+                "the same data, long tail, shots, splits and seed."
             )
         return deal_out(samples, owners, len(names))
 

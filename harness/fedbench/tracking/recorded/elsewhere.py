@@ -9,6 +9,8 @@ from fedbench.core.method.answers import require_predictions
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.metrics import MetricTask
+from fedbench.models.feature_cache import encode
+from fedbench.models.inputs import FeatureInputs, UncachedFeatures
 from fedbench.rounds.further import measured
 from fedbench.rounds.loop import evaluation_task
 from fedbench.runs.prepare import Settings, backbone_for, dataset_for, prepare
@@ -40,7 +42,11 @@ def evaluate_elsewhere(uri: str, given: str, dataset: str, settings: Settings) -
     spec = _on(run.spec, dataset)
     data = dataset_for(spec, settings)
     backbone = backbone_for(spec, data, settings)
-    there = prepare(spec, settings, dataset=data, backbone=backbone)
+    there = prepare(spec, settings, dataset=data, backbone=backbone, encode_all=False)
+    test = there.test
+    if isinstance(test, UncachedFeatures):
+        rows = encode(test.images, test.encoder, settings.cache_dir, device=test.device, data=dataset)
+        test = FeatureInputs(rows.to(test.device))
     is_renamed = there.scored.classnames != run.scored.classnames
     if is_renamed:
         setup = ModelSetup(backbone, run.scored.classnames, run.spec, settings.data_dir)
@@ -50,7 +56,7 @@ def evaluate_elsewhere(uri: str, given: str, dataset: str, settings: Settings) -
                 f"{run.spec.title} can't predict the classes of {dataset!r}, which are not those it was trained on: "
                 f"{why}; choose a run whose model names its classes (promptfl, clip-zs), or data with the same names."
             )
-    task = evaluation_task(run, state, there.test)
+    task = evaluation_task(run, state, test)
     task = replace(task, model=there.model, num_classes=there.scored.num_classes, is_unseen=is_renamed)
     answer = there.assembly.hooks.evaluate(task=task)
     answer = require_predictions(task, answer, there.assembly.answers_first("evaluate"))
@@ -72,6 +78,9 @@ def _on(spec: RunSpec, dataset: str) -> RunSpec:
         "unseen_classes": 0.0,
         "validation": 0.0,
         "shots": 0,
+        # a method that needs the server's has some; clients have these as well, so that no class has too few
+        "server_samples": min(spec.scenario.server_samples, 1),
+        "server_source": "shared",
     }
     scenario = spec.scenario.model_copy(update=plain)
     return spec.model_copy(update={"dataset": dataset, "scenario": scenario})

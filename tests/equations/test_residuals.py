@@ -1,0 +1,120 @@
+"""The residuals of low-rank additions in every pass: what clients report, what they train on, what others compare."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fedbench.core.method.tasks import LocalStep
+from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.executors import executor_for
+from fedbench.rounds.finetuning import finetuned_metrics
+from fedbench.rounds.loop import evaluate, predict, start, train_round
+from fedbench.testing import final_state, tiny_run
+from fedbench.toolkit.local_training import batch_at
+from fedbench.toolkit.prototypes import client_features
+from fedbench.toolkit.reweighting import loss_and_accuracy
+from fedbench_methods import prograd
+from tests.equations.lora import lora_spec
+
+
+def with_large_residuals(run):
+    """The state before training, but for residuals that turn the predictions round."""
+    generator, state = torch.Generator().manual_seed(1), run.initial_state()
+    drawn = {name: 0.3 * torch.randn(zero.shape, generator=generator) for name, zero in state.buffers.items()}
+    return replace(state, buffers=drawn)
+
+
+def task_of(run, state, client=0):
+    return client_task(run, state, 2, 0, client, broadcast(run, state, client))
+
+
+@pytest.mark.parametrize("method", ["flora", "fedex-lora"])
+def test_a_client_sees_the_model_that_is_evaluated_whatever_it_does_with_it(method):
+    run = tiny_run(lora_spec(f"clip-lora+{method}"))
+    state = with_large_residuals(run)
+    task = task_of(run, state)
+    wanted = predict(run, state, task.inputs).scores
+    plain = predict(run, run.initial_state(), task.inputs).scores
+    assert (wanted - plain).abs().max() > 0.1
+    loss, _ = loss_and_accuracy(task, task.received, task.buffers)
+    assert loss == pytest.approx(float(cross_entropy(wanted, task.labels)), rel=1e-4)
+    index = torch.arange(len(task.inputs))
+    step = LocalStep(task.received, task.buffers, batch_at(task, index, torch.Generator()), task, 0)
+    for outputs in (step.outputs, step.received_outputs):
+        torch.testing.assert_close(outputs.logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_features_of_images_are_those_with_the_residual():
+    run = tiny_run(lora_spec("clip-lora+flora", {"encoders": "image"}))
+    state = with_large_residuals(run)
+    task = task_of(run, state)
+    features = client_features(task, task.received, task.buffers)
+    inputs = task.inputs.read(torch.arange(len(task.inputs)))
+    wanted = run.model.forward({**state.weights, **state.buffers}, inputs, False).features
+    torch.testing.assert_close(features, wanted, rtol=1e-4, atol=1e-4)
+    assert (features - run.model.forward(state.weights, inputs, False).features).abs().max() > 0.01
+
+
+def test_losses_that_clients_report_are_of_the_merged_weights():
+    run = tiny_run(lora_spec("clip-lora+climb+flora"))
+    reports, reported = [], run.assembly.hooks.reported
+    run.assembly.hooks.reported = lambda task: reports.append(task.reports) or reported(task=task)
+    state = run.initial_state()
+    start(run, state)
+    state, _ = train_round(run, state)
+    train_round(run, state)
+    for client, report in reports[1].items():
+        task = task_of(run, state, client)
+        wanted = float(cross_entropy(predict(run, state, task.inputs).scores, task.labels))
+        assert float(report["climb.loss"]) == pytest.approx(wanted, rel=1e-4)
+        assert float(report["climb.loss"]) != pytest.approx(float(reports[0][client]["climb.loss"]), rel=1e-4)
+
+
+def test_new_clients_are_tuned_from_the_merged_weights():
+    spec = lora_spec("clip-lora+flora", lr=1e-12, finetune_epochs=1)
+    spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"holdout_clients": 0.3})})
+    run = tiny_run(spec)
+    state = replace(with_large_residuals(run), round=2)
+    metrics = evaluate(run, state)[0]
+    tuned = finetuned_metrics(run, state)
+    assert tuned["finetuned_heldout_mean_client_accuracy"] == metrics["heldout_mean_client_accuracy"]
+    other = evaluate(run, replace(run.initial_state(), round=2))[0]
+    assert metrics["heldout_mean_client_accuracy"] != other["heldout_mean_client_accuracy"]
+
+
+def test_gradients_that_a_method_takes_itself_are_of_the_merged_weights(monkeypatch):
+    run = tiny_run(lora_spec("clip-lora+flora+prograd"))
+    state = with_large_residuals(run)
+    task = task_of(run, state)
+    weights = {name: value.clone().requires_grad_() for name, value in task.received.items()}
+    batch = batch_at(task, torch.arange(len(task.inputs)), torch.Generator())
+    measured, plain = [], prograd.divergence
+    monkeypatch.setattr(prograd, "divergence", lambda *args: measured.append(plain(*args)) or measured[-1])
+    run.assembly.hooks.local_gradients(step=LocalStep(weights, task.buffers, batch, task, 0))
+    run.assembly.hooks.local_gradients(step=LocalStep(weights, run.model.buffers, batch, task, 0))
+    # B = 0: without residuals the model is zero-shot CLIP, from which nothing diverges
+    assert measured[0].item() > 0.1 > 1e-5 > abs(measured[1].item())
+
+
+def test_models_of_clients_own_add_to_the_merged_weights_and_have_no_residual_apart():
+    run = tiny_run(lora_spec("clip-lora+flora+ditto"))
+    assert not any(name.endswith(".residual") for name in run.private)
+    state = with_large_residuals(run)
+    answer = predict(run, state, run.test, clients=(0,))
+    # its own factors are those of the beginning, B = 0
+    assert torch.equal(answer.by_client[0], answer.labels)
+    assert not torch.equal(answer.labels, predict(run, run.initial_state(), run.test).labels)
+
+
+@pytest.mark.parametrize("method", ["flora", "fedex-lora"])
+def test_cohorts_train_at_once_with_the_residual(method):
+    spec = lora_spec(f"clip-lora+{method}")
+    spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"participation": 1.0})})
+    run = tiny_run(spec, executor="cohort")
+    one_by_one = replace(run, executor=executor_for("sequential", spec.training, run.assembly, run.model))
+    ends = [final_state(each) for each in (run, one_by_one)]
+    for name, value in {**ends[1].weights, **ends[1].buffers}.items():
+        found = {**ends[0].weights, **ends[0].buffers}[name]
+        torch.testing.assert_close(found, value, rtol=1e-3, atol=1e-4)
