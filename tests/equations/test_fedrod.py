@@ -53,7 +53,7 @@ def test_generic_weights_get_the_balanced_gradient_and_the_residual_that_of_the_
     generic = cross_entropy(made.logits + 0.5 * torch.tensor([3.0, 1.0, 1e-8]).log(), labels)
     features = made.features.detach()
     residual = cross_entropy(made.logits.detach() + 2 * (features @ twin[WEIGHT].T + twin[BIAS]), labels)
-    torch.testing.assert_close(loss, generic + residual)
+    torch.testing.assert_close(loss, generic)  # what is recorded is that of the generic model
     for name, wanted in zip(twin, torch.autograd.grad(generic + residual, list(twin.values())), strict=True):
         [found] = torch.autograd.grad(loss, leaves[name], retain_graph=True)
         torch.testing.assert_close(found, wanted)

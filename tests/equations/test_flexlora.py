@@ -79,7 +79,7 @@ def test_what_it_cuts_off_goes_into_the_frozen_weights_beside_fedex():
         a, b, rest = (
             state.weights[f"{name}.A"],
             state.weights[f"{name}.B"],
-            state.server["fedex-lora"][f"{name}.residual"],
+            state.buffers[f"{name}.residual"],
         )
         torch.testing.assert_close(a @ a.T, torch.eye(2), rtol=0, atol=1e-4)
         torch.testing.assert_close(b @ a + rest, exact_mean(seen[-1].updates, name), rtol=0, atol=1e-6)

@@ -69,6 +69,7 @@ def _line(line: Mapping[Any, Any]) -> Line:
             int(_of(line, "delta_seeds", 0)),
             *(_of(line, name, math.nan) for name in ("p_value", "p_adjusted")),
             *(_of(line, name, "") for name in ("significance", "test", "baseline_note")),
+            *(_of(line, name, math.nan) for name in ("delta_low", "delta_high")),
         ),
         milestone=_milestone(line),
         printed=_printed(line) if "published" in line else None,
@@ -81,6 +82,8 @@ def _line(line: Mapping[Any, Any]) -> Line:
         one_for_all=bool(_of(line, "one_for_all", False)),
         incomplete=tuple(json.loads(_of(line, "incomplete", "[]"))),
         rank=None if rank is None else int(rank),
+        tied_rank=None if rank is None else int(_of(line, "tied_rank", rank)),
+        p_best=_of(line, "p_best", math.nan),
         whole=bool(_of(line, "whole", True)),
     )
 

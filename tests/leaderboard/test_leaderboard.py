@@ -260,7 +260,7 @@ def test_each_row_meets_the_baseline_on_its_own_backbone() -> None:
 def test_the_terminal_table_fits_and_marks_the_best(results: pd.DataFrame) -> None:
     text = shown(leaderboard(results))
     assert max(len(line) for line in text.splitlines()) <= 110
-    assert "65.0 ± 4.0" in text and "63.0 ± 3.6" in text and "+2.0 ± 1.0" in text
+    assert "65.0 ± 4.0" in text and "63.0 ± 3.6" in text and "+2.0 ± 2.5" in text
     assert "…" not in text
     console = Console(width=110, force_terminal=True, color_system="standard")
     with console.capture() as capture:
@@ -298,10 +298,16 @@ def test_markdown_says_under_which_conditions(results: pd.DataFrame) -> None:
     assert table == [
         "| # | method | accuracy | head | tail | Δ fedavg | MB | train s |",
         "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| 1 | fedprox | **65.0 ± 4.0** | 79.0 ± 0.0 | **51.0 ± 1.0** | +2.0 ± 1.0 | 2.00 | 9.0 |",
-        "| 2 | fedavg | 63.0 ± 3.6 | **80.0 ± 0.0** | 41.0 ± 1.0 | – | 2.00 | 9.0 |",
+        "| 1 | fedprox | **65.0 ± 4.0** | 79.0 ± 0.0 | **51.0 ± 1.0** | +2.0 ± 2.5 | 2.00 | 9.0 |",
+        "| 1 | fedavg | 63.0 ± 3.6 | **80.0 ± 0.0** | 41.0 ± 1.0 | – | 2.00 | 9.0 |",
+        "",
+        "#: rows that share a rank can't be told from its first, down to one that can, by paired tests with Holm's correction",
+        "",
+        "Δ: ± is half of its 95 % interval, paired over the seeds both have",
         "",
         "no difference is significant at 0.05: paired t-test over 3 seeds, one row, not corrected",
+        "",
+        "3 seeds find a difference of 3.3 four times in five (spread 1.0, not corrected); 1.6 needs 6 seeds",
     ]
 
 
@@ -652,11 +658,15 @@ def test_a_row_without_a_p_value_says_why(results: pd.DataFrame) -> None:
 def test_the_lines_below_a_table_explain_its_statistics(results: pd.DataFrame) -> None:
     found = made(table_of({"fedavg": [60, 62, 67], "fedprox": [70, 72.1, 76.9], "fedclip": [60, 62, 67]}))
     text = shown(leaderboard(found))
-    assert "+10.0 ± 0.1 *" in text
+    # differences 10, 10.1, 9.9: 0.1 t_0.975(2) / sqrt 3 = 0.248
+    assert "+10.0 ± 0.2 *" in text
+    assert "#: rows that share a rank" in text and "Δ: ± is half of its 95 % interval" in text
+    # t is above its critical 4.30 with power 0.8 at 5.66 standard errors: 5.66 * 0.1 / sqrt 3
+    assert "3 seeds find a difference of 0.3 four times in five (spread 0.1, not corrected); 0.2 needs 6 seeds" in text
     assert "* p < 0.05, paired t-test over 3 seeds, one row, not corrected" in text
     assert "significance not tested (fedclip): differences are all equal" in text
     assert "significance not tested: needs 3 seeds, has 2" in shown(leaderboard(results[results["seed"] < 2]))
-    assert "+10.0 ± 0.1 \\* |" in to_markdown(board_of(leaderboard(found)))
+    assert "+10.0 ± 0.2 \\* |" in to_markdown(board_of(leaderboard(found)))
 
 
 def test_equal_means_share_the_smaller_rank() -> None:
@@ -1139,7 +1149,7 @@ def test_latex_has_an_environment_a_table_and_no_bare_special_characters(results
 
 def test_latex_sets_a_minus_and_no_hyphen_before_a_number(results: pd.DataFrame) -> None:
     text = to_latex(board_of(leaderboard(results, baseline="fedprox")))
-    assert r"$-$2.0 $\pm$ 1.0" in text and "-2.0" not in text
+    assert r"$-$2.0 $\pm$ 2.5" in text and "-2.0" not in text
 
 
 def test_latex_leaves_no_letter_that_its_fonts_lack() -> None:

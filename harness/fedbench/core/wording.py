@@ -81,13 +81,6 @@ def spread(mean: float, std: float, sign: str = "") -> str:
     return f"{mean:{sign}z.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}")
 
 
-def between(mean: float, low: float, high: float) -> str:
-    """``+2.1 [+0.4, +3.8]``: a difference with its interval; without it where that is NaN, a dash where ``mean`` is."""
-    if math.isnan(mean) or math.isnan(low):
-        return spread(mean, math.nan, sign="+")
-    return f"{mean:+z.1f} [{low:+z.1f}, {high:+z.1f}]"
-
-
 def megabytes(count: float) -> str:
     """Bytes in MB (10^6) with as many digits as a reader needs; a dash for NaN."""
     if math.isnan(count):

@@ -38,6 +38,11 @@ class Delta:
     high: float = NAN
     """The ends of the mean's 95 % interval."""
 
+    @property
+    def half_width(self) -> float:
+        """Of the interval, which is the same to both sides."""
+        return (self.high - self.low) / 2
+
 
 @dataclass(frozen=True)
 class Milestone:

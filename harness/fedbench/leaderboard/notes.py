@@ -16,7 +16,8 @@ from fedbench.statistics.power import detectable, seeds_for
 
 _OWN = "personal_mean_client_accuracy"
 _NEW = "new_accuracy"
-TIED = "share a rank can't be told from its first, down to one that can, by paired tests over their seeds, corrected by Holm"
+TIED = "share a rank can't be told from its first, down to one that can, by paired tests with Holm's correction"
+INTERVAL = "± is half of its 95 % interval"
 P_BEST = "P(best): how often the row has the best mean when seeds are drawn again, 10,000 times"
 SIGN = "*"
 """Stands after a significant difference."""
@@ -48,6 +49,8 @@ def _significance(lines: Sequence[Line]) -> Iterator[str]:
     compared = [line for line in lines if line.delta.significance not in (BASELINE, NO_BASELINE)]
     tested = [line.delta for line in compared if not math.isnan(line.delta.p_value)]
     without = [line for line in compared if math.isnan(line.delta.p_value)]
+    if any(not math.isnan(line.delta.low) for line in compared):
+        yield f"Δ: {INTERVAL}, paired over the seeds both have"
     if tested:
         counts = sorted({delta.seeds for delta in tested})
         pairs = f"{counts[0]} seeds" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"

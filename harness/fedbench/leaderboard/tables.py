@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from fedbench.core.wording import (
     NONE,
-    between,
     heading,
     megabytes,
     spread,
@@ -155,7 +154,7 @@ def _best(table: Table) -> Iterator[TextColumn]:
 def _difference(table: Table) -> Iterator[TextColumn]:
     deltas = [line.delta for line in table.lines]
     if any(delta.seeds for delta in deltas):
-        cells = [between(delta.cell.mean, delta.low, delta.high) for delta in deltas]
+        cells = [spread(delta.cell.mean, delta.half_width, sign="+") for delta in deltas]
         signs = [SIGN if delta.significance == SIGNIFICANT else "" for delta in deltas]
         yield TextColumn(f"Δ {table.baseline.partition(' · ')[0]}", cells, signs=signs)
 

@@ -96,12 +96,14 @@ def check_hooks(name: str) -> None:
     assert not undocumented, f"{', '.join(undocumented)}: no docstring, which `fedbench describe` prints"
 
 
-def check_training(name: str) -> None:
+def check_training(name: str, *, participation: float = 0.5) -> str:
     """Two rounds are finite and move the weights, but not backbone, global generators, or what hooks are handed.
 
     Private weights must move with some client, in four rounds if not in two; where all are private there need not be a
-    global model."""
-    run = tiny_run(tiny_spec(name, rounds=2), executor="sequential")
+    global model. Gives the `digest` of the state after them. With a ``participation`` of 1 clients take part again."""
+    spec = tiny_spec(name, rounds=2)
+    spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"participation": participation})})
+    run = tiny_run(spec, executor="sequential")
     hooks = watched(run.assembly.hooks, dict.fromkeys(STEPS, name), contents)
     run = replace(run, assembly=replace(run.assembly, hooks=hooks))
     backbone = tiny_backbone(run.spec.backbone)
@@ -136,6 +138,7 @@ def check_training(name: str) -> None:
     frozen = all(torch.equal(before[k], v) for k, v in backbone.module.state_dict().items())
     assert frozen, "the backbone's own tensors changed; train copies of them"
     assert torch.equal(generator, torch.get_rng_state()), "drew from torch's global generator"
+    return digest(state)
 
 
 def check_own_models(name: str) -> str | None:

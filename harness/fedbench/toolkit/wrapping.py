@@ -91,7 +91,7 @@ def own_step(step: LocalStep, weights: Tensors, buffers: Tensors | None = None) 
     """
     of_server = {name: value for name, value in step.buffers.items() if name in step.model.of_server}
     buffers = without_own(step.buffers, step.model) if buffers is None else {**of_server, **buffers}
-    state = cast(dict[str, Tensors], _ToRead(step.task.state))
+    state = cast(dict[str, Tensors], _NotToWrite(step.task.state))
     return replace(step, weights=weights, buffers=buffers, task=replace(step.task, state=state), is_own=True)
 
 
@@ -100,7 +100,7 @@ def without_value(loss: Tensor) -> Tensor:
     return loss - loss.detach()
 
 
-class _ToRead(UserDict[str, Tensors]):
+class _NotToWrite(UserDict[str, Tensors]):
     """What a client keeps, for a loss that is taken at more than one model, or more than once a step."""
 
     def __init__(self, kept: Mapping[str, Tensors]) -> None:

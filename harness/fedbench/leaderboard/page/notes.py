@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fedbench.core.wording import OWN_MODELS, UNSEEN, heading, not_on_unseen_notes, server_data_notes
 from fedbench.leaderboard.failures import MARK
 from fedbench.leaderboard.model import Line, Table
+from fedbench.leaderboard.notes import INTERVAL
 from fedbench.leaderboard.page.table import MARKS, any_known
 from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.seeds import DIFFER, seed_counts, seeds_differ
@@ -34,7 +35,8 @@ def _how_to_read(table: Table, lines: Sequence[Line]) -> list[str]:
     if any_known([line.delta.cell.mean for line in lines]):
         baseline = table.baseline.partition(" · ")[0]
         notes.append(
-            f"Δ {baseline}: {heading(table.headline)} minus that of {baseline}, paired over the seeds both have."
+            f"Δ {baseline}: {heading(table.headline)} minus that of {baseline}, paired over the seeds both have; "
+            f"{INTERVAL}."
         )
     notes += _significance(lines)
     for why in dict.fromkeys(line.delta.note for line in lines if line.delta.note):

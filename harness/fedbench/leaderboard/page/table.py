@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedbench.core.wording import NONE, between, heading, megabytes, spread
+from fedbench.core.wording import NONE, heading, megabytes, spread
 from fedbench.leaderboard.model import Line, Printed, PrintedNumber, ScoreCell, Table
-from fedbench.leaderboard.notes import P_BEST, TIED
+from fedbench.leaderboard.notes import INTERVAL, P_BEST, TIED
 from fedbench.leaderboard.page.model import PageCell, PageColumn
 from fedbench.leaderboard.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
 from fedbench.leaderboard.rows.identity import ON_NETWORK
@@ -127,10 +127,10 @@ def _delta(table: Table) -> tuple[PageColumn, list[PageCell]]:
         if not math.isnan(delta.p_value):
             facts.append(f"{delta.test} over {delta.seeds} seeds, {probability(delta.p_value)}")
         facts += [] if math.isnan(delta.p_adjusted) else [f"adjusted {probability(delta.p_adjusted)}"]
-        shown = between(delta.cell.mean, delta.low, delta.high)
-        facts += [] if math.isnan(delta.cell.std) else [f"spread {delta.cell.std:.1f}"]
-        cells.append(_cell(delta.cell.mean, shown, mark=MARKS.get(delta.significance, ""), title=", ".join(facts)))
-    explained = f"{heading(table.headline)} minus that of {baseline}, paired over the seeds both have, 95 % interval"
+        shown = spread(delta.cell.mean, math.nan, "+")
+        cell = _cell(delta.cell.mean, shown, mark=MARKS.get(delta.significance, ""), title=", ".join(facts))
+        cells.append(_with_deviation(cell, ScoreCell(delta.cell.mean, delta.half_width)))
+    explained = f"{heading(table.headline)} minus that of {baseline}, paired over the seeds both have; {INTERVAL}"
     return PageColumn("delta", f"Δ{_NBSP}{baseline}", explained), cells
 
 
