@@ -34,6 +34,7 @@ from fedbench.leaderboard.formats.markdown import to_markdown
 from fedbench.leaderboard.formats.terminal import render_terminal
 from fedbench.leaderboard.named import baseline_named, metric_named
 from fedbench.leaderboard.network import Link
+from fedbench.leaderboard.notes import TIED
 from fedbench.leaderboard.page import write_page
 from fedbench.leaderboard.reading import ReadingOptions
 from fedbench.leaderboard.results import _line, load_curves, load_federations, load_results
@@ -301,7 +302,7 @@ def test_markdown_says_under_which_conditions(results: pd.DataFrame) -> None:
         "| 1 | fedprox | **65.0 ± 4.0** | 79.0 ± 0.0 | **51.0 ± 1.0** | +2.0 ± 2.5 | 2.00 | 9.0 |",
         "| 1 | fedavg | 63.0 ± 3.6 | **80.0 ± 0.0** | 41.0 ± 1.0 | – | 2.00 | 9.0 |",
         "",
-        "#: rows that share a rank can't be told from its first, down to one that can, by paired tests with Holm's correction",
+        f"#: rows that {TIED}",
         "",
         "Δ: ± is half of its 95 % interval, paired over the seeds both have",
         "",
