@@ -23,6 +23,7 @@ from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.spec import stack_names
 from fedbench.plugins.assembly import find_method, method_names
 from fedbench.plugins.roles import role_of
+from fedbench.plugins.wrapping import wraps
 from fedbench.testing import check_training
 
 RECORD = Path(__file__).with_name("matrix.json")
@@ -31,8 +32,6 @@ BEGIN, END = "<!-- matrix -->", "<!-- end of matrix -->"
 TRIPLES = 200
 UNTRAINED = {"clip-zs"}
 COLUMNS = ("personalisation", "server step", "aggregation")
-ALIKE: set[tuple[str, str]] = set()
-"""Stacks that are the same without a method of theirs, by right."""
 
 
 def by_role() -> dict[str, list[str]]:
@@ -75,11 +74,10 @@ def verdict(composed: str) -> str:
     torch.set_num_threads(1)
     try:
         ended = check_training(composed, participation=1.0)
-        for name in stack_names(composed):
-            if role_of(find_method(name)) in COLUMNS[1:] and (composed, name) not in ALIKE:
-                assert ended != _ended(stack(*(other for other in stack_names(composed) if other != name))), (
-                    f"{name} changes nothing"
-                )
+        for name in filter(_moves, stack_names(composed)):
+            others = [other for other in stack_names(composed) if other != name]
+            if not any(_does(other, "federate") for other in others):  # of one pooled client there is nothing to weigh
+                assert ended != _ended(stack(*others)), f"{name} changes nothing"
     except MethodFault:
         raise
     except FedbenchError as error:
@@ -87,6 +85,16 @@ def verdict(composed: str) -> str:
         assert text and "\n" not in text, f"{composed} is refused in more than one line: {text}"
         return text
     return ""
+
+
+def _moves(name: str) -> bool:
+    """Whether the state ends otherwise where the method is in a stack: it works at the server, in every round."""
+    return role_of(find_method(name)) in COLUMNS[1:] and not _does(name, "evaluate")
+
+
+def _does(name: str, hook: str) -> bool:
+    cls = find_method(name)
+    return hasattr(getattr(cls, hook, None), "fedbench_impl") or hook in wraps(cls)
 
 
 @cache
