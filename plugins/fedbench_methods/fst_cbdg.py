@@ -12,8 +12,8 @@ without labels. In every local iteration, in this order (Alg. 1):
 The server takes the plain mean of the participants' W and b (Alg. 1). A client keeps q, which is of its own images
 alone, also where its update was lost. T is known to every client (Alg. 1); its C d floats are not counted.
 
-Answers: build_model, local_loss, aggregate. Never reads a label, hidden or not. Stacks with methods that add loss
-terms, and with clip-linear-centralized: there the clients are pooled, still without labels.
+Answers: build_model, local_loss, aggregate. Never reads a label. Stacks with loss terms, and with
+clip-linear-centralized: there the clients are pooled, still without labels.
 Ablations: `text_weight=0` is "only L_iST", `self_training=false` "only L_tSamp" (with clip-linear-centralized Table 3's
 "centralized"), `sampling=equal` gives every class round(mean_k n_k) instances (Table 4, at Eq. 7's budget).
 Left open / contradicted, no code being released:
@@ -22,8 +22,7 @@ Left open / contradicted, no code being released:
 - γ is 0 in the experiments, positive in the text. Fractions of (1 + γ) max m are rounded to the nearest whole number.
 - Only L_iST cannot move by these equations: f = q at W_0, and the gradient is zero. The paper's moves: `detach=false`,
   `restart=received`, `q_update=all` and `scale` are where its code may differ.
-- The sum in Eq. 6 outweighs the mean of Eq. 3 and makes W grow, which sharpens f at s = 1.
-"""
+- The sum in Eq. 6 outweighs the mean of Eq. 3: W grows, f sharpens at s = 1."""
 
 from __future__ import annotations
 
