@@ -65,7 +65,7 @@ class Climb(fb.Method[ClimbParams]):
     name = "climb"
     citation = "Shen et al., An Agnostic Approach to Federated Learning with Class Imbalance, ICLR 2022"
     role = "aggregation"
-    requires = ("labels", "global_model")
+    requires = ("labels", "global_model", "weighed_clients")
 
     @fb.hookimpl
     def start(self, task: fb.StartTask) -> None:

@@ -98,6 +98,7 @@ class DPFPL(fb.Method[DpFplParams]):
     name = "dp-fpl"
     citation = "Tran et al., Privacy-Preserving Personalized Federated Prompt Learning for Multimodal LLMs, ICLR 2025"
     requires = ("clip", "context", "sgd")
+    prevents = ("plain_steps",)
     recipe = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.0, "weight_decay": 5e-4}
     keeps_lost_training = True
 

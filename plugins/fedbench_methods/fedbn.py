@@ -58,6 +58,11 @@ class FedBN(fb.Method[FedBnParams]):
     name = "fedbn"
     citation = "Li et al., FedBN: FL on Non-IID Features via Local Batch Normalization, ICLR 2021"
     keeps_lost_training = True
+    prevents = ("weighed_clients",)
+
+    def __init__(self, params: FedBnParams) -> None:
+        super().__init__(params)
+        self.prevents = () if params.weighting == "samples" else self.prevents
 
     @hookimpl
     def private(self, model: fb.Model, spec: fb.RunSpec) -> Collection[str]:

@@ -5,13 +5,12 @@ probability p a block and step. With μ, σ (B, c) the mean and deviation of eac
     V = variance of μ (of σ) over the samples of the batch, (c,)
     S = variance over the clients of their running means of μ (of σ), (c,)
     w = 1 / (1 + 1/S),   G = c w / Σ w
-    β ~ N(μ, (G_μ + 1) V_μ),   γ ~ N(σ, (G_σ + 1) V_σ)
-    X' = γ (X - μ) / σ + β
+    β ~ N(μ, (G_μ + 1) V_μ),   γ ~ N(σ, (G_σ + 1) V_σ),   X' = γ (X - μ) / σ + β
 A client's running means of μ and σ have the factor α and move when the layer fires. The server takes the plain mean of
 all entries, running statistics included, and sends S with them. Evaluated is the global model as it is.
 
-Answers: build_model, start, broadcast, local_loss, aggregate. Stacks with methods that add loss terms (fedprox, moon);
-those read the outputs of the same augmented pass. Needs a backbone with convolution blocks, which is trained whole.
+Answers: build_model, start, broadcast, local_loss, aggregate. Methods that add loss terms (fedprox, moon) read the
+outputs of the same augmented pass. Needs a backbone with convolution blocks, trained whole.
 `weighting` is of weights and running statistics alike: with p = 0 it is FedAvg under weighting=uniform, bit for bit.
 Left open / contradicted (until S is known, G is 1):
 - S is one variance over clients and channels in the code, so that G = 1 everywhere (`sharing=as_released`).
@@ -121,6 +120,10 @@ class FedFA(fb.Method[FedFAParams]):
     prevents = ("weighed_clients",)
     reads = ("tune",)
     requires = ("labels", "whole_model")
+
+    def __init__(self, params: FedFAParams) -> None:
+        super().__init__(params)
+        self.prevents = () if params.weighting == "samples" else self.prevents
 
     @hookimpl
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:

@@ -54,7 +54,7 @@ class FLoRA(WithResiduals, fb.Method[FLoRAParams]):
     name = "flora"
     citation = "Wang et al., FLoRA: Federated Fine-Tuning LLMs with Heterogeneous Low-Rank Adaptations, NeurIPS 2024"
     role = "server step"
-    requires = ("whole_model",)
+    requires = ("whole_model", "sent_start")
     needs_learner = "clip-lora"
 
     @fb.wrapper

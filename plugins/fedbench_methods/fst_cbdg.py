@@ -14,8 +14,8 @@ alone, also where its update was lost. T is known to every client (Alg. 1); its 
 
 Answers: build_model, local_loss, aggregate. Never reads a label. Stacks with loss terms, and with
 clip-linear-centralized: there the clients are pooled, still without labels.
-Ablations: `text_weight=0` is "only L_iST", `self_training=false` "only L_tSamp" (with clip-linear-centralized Table 3's
-"centralized"), `sampling=equal` gives every class round(mean_k n_k) instances (Table 4, at Eq. 7's budget).
+Ablations: `text_weight=0`, `self_training=false` (with clip-linear-centralized Table 3's "centralized"),
+`sampling=equal` gives every class round(mean_k n_k) instances (Table 4, at Eq. 7's budget).
 Left open / contradicted, no code being released:
 - σ, batch size, s and unit length: the entropies printed, all close to log K, speak for unit length and s = 1.
   `unit_features=false` leaves T at its own length, so that round 0 ranks products, not cosines.
@@ -118,6 +118,7 @@ class FSTCBDG(fb.Method[FstCbdgParams]):
         if not params.self_training and params.text_weight == 0:
             raise FedbenchError("fst-cbdg has no loss left; set self_training=true or text_weight above 0.")
         super().__init__(params)
+        self.prevents = () if params.weighting == "samples" else self.prevents
 
     @hookimpl
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:

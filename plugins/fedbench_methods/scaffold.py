@@ -97,6 +97,11 @@ class SCAFFOLD(fb.Method[ScaffoldParams]):
     name = "scaffold"
     citation = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
     requires = ("sgd", "plain_steps", "sent_start", "global_model")
+    prevents = ("weighed_clients",)
+
+    def __init__(self, params: ScaffoldParams) -> None:
+        super().__init__(params)
+        self.prevents = () if params.weighting == "samples" else self.prevents
 
     @hookimpl
     def start(self, task: fb.StartTask) -> None:

@@ -1,8 +1,9 @@
-"""Which methods compose: every learner with every personalisation and every rule of the server, and drawn triples.
+"""Which methods compose: every learner with every personalisation and every rule of the server, these with each
+other and with local objectives, and drawn triples.
 
 ``matrix.json`` has what was found: stack -> "" where two rounds kept the contract, else the sentence that refuses it.
 The tables of plugins/README.md are made of it. ``python -m tests.contract.matrix`` finds it anew and rewrites both, in
-four minutes on two cores; with ``--new`` only what is not recorded yet, as after adding a method.
+ten minutes on two cores; with ``--new`` only what is not recorded yet, as after adding a method.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ BEGIN, END = "<!-- matrix -->", "<!-- end of matrix -->"
 TRIPLES = 200
 UNTRAINED = {"clip-zs"}
 COLUMNS = ("personalisation", "server step", "aggregation")
+MET = {"learner": COLUMNS, "personalisation": COLUMNS[1:], "aggregation": ("server step", "local objective")}
+"""Role -> those whose methods each of its own is paired with."""
 
 
 def by_role() -> dict[str, list[str]]:
@@ -49,9 +52,9 @@ def stack(*names: str) -> str:
 
 
 def pairs() -> list[str]:
-    """Every learner with every personalisation and rule of the server."""
+    """Every two methods of `MET`."""
     roles = by_role()
-    return [stack(learner, other) for learner in roles["learner"] for role in COLUMNS for other in roles[role]]
+    return [stack(one, other) for role, others in MET.items() for one in roles[role] for to in others for other in roles[to]]
 
 
 def triples() -> list[str]:

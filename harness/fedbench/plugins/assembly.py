@@ -169,7 +169,7 @@ def assemble(
     outermost_first = sorted(plugins, key=lambda name: (_depth(roles[name]), name))
     around = {hook: [name for name in outermost_first if hook in wraps(plugins[name])] for hook in WRAPPABLE}
     wrappers = {hook: tuple(names) for hook, names in around.items() if names}
-    prevents = {name: declares(type(plugin), "prevents") for name, plugin in plugins.items()}
+    prevents = {name: getattr(plugin, "prevents", ()) for name, plugin in plugins.items()}
     refuse_roles(roles, prevents, requires, method)
     owners = {hook: (*wrappers.get(hook, ()), *names) for hook, names in _owner_table(manager).items()}
     chains = {hook: [(name, getattr(plugins[name], hook)) for name in names] for hook, names in wrappers.items()}
