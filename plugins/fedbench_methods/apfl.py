@@ -66,6 +66,7 @@ class APFL(fb.Method[ApflParams]):
     name = "apfl"
     citation = "Deng, Kamani, Mahdavi, Adaptive Personalized Federated Learning, arXiv 2003.13461, 2020"
     keeps_lost_training = True
+    requires = ("sent_steps",)
 
     @fb.wrapper
     def build_model(self, setup: fb.ModelSetup, rest: Build) -> fb.Model:

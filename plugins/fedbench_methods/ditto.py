@@ -54,6 +54,7 @@ class Ditto(fb.Method[DittoParams]):
     name = "ditto"
     citation = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
     keeps_lost_training = True
+    requires = ("sent_steps",)
 
     @fb.wrapper
     def build_model(self, setup: fb.ModelSetup, rest: Build) -> fb.Model:

@@ -58,7 +58,7 @@ class FedBN(fb.Method[FedBnParams]):
     name = "fedbn"
     citation = "Li et al., FedBN: FL on Non-IID Features via Local Batch Normalization, ICLR 2021"
     keeps_lost_training = True
-    prevents = ("weighed_clients",)
+    prevents: tuple[str, ...] = ("weighed_clients",)
 
     def __init__(self, params: FedBnParams) -> None:
         super().__init__(params)

@@ -59,7 +59,8 @@ class FedExLoRA(WithResiduals, fb.Method[FedExLoRAParams]):
     name = "fedex-lora"
     citation = "Singhal et al., FedEx-LoRA: Exact Aggregation for Federated Fine-Tuning, ACL 2025"
     role = "server step"
-    requires = ("whole_model", "sent_start")
+    requires = ("whole_model", "sent_start", "weighed_clients")
+    prevents = ("weighed_clients",)
     needs_learner = "clip-lora"
 
     @fb.wrapper

@@ -117,7 +117,7 @@ class FedFA(fb.Method[FedFAParams]):
 
     name = "fedfa"
     citation = "Zhou and Konukoglu, FedFA: Federated Feature Augmentation, ICLR 2023"
-    prevents = ("weighed_clients",)
+    prevents: tuple[str, ...] = ("weighed_clients",)
     reads = ("tune",)
     requires = ("labels", "whole_model")
 

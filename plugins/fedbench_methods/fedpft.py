@@ -84,6 +84,11 @@ class FedPFT(fb.Method[FedPFTParams]):
     citation = "Beitollahi et al., Parametric Feature Transfer: One-shot FL with Foundation Models, 2024"
     role = "aggregation"
     requires = ("labels", "linear_head", "pretrained", "whole_model")
+    prevents: tuple[str, ...] = ("sent_steps", "plain_steps")
+
+    def __init__(self, params: FedPFTParams) -> None:
+        super().__init__(params)
+        self.prevents = () if params.then == "train" else self.prevents
 
     @fb.hookimpl
     def survey(self, round: int, spec: fb.RunSpec, state: Mapping[str, fb.Tensors]) -> str:

@@ -75,7 +75,7 @@ class FedRoD(fb.Method[FedRodParams]):
 
     name = "fedrod"
     citation = "Chen and Chao, On Bridging Generic and Personalized Federated Learning, ICLR 2022"
-    requires = ("labels",)
+    requires = ("labels", "sent_steps")
     keeps_lost_training = True
 
     @fb.wrapper

@@ -54,7 +54,8 @@ class FLoRA(WithResiduals, fb.Method[FLoRAParams]):
     name = "flora"
     citation = "Wang et al., FLoRA: Federated Fine-Tuning LLMs with Heterogeneous Low-Rank Adaptations, NeurIPS 2024"
     role = "server step"
-    requires = ("whole_model", "sent_start")
+    requires = ("whole_model", "sent_start", "weighed_clients")
+    prevents = ("weighed_clients",)
     needs_learner = "clip-lora"
 
     @fb.wrapper

@@ -112,7 +112,7 @@ class FSTCBDG(fb.Method[FstCbdgParams]):
     requires = ("clip", "same_samples")
     recipe = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5}
     keeps_lost_training = True
-    prevents = ("weighed_clients",)
+    prevents: tuple[str, ...] = ("weighed_clients",)
 
     def __init__(self, params: FstCbdgParams) -> None:
         if not params.self_training and params.text_weight == 0:

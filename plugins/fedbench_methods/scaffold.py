@@ -97,7 +97,7 @@ class SCAFFOLD(fb.Method[ScaffoldParams]):
     name = "scaffold"
     citation = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, ICML 2020"
     requires = ("sgd", "plain_steps", "sent_start", "global_model")
-    prevents = ("weighed_clients",)
+    prevents: tuple[str, ...] = ("weighed_clients",)
 
     def __init__(self, params: ScaffoldParams) -> None:
         super().__init__(params)

@@ -54,7 +54,9 @@ def stack(*names: str) -> str:
 def pairs() -> list[str]:
     """Every two methods of `MET`."""
     roles = by_role()
-    return [stack(one, other) for role, others in MET.items() for one in roles[role] for to in others for other in roles[to]]
+    return [
+        stack(one, other) for role, others in MET.items() for one in roles[role] for to in others for other in roles[to]
+    ]
 
 
 def triples() -> list[str]:

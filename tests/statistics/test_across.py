@@ -11,7 +11,7 @@ def settings_of(means, noise=0.0, seeds=4):
     """Setting -> row -> seed -> score, with a zigzag of ``noise`` that differs by row."""
     return {
         f"s{i}": {
-            f"r{j}": {seed: mean + noise * (-1) ** (seed + j) * (1 + seed / 10) for seed in range(seeds)}
+            f"r{j}": {seed: mean + noise * (-1) ** (seed + j) * (1 + (1 + j) * seed / 10) for seed in range(seeds)}
             for j, mean in enumerate(row)
         }
         for i, row in enumerate(means)
@@ -59,7 +59,7 @@ def test_wins_ties_and_losses_are_of_significant_differences():
     assert found.outcomes.to_numpy().sum() == 3 * 3 * 2
 
 
-def test_a_constant_difference_wins_and_no_difference_ties():
+def test_numbers_that_no_seed_moves_win_where_they_differ():
     found = across(settings_of([[2, 1, 1]] * 3))
     assert found is not None and found.outcomes.loc["r1"].tolist() == [0, 3, 3]
     assert found.p_value < 0.1
@@ -82,6 +82,10 @@ def test_only_rows_of_every_setting_are_compared_and_few_are_not():
     found = across(given)
     assert found is not None and list(found.ranks) == ["r0", "r1", "r3"]
     assert across(dict(list(given.items())[:2])) is None
+    assert found.seeds == (0, 1, 2, 3)
+    given["s3"]["r1"] = {7: 1.0, 3: 2.0}
+    fewer = across(given)
+    assert fewer is not None and fewer.seeds == (3,)
     del given["s0"]["r1"]
     assert across(given) is None
 

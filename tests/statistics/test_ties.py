@@ -47,9 +47,10 @@ def test_a_worse_mean_has_no_better_rank_however_much_it_varies():
     assert tied_ranks(np.stack([best, apart, wild])) == [1, 2, 2]
 
 
-def test_few_seeds_tell_nothing_apart_and_a_constant_difference_does():
+def test_few_seeds_tell_nothing_apart_and_numbers_that_no_seed_moves_are():
     assert tied_ranks(np.array([[90.0, 91.0], [10.0, 12.0]])) == [1, 1]
     assert tied_ranks(np.array([[90.0] * 3, [89.0] * 3, [90.0] * 3])) == [1, 3, 1]
+    assert tied_ranks(np.array([[91.0, 92.0, 95.0], [90.0, 91.0, 94.0]])) == [1, 1]  # the same difference by chance
     assert tied_ranks(np.array([[5.0, 6.0, 7.0, 8.0, 9.0], [1.0, 1.5, 2.5, 3.5, 4.5]]), Test.wilcoxon) == [1, 1]
 
 
@@ -57,7 +58,8 @@ def test_rows_without_a_score_have_no_rank_and_pairs_are_of_shared_seeds():
     scores = np.array([[NAN] * 4, [5.0, 6.0, 7.0, NAN], [1.0, 2.1, 3.0, 99.0]])
     # the mean of the last is the best by its seed 3, which the other lacks; over the shared ones it is 4 below
     assert tied_ranks(scores) == [None, 2, 1]
-    assert probability_best(scores)[1:] == [1.0, 0.0] and math.isnan(probability_best(scores)[0])
+    assert probability_best(scores, least=3)[1:] == [1.0, 0.0] and math.isnan(probability_best(scores, least=3)[0])
+    assert all(map(math.isnan, probability_best(scores)))
 
 
 def test_the_bootstrap_agrees_with_all_draws_of_three_seeds():
@@ -65,12 +67,12 @@ def test_the_bootstrap_agrees_with_all_draws_of_three_seeds():
     # differences of the seeds are +3, -1, -1: a draw is for the first where 3 a > b + c with a + b + c = 3, so a >= 1
     first, second = np.array([3.0, 0.0, 0.0]), np.array([0.0, 1.0, 1.0])
     exact = 1 - (2 / 3) ** 3
-    assert probability_best(np.stack([first, second])) == pytest.approx([exact, 1 - exact], abs=0.015)
+    assert probability_best(np.stack([first, second]), least=3) == pytest.approx([exact, 1 - exact], abs=0.015)
 
 
 def test_rows_that_are_best_together_share_it():
     same = np.array([1.0, 2.0, 3.0])
-    assert probability_best(np.stack([same, same, same - 1])) == [0.5, 0.5, 0.0]
+    assert probability_best(np.stack([same, same, same - 1]), least=3) == [0.5, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 15, 40])

@@ -164,11 +164,17 @@ class Line:
     rank: int | None = None
     """1 has the best headline of its table, see `fedbench.leaderboard.rows.ranking.compared`."""
     tied_rank: int | None = None
-    """The same, shared by rows that their seeds can't tell apart, see `fedbench.statistics.ties.tied_ranks`."""
+    """The same, shared by rows that their seeds can't tell apart, see `fedbench.statistics.ties.tied_ranks`; None in a
+    table whose seeds are too few for a test."""
     p_best: float = NAN
-    """How likely the row is the best of its table, see `fedbench.statistics.ties.probability_best`."""
+    """How often the row is the best of its table, see `fedbench.statistics.ties.probability_best`."""
     whole: bool = True
     """Whether the row lost no seed that another row finished."""
+
+    @property
+    def place(self) -> int | None:
+        """The rank that tables show."""
+        return self.rank if self.tied_rank is None else self.tied_rank
 
     @property
     def has_failed(self) -> bool:
@@ -208,8 +214,8 @@ class Table:
 
     @property
     def tells_the_best(self) -> bool:
-        """Whether seeds suffice for `Line.p_best`: with fewer than five the bootstrap is far too sure of itself."""
-        return max((len(line.scores) for line in self.lines if not math.isnan(line.p_best)), default=0) >= 5
+        """Whether seeds suffice for `Line.p_best`."""
+        return not all(math.isnan(line.p_best) for line in self.lines)
 
     @property
     def shared_settings(self) -> dict[str, str]:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from statistics import median
+from statistics import median, multimode
 
 from fedbench.core.wording import OWN_MODELS, UNSEEN, heading, not_on_unseen_notes, server_data_notes
 from fedbench.leaderboard.model import Line, Table
 from fedbench.leaderboard.published import published_notes
 from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.seeds import DIFFER, seeds_differ
-from fedbench.statistics.paired import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT
+from fedbench.statistics.paired import ALPHA, BASELINE, NO_BASELINE, SIGNIFICANT, Test
 from fedbench.statistics.power import detectable, seeds_for
 
 _OWN = "personal_mean_client_accuracy"
 _NEW = "new_accuracy"
 TIED = "share a rank can't be told from its first, down to one that can, by paired tests with Holm's correction"
-INTERVAL = "± is half of its 95 % interval"
-P_BEST = "P(best): how often the row has the best mean when seeds are drawn again, 10,000 times"
+INTERVAL = "± is half of its 95 % interval, not corrected"
+P_BEST = "P(best): how often the row has the best mean when the seeds that all rows share are drawn again"
 SIGN = "*"
 """Stands after a significant difference."""
 
@@ -49,7 +49,7 @@ def _significance(lines: Sequence[Line]) -> Iterator[str]:
     compared = [line for line in lines if line.delta.significance not in (BASELINE, NO_BASELINE)]
     tested = [line.delta for line in compared if not math.isnan(line.delta.p_value)]
     without = [line for line in compared if math.isnan(line.delta.p_value)]
-    if any(not math.isnan(line.delta.low) for line in compared):
+    if has_intervals(compared):
         yield f"Δ: {INTERVAL}, paired over the seeds both have"
     if tested:
         counts = sorted({delta.seeds for delta in tested})
@@ -64,7 +64,7 @@ def _significance(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _ties(table: Table) -> Iterator[str]:
-    """What a shared rank means."""
+    """What a shared rank means, and how likely a row is the best."""
     ranks = [line.tied_rank for line in table.lines if line.tied_rank is not None]
     if len(ranks) > len(set(ranks)):
         yield f"#: rows that {TIED}"
@@ -72,17 +72,24 @@ def _ties(table: Table) -> Iterator[str]:
         yield P_BEST
 
 
+def has_intervals(lines: Sequence[Line]) -> bool:
+    """Whether any difference has an interval."""
+    return any(not math.isnan(line.delta.low) for line in lines)
+
+
 def _power(lines: Sequence[Line]) -> Iterator[str]:
-    """Which difference so many seeds find, and how many seeds half of it needs."""
-    deltas = [line.delta for line in lines if line.delta.seeds > 1 and line.delta.cell.std > 0]
-    if not deltas:
+    """Which difference a t-test over so many seeds finds, and how many seeds half of it needs."""
+    tested = [line.delta for line in lines if not math.isnan(line.delta.p_value) and line.delta.test == Test.t.title]
+    if not tested:
         return
-    usual, seeds = median(delta.cell.std for delta in deltas), min(delta.seeds for delta in deltas)
+    seeds = multimode(delta.seeds for delta in tested)[0]
+    usual = median(delta.cell.std for delta in tested if delta.seeds == seeds)
     least = detectable(usual, seeds)
-    more = seeds_for(least / 2, usual)
-    found = f"{seeds} seeds find a difference of {least:.1f} four times in five"
-    further = f"; {least / 2:.1f} needs {more} seeds" if more else ""
-    yield f"{found} (spread {usual:.1f}, not corrected){further}"
+    if round(least / 2, 1) > 0:
+        more = seeds_for(least / 2, usual)
+        further = f"; {least / 2:.1f} needs {more} seeds" if more else ""
+        found = f"a {Test.t.title} over {seeds} seeds finds a difference of {least:.1f} four times in five"
+        yield f"{found} (spread {usual:.1f}, not corrected){further}"
 
 
 def _without_baseline(lines: Sequence[Line]) -> Iterator[str]:

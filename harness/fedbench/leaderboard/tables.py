@@ -111,7 +111,7 @@ def _text_table(table: Table) -> TextTable:
     scores = list(_scores(table))
     return TextTable(
         caption=f"{caption} · {over}; MB up and down",
-        rank=TextColumn("#", [NONE if line.tied_rank is None else str(line.tied_rank) for line in lines]),
+        rank=TextColumn("#", [NONE if line.place is None else str(line.place) for line in lines]),
         names=names,
         short=names
         if shared

@@ -170,7 +170,8 @@ def assemble(
     around = {hook: [name for name in outermost_first if hook in wraps(plugins[name])] for hook in WRAPPABLE}
     wrappers = {hook: tuple(names) for hook, names in around.items() if names}
     prevents = {name: getattr(plugin, "prevents", ()) for name, plugin in plugins.items()}
-    refuse_roles(roles, prevents, requires, method)
+    required = {name: getattr(plugin, "requires", ()) for name, plugin in plugins.items()}
+    refuse_roles(roles, prevents, required, method)
     owners = {hook: (*wrappers.get(hook, ()), *names) for hook, names in _owner_table(manager).items()}
     chains = {hook: [(name, getattr(plugins[name], hook)) for name in names] for hook, names in wrappers.items()}
     hooks = watched(wrapped(relay(manager), chains), _blamed(method, owners))

@@ -44,17 +44,21 @@ def role_of(cls: type[AnyMethod]) -> str:
 
 
 def refuse_roles(
-    roles: Mapping[str, str], prevents: Mapping[str, Collection[str]], requires: Mapping[str, str], method: str
+    roles: Mapping[str, str],
+    prevents: Mapping[str, Collection[str]],
+    requires: Mapping[str, Collection[str]],
+    method: str,
 ) -> None:
     """FedbenchError where two methods have a role that only one can have, or one prevents what another requires.
 
-    ``roles`` and ``prevents`` by method, ``requires`` requirement -> method.
+    ``roles``, ``prevents`` and ``requires`` by method.
     """
     stack = sorted(roles.items())
     for name, prevented in sorted(prevents.items()):
-        for requirement in (one for one in prevented if requires.get(one, name) != name):
+        lacking = [(other, one) for one in prevented for other in sorted(requires) if one in requires[other]]
+        for other, requirement in (pair for pair in lacking if pair[0] != name):
             raise FedbenchError(
-                f"the stack {method!r} clashes: {requires[requirement]} needs {REQUIREMENTS[requirement]}, which "
+                f"the stack {method!r} clashes: {other} needs {REQUIREMENTS[requirement]}, which "
                 f"{name} prevents; run them as separate rows."
             )
     for role, why in _ALONE.items():

@@ -71,8 +71,8 @@ class Method(Generic[P]):
     """Those of `REQUIREMENTS` that it meets for the other methods of its stack: ``labels``, by the hook `label`."""
     prevents: tuple[str, ...] = ()
     """Those of `REQUIREMENTS` that no other method of its stack can have: ``plain_steps`` where it moves weights
-    otherwise, ``sent_start`` where clients begin elsewhere, ``sent_steps`` where only a model of their own learns, ``weighed_clients`` where it
-    counts clients alike. A constructor may drop some that its values do not prevent."""
+    otherwise, ``sent_start`` where clients begin elsewhere, ``sent_steps`` where only a model of their own learns,
+    ``weighed_clients`` where it counts clients alike. A constructor may drop some that its values do not prevent."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Those of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that it looks at. The last
     two need no mention where it leaves `build_model` to the default."""

@@ -68,7 +68,8 @@ def to_paper(board: Board, results: pd.DataFrame, options: PaperOptions, test: T
 
 
 _DELTA = "Δ "
-_SIGNS = (MARK, untrained.MARK, own_models.MARK, SIGN)
+_OF_DELTA = (SIGN, f"{_DELTA.strip()}:")
+_SIGNS = (*_OF_DELTA, MARK, untrained.MARK, own_models.MARK)
 
 
 class _PaperPart:
@@ -152,7 +153,7 @@ def _environment(parts: Sequence[_PaperPart], options: PaperOptions, label: str)
         text
         for part, names in zip(parts, chosen, strict=True)
         for text in part.marks
-        if not text.startswith(SIGN) or "delta" in names
+        if not text.startswith(_OF_DELTA) or "delta" in names
     )
     short = f"[{escape(options.caption)}]" if options.caption else ""
     return "\n".join(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedbench.core.wording import OWN_MODELS, UNSEEN, heading, not_on_unseen_notes, server_data_notes
 from fedbench.leaderboard.failures import MARK
 from fedbench.leaderboard.model import Line, Table
-from fedbench.leaderboard.notes import INTERVAL
+from fedbench.leaderboard.notes import INTERVAL, has_intervals
 from fedbench.leaderboard.page.table import MARKS, any_known
 from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.seeds import DIFFER, seed_counts, seeds_differ
@@ -34,9 +34,10 @@ def _how_to_read(table: Table, lines: Sequence[Line]) -> list[str]:
     notes = [f"{over}Accuracies of the last round, in %. Bold: the best of a column. –: not measured."]
     if any_known([line.delta.cell.mean for line in lines]):
         baseline = table.baseline.partition(" · ")[0]
+        interval = f"; {INTERVAL}" if has_intervals(lines) else ""
         notes.append(
-            f"Δ {baseline}: {heading(table.headline)} minus that of {baseline}, paired over the seeds both have; "
-            f"{INTERVAL}."
+            f"Δ {baseline}: {heading(table.headline)} minus that of {baseline}, paired over the seeds both have"
+            f"{interval}."
         )
     notes += _significance(lines)
     for why in dict.fromkeys(line.delta.note for line in lines if line.delta.note):

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedbench.core.wording import NONE, heading, megabytes, spread
 from fedbench.leaderboard.model import Line, Printed, PrintedNumber, ScoreCell, Table
-from fedbench.leaderboard.notes import INTERVAL, P_BEST, TIED
+from fedbench.leaderboard.notes import INTERVAL, P_BEST, TIED, has_intervals
 from fedbench.leaderboard.page.model import PageCell, PageColumn
 from fedbench.leaderboard.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
 from fedbench.leaderboard.rows.identity import ON_NETWORK
@@ -95,9 +95,10 @@ def _metrics(table: Table) -> list[str]:
 
 
 def _rank(lines: Sequence[Line]) -> tuple[PageColumn, list[PageCell]]:
-    ranks = [line.tied_rank for line in lines]
+    ranks = [line.place for line in lines]
     cells = [PageCell(NONE) if rank is None else _cell(rank, str(rank)) for rank in ranks]
-    return PageColumn("rank", "#", f"rank by the first accuracy column; rows that {TIED}", "ascending"), cells
+    tied = "" if all(line.tied_rank is None for line in lines) else f"; rows that {TIED}"
+    return PageColumn("rank", "#", f"rank by the first accuracy column{tied}", "ascending"), cells
 
 
 def _cell(value: float, shown: str, **rest: Any) -> PageCell:
@@ -130,7 +131,8 @@ def _delta(table: Table) -> tuple[PageColumn, list[PageCell]]:
         shown = spread(delta.cell.mean, math.nan, "+")
         cell = _cell(delta.cell.mean, shown, mark=MARKS.get(delta.significance, ""), title=", ".join(facts))
         cells.append(_with_deviation(cell, ScoreCell(delta.cell.mean, delta.half_width)))
-    explained = f"{heading(table.headline)} minus that of {baseline}, paired over the seeds both have; {INTERVAL}"
+    explained = f"{heading(table.headline)} minus that of {baseline}, paired over the seeds both have"
+    explained += f"; {INTERVAL}" if has_intervals(table.lines) else ""
     return PageColumn("delta", f"Δ{_NBSP}{baseline}", explained), cells
 
 

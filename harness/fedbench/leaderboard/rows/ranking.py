@@ -34,7 +34,8 @@ def compared(lines: Sequence[Line], headline: str, test: Test = Test.t) -> tuple
     tested = [number for number, line in enumerate(lines) if not math.isnan(line.delta.p_value)]
     adjusted = dict(zip(tested, holm([lines[number].delta.p_value for number in tested]), strict=True))
     scores = _scores(lines, [not math.isnan(rank) for rank in ranks], headline)
-    tied, best = tied_ranks(scores, test), probability_best(scores)
+    tied = tied_ranks(scores, test) if _can_be_told(scores, test) else [None] * len(lines)
+    best = probability_best(scores)
     ranked = []
     for number, (line, rank) in enumerate(zip(lines, ranks, strict=True)):
         delta = line.delta
@@ -54,6 +55,13 @@ def _scores(lines: Sequence[Line], ranked: Sequence[bool], headline: str) -> Sco
         for line, has_rank in zip(lines, ranked, strict=True)
     ]
     return np.array(rows, dtype=float).reshape(len(lines), len(seeds))
+
+
+def _can_be_told(scores: Scores, test: Test) -> bool:
+    """Whether any two rows share as many seeds as the test needs."""
+    known = (~np.isnan(scores)).astype(int)
+    shared = known @ known.T
+    return bool((shared - np.diag(np.diag(shared)) >= test.needed).any())
 
 
 def may_be_best(line: Line, metric: str) -> bool:
