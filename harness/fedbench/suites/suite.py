@@ -22,6 +22,7 @@ from pydantic import (
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.spec import MOST_SEED, no_bool, stack_names
 from fedbench.kinds.measured import column_metric, objective_metric, printed_metric, ranking_metric
+from fedbench.suites.axes import gridded
 from fedbench.suites.extending import extended
 from fedbench.suites.places import PlaceInFile, line_of, lines_of
 from fedbench.suites.published_keys import PUBLISHED_METRICS, Key, as_key, columns_of
@@ -142,6 +143,9 @@ class Suite(_Part):
     training: dict[str, Any] = Field(default_factory=dict, description="budget and optimiser, see Training")
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="one run a row, setting and seed")
     scales: dict[Name, Scale] = Field(default_factory=dict, description="the grid by scale, the default scale first")
+    axes: dict[str, dict[str, dict[str, Any]]] = Field(
+        default_factory=dict, description="settings with their values: the grid of all their combinations"
+    )
     means: tuple[Mean, ...] = Field((), description="means over settings, a table each")
     published: Annotated[str, AfterValidator(_plain)] = Field(
         "", description="file of published numbers that the rows' keys refer to"
@@ -216,7 +220,7 @@ def parse_suite(text: str | bytes, where: str) -> Suite:
     content, rows = extended(content, where)
     lines = {_in_whole(path, rows): line for path, line in lines_of(node).items()}
     try:
-        suite = Suite.model_validate(content)
+        suite = Suite.model_validate(gridded(content, where, lines))
     except ValidationError as error:
         first = error.errors()[0]
         path = [str(part) for part in first["loc"]]
@@ -286,7 +290,7 @@ def _place(suite: Suite, place: PlaceInFile) -> None:
     for name, scale in suite.scales.items():
         scale._place = replace(place, path=("scales", name))
         for position, setting in enumerate(scale.settings):
-            setting._place = replace(place, path=("scales", name, "settings", position))
+            setting._place = replace(place, path=("axes",) if suite.axes else ("scales", name, "settings", position))
 
 
 def _refuse_unknown_baseline(suite: Suite) -> None:
