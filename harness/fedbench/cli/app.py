@@ -19,6 +19,7 @@ from fedbench.cli.commands.export import export
 from fedbench.cli.commands.figure import figure
 from fedbench.cli.commands.leaderboard import leaderboard
 from fedbench.cli.commands.listing import list_known
+from fedbench.cli.commands.map import map_
 from fedbench.cli.commands.new import new
 from fedbench.cli.commands.publish import publish
 from fedbench.cli.commands.run import run
@@ -101,6 +102,7 @@ app.command("check", epilog="Example: fedbench check mine --plugin mine.py")(che
 app.command("leaderboard", epilog="Example: fedbench leaderboard --suite longtail --output leaderboards/longtail")(
     leaderboard
 )
+app.command("map", epilog="Example: fedbench map --suite map --jobs 2 --output leaderboards")(map_)
 app.command("publish", epilog="Example: fedbench publish --suite longtail --trials 20 --output leaderboards")(publish)
 app.command("evaluate", epilog="Example: fedbench evaluate 3f2a, with the first digits of a run's id")(evaluate)
 app.command("compare", epilog="Example: fedbench compare 3f2a 91c0")(compare)

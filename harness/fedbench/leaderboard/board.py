@@ -16,6 +16,7 @@ import pandas as pd
 
 from fedbench.core.metric_names import DOMAINS, EACH_DOMAIN
 from fedbench.leaderboard import failures
+from fedbench.leaderboard.across.table import across_settings
 from fedbench.leaderboard.baseline import Baseline, baseline_of, delta_of
 from fedbench.leaderboard.captions import caption
 from fedbench.leaderboard.means import with_means
@@ -75,7 +76,7 @@ def of_suite(
     failed: pd.DataFrame | None = None,
 ) -> Board:
     """The `leaderboard` of ``results`` and ``failed`` runs as ``suite`` has them read, with its means over settings."""
-    return leaderboard(
+    board = leaderboard(
         with_means(results, suite),
         suite.columns,
         suite.baseline,
@@ -88,6 +89,7 @@ def of_suite(
         published=published,
         failed=failed,
     )
+    return replace(board, across=across_settings(board.tables, [mean.name for mean in suite.means], test))
 
 
 def leaderboard(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedbench.leaderboard.comparable import Difference
+from fedbench.statistics.across import Across
 
 NAN = float("nan")
 FINISHED, PARTLY, FAILED = "finished", "partly failed", "failed"
@@ -236,6 +237,8 @@ class Board:
     """The tables, those of the suite's settings first, then the newest first."""
 
     tables: tuple[Table, ...]
+    across: Across | None = None
+    """The rows over all settings, where there are three or more."""
 
     @property
     def lines(self) -> tuple[Line, ...]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from fedbench.cli.console import resumable, say
 from fedbench.cli.options import CACHE_DIR, DATA_DIR, CacheDir, DataDir, Plugins, Storage, Store, Workers
+from fedbench.cli.steps import step, words_of
 
 _FINE, _SOME_FAILED = 0, 1
 
@@ -54,16 +52,16 @@ def publish(
     if trials:
         storage_url(storage, store_uri(store))  # refused now rather than after all runs
     study = f"{read.name}-{scale}" if scale else read.name
-    grid = _words({"--suite": [suite], "--scale": [scale] if scale else []})
-    stores = _words({"--store": [store] if store else []})
-    studies = _words({"--storage": [storage] if storage else []})
-    machine = _words({"--jobs": [workers] if workers else [], "--data-dir": [data_dir], "--cache-dir": [cache_dir]})
-    common = [*_words({"--plugin": plugin or []}), *stores, *machine]
-    seeds = _words({"--seed": seed or []})
-    part = _words({"--method": tune_method or [], "--setting": tune_setting or []})
+    grid = words_of({"--suite": [suite], "--scale": [scale] if scale else []})
+    stores = words_of({"--store": [store] if store else []})
+    studies = words_of({"--storage": [storage] if storage else []})
+    machine = words_of({"--jobs": [workers] if workers else [], "--data-dir": [data_dir], "--cache-dir": [cache_dir]})
+    common = [*words_of({"--plugin": plugin or []}), *stores, *machine]
+    seeds = words_of({"--seed": seed or []})
+    part = words_of({"--method": tune_method or [], "--setting": tune_setting or []})
     # of no run that is shown
     unused = max([*(seed or ()), unused_seed(read) - 1]) + 1
-    spent = _words({"--seed": [unused], "--trials": [trials], "--study": [study]})
+    spent = words_of({"--seed": [unused], "--trials": [trials], "--study": [study]})
     folder = output / re.sub(r"[^\w.\- ]|^\.+", "_", read.name)
     usable_folder(folder, "--output")
     tuning = [
@@ -71,26 +69,13 @@ def publish(
         ["run", *grid, *part, *seeds, "--tuned", study, *studies, *common],
         ["study", study, "--output", str(folder / "tuning"), *studies, *stores],
     ]
-    worst = _step(ctx, ["run", *grid, *seeds, *common])
+    worst = step(ctx, ["run", *grid, *seeds, *common])
     if worst > _SOME_FAILED:
         raise typer.Exit(worst)
     for words in tuning if trials else []:
-        code = _step(ctx, words)
+        code = step(ctx, words)
         worst = max(worst, code)
         if code != _FINE:
             break  # what is there is still written
-    worst = max(worst, _step(ctx, ["leaderboard", "--suite", suite, "--output", str(folder), *stores]))
+    worst = max(worst, step(ctx, ["leaderboard", "--suite", suite, "--output", str(folder), *stores]))
     raise typer.Exit(worst)
-
-
-def _step(ctx: typer.Context, words: Sequence[str]) -> int:
-    """Carry out one command of fedbench, shown first; its exit code."""
-    # the command line that this command was found on: its module imports this one
-    root: Any = ctx.find_root().command
-    with resumable():
-        say(f"$ {shlex.join(['fedbench', *words])}", style="bold")
-        return int(root(words, prog_name="fedbench", standalone_mode=False) or 0)
-
-
-def _words(options: Mapping[str, Sequence[object]]) -> list[str]:
-    return [word for option, values in options.items() for value in values for word in (option, str(value))]

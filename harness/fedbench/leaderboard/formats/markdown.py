@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from fedbench.leaderboard.across.table import across_table
 from fedbench.leaderboard.model import Board
 from fedbench.leaderboard.tables import TextColumn, TextTable, text_tables
 
@@ -15,7 +16,9 @@ _BACKTICKS = re.compile("`+")
 
 def to_markdown(board: Board) -> str:
     """Every table of the board as Markdown, each under its caption and above what its rows were run with."""
-    return "\n\n".join(_table(table) for table in text_tables(board)) + "\n"
+    summary = across_table(board)
+    tables = [*text_tables(board), *([] if summary is None else [summary])]
+    return "\n\n".join(map(_table, tables)) + "\n"
 
 
 def _table(table: TextTable) -> str:
@@ -23,7 +26,7 @@ def _table(table: TextTable) -> str:
     texts = (*table.names, *table.status)
     aligned = ["---:" if column.heading == "#" or column not in texts else "---" for column in columns]
     lines = [[_plain(column.heading) for column in columns], aligned]
-    lines += [[_cell(column, number) for column in columns] for number in range(len(table.rows))]
+    lines += [[_cell(column, number) for column in columns] for number in range(len(table.rank.cells))]
     rows = ["| " + " | ".join(line) + " |" for line in lines]
     notes = [part for note in (*table.failures, *table.notes) for part in (_plain(note), "")]
     return "\n".join([_plain(table.caption), "", *rows, "", *notes, *_settings_list(table)])
@@ -49,6 +52,8 @@ def _code(text: str) -> str:
 
 def _settings_list(table: TextTable) -> Iterator[str]:
     """What all rows share in one line, then a line per row: its seeds, what is its own, and its runs."""
+    if not table.rows:
+        return
     yield f"All rows: {_assigned(table.common)}"
     yield ""
     for row in table.rows:

@@ -11,6 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedbench.leaderboard.across.table import across_table
 from fedbench.leaderboard.failures import shortened
 from fedbench.leaderboard.model import Board
 from fedbench.leaderboard.tables import STATUS, TextColumn, TextTable, text_tables
@@ -24,7 +25,8 @@ class _Terminal:
     """The tables of a board, each laid out for the width it is printed in."""
 
     def __init__(self, board: Board) -> None:
-        self._tables = list(text_tables(board))
+        summary = across_table(board)
+        self._tables = [*text_tables(board), *([] if summary is None else [summary])]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for shown in self._tables:

@@ -1,0 +1,1 @@
+"""What a board says over its settings: ranks, a diagram of critical differences, the map of a suite with axes."""
