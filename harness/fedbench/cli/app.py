@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedbench import __version__
+from fedbench.cli.commands.advise import advise
 from fedbench.cli.commands.cache import cache
 from fedbench.cli.commands.check import check
 from fedbench.cli.commands.compare import compare
@@ -102,6 +103,7 @@ app.command("check", epilog="Example: fedbench check mine --plugin mine.py")(che
 app.command("leaderboard", epilog="Example: fedbench leaderboard --suite longtail --output leaderboards/longtail")(
     leaderboard
 )
+app.command("advise", epilog="Example: fedbench advise --counts clients.csv --participation 0.4 --max-mb 10")(advise)
 app.command("map", epilog="Example: fedbench map --suite map --jobs 2 --output leaderboards")(map_)
 app.command("publish", epilog="Example: fedbench publish --suite longtail --trials 20 --output leaderboards")(publish)
 app.command("evaluate", epilog="Example: fedbench evaluate 3f2a, with the first digits of a run's id")(evaluate)

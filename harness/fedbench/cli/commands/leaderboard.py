@@ -152,6 +152,7 @@ def _paper_options(
 
 
 def _write_page(path: Path, read: ReadResults, uri: str, command: str) -> None:
+    from fedbench.leaderboard.across.map import MOST_AXES, map_of
     from fedbench.leaderboard.page import write_page
     from fedbench.leaderboard.results import load_federations
 
@@ -165,7 +166,8 @@ def _write_page(path: Path, read: ReadResults, uri: str, command: str) -> None:
             label="note",
         )
     suite = read.suite
-    write_page(path, suite.name, suite.description, results, read.board, read.curves, federations, command)
+    found = map_of(suite, read.board, read.curves) if 1 <= len(suite.axes) <= MOST_AXES and read.board.tables else None
+    write_page(path, suite.name, suite.description, results, read.board, read.curves, federations, command, found)
 
 
 def _made_by(stored: StoredResults, given: ReadingOptions) -> str:

@@ -43,7 +43,8 @@ def map_(
     """Run a suite over its axes, and draw who leads where, by how much and at what cost.
 
     Beside the leaderboard, the folder figures gets: winners, margins over zero-shot and over the baseline, a heat map
-    a method, the cost to a target, curves along every axis, and the diagram of critical differences, as PNG and SVG.
+    a method, the cost to come near the leader, curves along every axis, and the diagram of critical differences, as PNG
+    and SVG; evidence.csv is what fedbench advise reads.
     The same command goes on where it was stopped.
     """
     from fedbench.core.files import usable_folder
@@ -71,12 +72,13 @@ def map_(
             raise typer.Exit(code)
     plugins = words_of({"--plugin": plugin or []})
     code = max(code, step(ctx, ["leaderboard", "--suite", suite, "--output", str(folder), *plugins, *stores]))
-    _draw(suite, folder / "figures", fixed, store)
-    say(f"figures written to {folder / 'figures'}")
+    _draw(suite, folder, fixed, store)
+    say(f"evidence and figures written to {folder}")
     raise typer.Exit(code)
 
 
 def _draw(suite: str, folder: Path, fixed: dict[str, str], store: str | None) -> None:
+    from fedbench.advice.evidence import SHIPPED, evidence_of, write_evidence
     from fedbench.leaderboard.across.diagram import critical_differences
     from fedbench.leaderboard.across.draw import figures
     from fedbench.leaderboard.across.map import map_of
@@ -84,16 +86,18 @@ def _draw(suite: str, folder: Path, fixed: dict[str, str], store: str | None) ->
     from fedbench.leaderboard.reading import ReadingOptions, read_board
     from fedbench.tracking.schema import store_uri
 
-    read = read_board(ReadingOptions(suite=suite), store_uri(store, to_write=False))
+    uri = store_uri(store, to_write=False)
+    read = read_board(ReadingOptions(suite=suite), uri)
     found = map_of(read.suite, read.board, read.curves).fixed(fixed)
-    folder.mkdir(parents=True, exist_ok=True)
+    write_evidence(evidence_of(uri, read.results), folder / SHIPPED)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
     with draw.style():
         made = list(figures(found))
         if read.board.across is not None:
             made.append(("critical-differences", critical_differences(read.board.across, found.labels)))
         for name, figure in made:
             for suffix in SUFFIXES:
-                draw.save(figure, folder / f"{name}{suffix}")
+                draw.save(figure, folder / "figures" / f"{name}{suffix}")
 
 
 def _fixed(given: Sequence[str], axes: dict[str, tuple[str, ...]]) -> dict[str, str]:

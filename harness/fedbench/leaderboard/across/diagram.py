@@ -24,10 +24,10 @@ def critical_differences(found: Across, labels: Mapping[str, str]) -> Figure:
         label_fmt_left="{label} {rank:.1f} ",
         label_fmt_right=" {rank:.1f} {label}",
         label_props={"fontsize": 7},
-        crossbar_props={"linewidth": 2.5, "color": "#555555"},
-        elbow_props={"linewidth": 0.7, "color": "#555555"},
+        crossbar_props={"linewidth": 2.5, "color": "#808890"},
+        elbow_props={"linewidth": 0.7},
         marker_props={"s": 9},
-        color_palette=["#0072b2"] * len(ranks),
+        color_palette=["#000000"] * len(ranks),
     )
     axes.set_title(
         f"mean rank over {len(found.ranks)} settings; critical difference {found.critical_difference:.2f}", fontsize=8

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.wording import MEGA, heading
-from fedbench.leaderboard.across.map import NEAR, Map, Place
+from fedbench.leaderboard.across.map import MOST_AXES, NEAR, Map, Place
 from fedbench.leaderboard.figures.draw import COLOURS
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ TIED = "///"
 
 def figures(found: Map) -> Iterator[tuple[str, Figure]]:
     """Every figure of a map of one or two axes, with the name of its file. FedbenchError for more axes."""
-    if len(found.axes) > 2:
+    if len(found.axes) > MOST_AXES:
         raise FedbenchError(
-            f"a map is drawn over two axes, and this one has {len(found.axes)} ({', '.join(found.axes)}); fix the "
-            "others with --at AXIS=VALUE."
+            f"a map is drawn over {MOST_AXES} axes at most, and this one has {', '.join(found.axes)}; fix the others "
+            "with --at AXIS=VALUE."
         )
     yield "winners", winners(found)
     for name, row in (("zero-shot", found.zero_shot()), ("baseline", found.base())):

@@ -18,6 +18,8 @@ from fedbench.statistics.paired import ALPHA, Test, holm, interval, paired
 from fedbench.suites.axes import places
 from fedbench.suites.suite import Suite
 
+MOST_AXES = 2
+"""Over which a map is drawn; others are fixed."""
 NEAR = 2.0
 """Points below the leader that count as near it."""
 Place = tuple[str, ...]

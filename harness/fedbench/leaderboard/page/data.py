@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from fedbench.core.wording import NONE, heading, spread
+from fedbench.core.wording import heading, spread
+from fedbench.leaderboard.across.map import Map
 from fedbench.leaderboard.failures import MARK, reasons, shortened
 from fedbench.leaderboard.model import Board, Line, Printed, Table
 from fedbench.leaderboard.page.charts import Bars, Series, against_cost, bars, by_round
 from fedbench.leaderboard.page.heatmap import HeatMap, heat_map
-from fedbench.leaderboard.page.model import Chart, Overview, Page, PageCell, PageRow, Reproduction, Section
+from fedbench.leaderboard.page.model import Chart, Page, PageCell, PageRow, Reproduction, Section
 from fedbench.leaderboard.page.notes import notes_of
+from fedbench.leaderboard.page.settings import map_section, overview_of, ranking_of
 from fedbench.leaderboard.page.svg import swatch
 from fedbench.leaderboard.page.table import AGREEING, DOMAIN, assigned, columns_of, domains_of, probability, sent
 from fedbench.leaderboard.rows import own_models, untrained
@@ -37,6 +38,7 @@ def page_of(
     curves: pd.DataFrame,
     federations: Mapping[str, Mapping[str, Any]],
     command: str,
+    found: Map | None = None,
 ) -> Page:
     """The page's content; see ``write_page`` for the arguments."""
     styles = {name: number for number, name in enumerate(dict.fromkeys(line.row for line in board.lines))}
@@ -51,7 +53,13 @@ def page_of(
         description=description.replace(" %", "\N{NO-BREAK SPACE}%"),
         facts=_facts(results, board, settings),
         sections=sections,
-        overview=_overview(sections, board, styles) if len(sections) > 1 else None,
+        overview=overview_of(sections, board, styles) if len(sections) > 1 else None,
+        ranking=ranking_of(board, styles),
+        map=None
+        if found is None
+        else map_section(
+            found, {id(table): one.anchor for table, one in zip(board.tables, sections, strict=True)}, styles
+        ),
         settings=settings if len(settings) > 1 else [],
         kinds=len({line.tuned for line in board.lines}) > 1,
         most_curves=MOST_CURVES,
@@ -251,24 +259,6 @@ def _clients(
             drawn = heat_map(one["class_counts"], one["classnames"], f"{anchor}-clients", one.get("clients", 0))
             return drawn, f"seed {seed}"
     return None, ""
-
-
-def _overview(sections: Sequence[Section], board: Board, styles: Mapping[str, int]) -> Overview:
-    """A line per row, a cell per section: the section's headline."""
-    cells: dict[str, list[PageCell]] = {}
-    called: dict[str, tuple[str, str]] = {}
-    for column, (section, table) in enumerate(zip(sections, board.tables, strict=True)):
-        place = next(i for i, c in enumerate(section.columns) if c.key == table.headline)
-        for line, row in zip(table.lines, section.rows, strict=True):
-            own = cells.setdefault(line.row, [PageCell(NONE)] * len(sections))
-            own[column] = replace(row.cells[place], mark=row.mark)
-            called[line.row] = (row.name, "" if line.backbone in row.name else line.backbone)
-    several = len({backbone for _, backbone in called.values()}) > 1
-    rows = []
-    for name, own in cells.items():
-        label, backbone = called[name]
-        rows.append((label, backbone if several else "", swatch(styles[name]), own))
-    return Overview(rows)
 
 
 def _reproduction(results: pd.DataFrame, command: str) -> Reproduction:

@@ -101,6 +101,47 @@ class Overview:
 
 
 @dataclass(frozen=True)
+class MapCell:
+    """A place on the map: ``anchor`` is its table, ``shade`` from 0 to 1, "" for none."""
+
+    anchor: str
+    words: list[str]
+    shade: str = ""
+    hatched: bool = False
+    sign: Markup = Markup()
+
+
+@dataclass(frozen=True)
+class MapView:
+    """One way to look at the map: rows of cells, the last value of the second axis first."""
+
+    name: str
+    read: str
+    rows: list[tuple[str, list[MapCell]]]
+
+
+@dataclass(frozen=True)
+class MapSection:
+    """The map, with the names and values of its axes."""
+
+    across: str
+    down: str
+    columns: list[str]
+    views: list[MapView]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Rows over all settings."""
+
+    caption: str
+    columns: list[PageColumn]
+    rows: list[tuple[str, Markup, list[PageCell]]]
+    notes: list[str]
+    diagram: Markup
+
+
+@dataclass(frozen=True)
 class Reproduction:
     """What made the numbers: ``states`` are (what, its full hashes or commits), ``runs`` one line per run."""
 
@@ -120,6 +161,8 @@ class Page:
     facts: list[tuple[str, str]]
     sections: list[Section]
     overview: Overview | None
+    ranking: Ranking | None
+    map: MapSection | None
     settings: list[str]
     kinds: bool
     """Whether there are both tuned rows and rows with default parameters."""

@@ -1,0 +1,1 @@
+"""Advice for a federation that exists: where it lies among measured settings, and what led there."""

@@ -1,0 +1,85 @@
+"""A suite that replays a federation's counts with a shortlist of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fedbench.core.errors import FedbenchError
+from fedbench.suites.suite import Row, load_suite
+
+_FROM_COUNTS = ("imbalance", "imbalance_factor", "partition", "dirichlet_alpha", "clients", "min_client_size")
+"""What the counts say in place of the scenario."""
+SUITE, COUNTS = "advised.yaml", "counts.csv"
+
+
+def write_replay(
+    runs: pd.DataFrame,
+    rows: Collection[str],
+    baseline: str,
+    counts: pd.DataFrame,
+    participation: float,
+    dataset: str,
+    folder: Path,
+) -> Path:
+    """Write the counts as a partition and a suite of ``rows`` and the ``baseline``; the suite's file.
+
+    ``runs`` are the evidence, which names the suite that the rows' settings are of. The classes of another data set
+    than the user's stand for theirs, the most frequent for the most frequent. FedbenchError where these are too many.
+    """
+    suite = load_suite(str(runs["suite"].iloc[0]))
+    labels = [baseline, *(runs.loc[runs["row"] == row, "label"].iloc[0] for row in rows)]
+    chosen = [row for name in dict.fromkeys(labels) for row in suite.rows if name in (row.label, row.method)]
+    scenario = {"preset": suite.scenario} if isinstance(suite.scenario, str) else dict(suite.scenario)
+    scenario = {name: value for name, value in scenario.items() if name not in _FROM_COUNTS}
+    data, file = dataset or _data_for(counts, suite.dataset), folder / COUNTS
+    content: dict[str, Any] = {
+        "name": "advised",
+        "description": f"a federation's own counts, with the shortlist of suite {suite.name}",
+        "dataset": data,
+        "backbone": suite.backbone,
+        "scenario": scenario | {"partition": f"table:{file.resolve()}", "participation": participation},
+        "training": dict(suite.training),
+        "seeds": list(suite.seeds),
+        "baseline": baseline,
+        "rows": [_row(row) for row in chosen],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (counts if dataset else _renamed(counts)).to_csv(file, index_label="client")
+    place = folder / SUITE
+    place.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return place
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {"method": row.method} | ({"label": row.label} if row.label else {}) | ({"set": row.set} if row.set else {})
+
+
+def _data_for(counts: pd.DataFrame, dataset: str) -> str:
+    """The embedded data, with as many samples a class as the largest needs."""
+    name = dataset.partition("?")[0]
+    if name != "embedded":
+        raise FedbenchError(f"the evidence is on {dataset!r}; name the data to take samples of by --dataset.")
+    return f"{name}?train={len(_classnames()) * int(counts.sum().max())}"
+
+
+def _classnames() -> list[str]:
+    from fedbench.datasets.embedded import CLASSNAMES, TEN_CLASSES
+
+    return [CLASSNAMES[number] for number in TEN_CLASSES]
+
+
+def _renamed(counts: pd.DataFrame) -> pd.DataFrame:
+    """The counts under the embedded data's class names."""
+    names = _classnames()
+    if counts.shape[1] > len(names):
+        raise FedbenchError(
+            f"the embedded data have {len(names)} classes, these counts {counts.shape[1]}; give data with your classes "
+            "by --dataset."
+        )
+    order = counts.sum().sort_values(ascending=False, kind="stable").index
+    return counts[order].set_axis(names[: counts.shape[1]], axis=1)
