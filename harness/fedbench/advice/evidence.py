@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class Evidence:
 
     runs: pd.DataFrame
 
-    @property
+    @cached_property
     def places(self) -> dict[str, Measures]:
         """Setting -> the means of its federations' measures over seeds."""
         names = [field.name for field in fields(Measures)]

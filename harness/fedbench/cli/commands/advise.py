@@ -60,7 +60,7 @@ def advise(
         raise FedbenchError(f"--needs {needs!r} is neither {GLOBAL} nor {PERSONAL}.")
     if participation == 0:
         raise FedbenchError("--participation 0: somebody must train.")
-    known, table = read_evidence(evidence), read_counts(counts)
+    table, known = read_counts(counts), read_evidence(evidence)
     wanted = Constraints(needs or GLOBAL, math.inf if max_mb is None else max_mb, not no_labels, server_data)
     found = advised(known, measures_of(table.to_numpy(), participation), baseline, wanted)
     _show(found, known.runs, wanted.needs)

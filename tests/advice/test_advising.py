@@ -1,0 +1,157 @@
+"""Advice: measures by hand, the nearest settings, margins, constraints, and the interval from settings left out."""
+
+import math
+from dataclasses import asdict
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbench.advice.advising import NEAREST, Constraints, advise
+from fedbench.advice.evidence import Evidence, read_evidence, write_evidence
+from fedbench.advice.measures import Measures, measures_of, read_counts
+from fedbench.core.errors import FedbenchError
+
+
+def measures(skew=0.0, **given):
+    return Measures(**({"divergence": skew, "effective": 0.5, "imbalance": 1.0, "spread": 0.2, "clients": 1.0,
+                        "samples": 2.0, "participation": 0.5} | given))  # fmt: skip
+
+
+def evidence(scores, skews, **rows):
+    """Setting i at the i-th skew, two seeds half a point around a row's score; ``rows``: row -> further columns."""
+    lines = []
+    for row, own in scores.items():
+        for number, (score, skew) in enumerate(zip(own, skews, strict=True)):
+            for seed in (0, 1):
+                lines.append(
+                    {"suite": "s", "setting": f"s{number}", "seed": seed, "row": f"{row} · b", "label": row}
+                    | {"method": row, "backbone": "b", "dataset": "d", "run_id": f"{row}{number}{seed}", "commit": "c"}
+                    | {"megabytes": 1.0, "global": score + seed - 0.5, "personal": math.nan}
+                    | {"labels": "visible", "server_data": ""}
+                    | asdict(measures(skew))
+                    | rows.get(row, {})
+                )
+    return Evidence(pd.DataFrame(lines))
+
+
+def test_measures_of_two_clients_by_hand():
+    found = measures_of(np.array([[30, 0], [0, 10]]), 0.5)
+    # of the whole (3/4, 1/4): m = (7/8, 1/8) for the first client, (3/8, 5/8) for the second
+    first = (math.log2(8 / 7) + 0.75 * math.log2(6 / 7) + 0.25 * math.log2(2)) / 2
+    second = (math.log2(8 / 5) + 0.75 * math.log2(2) + 0.25 * math.log2(2 / 5)) / 2
+    assert found.divergence == pytest.approx((30 * first + 10 * second) / 40)
+    assert (found.effective, found.spread) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert found.imbalance == pytest.approx(math.log10(3))
+    assert (found.clients, found.samples, found.participation) == (math.log10(2), math.log10(20), 0.5)
+
+
+def test_a_class_that_nobody_holds_leaves_the_imbalance_finite():
+    assert measures_of(np.array([[5, 0], [5, 0]]), 1.0).imbalance == pytest.approx(math.log10(20))
+
+
+def test_a_step_is_a_unit_and_steps_add_as_in_a_plane():
+    assert measures(0.1).steps_to(measures(0.2)) == pytest.approx(1.0)
+    assert measures(0.1).steps_to(measures(0.4, spread=0.2 + 4 * 0.5)) == pytest.approx(5.0)
+
+
+def test_the_rows_of_the_setting_itself_decide_where_it_is_measured():
+    known = evidence({"fedavg": [50, 60, 70, 80, 90], "low": [60, 50, 50, 50, 50], "high": [40, 50, 60, 90, 99]},
+                     [0, 1, 2, 3, 4])  # fmt: skip
+    strong = advise(known, measures(0.0), "fedavg")
+    assert (strong.choices[0].label, list(strong.nearest)[0]) == ("low", "s0")
+    # 10 steps between neighbours: the next weighs exp(-1/2) of the first, those behind exp(-2) and exp(-9/2)
+    weights = np.exp([0, -0.5, -2, -4.5])
+    weights /= weights.sum()
+    assert strong.choices[0].margin == pytest.approx(float(weights @ [10, -10, -20, -30]))
+    assert len(strong.nearest) == NEAREST
+    assert advise(known, measures(4.0), "fedavg").choices[0].label == "high"
+
+
+def test_the_interval_is_what_settings_left_out_are_missed_by():
+    # one row beats the baseline by 10 everywhere but in s2, by 40
+    known = evidence({"fedavg": [50] * 5, "best": [60, 60, 90, 60, 60]}, [0, 1, 2, 3, 4])
+    found = advise(known, measures(0.0), "fedavg")
+    misses = []
+    for left in range(5):
+        rest = [one for one in range(5) if one != left]
+        steps = np.array([10.0 * abs(one - left) for one in rest])
+        usual = np.median([min(10 * abs(a - b) for b in rest if b != a) for a in rest])
+        weights = np.exp(-(steps**2 - steps.min() ** 2) / (2 * usual**2))
+        margins = np.array([40.0 if one == 2 else 10.0 for one in rest])
+        misses.append(abs(float(weights @ margins / weights.sum()) - (40 if left == 2 else 10)))
+    assert found.choices[0].half_width == pytest.approx(max(misses))  # of five, 90 % is all
+
+
+def test_constraints_leave_out_rows():
+    known = evidence(
+        {"fedavg": [50] * 3, "big": [90] * 3, "unlabelled": [55] * 3, "server": [95] * 3, "still": [40] * 3},
+        [0, 1, 2],
+        big={"megabytes": 100.0},
+        unlabelled={"labels": "hidden"},
+        server={"server_data": "unlabelled"},
+        still={"megabytes": 0.0},
+    )
+
+    def labels(**given):
+        return [choice.label for choice in advise(known, measures(), "fedavg", Constraints(**given)).choices]
+
+    assert labels() == ["big", "unlabelled", "fedavg"]
+    assert labels(most_megabytes=10.0) == ["unlabelled", "fedavg", "still"]
+    assert labels(has_labels=False) == ["unlabelled", "still"]
+    assert labels(has_server_data=True)[0] == "server"
+    with pytest.raises(FedbenchError, match="with a score for what is needed"):
+        advise(known, measures(), "fedavg", Constraints(needs="personal"))
+    with pytest.raises(FedbenchError, match="loosen one"):
+        advise(known, measures(), "fedavg", Constraints(has_labels=False, most_megabytes=-1.0))
+
+
+def test_far_away_it_says_so():
+    known = evidence({"fedavg": [50] * 3, "best": [60] * 3}, [0, 0.1, 0.2])
+    assert not advise(known, measures(0.15), "fedavg").is_far
+    far = advise(known, measures(0.2, clients=4.0), "fedavg")
+    assert far.is_far and far.choices[0].label == "best"
+
+
+def test_few_settings_and_no_baseline_are_refused():
+    with pytest.raises(FedbenchError, match="three at least"):
+        advise(evidence({"fedavg": [1, 2]}, [0, 1]), measures(), "fedavg")
+    with pytest.raises(FedbenchError, match="no row 'fedprox'"):
+        advise(evidence({"fedavg": [1] * 3}, [0, 1, 2]), measures(), "fedprox")
+
+
+def test_counts_are_read_in_both_forms(tmp_path):
+    wide, long = tmp_path / "wide.csv", tmp_path / "long.csv"
+    wide.write_text("client,cat,dog\na,2,0\nb,1,1\n")
+    long.write_text("client,label\na,cat\na,cat\nb,cat\nb,dog\n")
+    assert read_counts(wide).to_numpy().tolist() == read_counts(long).to_numpy().tolist() == [[2, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no CSV file"),
+        ("a,b\n1,2\n", "needs the column client"),
+        ("client,cat,dog\na,1.5,2\n", "whole numbers"),
+        ("client,cat,dog\na,-1,2\n", "whole numbers"),
+        ("client,cat,dog\na,1,2\na,1,2\n", "a line a client"),
+        ("client,cat,dog\na,0,0\n", "must hold a sample"),
+        ("client,cat\na,1\n", "two classes"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, text, said):
+    file = tmp_path / "counts.csv"
+    file.write_text(text)
+    with pytest.raises(FedbenchError, match=said):
+        read_counts(file)
+
+
+def test_evidence_is_read_as_it_was_written(tmp_path):
+    known = evidence({"fedavg": [50.123456789] * 3, "best": [60] * 3}, [0, 0.1, 0.2])
+    write_evidence(known, tmp_path / "evidence.csv")
+    pd.testing.assert_frame_equal(read_evidence(tmp_path / "evidence.csv").runs, known.runs, check_dtype=False)
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(FedbenchError, match="lacks the columns"):
+        read_evidence(tmp_path / "other.csv")
+    with pytest.raises(FedbenchError, match="no evidence in"):
+        read_evidence(tmp_path / "none.csv")

@@ -1,0 +1,88 @@
+"""`fedbench map` and `fedbench advise`: what they write and say, and what they refuse."""
+
+import sys
+
+import pytest
+
+from fedbench.advice.evidence import write_evidence
+from fedbench.cli.app import main
+from tests.advice.test_advising import evidence
+
+SUITE = """
+name: toy
+dataset: "embedded?train=240&test=80"
+scenario: {preset: iid, partition: dirichlet, clients: 3, participation: 1.0, min_client_size: 1}
+training: {rounds: 1, local_epochs: 1, batch_size: 32, lr: 0.01, eval_every: 1}
+seeds: [0, 1]
+axes: {dirichlet_alpha: [0.05, 0.3, 100]}
+rows: [{method: clip-zs}, {method: fedavg}, {method: fedprox}]
+"""
+COUNTS = "client,cat,dog,fox\na,20,3,0\nb,5,9,4\n"
+
+
+@pytest.fixture
+def fedbench(tmp_path, monkeypatch, capsys):
+    """Runs a command in a folder of its own: exit code, what it printed, what it complained of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fedbench", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def files(tmp_path):
+    known = evidence({"fedavg": [50] * 3, "best": [60, 61, 62], "third": [55] * 3}, [0, 0.1, 0.2])
+    write_evidence(known, tmp_path / "evidence.csv")
+    (tmp_path / "clients.csv").write_text(COUNTS)
+    (tmp_path / "toy.yaml").write_text(SUITE)
+    return tmp_path
+
+
+def test_advice_names_rows_intervals_runs_and_what_it_does_not_know(fedbench, files):
+    code, out, _ = fedbench("advise", "--counts", "clients.csv", "--evidence", "evidence.csv")
+    assert code == 0
+    assert "nearest measured settings" in out and "s2" in out
+    assert "best" in out and "+1" in out and "best0" in out
+    assert "your data and your backbone" in out and "Far from all that is measured" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["advise", "--counts", "none.csv"], "does not exist"),
+        (["advise", "--counts", "clients.csv", "--needs", "both"], "neither global nor personal"),
+        (["advise", "--counts", "clients.csv", "--participation", "0"], "somebody must train"),
+        (["advise", "--counts", "clients.csv", "--evidence", "clients.csv"], "is no evidence"),
+        (["map", "--suite", "longtail"], "has no axes"),
+        (["map", "--suite", "toy.yaml", "--at", "lr=3"], "no AXIS=VALUE"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(fedbench, files, words, said):
+    code, _, err = fedbench(*words)
+    assert code == 2 and said in " ".join(err.split()) and "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_map_is_run_drawn_and_advises_and_its_advice_is_replayed(fedbench, files):
+    places = ["--store", "store", "--cache-dir", "cache"]
+    code, out, _ = fedbench("map", "--suite", "toy.yaml", "--output", "boards", "--jobs", "1", *places)
+    assert code == 0, out
+    folder = files / "boards" / "toy"
+    drawn = {path.name for path in (folder / "figures").iterdir()}
+    assert {"winners.png", "winners.svg", "methods.png", "curves-1.svg", "critical-differences.png"} <= drawn
+    assert 'id="map"' in (folder / "index.html").read_text("utf-8")
+    assert len((folder / "evidence.csv").read_text("utf-8").splitlines()) == 1 + 3 * 3 * 2
+    # the evidence names its suite, which a replay reads
+    known = (folder / "evidence.csv").read_text("utf-8").replace("\ntoy,", "\ntoy.yaml,")
+    (files / "known.csv").write_text(known)
+    code, out, _ = fedbench("advise", "--counts", "clients.csv", "--evidence", "known.csv", "--run", "--seed", "0")
+    assert code == 0, out
+    assert "advised.yaml" in out and "table" in (files / "advice" / "advised.yaml").read_text("utf-8")

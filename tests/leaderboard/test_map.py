@@ -1,0 +1,192 @@
+"""A board over its settings: the table of mean ranks, and the map of a suite with axes."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbench.core.errors import FedbenchError
+from fedbench.leaderboard.across.diagram import critical_differences
+from fedbench.leaderboard.across.draw import figures
+from fedbench.leaderboard.across.map import map_of
+from fedbench.leaderboard.across.table import across_settings, across_table
+from fedbench.leaderboard.formats.markdown import to_markdown
+from fedbench.leaderboard.model import Board, Line, ScoreCell, Table
+from fedbench.leaderboard.page import write_page
+from fedbench.leaderboard.rows.ranking import compared
+from fedbench.statistics.paired import Test
+from fedbench.suites.suite import parse_suite
+
+METRIC = "global_accuracy"
+SUITE = parse_suite(
+    """
+name: toy
+axes: {skew: {low: {lr: 1}, high: {lr: 2}}, tail: {"1": {lr_decay: 1}, "10": {lr_decay: 0.5}}}
+rows: [{method: fedavg}, {method: clip-zs}, {method: other}]
+""",
+    "toy.yaml",
+)
+NOISE = {"fedavg": (0.0, 1.0, 2.0, 0.5), "clip-zs": (0.0, 0.0, 0.0, 0.0), "other": (0.1, 0.9, 2.2, 0.4)}
+MEANS = {
+    "skew=low, tail=1": {"fedavg": 60, "clip-zs": 50, "other": 60.05},
+    "skew=low, tail=10": {"fedavg": 55, "clip-zs": 50, "other": 65},
+    "skew=high, tail=1": {"fedavg": 40, "clip-zs": 50, "other": 60},
+    "skew=high, tail=10": {"fedavg": 30, "clip-zs": 50, "other": 20},
+}
+
+
+def line(row, setting, mean):
+    scores = {seed: mean + noise for seed, noise in enumerate(NOISE[row])}
+    values = list(scores.values())
+    size = 0.0 if row == "clip-zs" else 1e6
+    return Line(
+        row=f"{row} · b",
+        label=row,
+        backbone="b",
+        method=row,
+        setting=setting,
+        scores=scores,
+        runs={seed: f"{row}{setting}{seed}" for seed in scores},
+        mlflow_ids={seed: f"{row}/{setting}/{seed}" for seed in scores},
+        seeds=tuple(scores),
+        cells={METRIC: ScoreCell(float(np.mean(values)), float(np.std(values, ddof=1)))},
+        costs={"bytes_up": size, "bytes_down": size},
+    )
+
+
+@pytest.fixture(scope="module")
+def board():
+    tables = tuple(
+        Table(
+            setting, "fedavg", METRIC, (METRIC,), compared([line(row, setting, m) for row, m in rows.items()], METRIC)
+        )
+        for setting, rows in MEANS.items()
+    )
+    return Board(tables, across_settings(tables, (), Test.t))
+
+
+@pytest.fixture(scope="module")
+def curves(board):
+    """Round 1 has half of the traffic and all of the accuracy, but for "other", which gets there in round 2."""
+    rows = []
+    for one in board.lines:
+        for seed, score in one.scores.items():
+            for number in (0, 1, 2):
+                late = number < (2 if one.label == "other" else 1) and one.label != "clip-zs"
+                rows.append(
+                    {"mlflow_id": one.mlflow_ids[seed], "round": number, METRIC: 0.0 if late else score}
+                    | {"bytes_total": one.sent * number / 2, "seconds_total": 1.0 * number}
+                )
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture(scope="module")
+def found(board, curves):
+    return map_of(SUITE, board, curves)
+
+
+def test_leaders_and_who_cannot_be_told_from_them(found):
+    assert {place: found.leader(place).label for place in found.tables} == {
+        ("low", "1"): "other",
+        ("low", "10"): "other",
+        ("high", "1"): "other",
+        ("high", "10"): "clip-zs",
+    }
+    assert [line.label for line in found.tied(("low", "1"))] == ["other", "fedavg"]
+    assert [line.label for line in found.tied(("low", "10"))] == ["other"]
+
+
+def test_margins_are_paired_and_corrected_over_the_places(found):
+    margins = found.margins(found.base())
+    # other minus fedavg at (low, 10): 10 + (0.1, -0.1, 0.2, -0.1)
+    one = margins["low", "10"]
+    gains = 10 + np.array([0.1, -0.1, 0.2, -0.1])
+    assert one.mean == pytest.approx(gains.mean())
+    half = 3.1824463 * gains.std(ddof=1) / 2
+    assert (one.low, one.high) == (pytest.approx(one.mean - half), pytest.approx(one.mean + half))
+    assert one.is_significant and not margins["low", "1"].is_significant
+    assert margins["high", "10"].mean == pytest.approx(50 - 30 - 0.875)
+    over_itself = found.margins(found.zero_shot())["high", "10"]
+    assert over_itself.mean == 0 and math.isnan(over_itself.p_adjusted)
+
+
+def test_the_cheapest_that_comes_near_the_leader(found):
+    # fedavg is within two points of other at (low, 1), a round earlier
+    near = found.costs["low", "1"]
+    assert (found.labels[near.row], near.bytes) == ("fedavg", 1e6)
+    assert near.target == pytest.approx(60.05 + 0.9 - 2)
+    assert (found.labels[found.costs["low", "10"].row], found.costs["low", "10"].bytes) == ("other", 2e6)
+    assert found.costs["high", "10"].bytes == 0
+
+
+def test_a_map_at_a_value_of_an_axis_is_over_the_others(found):
+    along = found.fixed({"tail": "10"})
+    assert list(along.axes) == ["skew"] and along.leader(("high",)).label == "clip-zs"
+    assert along.costs["high",].bytes == 0
+
+
+def test_a_suite_without_axes_or_results_has_no_map(board, curves):
+    with pytest.raises(FedbenchError, match="has no axes"):
+        map_of(SUITE.model_copy(update={"axes": {}}), board, curves)
+    with pytest.raises(FedbenchError, match="no results of suite 'toy' on its axes"):
+        map_of(SUITE, Board(()), curves)
+
+
+def test_rows_over_all_settings_in_the_order_of_their_mean_ranks(board):
+    table = across_table(board)
+    assert table.names[0].cells == ["other", "fedavg", "clip-zs"]
+    columns = {column.heading: column.cells for column in table.scores}
+    assert columns["mean rank"] == ["1.50", "2.25", "2.25"]
+    assert columns["wins"][0] == "5" and columns["losses"][0] == "2" and columns["ties"][0] == "1"
+    text = to_markdown(board)
+    assert "all 4 settings · 3 rows that each of them has · 4 seeds that all of them have" in text
+    assert "| 1 | other | 1.50 |" in text and "Friedman's test: p = 0.47, no difference is shown" in text
+
+
+def test_settings_ranked_by_other_metrics_or_means_of_settings_are_not_compared(board):
+    first, *others = board.tables
+    assert across_settings([Table("", "fedavg", "tail_accuracy", (), first.lines), *others], (), Test.t) is None
+    assert len(across_settings(board.tables, ("skew=low, tail=1",), Test.t).ranks) == 3
+
+
+def test_every_figure_is_drawn(found, board):
+    drawn = dict(figures(found))
+    assert list(drawn) == [
+        "winners",
+        "margin-over-zero-shot",
+        "margin-over-baseline",
+        "methods",
+        "cost-to-target",
+        "curves-1",
+        "curves-2",
+    ]
+    words = [text.get_text() for text in drawn["winners"].axes[0].texts]
+    assert "other\n60.9\n= 1 more" in words and "clip-zs\n50.0" in words
+    assert any("fedavg\n1 MB" in text.get_text() for text in drawn["cost-to-target"].axes[0].texts)
+    with pytest.raises(FedbenchError, match="--at AXIS=VALUE"):
+        list(figures(map_of_three_axes(found)))
+    labels = [text.get_text() for text in critical_differences(board.across, found.labels).axes[0].texts]
+    assert any("other" in label for label in labels)
+
+
+def map_of_three_axes(found):
+    return replace(found, axes={**found.axes, "third": ("a", "b")})
+
+
+def test_the_page_has_the_map_and_the_ranking(tmp_path, board, found):
+    results = pd.DataFrame(
+        [
+            {"row": one.row, "setting": one.setting, "seed": seed, "run_id": run, "mlflow_id": one.mlflow_ids[seed]}
+            | dict.fromkeys(("commit", "code_hash", "data_hash", "weights_hash", "harness_hash"), "abc")
+            | {"started": pd.Timestamp("2026-01-01")}
+            for one in board.lines
+            for seed, run in one.runs.items()
+        ]
+    )
+    write_page(tmp_path / "index.html", "toy", "a toy", results, board, pd.DataFrame({"mlflow_id": []}), {}, "x", found)
+    html = (tmp_path / "index.html").read_text("utf-8")
+    assert html.count('class="mapped"') == 3 + 1 + 3  # leaders, two margins; costs; a view a row
+    assert '<a href="#table-1">' in html and 'class="tied"' in html
+    assert "Critical differences" in html and "currentColor" in html
