@@ -153,8 +153,8 @@ def _copy(source: _Source, run: Run, uri: str, target: MlflowClient, parent: str
     made = begin_run(target, experiment_of(target, uri, name), run.info.run_name, tags, parent, run.info.start_time)
     try:
         log_params(target, made, run.data.params)
-        for metric in run.data.metrics:
-            log_metrics(target, made, source.client.get_metric_history(run.info.run_id, metric))
+        histories = (source.client.get_metric_history(run.info.run_id, metric) for metric in run.data.metrics)
+        log_metrics(target, made, [point for history in histories for point in history])
         if run.inputs is not None and run.inputs.dataset_inputs:
             target.log_inputs(made, datasets=run.inputs.dataset_inputs)
         _copy_files(source, run, target, made)
