@@ -37,7 +37,8 @@ def test_one_command_runs_tunes_and_writes_and_again_repeats_nothing(
     assert ended.value.code == 0, out
     folder = tmp_path / "boards" / "toy"
     written = {path.name for path in folder.iterdir()}
-    assert written == {"results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html", "tuning"}
+    board_files = {"results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html", "manifest.json"}
+    assert written == {*board_files, "tuning"}
     board = pd.read_csv(folder / "leaderboard.csv")
     assert sorted(board["row"]) == [
         "clip-zs · clip:embedded",

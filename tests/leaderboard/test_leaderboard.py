@@ -1355,6 +1355,7 @@ def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeyp
         "leaderboard.csv",
         "leaderboard.md",
         "leaderboard.tex",
+        "manifest.json",
         "results.csv",
     ]
     assert (given["suite_name"], len(given["results"]), len(given["board"].lines)) == ("longtail", 6, 3)

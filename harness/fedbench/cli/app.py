@@ -21,12 +21,14 @@ from fedbench.cli.commands.figure import figure
 from fedbench.cli.commands.leaderboard import leaderboard
 from fedbench.cli.commands.listing import list_known
 from fedbench.cli.commands.map import map_
+from fedbench.cli.commands.merge import merge
 from fedbench.cli.commands.new import new
 from fedbench.cli.commands.publish import publish
 from fedbench.cli.commands.run import run
 from fedbench.cli.commands.runs import runs
 from fedbench.cli.commands.scenario import scenario
 from fedbench.cli.commands.study import study
+from fedbench.cli.commands.submit import submit, verify
 from fedbench.cli.commands.tune import tune
 from fedbench.cli.commands.ui import ui
 from fedbench.cli.console import OutputLost, complain, guard_output, say
@@ -110,6 +112,9 @@ app.command("evaluate", epilog="Example: fedbench evaluate 3f2a, with the first 
 app.command("compare", epilog="Example: fedbench compare 3f2a 91c0")(compare)
 app.command("figure", epilog="Example: fedbench figure sweep --suite fedglcl --by fedglcl.tau -o tau.pdf")(figure)
 app.command("export", epilog="Example: fedbench export --suite longtail --output results")(export)
+app.command("submit", epilog="Example: fedbench submit leaderboards/longtail")(submit)
+app.command("verify", epilog="Example: fedbench verify leaderboards/longtail --share 0.1")(verify)
+app.command("merge", epilog="Example: fedbench merge theirs ours --into all")(merge)
 app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
 app.add_typer(new, name="new")
 app.add_typer(scenario, name="scenario")

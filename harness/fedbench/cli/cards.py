@@ -83,6 +83,8 @@ def _suite(name: str) -> Card:
         card.append((f"scale {scale}".strip(), "; ".join(filter(None, about))))
     card += [("seeds", ", ".join(map(str, suite.seeds))), ("ranked by", ", ".join(suite.headlines))]
     card += [("paper's numbers", suite.published)] if suite.published else []
+    card.append(("version", str(suite.version)))
+    card += [(f"new in version {number}", text) for number, text in sorted(suite.changes.items())]
     return [*card, ("run it", f"fedbench run --suite {name}")]
 
 

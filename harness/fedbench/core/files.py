@@ -164,6 +164,12 @@ def _readable(value: object) -> object:
     return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
 
 
+def spreadsheet_text(text: str) -> str:
+    """A text of a file that `csv_text` gave, without the apostrophe that it may have put in front."""
+    rest = text[1:]
+    return rest if text[:1] == "'" and rest.startswith(_FORMULA) and not _is_number(rest) else text
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)

@@ -70,7 +70,7 @@ class _Reading:
 def of_suite(
     suite: Suite,
     results: pd.DataFrame,
-    curves: pd.DataFrame,
+    curves: pd.DataFrame | None,
     published: Published | None,
     test: Test = Test.t,
     failed: pd.DataFrame | None = None,

@@ -56,7 +56,10 @@ def _group(runs: pd.DataFrame) -> str:
 
 
 def _suite(runs: pd.DataFrame) -> Iterator[str]:
-    """The hash of the suite's text, under which its file can be known from others of its name."""
+    """The suite's version where it is not the first, and the hash of its text, by which files of one name are told."""
+    versions = sorted(runs["suite_version"].unique()) if "suite_version" in runs else []
+    if any(version > 1 for version in versions):
+        yield f"suite version {', '.join(map(str, versions))}"
     hashes = sorted({text[:8] for text in runs["suite_hash"] if text})
     if hashes:
         yield f"suite {', '.join(hashes)}"

@@ -75,6 +75,14 @@ def read_board(
     return ReadResults(suite, stored, results, curves, board)
 
 
+def board_of_runs(suite: Suite, given: ReadingOptions, results: pd.DataFrame) -> Board:
+    """The board that the finished runs of ``results`` make alone: without curves, so without rounds to a target."""
+    stored = StoredResults(results, results.iloc[:0].assign(failure=""))
+    suite = _overruled(suite, given, stored)
+    published = _published(suite, results, None, lambda _: None)
+    return of_suite(suite, results, None, published, Test(given.test), stored.failed)
+
+
 def suite_of(name: str | None) -> tuple[str | None, Suite]:
     """What results are filed under, and how they are read: a name without a suite file (``adhoc``) is read as usual."""
     if name is None or not (name in suite_names() or name.endswith((".yaml", ".yml"))):

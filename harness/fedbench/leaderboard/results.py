@@ -25,6 +25,8 @@ from fedbench.tracking.tags import DEFAULTS, RunTags
 
 _ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every", "training.own_every")
 """Parameters with a column of their own, or without influence on the final model."""
+EVALUATED = ("eval_every", "own_every")
+"""Of the training, without influence on the final model, but part of a run's identity."""
 _HASHES = ("code_hash", "data_hash", "weights_hash", "suite_hash")
 _TAGS = ("commit", *_HASHES, "method_code", "server_data", "not_on_unseen")
 _COUNTS = ("num_clients", "cohort_size", "num_train", "num_test", "trainable_parameters")
@@ -246,6 +248,8 @@ def _line(suite: str, run: StoredRun) -> dict[str, Any]:
         "tuning": json.dumps(tuning, ensure_ascii=False),
         "parent": tags.raw.get("mlflow.parentRunId", ""),
         **{name: tags.text(name) for name in _TAGS},
+        "suite_version": tags.suite_version,
+        **{name: params[f"training.{name}"] for name in EVALUATED},
         "files_hash": tags.files_hash,
         "harness_hash": tags.harness_hash,
         **{name: tags.number(name) for name in _COUNTS},

@@ -2,7 +2,7 @@
 
 ``training`` and ``scenario`` are laid over the other's, field by field. Rows are added behind the other's; one of the
 same name (label, else method) takes its place, and ``without: [NAME, ...]`` leaves rows out. A scale takes the place of
-the other's of that name. All else replaces what the other says. The name is a suite's own.
+the other's of that name. All else replaces what the other says. Name and version are a suite's own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from fedbench.suites.safe_yaml import read_yaml
 
 _MOST = 10
 """Suites that may stand on one another."""
+_NOT_TAKEN = ("name", "version", "changes")
+"""Fields that are a suite's own."""
 _LAID_OVER = ("training", "scales", "published_metrics")
 OWN = ("extends", "without")
 """Fields of the file that are none of the suite."""
@@ -72,8 +74,7 @@ def _base(name: object, where: str, depth: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FedbenchError(f"{where}, extends: {name!r} is no suite.")
     merged, _ = extended(found, called, depth + 1)
-    merged.pop("name", None)
-    return merged
+    return {field: value for field, value in merged.items() if field not in _NOT_TAKEN}
 
 
 def _left(rows: object, without: object, where: str) -> list[Any]:

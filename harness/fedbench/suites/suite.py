@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from hashlib import sha256
 from typing import Annotated, Any
 
 import yaml
@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 
@@ -24,34 +25,13 @@ from fedbench.core.spec import MOST_SEED, no_bool, stack_names
 from fedbench.kinds.measured import column_metric, objective_metric, printed_metric, ranking_metric
 from fedbench.suites.axes import gridded
 from fedbench.suites.extending import extended
+from fedbench.suites.naming import Name, of_versions, plain
 from fedbench.suites.places import PlaceInFile, line_of, lines_of
 from fedbench.suites.published_keys import PUBLISHED_METRICS, Key, as_key, columns_of
 from fedbench.suites.registered import suite_bytes, suite_files
 from fedbench.suites.safe_yaml import read_yaml
 
 Seed = Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=MOST_SEED)]
-LONGEST_NAME = 100
-
-
-def _shown(name: str) -> str:
-    """``name``, if it can stand in a table, a file's name and a terminal."""
-    if not name.isprintable() or name != name.strip():
-        raise ValueError("it must be printable, without spaces at its ends")
-    if name and not any(character.isalnum() for character in name):
-        raise ValueError("it must have a letter or a digit")
-    if len(name.encode()) > LONGEST_NAME:
-        raise ValueError(f"it must have at most {LONGEST_NAME} bytes")
-    return name
-
-
-def _plain(name: str) -> str:
-    """``name``, if it is that of a file in a folder and leads nowhere else."""
-    if name and (Path(name).name != name or name.startswith(".")):
-        raise ValueError("it must be the name of a file, without folders and ending")
-    return name
-
-
-Name = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_shown)]
 Accuracy = Annotated[str, AfterValidator(ranking_metric)]
 
 
@@ -137,6 +117,10 @@ class Suite(_Part):
 
     name: Name = Field(min_length=1, description="what results are filed under")
     description: str = Field("", description="one sentence for `fedbench list suites`")
+    version: Annotated[int, BeforeValidator(no_bool)] = Field(
+        1, ge=1, le=1_000_000, description="counted up when results of before are no longer to be compared with"
+    )
+    changes: dict[int, str] = Field(default_factory=dict, description="what is new in each version, from 2 on")
     dataset: str = Field("embedded", description="data set")
     backbone: str = Field("clip:embedded", description="backbone of rows that name none")
     scenario: str | dict[str, Any] = Field("longtail", description="a scenario's name, or {preset: name, field: value}")
@@ -147,7 +131,7 @@ class Suite(_Part):
         default_factory=dict, description="settings with their values: the grid of all their combinations"
     )
     means: tuple[Mean, ...] = Field((), description="means over settings, a table each")
-    published: Annotated[str, AfterValidator(_plain)] = Field(
+    published: Annotated[str, AfterValidator(plain)] = Field(
         "", description="file of published numbers that the rows' keys refer to"
     )
     published_metrics: dict[
@@ -167,10 +151,20 @@ class Suite(_Part):
     rows: tuple[Row, ...] = Field(min_length=1, description="the methods")
     _text: str = PrivateAttr("")
 
+    @field_validator("changes")
+    @classmethod
+    def _are_of_its_versions(cls, changes: dict[int, str], info: ValidationInfo) -> dict[int, str]:
+        return dict(of_versions(changes, info.data.get("version", 1)))
+
     @property
     def text(self) -> str:
         """The file that it was read from; "" for a suite of no file."""
         return self._text
+
+    @property
+    def text_hash(self) -> str:
+        """sha256 of `text`, which every run records; "" for a suite of no file."""
+        return sha256(self._text.encode()).hexdigest() if self._text else ""
 
     @property
     def file(self) -> str:

@@ -34,6 +34,7 @@ class Invocation:
     """What its runs are read by again."""
     suite_text: str = ""
     """The suite's file as it was read; "" for a suite of no file."""
+    suite_version: int = 1
 
     def name(self, suite: str, began: datetime) -> str:
         """``longtail · paper · 24 runs · 2026-11-21 18:03``."""

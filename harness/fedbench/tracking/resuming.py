@@ -26,6 +26,7 @@ class Origin:
     code: RunCode
     data_hash: str
     weights_hash: str
+    suite_version: int = 1
 
 
 def stored_runs(uri: str, suite: str, origins: Mapping[str, Origin]) -> dict[str, tuple[str, ...]]:
@@ -55,6 +56,8 @@ def stored_in(
 def _differences(tags: RunTags, origin: Origin, installed: Mapping[str, str]) -> Iterator[str]:
     """What is not as it was when the run with these tags was made, a phrase each."""
     yield from _changed_code(tags, origin.code, installed)
+    if tags.suite_version != origin.suite_version:
+        yield f"suite version {tags.suite_version} -> {origin.suite_version}"
     for name, phrase in _HASHES.items():
         if tags.text(name) != getattr(origin, name):
             yield phrase

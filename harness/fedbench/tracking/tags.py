@@ -81,6 +81,11 @@ class RunTags:
         return self.text("run_id")
 
     @property
+    def suite_version(self) -> int:
+        """Of the suite; runs of before suites had versions are of the first."""
+        return self.number("suite_version") or 1
+
+    @property
     def files_hash(self) -> str:
         """Of the files of its images; those of one size have no hash beside that of the data."""
         return self.text("files_hash") or self.text("data_hash")
@@ -102,8 +107,8 @@ class RunTags:
         return {key.removeprefix(head): value for key, value in sorted(self.raw.items()) if key.startswith(head)}
 
 
-def provenance_tags(suite: str, suite_text: str = "") -> dict[str, str]:
-    """Tags of every run of ``suite`` made here: commit, versions, MLflow's own for them, a hash of the suite's text."""
+def provenance_tags(suite: str, suite_text: str = "", suite_version: int = 1) -> dict[str, str]:
+    """Tags of every run of ``suite`` made here: commit, versions, MLflow's own for them, hash of the suite's text."""
     from fedbench.tracking.writing.recording import COMMIT, SOURCE  # imports MLflow, which who reads tags does without
 
     made = commit()
@@ -111,6 +116,7 @@ def provenance_tags(suite: str, suite_text: str = "") -> dict[str, str]:
         SUITE: suite,
         "fedbench.commit": made,
         **({"fedbench.suite_hash": hashlib.sha256(suite_text.encode()).hexdigest()} if suite_text else {}),
+        "fedbench.suite_version": str(suite_version),
         **{f"fedbench.version.{name}": value for name, value in versions().items()},
         SOURCE: "fedbench",
         **({COMMIT: made} if made else {}),

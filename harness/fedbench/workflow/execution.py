@@ -99,7 +99,7 @@ def carry_out(
     carried = {spec.run_id for row in rows for spec in row}
     specs = [spec for spec in specs if spec.run_id in carried]
     codes = Codes(selection.plugin_files)
-    origins = origins_of(planned, codes)
+    origins = origins_of(planned, codes, suite)
     known = {} if storing.rerun else stored_runs(uri, suite.name, origins)
     finished = {run_id for run_id, why in known.items() if not why}
     pending = [spec for spec in specs if spec.run_id not in finished]
@@ -120,9 +120,7 @@ def carry_out(
             work / "claims", lambda spec: spec.run_id in origins and tracking.has_finished(spec, origins[spec.run_id])
         )
         asked = asked_for(suite.name, specs)
-        recorded = (
-            invocation(selection, pending, skipped, suite.text, asked, is_rerun=storing.rerun) if pending else None
-        )
+        recorded = invocation(selection, pending, skipped, suite, asked, is_rerun=storing.rerun) if pending else None
         tell = partial(screen.complain, label="warning")
         tracking = Tracking(
             uri, suite.name, recorded, claims, tell=tell, patience=storing.patience, rerun=storing.rerun, codes=codes
@@ -208,7 +206,7 @@ def invocation(
     selection: Selection,
     pending: Sequence[RunSpec],
     skipped: int,
-    suite_text: str = "",
+    suite: Suite | None = None,
     asked: str = "",
     *,
     is_rerun: bool,
@@ -224,7 +222,8 @@ def invocation(
         seeds=selection.seeds,
         overrides=selection.sets,
         plugin_files=selection.plugin_files,
-        suite_text=suite_text,
+        suite_text="" if suite is None else suite.text,
+        suite_version=1 if suite is None else suite.version,
         asked_for=asked,
     )
 

@@ -20,10 +20,10 @@ from fedbench.workflow.plan import PlannedRow, rows_of
 from fedbench.workflow.screen import Screen
 
 
-def origins_of(planned: Sequence[PlannedRow], codes: Codes) -> dict[str, Origin]:
+def origins_of(planned: Sequence[PlannedRow], codes: Codes, suite: Suite) -> dict[str, Origin]:
     """Run id -> what the run is made from, for all runs of the plan."""
     return {
-        spec.run_id: Origin(codes.of_run(spec), row.info.data_hash, row.info.weights_hash)
+        spec.run_id: Origin(codes.of_run(spec), row.info.data_hash, row.info.weights_hash, suite.version)
         for row in planned
         for spec in row.specs
     }
@@ -39,7 +39,7 @@ def show_stored(
     is_rerun: bool,
 ) -> None:
     """`say_stored` of a dry run; one that cannot read the store warns, since it needs none."""
-    origins = origins_of(planned, Codes(plugin_files))
+    origins = origins_of(planned, Codes(plugin_files), suite)
     try:
         stored = stored_runs(store_uri(store, to_write=False), suite.name, origins)
     except (FedbenchError, MlflowException) as error:

@@ -72,6 +72,9 @@ def leaderboard(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="Write every format into this folder.")
     ] = None,
+    licence: Annotated[
+        str, typer.Option(metavar="SPDX", help="Of the results, as --output's manifest.json names it.")
+    ] = "CC-BY-4.0",
     shape: Annotated[Format, typer.Option("--format", help="How it is shown.")] = Format.table,
     columns: Annotated[
         str, typer.Option(metavar="A,B", help="LaTeX: these columns, in this order: accuracy,tail,mb,delta.")
@@ -115,6 +118,9 @@ def leaderboard(
         made = _made_by(read.stored, given)
         write(read.results, board, output, made)
         _write_page(output / "index.html", read, uri, made)
+        from fedbench.exchange.manifest import write_manifest
+
+        write_manifest(output, read, given, licence)
         say(f"written to {output}")
     elif shape is Format.table:
         console().print(render_terminal(board))

@@ -25,17 +25,22 @@ def write(results: pd.DataFrame, board: Board, folder: Path, command: str) -> No
 
     ``command`` are the commands that made all of it, a line each. FedbenchError where ``folder`` can't be written.
     """
-    prompts = "\n".join(f"$ {line}" for line in command.splitlines())
-    commands = f"Made by\n\n```console\n{prompts}\n```\n\n" if command else ""
     texts = {
         "results.csv": csv_text(results),
         "leaderboard.csv": to_csv(board),
-        "leaderboard.md": f"# Leaderboard\n\n{commands}{to_markdown(board)}",
+        "leaderboard.md": markdown_page(board, command),
         "leaderboard.tex": to_latex(board),
     }
     for name, text in texts.items():
         with replacing(folder / name, "leaderboard", "choose another --output") as temporary:
             temporary.write_text(text, encoding="utf-8")
+
+
+def markdown_page(board: Board, command: str) -> str:
+    """The content of leaderboard.md; ``command`` as for `write`."""
+    prompts = "\n".join(f"$ {line}" for line in command.splitlines())
+    commands = f"Made by\n\n```console\n{prompts}\n```\n\n" if command else ""
+    return f"# Leaderboard\n\n{commands}{to_markdown(board)}"
 
 
 def flat(board: Board) -> pd.DataFrame:

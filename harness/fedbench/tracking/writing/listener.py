@@ -122,7 +122,8 @@ class Tracking:
         self._reader = database_reader(uri)
         self._open: dict[str, _OpenRun] = {}
         self._codes = codes or Codes(() if invocation is None else invocation.plugin_files)
-        self._provenance = provenance_tags(suite, "" if invocation is None else invocation.suite_text)
+        read = ("", 1) if invocation is None else (invocation.suite_text, invocation.suite_version)
+        self._provenance = provenance_tags(suite, *read)
         self._command = CommandRun(client, self._experiment, suite, invocation, claims, self._provenance, self._codes)
 
     @property

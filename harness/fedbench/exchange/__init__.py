@@ -1,0 +1,1 @@
+"""Results of others: folders that say what made them, checks of such folders, runs repeated, stores merged."""

@@ -1,0 +1,196 @@
+"""Is a result folder in order? What follows from its numbers is looked at first, what it says of itself last.
+
+Whoever changes a number can write the manifest anew, but then the board is not that of the runs. A number that is
+changed wherever it stands is found by repeating the run alone, see `fedbench.exchange.verifying`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.core.wording import counted
+from fedbench.exchange.folder import ResultFolder, named, read_folder
+from fedbench.exchange.identity import evaluated_by, spec_of
+from fedbench.exchange.manifest import digest
+from fedbench.exchange.recomputed import check_board
+from fedbench.leaderboard.rows.identity import PROTOCOL, ROW
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import Suite, load_suite, suite_names
+
+_DIRTY = "+dirty"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A folder that is in order."""
+
+    folder: ResultFolder
+    suite: Suite
+    specs: tuple[RunSpec, ...]
+    """Of its runs, in the order of results.csv."""
+    notes: tuple[str, ...] = ()
+    """What is no reason to refuse it."""
+
+    @property
+    def summary(self) -> str:
+        """What it holds, in one line."""
+        results = self.folder.results
+        rows = len(results.drop_duplicates([*PROTOCOL, *ROW]))
+        return (
+            f"{counted(len(results), 'run')} of {counted(rows, 'row')}, suite {self.suite.name} version "
+            f"{self.suite.version}, {self.folder.manifest.licence}"
+        )
+
+
+def check_folder(given: Path, suite: str | None = None, plugins: tuple[Path, ...] = ()) -> Checked:
+    """The folder ``given``, in order; FedbenchError names the row and the reason in one sentence where it is not.
+
+    ``suite`` is the name or file of its suite, by default the registered one of the name that the runs recorded.
+    """
+    folder = read_folder(given)
+    read = _suite(folder, suite)
+    _check_suite(folder, read)
+    _check_code(folder)
+    _check_failures(folder)
+    specs = _check_ids(folder, read, plugins)
+    _check_seeds(folder)
+    _check_data(folder)
+    check_board(folder, read)
+    _check_manifest(folder, read)
+    return Checked(folder, read, specs, tuple(_notes(folder)))
+
+
+def _suite(folder: ResultFolder, given: str | None) -> Suite:
+    """The suite of the runs, which is all of theirs."""
+    names = sorted(folder.results["suite"].unique())
+    if len(names) > 1:
+        raise FedbenchError(f"the runs are of {len(names)} suites ({', '.join(names)}); submit a folder for each.")
+    if given is None and names[0] not in suite_names():
+        raise FedbenchError(f"suite {names[0]!r} is none that is installed here; give its file with --suite.")
+    suite = load_suite(given or names[0])
+    if suite.name != names[0]:
+        raise FedbenchError(f"the runs are of suite {names[0]!r}, not of {suite.name!r}; leave --suite out.")
+    return suite
+
+
+def _check_suite(folder: ResultFolder, suite: Suite) -> None:
+    for line in _lines(folder):
+        if line["suite_version"] != suite.version:
+            raise FedbenchError(
+                f"{named(line)}: it is of version {line['suite_version']} of suite {suite.name!r}, which is at version "
+                f"{suite.version} here."
+            )
+        if line["suite_hash"] != suite.text_hash:
+            raise FedbenchError(
+                f"{named(line)}: it was run with another text of suite {suite.name!r} "
+                f"({line['suite_hash'][:8] or 'none'}, here {suite.text_hash[:8]}); run it again with this one."
+            )
+
+
+def _check_code(folder: ResultFolder) -> None:
+    for line in _lines(folder):
+        for name in ("code_hash", "data_hash"):
+            if not line[name]:
+                raise FedbenchError(f"{named(line)}: no {name} is recorded, so what made it is not known.")
+
+
+def _check_failures(folder: ResultFolder) -> None:
+    for line in folder.board.to_dict("records"):
+        failures = json.loads(line["failures"] or "[]")
+        if failures:
+            seeds = ", ".join(str(one["seed"]) for one in failures)
+            raise FedbenchError(f"{named(line)}: seed {seeds} failed: {failures[0]['reason']}.")
+
+
+def _check_seeds(folder: ResultFolder) -> None:
+    """Every row has the seeds of all others of its scale, each once."""
+    results = folder.results
+    for _, of_scale in results.groupby("scale", sort=False):
+        seeds = set(of_scale["seed"])
+        for _, runs in of_scale.groupby(["setting", *PROTOCOL, *ROW], sort=False, dropna=False):
+            row = named(runs.iloc[0][["setting", "row"]].to_dict())
+            missing = sorted(seeds - set(runs["seed"]))
+            if missing:
+                raise FedbenchError(f"{row}: seed {', '.join(map(str, missing))} is missing, which other rows have.")
+            twice = runs[runs.duplicated(["seed"])]
+            if len(twice):
+                raise FedbenchError(f"{row}: seed {twice['seed'].iloc[0]} has two runs; keep one.")
+
+
+def _check_data(folder: ResultFolder) -> None:
+    """The files are those of the setting, and what becomes of them those of the size that a network takes."""
+    teachers = folder.results["row_settings"].map(lambda text: json.loads(text).get("teacher", ""))
+    frame = folder.results.assign(teacher=teachers)
+    for column, alike in (("files_hash", []), ("data_hash", ["backbone", "teacher"])):
+        for _, runs in frame.groupby(["setting", "dataset", *alike], sort=False):
+            counts = runs[column].value_counts()
+            if len(counts) > 1:
+                usual = counts.index[0]
+                odd = runs[runs[column] != usual].iloc[0]
+                raise FedbenchError(
+                    f"{named(odd.to_dict())}: its data are not those of the other runs of {odd['dataset']} ({column} "
+                    f"{str(odd[column])[:8]}, theirs {str(usual)[:8]})."
+                )
+
+
+def _check_ids(folder: ResultFolder, suite: Suite, plugins: tuple[Path, ...]) -> tuple[RunSpec, ...]:
+    evaluated = evaluated_by(
+        spec
+        for scale in list(suite.scales) or [""]
+        for spec in expand(suite, Overrides(scale=scale, plugin_files=plugins))
+    )
+    specs = tuple(spec_of(line, evaluated, plugins) for line in _lines(folder))
+    for line, spec in zip(_lines(folder), specs, strict=True):
+        if spec.row != line["row"]:
+            raise FedbenchError(f"{named(line)}: by its settings the row is called {spec.row!r}.")
+    return specs
+
+
+def _check_manifest(folder: ResultFolder, suite: Suite) -> None:
+    manifest = folder.manifest
+    if not manifest.licence.strip():
+        raise FedbenchError("manifest.json names no licence of the results; write the folder with --licence.")
+    missing = [name for name, value in manifest.environment.model_dump().items() if not value]
+    if missing or not manifest.fedbench:
+        raise FedbenchError(f"manifest.json does not say on which {missing[0] if missing else 'fedbench'} it was made.")
+    said = (manifest.suite.name, manifest.suite.version)
+    if said != (suite.name, suite.version):
+        raise FedbenchError(f"manifest.json is of suite {said[0]!r} version {said[1]}, the runs are of {suite.name!r}.")
+    for name in ("results.csv", "leaderboard.csv", "leaderboard.md", "index.html"):
+        if name not in manifest.files:
+            raise FedbenchError(f"manifest.json has no digest of {name}.")
+    for name, recorded in manifest.files.items():
+        file = folder.path / name
+        # a name that leads elsewhere is no file of the folder
+        if Path(name).name != name or not file.is_file():
+            raise FedbenchError(f"manifest.json has the digest of {name!r}, which the folder has not.")
+        if digest(file) != recorded:
+            raise FedbenchError(
+                f"{name} is not the file that was written: its digest is another than in manifest.json."
+            )
+
+
+def _notes(folder: ResultFolder) -> Iterator[str]:
+    results = folder.results
+    for is_odd, what in _ODD:
+        count = int(results["commit"].map(is_odd).sum())
+        if count:
+            yield f"{counted(count, 'run')} {what}"
+
+
+_ODD: tuple[tuple[Callable[[str], bool], str], ...] = (
+    (lambda commit: commit.endswith(_DIRTY), "made from a work tree with changes (+dirty)"),
+    (lambda commit: not commit, "made without a git commit"),
+)
+"""Commits that do not say which code it was, though its hash does."""
+
+
+def _lines(folder: ResultFolder) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in line.items()} for line in folder.results.to_dict("records")]

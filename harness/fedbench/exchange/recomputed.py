@@ -1,0 +1,122 @@
+"""The board that results.csv gives, beside the one that a folder shows.
+
+Rounds to a target are counted in curves, which no folder has: those are taken as they stand.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from fedbench.core.errors import FedbenchError
+from fedbench.exchange.folder import BOARD, RESULTS, ResultFolder, named
+from fedbench.leaderboard.formats.files import to_csv
+from fedbench.leaderboard.formats.markdown import to_markdown
+from fedbench.leaderboard.model import Board, Line, Milestone, ScoreCell
+from fedbench.leaderboard.reading import board_of_runs
+from fedbench.suites.suite import Suite
+
+_OF_CURVES = ("rounds_to_", "bytes_to_", "seconds_to_", "target")
+_TARGET = " · target "
+"""Behind it a caption says which target rounds were counted to."""
+_DRAWN = {"p_best": 0.02}
+"""Columns that are drawn, and by how much they may be another number elsewhere."""
+_RELATIVE = 1e-9
+"""Sums of the same numbers in another order differ by less."""
+_MARKDOWN = "leaderboard.md"
+Key = tuple[str, str]
+"""Block and row."""
+
+
+def check_board(folder: ResultFolder, suite: Suite) -> None:
+    """FedbenchError, which names row and column, where leaderboard.csv or .md is not what results.csv gives."""
+    board = board_of_runs(suite, folder.manifest.options, folder.results)
+    text = pd.read_csv(io.StringIO(to_csv(board)), dtype=str, keep_default_na=False)
+    given, shown = _by_row(text), _by_row(folder.board)
+    for key, line in given.items():
+        if key not in shown:
+            raise FedbenchError(f"{named(_of(line))} is in {RESULTS} and not in {BOARD}.")
+        _compare(line, shown[key])
+    for key, line in shown.items():
+        if key not in given:
+            raise FedbenchError(f"{named(_of(line))} is in {BOARD}, and {RESULTS} has no run of it.")
+    _compare_markdown(folder, _with_milestones(board, shown))
+
+
+def _by_row(frame: pd.DataFrame) -> dict[Key, dict[str, str]]:
+    return {(line["block"], line["row"]): line for line in frame.to_dict("records")}  # type: ignore[misc]
+
+
+def _of(line: Mapping[str, str]) -> dict[str, str]:
+    return {"setting": line["setting"], "row": line["row"]}
+
+
+def _compare(given: Mapping[str, str], shown: Mapping[str, str]) -> None:
+    for column, value in given.items():
+        if column.startswith(_OF_CURVES):
+            continue
+        found = shown.get(column, "")
+        if column == "caption":
+            found = found.partition(_TARGET)[0]
+        if not _alike(value, found, _DRAWN.get(column, 0.0)):
+            raise FedbenchError(
+                f"{named(_of(given))}: {column} is {found or 'empty'} in {BOARD}, and {value or 'empty'} by {RESULTS}."
+            )
+
+
+def _alike(value: str, found: str, by: float) -> bool:
+    if value == found:
+        return True
+    try:
+        return math.isclose(float(value), float(found), rel_tol=_RELATIVE, abs_tol=max(by, _RELATIVE))
+    except ValueError:
+        return False
+
+
+def _with_milestones(board: Board, shown: Mapping[Key, Mapping[str, str]]) -> Board:
+    """``board`` with the rounds to a target that the folder shows."""
+    tables = []
+    for block, table in enumerate(board.tables):
+        lines = tuple(_with_milestone(line, shown[str(block), line.row]) for line in table.lines)
+        caption = next((shown[str(block), line.row]["caption"] for line in table.lines), table.caption)
+        tables.append(replace(table, lines=lines, caption=caption))
+    return replace(board, tables=tuple(tables))
+
+
+def _with_milestone(line: Line, shown: Mapping[str, Any]) -> Line:
+    reached, _, seeds = shown.get("target_reached", "").partition("/")
+
+    def number(name: str) -> float:
+        return float(shown.get(name) or "nan")
+
+    return replace(
+        line,
+        milestone=Milestone(
+            ScoreCell(number("rounds_to_target_mean"), number("rounds_to_target_std")),
+            number("target"),
+            shown.get("target_metric", ""),
+            int(reached or 0),
+            int(seeds or 0),
+            number("bytes_to_target_mean"),
+            number("seconds_to_target_mean"),
+        ),
+    )
+
+
+def _compare_markdown(folder: ResultFolder, board: Board) -> None:
+    text = (folder.path / _MARKDOWN).read_text(encoding="utf-8")
+    given = to_markdown(board)
+    if text.endswith(given):
+        return
+    wrong = next(_lines_of_neither(given, text), "")
+    raise FedbenchError(f"{_MARKDOWN} is not what {BOARD} gives, which has the line {wrong!r}.")
+
+
+def _lines_of_neither(given: str, text: str) -> Iterator[str]:
+    shown = set(text.splitlines())
+    return (line[:200] for line in given.splitlines() if line not in shown)

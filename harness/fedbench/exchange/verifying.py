@@ -1,0 +1,146 @@
+"""Some runs of a result folder, carried out once more: do they give the numbers that the folder shows?"""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import RunSpec
+from fedbench.exchange.checks import Checked
+from fedbench.exchange.folder import named
+from fedbench.exchange.manifest import environment_here
+from fedbench.leaderboard.results import load_results
+from fedbench.runs.engines.scheduler import Policy
+from fedbench.runs.prepare import Settings
+from fedbench.tracking.schema import FINAL
+from fedbench.workflow.execution import Carried, Storing, carry_out
+from fedbench.workflow.screen import Screen
+from fedbench.workflow.selection import Place, Selection
+
+_TIMINGS = ("seconds",)
+"""Part of the names of metrics that say how fast a machine was."""
+_HASHES = {"code_hash": "code", "data_hash": "data", "weights_hash": "weights"}
+POINTS = 0.5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A final metric of which the repeated run gives another number."""
+
+    metric: str
+    recorded: float
+    now: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} is {self.recorded!r} in the folder and {self.now!r} now"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A run of the folder beside its repetition."""
+
+    title: str
+    """Setting, row and seed."""
+    tolerance: float | None
+    """Points by which accuracies may differ; None: every metric is to be the same to the last bit."""
+    differs: tuple[str, ...] = ()
+    """What made it that is not as it was, so that numbers may be others."""
+    differences: tuple[Difference, ...] = ()
+    failure: str = ""
+    """Why it could not be repeated."""
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the folder's numbers are those of the repetition."""
+        return not self.differences and not self.failure
+
+    def __str__(self) -> str:
+        if self.failure:
+            return f"{self.title}: not repeated: {self.failure}"
+        why = f" ({', '.join(self.differs)})" if self.differs else ""
+        if self.differences:
+            return f"{self.title}{why}: {'; '.join(map(str, self.differences))}"
+        how = "the same to the last bit" if self.tolerance is None else f"the same within {self.tolerance:g} points"
+        return f"{self.title}: {how}{why}"
+
+
+def drawn(specs: Sequence[RunSpec], share: float, seed: int) -> list[RunSpec]:
+    """A random ``share`` of the runs, at least one; in the order of their ids, so that of the folder has no part."""
+    by_id = sorted(specs, key=lambda spec: spec.run_id)
+    count = min(len(by_id), max(1, math.ceil(share * len(by_id))))
+    return sorted(random.Random(seed).sample(by_id, count), key=lambda spec: spec.run_id)
+
+
+def verify(
+    checked: Checked, chosen: Sequence[RunSpec], settings: Settings, place: Place, screen: Screen, tolerance: float
+) -> Iterator[Verified]:
+    """Repeat the ``chosen`` runs in a store that goes afterwards, and compare final metrics but timings.
+
+    They are compared to the last bit where platform, torch and code are those of the folder, else accuracies within
+    ``tolerance`` points.
+    """
+    with tempfile.TemporaryDirectory() as store:
+        storing = Storing(store, rerun=False, patience=60.0, checkpoint_every=0, state_memory=None)
+        selection = Selection(checked.suite.name, plugin_files=settings.plugin_files)
+        carried = carry_out(selection, checked.suite, chosen, settings, place, Policy(), storing, screen)
+        if carried.stopped is not None:
+            raise carried.stopped
+        now = _results(carried, checked.suite.name)
+    failures = {failed.spec.run_id: failed.reason for failed in carried.failures}
+    lines = {str(line["run_id"]): line for line in checked.folder.results.to_dict("records")}
+    elsewhere = _elsewhere(checked)
+    for spec in chosen:
+        recorded = lines[spec.run_id]
+        title = named(recorded)
+        if spec.run_id not in now:
+            yield Verified(title, None, failure=failures.get(spec.run_id, "its row is not for its backbone"))
+            continue
+        differs = (*elsewhere, *_differing(recorded, now[spec.run_id]))
+        points = tolerance if differs else None
+        found = Verified(title, points, differs)
+        yield replace(found, differences=tuple(_differences(recorded, now[spec.run_id], points)))
+
+
+def _results(carried: Carried, suite: str) -> dict[str, Mapping[Any, Any]]:
+    try:
+        return {str(line["run_id"]): line for line in load_results(carried.uri, suite).to_dict("records")}
+    except FedbenchError:  # none has finished
+        return {}
+
+
+def _elsewhere(checked: Checked) -> list[str]:
+    """In what this machine is not the one that the folder was written on."""
+    before, now = checked.folder.manifest.environment, environment_here()
+    return [
+        f"{name} {was} then, {here} now"
+        for name, was, here in (("platform", before.platform, now.platform), ("torch", before.torch, now.torch))
+        if was != here
+    ]
+
+
+def _differing(recorded: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[str]:
+    for name, called in _HASHES.items():
+        if recorded[name] != now[name]:
+            yield f"{called} {str(recorded[name])[:8]} then, {str(now[name])[:8]} now"
+
+
+def _differences(recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance: float | None) -> Iterator[Difference]:
+    """Of the metrics that the folder has; those that a later version of fedbench added are none."""
+    for name, value in recorded.items():
+        metric = str(name).removeprefix(FINAL)
+        if metric == name or math.isnan(value) or any(part in metric for part in _TIMINGS):
+            continue
+        again = float(now.get(name, math.nan))
+        if tolerance is None:
+            is_same = again == value
+        else:
+            # of a class, a domain or the worst client a single image is more than the tolerance
+            is_loose = "accuracy" not in metric or "/" in metric or "worst" in metric
+            is_same = is_loose or abs(again - value) <= tolerance
+        if not is_same:
+            yield Difference(metric, value, again)

@@ -1,0 +1,405 @@
+"""`fedbench submit`, `verify` and `merge` on a small true result folder, and on forged copies of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from fedbench.cli.app import main
+from fedbench.core.errors import FedbenchError
+from fedbench.exchange.checks import check_folder
+from fedbench.exchange.folder import read_folder
+from fedbench.exchange.identity import spec_of
+from fedbench.exchange.manifest import FILES, MANIFEST, digests
+from fedbench.exchange.merging import merge
+from fedbench.exchange.verifying import drawn
+from fedbench.leaderboard.formats.files import write
+from fedbench.leaderboard.reading import board_of_runs
+from fedbench.leaderboard.results import load_curves, load_results
+from fedbench.suites.suite import load_suite
+from fedbench.tracking.recorded.seal import SEAL
+from fedbench.tracking.schema import store_uri
+
+SUITE = """
+name: toy
+dataset: "embedded?train=240&test=80"
+scenario: {imbalance: exponential, imbalance_factor: 4, partition: iid, clients: 2, participation: 1.0}
+training: {rounds: 2, local_epochs: 1, batch_size: 32, lr: 0.01, eval_every: 2}
+seeds: [0, 1]
+rows:
+  - {method: fedavg, label: plain}
+  - method: fedprox
+"""
+PROX = "fedprox · clip:embedded"
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made once for all tests."""
+
+    place: Path
+
+    @property
+    def suite(self) -> str:
+        return str(self.place / "toy.yaml")
+
+    @property
+    def store(self) -> str:
+        return str(self.place / "store")
+
+    @property
+    def cache(self) -> str:
+        return str(self.place / "cache")
+
+    def copy(self, to: Path) -> Path:
+        return Path(shutil.copytree(self.place / "out", to / "out"))
+
+
+def call(*arguments: str) -> int:
+    """`fedbench ARGUMENTS`; its exit code."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "argv", ["fedbench", *arguments])
+        patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return ended.value.code if isinstance(ended.value.code, int) else 0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Two rows at two seeds, run and written."""
+    one = Made(tmp_path_factory.mktemp("exchange"))
+    Path(one.suite).write_text(SUITE, encoding="utf-8")
+    stored = ("--suite", one.suite, "--store", one.store)
+    assert call("run", *stored, "--cache-dir", one.cache, "--engine", "in-process", "--plain") == 0
+    assert call("leaderboard", *stored, "--output", str(one.place / "out")) == 0
+    return one
+
+
+def test_a_true_folder_is_in_order(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("submit", str(made.place / "out"), "--suite", made.suite) == 0
+    assert "is in order: 4 runs of 2 rows, suite toy version 1, CC-BY-4.0" in capsys.readouterr().out
+    manifest = json.loads((made.place / "out" / MANIFEST).read_text("utf-8"))
+    assert set(manifest["files"]) == set(FILES)
+    assert all(manifest["environment"].values())
+    assert str(made.place) not in json.dumps(manifest)
+
+
+def test_a_suite_that_is_not_installed_is_asked_for(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("submit", str(made.place / "out")) == 2
+    assert "give its file with --suite" in capsys.readouterr().err
+
+
+Frame = pd.DataFrame
+Change = Callable[[Path], None]
+
+
+def _texts(file: Path) -> Frame:
+    return pd.read_csv(file, dtype=str, keep_default_na=False)
+
+
+def edited(name: str, change: Callable[[Frame], Frame | None]) -> Change:
+    """A change of one CSV file of a folder."""
+
+    def edit(folder: Path) -> None:
+        frame = _texts(folder / name)
+        changed = change(frame)
+        (frame if changed is None else changed).to_csv(folder / name, index=False)
+
+    return edit
+
+
+def setting(column: str, value: str, line: int = 0) -> Callable[[Frame], None]:
+    def change(frame: Frame) -> None:
+        frame.loc[frame.index[line], column] = value
+
+    return change
+
+
+def raised(column: str, by: float, line: int = 0) -> Callable[[Frame], None]:
+    def change(frame: Frame) -> None:
+        frame.loc[frame.index[line], column] = repr(float(frame[column].iloc[line]) + by)
+
+    return change
+
+
+def in_manifest(**values: Any) -> Change:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / MANIFEST).read_text("utf-8"))
+        (folder / MANIFEST).write_text(json.dumps(content | values), encoding="utf-8")
+
+    return change
+
+
+def both(*changes: Change) -> Change:
+    def change(folder: Path) -> None:
+        for one in changes:
+            one(folder)
+
+    return change
+
+
+def rewritten(name: str, pattern: str, by: str) -> Change:
+    def change(folder: Path) -> None:
+        text = (folder / name).read_text("utf-8")
+        assert re.search(pattern, text)
+        (folder / name).write_text(re.sub(pattern, by, text, count=1), encoding="utf-8")
+
+    return change
+
+
+def with_new_digests(folder: Path) -> None:
+    """As a forger leaves it who knows of the manifest."""
+    in_manifest(files=digests(folder, FILES))(folder)
+
+
+def other_rate(frame: Frame) -> None:
+    settings = json.loads(frame["row_settings"].iloc[0]) | {"training.lr": "0.02"}
+    frame.loc[0, "row_settings"] = json.dumps(settings, sort_keys=True)
+
+
+FAILURE = json.dumps([{"seed": 7, "reason": "out of memory", "run_id": "", "mlflow_id": "", "code": ""}])
+FORGED: dict[str, tuple[Change, str]] = {
+    "a number in results.csv": (
+        edited("results.csv", raised("final/global_accuracy", 5.0)),
+        r"global_accuracy_mean is [\d.]+ in leaderboard.csv, and [\d.]+ by results.csv",
+    ),
+    "a number in leaderboard.csv": (
+        edited("leaderboard.csv", raised("tail_accuracy_mean", 1.0)),
+        r"tail_accuracy_mean is [\d.]+ in leaderboard.csv",
+    ),
+    "the mean in both": (
+        both(
+            edited("results.csv", raised("final/macro_f1", 0.0)),
+            edited("results.csv", lambda frame: _all_of(frame, "plain", "final/global_accuracy", [2.0, 0.0])),
+            edited("leaderboard.csv", lambda frame: _all_of(frame, "plain", "global_accuracy_mean", [1.0])),
+        ),
+        r"plain · clip:embedded: global_accuracy_std is",
+    ),
+    "the rank": (
+        edited("leaderboard.csv", setting("rank", "9")),
+        r"clip:embedded: rank is 9 in leaderboard.csv",
+    ),
+    "a number of the Markdown": (
+        rewritten("leaderboard.md", r"(\d\d)\.\d ± ", "99.9 ± "),
+        r"leaderboard.md is not what leaderboard.csv gives",
+    ),
+    "another version of the suite": (
+        edited("results.csv", setting("suite_version", "2")),
+        r"seed 0: it is of version 2 of suite 'toy', which is at version 1 here",
+    ),
+    "another text of the suite": (
+        edited("results.csv", setting("suite_hash", "0" * 64, line=1)),
+        r"seed \d: it was run with another text of suite 'toy' \(00000000, here",
+    ),
+    "a seed that is missing": (
+        edited("results.csv", lambda frame: frame.iloc[1:]),
+        r"plain · clip:embedded: seed 0 is missing",
+    ),
+    "a row that is missing": (
+        edited("leaderboard.csv", lambda frame: frame[frame["method"] != "fedprox"]),
+        r"fedprox · clip:embedded is in results.csv and not in leaderboard.csv",
+    ),
+    "a row too many": (
+        edited("results.csv", lambda frame: frame[frame["method"] != "fedprox"]),
+        r"fedprox · clip:embedded is in leaderboard.csv, and results.csv has no run of it",
+    ),
+    "a run that failed": (
+        edited("leaderboard.csv", setting("failures", FAILURE)),
+        r"clip:embedded: seed 7 failed: out of memory",
+    ),
+    "other data": (
+        edited("results.csv", setting("data_hash", "1" * 64, line=1)),
+        r"its data are not those of the other runs of embedded\?train=240&test=80 \(data_hash 11111111",
+    ),
+    "a file that is missing": (lambda folder: (folder / "index.html").unlink(), r"has no index.html"),
+    "a column that is missing": (
+        edited("results.csv", lambda frame: frame.drop(columns="row_settings")),
+        r"has no column row_settings",
+    ),
+    "a run id that does not fit": (
+        edited("results.csv", setting("run_id", "0123456789abcdef")),
+        r"seed 0: run_id 0123456789abcdef is not that of its recorded settings",
+    ),
+    "a setting that does not fit": (edited("results.csv", other_rate), r"is not that of its recorded settings"),
+    "a row by another name": (
+        edited("results.csv", lambda frame: _named(frame, "final · clip:embedded (tuned)")),
+        r"by its settings the row is called 'final · clip:embedded'",
+    ),
+    "no hash of the code": (edited("results.csv", setting("code_hash", "")), r"seed 0: no code_hash is recorded"),
+    "no licence": (in_manifest(licence=" "), r"names no licence"),
+    "no environment": (in_manifest(environment={}), r"does not say on which platform"),
+}
+"""What is changed, with all digests written anew -> the reason."""
+
+
+def _all_of(frame: Frame, label: str, column: str, by: list[float]) -> None:
+    which = frame.index[frame["row"] == f"{label} · clip:embedded"]
+    for line, step in zip(which, by, strict=True):
+        frame.loc[line, column] = repr(float(frame.loc[line, column]) + step)
+
+
+def _named(frame: Frame, row: str) -> None:
+    frame.loc[frame["method"] == "fedavg", "row"] = row
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_folder_is_refused_for_the_right_reason(what: str, made: Made, tmp_path: Path) -> None:
+    folder = made.copy(tmp_path)
+    change, reason = FORGED[what]
+    change(folder)
+    with_new_digests(folder)
+    with pytest.raises(FedbenchError, match=reason):
+        check_folder(folder, made.suite)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (rewritten("index.html", "</body>", "<p>the best</p></body>"), "index.html is not the file that was written"),
+        (edited("results.csv", raised("final/class_accuracy/bird", 0.5)), "results.csv is not the file"),
+        (in_manifest(files={}), "has no digest of results.csv"),
+        (in_manifest(suite={"name": "toy", "version": 3}), "manifest.json is of suite 'toy' version 3"),
+        (lambda folder: (folder / MANIFEST).unlink(), "has no manifest.json"),
+    ],
+)
+def test_what_the_board_does_not_show_is_held_by_digests(
+    change: Change, reason: str, made: Made, tmp_path: Path
+) -> None:
+    folder = made.copy(tmp_path)
+    change(folder)
+    with pytest.raises(FedbenchError, match=reason):
+        check_folder(folder, made.suite)
+
+
+def test_refusing_ends_with_code_2(made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made.copy(tmp_path)
+    FORGED["the rank"][0](folder)
+    assert call("submit", str(folder), "--suite", made.suite) == 2
+    assert "rank is 9" in " ".join(capsys.readouterr().err.split())
+
+
+def test_folders_of_before_do_not_say_how_often_was_evaluated(made: Made, tmp_path: Path) -> None:
+    folder = made.copy(tmp_path)
+    edited("results.csv", lambda frame: frame.drop(columns=["eval_every", "own_every", "suite_version"]))(folder)
+    with_new_digests(folder)
+    assert len(check_folder(folder, made.suite).specs) == 4  # the suite says it
+    line = read_folder(folder).results.iloc[0].to_dict()
+    with pytest.raises(FedbenchError, match="not that of its recorded settings"):
+        spec_of(line, [("1", "0")])
+
+
+def test_results_of_another_version_of_the_suite_are_refused(made: Made, tmp_path: Path) -> None:
+    newer = tmp_path / "toy.yaml"
+    newer.write_text(f"{SUITE}version: 2\nchanges: {{2: more samples}}\n", encoding="utf-8")
+    with pytest.raises(FedbenchError, match="it is of version 1 of suite 'toy', which is at version 2 here"):
+        check_folder(made.place / "out", str(newer))
+
+
+def test_drawing_takes_one_at_least_and_depends_on_the_seed_alone(made: Made) -> None:
+    specs = check_folder(made.place / "out", made.suite).specs
+    assert len(drawn(specs, 0.0, 0)) == 1
+    assert len(drawn(specs, 0.3, 0)) == 2
+    assert len(drawn(specs, 1.0, 0)) == 4
+    assert drawn(specs, 0.3, 5) == drawn(specs[::-1], 0.3, 5)
+    assert len({drawn(specs, 0.1, seed)[0].run_id for seed in range(20)}) > 1
+
+
+def verify(made: Made, folder: Path, *further: str) -> int:
+    place = ("--engine", "in-process", "--cache-dir", made.cache)
+    return call("verify", str(folder), "--suite", made.suite, *place, *further)
+
+
+def test_verify_confirms_true_numbers_to_the_last_bit(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(made, made.place / "out", "--share", "0.5") == 0
+    shown = capsys.readouterr().out
+    assert shown.count("the same to the last bit") == 2 and "is confirmed by 2 runs" in shown
+
+
+def test_verify_finds_the_number_that_is_changed_wherever_it_stands(
+    made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = made.copy(tmp_path)
+    old = read_folder(folder)
+    results = old.results.copy()
+    results.loc[results["method"] == "fedprox", "final/global_accuracy"] += 0.25
+    suite = load_suite(made.suite)
+    write(results, board_of_runs(suite, old.manifest.options, results), folder, "fedbench leaderboard --suite toy.yaml")
+    with_new_digests(folder)
+    assert call("submit", str(folder), "--suite", made.suite) == 0  # all of it agrees
+    assert verify(made, folder, "--share", "1") == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    forged = float(results[results["method"] == "fedprox"].iloc[0]["final/global_accuracy"])
+    assert f"{PROX}, seed 0: global_accuracy is {forged!r} in the folder and {forged - 0.25!r} now" in shown
+    assert "plain · clip:embedded, seed 0: the same to the last bit" in shown
+    # elsewhere a quarter of a point is nothing
+    environment = old.manifest.environment.model_dump() | {"torch": "1.0"}
+    in_manifest(environment=environment)(folder)
+    capsys.readouterr()
+    assert verify(made, folder, "--share", "1") == 0
+    assert "the same within 0.5 points (torch 1.0 then," in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def merged(made: Made) -> Iterator[tuple[str, str]]:
+    into = str(made.place / "merged")
+    (of_store,) = merge([made.store], into)
+    assert (of_store.copied, of_store.skipped, of_store.unfinished) == (4, 0, 0)
+    yield into, store_uri(into)
+
+
+def test_merging_keeps_runs_curves_files_and_commands(made: Made, merged: tuple[str, str]) -> None:
+    before, after = (store_uri(place) for place in (made.store, merged[0]))
+    mine = {"mlflow_id", "parent"}
+    results = [load_results(uri, "toy") for uri in (before, after)]
+    one, other = (frame.drop(columns=list(mine)).sort_values("run_id", ignore_index=True) for frame in results)
+    pd.testing.assert_frame_equal(one, other, check_exact=True, check_like=True)
+    curves = [
+        load_curves(uri, frame).drop(columns="mlflow_id") for uri, frame in zip((before, after), results, strict=True)
+    ]
+    curve, copied = (frame.sort_values(["run_id", "round"], ignore_index=True) for frame in curves)
+    pd.testing.assert_frame_equal(curve, copied, check_exact=True)
+    client = MlflowClient(after)
+    for run_id in results[1]["mlflow_id"]:
+        run = client.get_run(run_id)
+        assert SEAL in run.data.tags and run.inputs.dataset_inputs
+        names = {file.path for file in client.list_artifacts(run_id)}
+        assert {"model", "federation.json", "predictions.csv"} <= names
+        parent = client.get_run(run.data.tags["mlflow.parentRunId"])
+        assert parent.data.tags["fedbench.kind"] == "invocation"
+    assert results[1]["parent"].nunique() == 1
+
+
+def test_merging_again_skips_what_is_there(made: Made, merged: tuple[str, str]) -> None:
+    again = merge([made.store, merged[0]], merged[0])
+    assert [(one.copied, one.skipped) for one in again] == [(0, 4), (0, 4)]
+
+
+def test_a_clash_is_refused_before_anything_is_copied(made: Made, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(made.store, tmp_path / "other"))
+    uri = store_uri(str(other))
+    client = MlflowClient(uri)
+    changed = load_results(uri, "toy").query("method == 'fedprox' and seed == 1").iloc[0]
+    # who changes a run leaves no seal, or one of his own
+    client.delete_tag(changed["mlflow_id"], SEAL)
+    client.log_metric(changed["mlflow_id"], "final/global_accuracy", 99.0, step=100)
+    with pytest.raises(FedbenchError, match=r"fedprox .* seed 1 .* different numbers, global_accuracy [\d.]+ and 99.0"):
+        merge([made.store, str(other)], str(tmp_path / "new"))
+    assert MlflowClient(store_uri(str(tmp_path / "new"))).get_experiment_by_name("fedbench/toy") is None
+
+
+def test_a_folder_is_no_store(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(FedbenchError, match="neither curves nor models; merge the store that it was made from"):
+        merge([str(made.place / "out")], str(tmp_path / "new"))
+    with pytest.raises(FedbenchError, match="there is no store at"):
+        merge([str(tmp_path / "nowhere")], str(tmp_path / "new"))
