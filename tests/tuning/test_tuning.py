@@ -49,7 +49,7 @@ from fedbench.tuning.tracking import TrialTracking
 from fedbench.tuning.trial import Surplus, Tuned, claim, outcome_of_twin, pruner, trial_specs
 from fedbench.tuning.trial_process import TrialBroke
 from fedbench.tuning.worker import Job, TrialBegan, TrialEnded, work
-from fedbench.workflow.studies import unused_seed
+from fedbench.workflow.studies import unused_seeds
 
 SUITE = """
 name: toy
@@ -732,9 +732,9 @@ def test_an_importance_explains_what_leads_to_good_values(tmp_path: Path) -> Non
 
 
 def test_tuning_looks_at_no_seed_of_the_suite() -> None:
-    assert unused_seed(parse_suite(SUITE, "toy.yaml")) == 1
+    assert unused_seeds(parse_suite(SUITE, "toy.yaml"), 1) == (1,)
     scales = "scales: {small: {seeds: [4, 2], settings: [{name: a}]}}\n"
-    assert unused_seed(parse_suite(SUITE + scales, "toy.yaml")) == 5
+    assert unused_seeds(parse_suite(SUITE + scales, "toy.yaml"), 3, (6,)) == (7, 8, 9)
 
 
 def test_names_and_places_that_are_not_there_are_told(tmp_path: Path) -> None:
