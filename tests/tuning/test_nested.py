@@ -56,19 +56,25 @@ def nested(trials: int = 4, **given: Any) -> Budget:
     return Budget(**{"trials": trials, "pruner": "none", **whole, **given})
 
 
-def recorded(row: RunSpec, spent: Budget) -> tuple[Tuned, Record]:
+def recorded(row: RunSpec, spent: Budget, name: str = "toy") -> tuple[Tuned, Record]:
     space = space_of(row)
     record = Record(
-        **{"name": "toy", "suite": "toy", "scale": "", "setting": "", "row": row.row, "title": row.title},
+        **{"name": name, "suite": "toy", "scale": "", "setting": "", "row": row.row, "title": row.title},
         **{"spec": row.model_dump(mode="json"), "space": tuple(d.as_json() for d in space), "budget": spent},
         **{"code_hash": "c", "data_hash": "d", "weights_hash": "w", "commit": ""},
     )
     return Tuned(row, space, record.study_name), record
 
 
+def url_of(folder: Path) -> str:
+    """One database for all tests, since a new one takes long."""
+    return storage_url(str(folder.parent / "nested.db"), "")
+
+
 def opened(folder: Path, spent: Budget) -> tuple[optuna.Study, optuna.Study | None]:
-    storage = open_storage(storage_url(None, store_uri(str(folder))), create=True)
-    row, record = recorded(rows()[1], spent)
+    """The study of fedprox that is called after ``folder``, and its further one."""
+    storage = open_storage(url_of(folder), create=True)
+    row, record = recorded(rows()[1], spent, folder.name)
     return open_study(storage, record, defaults_of(row.spec, row.space)), open_further(storage, record)
 
 
@@ -125,7 +131,7 @@ def test_the_best_three_are_run_off_and_the_mean_over_all_seeds_that_chose_decid
     result = result_of(study)
     assert (result.trial, result.improved, result.confirmed) == (choice, improved, (50.0,))
     assert result.best == ([61.0, 55.0, 66.0, 64.0][choice],)
-    best = best_of(storage_url(None, store_uri(str(tmp_path))), "toy")
+    best = best_of(url_of(tmp_path), tmp_path.name)
     (run,) = with_best(rows()[1:], best)
     assert run.params["fedprox"]["mu"] == (choice or 0.01)
     tags = {name: run.tuning[name] for name in ("trial", "seeds", "run-off seeds", "confirming seeds")}
@@ -156,7 +162,8 @@ def test_a_further_run_that_was_cut_off_is_due_again_and_one_under_way_is_not(tm
     runs = [take(study, trial) for trial in (first, second, third)]
     assert [run and run.trial.number for run in runs] == [1, 0, None]
     assert due(study) == []
-    further.tell(first, state=TrialState.FAIL)
+    for trial in (first, third):
+        further.tell(trial, state=TrialState.FAIL)
     assert [run.trial.number for run in due(study)] == [1]
     further.tell(second, 60.0)
     for _ in range(RETRIES):
@@ -196,18 +203,16 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return Settings(tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("cache"))
 
 
-def worked(folder: Path, settings: Settings, spent: Budget) -> tuple[list[optuna.Study], list[Any]]:
-    """The studies of both rows after one worker has carried them out, and its events."""
+def worked(folder: Path, settings: Settings, spent: Budget) -> tuple[optuna.Study, list[Any]]:
+    """The study of fedprox after one worker has carried it out, and the worker's events."""
     uri = store_uri(str(folder))
-    url = storage_url(None, uri)
-    storage = open_storage(url, create=True)
-    both = [recorded(spec, spent) for spec in rows()]
-    studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in both]
-    for _, record in both:
-        open_further(storage, record)
+    storage = open_storage(storage_url(None, uri), create=True)
+    row, record = recorded(rows()[1], spent)
+    study = open_study(storage, record, defaults_of(row.spec, row.space))
+    open_further(storage, record)
     events: list[Any] = []
-    work(Job(url, tuple(row for row, _ in both), settings, "toy", uri), events.append)
-    return studies, events
+    work(Job(storage_url(None, uri), (row,), settings, "toy", uri), events.append)
+    return study, events
 
 
 def by_hand(spec: RunSpec, params: dict[str, Any], budget: Budget, seeds: tuple[int, ...], settings: Settings) -> float:
@@ -219,20 +224,16 @@ def test_a_worker_carries_out_trials_run_off_and_confirmation_and_a_second_one_n
     tmp_path: Path, settings: Settings
 ) -> None:
     spent = nested(2, seeds=(5, 6))
-    studies, events = worked(tmp_path, settings, spent)
-    assert [len(study.trials) for study in studies] == [2, 2]  # an equal budget, and nothing of it for other seeds
-    assert sum(isinstance(event, TrialEnded) for event in events) == 4
+    study, events = worked(tmp_path, settings, spent)
+    assert len(study.trials) == sum(isinstance(event, TrialEnded) for event in events) == 2  # the budget, not more
     further = [event for event in events if isinstance(event, Confirmed)]
-    for spec, study in zip(rows(), studies, strict=True):
-        own = [event for event in further if event.row.spec.title == spec.title]
-        assert [(event.step, event.seeds) for event in own] == [("run-off", (8,))] * 2 + [("confirmation", (9,))]
-        assert own[-1].number == result_of(study).trial
+    assert [(event.step, event.seeds) for event in further] == [("run-off", (8,))] * 2 + [("confirmation", (9,))]
     result = result_of(study)
+    assert further[-1].number == result.trial
     for seeds, value in (((5, 6), result.best), ((9,), result.confirmed)):
-        assert value == (pytest.approx(by_hand(spec, result.values, spent, seeds, settings)),)
-    before = [result_of(study) for study in studies]
+        assert value == (pytest.approx(by_hand(rows()[1], result.values, spent, seeds, settings)),)
     again, events = worked(tmp_path, settings, spent)
-    assert (events, [result_of(study) for study in again]) == ([], before)
+    assert (events, result_of(again)) == ([], result)
 
 
 def test_further_seeds_change_no_trial(tmp_path: Path) -> None:
@@ -303,7 +304,7 @@ def test_a_number_of_seeds_that_is_none_is_refused(confirm: Any) -> None:
 # --- the gap
 
 
-def run_of(seed: int, accuracy: float, **given: Any) -> dict[str, Any]:
+def run_of(seed: int, accuracy: float) -> dict[str, Any]:
     """A line of the store: a run with the values of trial 1."""
     spec = rows()[1]
     params = DEFAULTS | flat_params(spec)
@@ -311,7 +312,7 @@ def run_of(seed: int, accuracy: float, **given: Any) -> dict[str, Any]:
     line = {"tuned": "toy", "setting": "", "scale": "", "dataset": spec.dataset, "row": f"{spec.row} (tuned)"}
     line |= {"tuning": '{"trial": "1"}', "scenario_settings": json.dumps(scenario)}
     line |= {name: params[f"training.{name}"] for name in BUDGET}
-    return {**line, "seed": seed, "final/global_accuracy": accuracy, **given}
+    return {**line, "seed": seed, "final/global_accuracy": accuracy}
 
 
 @pytest.mark.parametrize(
@@ -331,11 +332,9 @@ def run_of(seed: int, accuracy: float, **given: Any) -> dict[str, Any]:
 def test_the_gap_is_validation_minus_test_over_the_runs_with_the_chosen_values(
     tmp_path: Path, other: dict[str, Any]
 ) -> None:
-    study, further = with_values(tmp_path, [61.0, 66.0])
-    for value in (60.0, 60.0, 58.5):
-        settle(study, further, value)
-    result = result_of(study)
-    runs = pd.DataFrame([run_of(0, 50.0), run_of(4, 55.0), run_of(1, 0.0, **other)])
+    _, record = recorded(rows()[1], nested(2))
+    result = Found(record, {"fedprox.mu": 1.0}, 1, (66.0,), (61.0,), {"complete": 2}, True, confirmed=(58.5,))
+    runs = pd.DataFrame([run_of(0, 50.0), run_of(4, 55.0), run_of(1, 0.0) | other])
     gap = gap_of(result, runs)
     assert (gap.validation, gap.confirmation, gap.test, gap.seeds, gap.gap) == (66.0, 58.5, 52.5, (0, 4), 13.5)
     table = pd.read_csv(write([gap], tmp_path))

@@ -30,16 +30,15 @@ from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import open_store
 from fedbench.tuning.best import best_of, tuned_otherwise, with_best
 from fedbench.tuning.figures import importances
+from fedbench.tuning.found import found
 from fedbench.tuning.objectives import Objective, UnknownObjective
 from fedbench.tuning.space import defaults_of, space_of
 from fedbench.tuning.storage import SignsOfLife, open_storage, storage_url
 from fedbench.tuning.studies import (
     RETRIES,
     Budget,
-    Found,
     Record,
     counted,
-    found,
     open_study,
     record_of,
     studies_named,
@@ -681,7 +680,7 @@ def test_runs_take_the_best_values_and_say_what_they_cost(tmp_path: Path) -> Non
     assert changed.run_id not in {spec.run_id for spec in rows()}
     # equal values by tuning still are a row of their own
     same = best["fedprox · clip:embedded"]
-    unmoved = Found(same.record, {"fedprox.mu": 0.01}, 0, same.best, same.defaults, same.states)
+    unmoved = replace(same, values={"fedprox.mu": 0.01}, trial=0)
     assert with_best(rows()[1:], {"fedprox · clip:embedded": unmoved})[0].run_id != rows()[1].run_id
 
 
