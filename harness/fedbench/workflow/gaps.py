@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
+from mlflow.exceptions import MlflowException
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import csv_text, replacing
@@ -53,7 +54,7 @@ def gaps(results: Sequence[Found], store: str) -> list[Gap]:
         if suite not in frames:
             try:
                 frames[suite] = load_results(store, suite)
-            except FedbenchError:  # nothing is run yet
+            except (FedbenchError, MlflowException):  # nothing is run yet, or its server does not answer
                 frames[suite] = pd.DataFrame()
     return [gap_of(result, frames[result.record.suite]) for result in results]
 
@@ -72,7 +73,11 @@ def gap_of(result: Found, runs: pd.DataFrame) -> Gap:
     )
     if runs.empty:
         return known
-    chosen = runs[[_has_values(run, record, result.trial) for _, run in runs.iterrows()]]
+    try:
+        settings = DEFAULTS | flat_params(RunSpec.model_validate(record.spec))
+    except ValueError:  # of a version with other settings, whose conditions no run of today has
+        return known
+    chosen = runs[[_has_values(run, record, settings, result.trial) for _, run in runs.iterrows()]]
     metrics = {name.removeprefix(FINAL): 0.0 for name in map(str, runs) if name.startswith(FINAL)}
     column = Objective(metric).name_in(metrics)
     if chosen.empty or column is None:
@@ -82,17 +87,16 @@ def gap_of(result: Found, runs: pd.DataFrame) -> Gap:
     return Gap(**{**asdict(known), "test": float(scores.mean()) if seeds else None, "seeds": seeds})
 
 
-def _has_values(run: pd.Series, record: Record, trial: int) -> bool:
-    """Whether ``run`` has the values of the study's ``trial``, under the conditions of the study, on another seed."""
-    tuned = DEFAULTS | flat_params(RunSpec.model_validate(record.spec))
+def _has_values(run: pd.Series, record: Record, settings: Mapping[str, str], trial: int) -> bool:
+    """Whether ``run`` has the values of the study's ``trial``, under the study's ``settings``, on another seed."""
     scenario = json.loads(run["scenario_settings"])
     return bool(
         run["tuned"] == record.name
-        and (run["setting"], run["scale"], run["dataset"]) == (record.setting, record.scale, tuned["dataset"])
+        and (run["setting"], run["scale"], run["dataset"]) == (record.setting, record.scale, settings["dataset"])
         and run["row"].replace(", tuned)", ")").replace(" (tuned)", "") == record.row
         and json.loads(run["tuning"]).get("trial") == str(trial)
-        and all(run[name] == tuned[f"training.{name}"] for name in BUDGET)
-        and all(value == tuned.get(f"scenario.{name}") for name, value in scenario.items())
+        and all(run[name] == settings[f"training.{name}"] for name in BUDGET)
+        and all(value == settings.get(f"scenario.{name}") for name, value in scenario.items())
         and run["seed"] not in record.budget.every_seed
     )
 

@@ -67,6 +67,7 @@ def study(
     if output is not None:
         for study in studies:
             write(study, output)
-        write_gaps(every, output)
+        if every:
+            write_gaps(every, output)
         say(f"written to {output}")
     say(f"dashboard    pip install optuna-dashboard && optuna-dashboard {shown(url)}")
