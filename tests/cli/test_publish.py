@@ -45,8 +45,11 @@ def test_one_command_runs_tunes_and_writes_and_again_repeats_nothing(
         "fedavg · clip:embedded",
         "fedavg · clip:embedded (tuned)",
     ]
-    # tuned on a seed that no run has
-    assert json.loads(board.loc[board["tuned"], "tuning"].iloc[0])["seeds"] == "4"
+    # tuned on seeds that no run has
+    tuning = json.loads(board.loc[board["tuned"], "tuning"].iloc[0])
+    assert [tuning[name] for name in ("seeds", "run-off seeds", "confirming seeds")] == ["4 5 6", "7", "8"]
+    gap = pd.read_csv(folder / "tuning" / "gap.csv")
+    assert gap["seeds"].tolist() == ["0 3"] and gap["gap"].notna().all()
     assert set(json.loads(board["runs"].iloc[0])) == {"0", "3"}
     text = (folder / "leaderboard.md").read_text("utf-8")
     for command in (

@@ -16,8 +16,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.tracking.schema import TUNING, store_uri
 from fedbench.tracking.store import open_store
+from fedbench.tuning.found import found
 from fedbench.tuning.storage import open_storage, storage_url
-from fedbench.tuning.studies import DEATHS, RETRIES, counted, found, studies_named
+from fedbench.tuning.studies import DEATHS, RETRIES, counted, studies_named
 from tests.soak.fedbench_command import Command, Started
 from tests.soak.soak import Moment, at_file, at_line, at_time, is_left_by
 

@@ -56,7 +56,8 @@ def test_a_dry_run_shows_what_would_be_searched_and_stores_nothing(fedbench: Com
     code, out, _ = fedbench("tune", "--suite", "toy.yaml", "--dry-run")
     assert code == 0
     assert "clip-zs · clip:embedded: nothing to tune" in out
-    assert "2 studies of 20 trials: global_accuracy on 20 % of the training data, seed 2" in out
+    assert "2 studies of 20 trials: global_accuracy on 20 % of the training data, seeds 2, 3, 4, " in out
+    assert "run-off on seed 5, confirmation on seed 6" in " ".join(out.split())
     assert "fedprox.mu" in out
     assert not (folder / "fedbench-store").exists()
 
@@ -107,14 +108,6 @@ def test_tune_then_run_then_read(fedbench: Command, folder: Path) -> None:
     assert "run it       fedbench run --suite toy.yaml --tuned toy" in out
     told = "improved" if "no trial was better" not in out else "not improved"
 
-    code, out, _ = fedbench("study", "toy", "--output", "figures")
-    assert code == 0
-    assert ("no trial was better" in out) == (told == "not improved")
-    assert "budget       2 trials: global_accuracy" in out
-    for row in ("fedavg-clip-embedded", "fedprox-clip-embedded"):
-        assert {path.name for path in (folder / "figures" / row).iterdir()} >= {"trials.csv", "slices.png"}
-        assert len(pd.read_csv(folder / "figures" / row / "trials.csv")) == 2
-
     code, out, _ = fedbench("run", "--suite", "toy.yaml", "--seed", "0", "--jobs", "1")
     assert code == 0
     code, out, _ = fedbench("run", "--suite", "toy.yaml", "--seed", "0", "--jobs", "1", "--tuned", "toy")
@@ -128,7 +121,21 @@ def test_tune_then_run_then_read(fedbench: Command, folder: Path) -> None:
         "fedprox · clip:embedded",
         "fedprox · clip:embedded (tuned)",
     ]
-    assert set(results.loc[results["row"].str.endswith("(tuned)"), "tuned"]) == {"toy"}
+    of_study = results[results["row"].str.endswith("(tuned)")]
+    assert set(of_study["tuned"]) == {"toy"}
+
+    code, out, _ = fedbench("study", "toy", "--output", "figures")
+    assert code == 0
+    assert ("no trial was better" in out) == (told == "not improved")
+    assert "budget       2 trials: global_accuracy" in out
+    for row in ("fedavg-clip-embedded", "fedprox-clip-embedded"):
+        assert {path.name for path in (folder / "figures" / row).iterdir()} >= {"trials.csv", "slices.png"}
+        assert len(pd.read_csv(folder / "figures" / row / "trials.csv")) == 2
+    gap = pd.read_csv(folder / "figures" / "gap.csv")
+    assert gap["test"].tolist() == pytest.approx(of_study.sort_values("row")["final/global_accuracy"].tolist())
+    assert gap["gap"].tolist() == pytest.approx((gap["validation"] - gap["test"]).tolist())
+    assert gap["confirmation"].notna().all() and set(gap["seeds"]) == {0}
+    assert "gap: validation - test" in " ".join(out.split())
 
 
 def test_rows_that_are_equal_as_trials_are_two_rows_all_the_same(fedbench: Command, folder: Path) -> None:

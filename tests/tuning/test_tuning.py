@@ -30,16 +30,15 @@ from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import open_store
 from fedbench.tuning.best import best_of, tuned_otherwise, with_best
 from fedbench.tuning.figures import importances
+from fedbench.tuning.found import found
 from fedbench.tuning.objectives import Objective, UnknownObjective
 from fedbench.tuning.space import defaults_of, space_of
 from fedbench.tuning.storage import SignsOfLife, open_storage, storage_url
 from fedbench.tuning.studies import (
     RETRIES,
     Budget,
-    Found,
     Record,
     counted,
-    found,
     open_study,
     record_of,
     studies_named,
@@ -49,7 +48,7 @@ from fedbench.tuning.tracking import TrialTracking
 from fedbench.tuning.trial import Surplus, Tuned, claim, outcome_of_twin, pruner, trial_specs
 from fedbench.tuning.trial_process import TrialBroke
 from fedbench.tuning.worker import Job, TrialBegan, TrialEnded, work
-from fedbench.workflow.studies import unused_seed
+from fedbench.workflow.studies import unused_seeds
 
 SUITE = """
 name: toy
@@ -681,7 +680,7 @@ def test_runs_take_the_best_values_and_say_what_they_cost(tmp_path: Path) -> Non
     assert changed.run_id not in {spec.run_id for spec in rows()}
     # equal values by tuning still are a row of their own
     same = best["fedprox · clip:embedded"]
-    unmoved = Found(same.record, {"fedprox.mu": 0.01}, 0, same.best, same.defaults, same.states)
+    unmoved = replace(same, values={"fedprox.mu": 0.01}, trial=0)
     assert with_best(rows()[1:], {"fedprox · clip:embedded": unmoved})[0].run_id != rows()[1].run_id
 
 
@@ -732,9 +731,9 @@ def test_an_importance_explains_what_leads_to_good_values(tmp_path: Path) -> Non
 
 
 def test_tuning_looks_at_no_seed_of_the_suite() -> None:
-    assert unused_seed(parse_suite(SUITE, "toy.yaml")) == 1
+    assert unused_seeds(parse_suite(SUITE, "toy.yaml"), 1) == (1,)
     scales = "scales: {small: {seeds: [4, 2], settings: [{name: a}]}}\n"
-    assert unused_seed(parse_suite(SUITE + scales, "toy.yaml")) == 5
+    assert unused_seeds(parse_suite(SUITE + scales, "toy.yaml"), 3, (6,)) == (7, 8, 9)
 
 
 def test_names_and_places_that_are_not_there_are_told(tmp_path: Path) -> None:

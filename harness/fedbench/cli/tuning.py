@@ -12,10 +12,13 @@ from rich.text import Text
 from fedbench.cli.console import cell, complain, console, megabytes, resumable, say, table
 from fedbench.core.wording import counted
 from fedbench.runs.prepare import Settings
+from fedbench.tuning.found import Found
+from fedbench.tuning.further import Confirmed
 from fedbench.tuning.space import Dimension, defaults_of
-from fedbench.tuning.studies import Budget, Found, Record
+from fedbench.tuning.studies import Budget, Record
 from fedbench.tuning.trial import Tuned
-from fedbench.tuning.worker import TrialBegan, TrialEnded
+from fedbench.tuning.worker import Told, TrialBegan
+from fedbench.workflow.gaps import Gap
 from fedbench.workflow.searching import search
 from fedbench.workflow.selection import Place, Selection, command_line
 from fedbench.workflow.studies import Planned
@@ -57,11 +60,16 @@ def _range(dimension: Dimension) -> tuple[str, str, str]:
 
 def budget_text(budget: Budget) -> str:
     """The budget in words."""
-    seeds = f"seed{'s' if len(budget.seeds) > 1 else ''} {', '.join(map(str, budget.seeds))}"
-    return (
-        f"{', '.join(budget.objectives)} on {100 * budget.validation:g} % of the training data, {seeds}, "
-        f"pruner {budget.pruner}, sampler {budget.sampler}"
-    )
+    further = [
+        *([f"run-off on {_seeds(budget.runoff)}"] if budget.runoff else []),
+        *([f"confirmation on {_seeds(budget.confirming)}"] if budget.confirming else []),
+    ]
+    parts = [_seeds(budget.seeds), f"pruner {budget.pruner}", f"sampler {budget.sampler}", *further]
+    return f"{', '.join(budget.objectives)} on {100 * budget.validation:g} % of the training data, {', '.join(parts)}"
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def carry_out(planned: Planned, settings: Settings, place: Place) -> int:
@@ -85,8 +93,13 @@ def carry_out(planned: Planned, settings: Settings, place: Place) -> int:
     return FAILED if any(failure.details for failure in searched.failures) else 2
 
 
-def trial_line(budget: Budget, event: TrialBegan | TrialEnded) -> Text:
+def trial_line(budget: Budget, event: Told) -> Text:
     """What became of a trial."""
+    if isinstance(event, Confirmed):
+        shown = objectives_text(budget, event.values) if event.values else event.reason.partition(":")[0][:80]
+        style = "green" if event.values else "yellow"
+        where = f"{event.step} on {_seeds(event.seeds)}"
+        return Text.assemble(("done  ", style), f"  {event.row.spec.title}  trial {event.number}  {where}: {shown}")
     if isinstance(event, TrialBegan):
         return Text(f"start   {event.row.spec.title}  trial {event.number}  {values_text(event.values)}", "dim")
     if event.values:
@@ -112,16 +125,18 @@ def values_text(values: Mapping[str, Any]) -> str:
 
 def objectives_text(budget: Budget, values: Sequence[float]) -> str:
     """``63.1``, ``63.1 / 1.25 MB``: accuracies in percent, bytes in MB, seconds."""
-    shown = []
-    for metric, value in zip(budget.objectives, values, strict=True):
-        is_bytes = metric.startswith("bytes")
-        shown.append(f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else ""))
-    return " / ".join(shown)
+    return " / ".join(_objective_text(metric, value) for metric, value in zip(budget.objectives, values, strict=True))
+
+
+def _objective_text(metric: str, value: float) -> str:
+    is_bytes = metric.startswith("bytes")
+    return f"{megabytes(value)} MB" if is_bytes else f"{value:.1f}" + (" s" if "seconds" in metric else "")
 
 
 def show_found(results: Sequence[Found]) -> None:
-    """A line a study: the best on validation data beside the suite's own values, and whether it is better."""
-    made = table("row", "objective", "the suite's", "best", "trials", "values", right=("the suite's", "best"))
+    """A line a study: the chosen trial on validation data beside the suite's own values, and whether it is better."""
+    numbers = ("the suite's", "best", *(["confirmed"] if any(result.confirmed for result in results) else []))
+    made = table("row", "objective", *numbers, "trials", "values", right=numbers)
     for result in results:
         budget = result.record.budget
         before = "-" if result.defaults is None else objectives_text(budget, result.defaults)
@@ -135,6 +150,7 @@ def show_found(results: Sequence[Found]) -> None:
                     " / ".join(budget.objectives),
                     before,
                     objectives_text(budget, result.best),
+                    *([_confirmed(result)] if "confirmed" in numbers else []),
                     trials,
                     values,
                 ),
@@ -152,6 +168,10 @@ def show_found(results: Sequence[Found]) -> None:
             say(f"{result.record.title}: the suite's own values did not get to an end, so there is nothing to compare.")
 
 
+def _confirmed(result: Found) -> str:
+    return objectives_text(result.record.budget, result.confirmed) if result.confirmed else "-"
+
+
 def _show_front(result: Found) -> None:
     """The trials that none beats in everything; the first is the one that --tuned takes."""
     objectives = result.record.budget.objectives
@@ -161,6 +181,22 @@ def _show_front(result: Found) -> None:
         made.add_row(*map(cell, (number, *shown, values_text(drawn))))
     say(f"{result.record.title}: the Pareto front; --tuned takes trial {result.trial}, --set any other", style="dim")
     console().print(made)
+
+
+def show_gaps(every: Sequence[Gap]) -> None:
+    """A line a study: validation, confirmation and test of the chosen trial, and validation minus test."""
+    numbers = ("validation", "confirmation", "test", "gap")
+    made = table("row", "objective", *numbers, right=numbers)
+    for gap in every:
+        values = (gap.validation, gap.confirmation, gap.test)
+        shown = ["-" if value is None else _objective_text(gap.objective, value) for value in values]
+        made.add_row(*map(cell, (gap.row, gap.objective, *shown, "-" if gap.gap is None else f"{gap.gap:+.1f}")))
+    console().print(made)
+    say(
+        "validation: on the seeds that chose the trial; confirmation: on seeds that chose nothing; test: mean of the "
+        "store's runs with --tuned; gap: validation - test, in points",
+        style="dim",
+    )
 
 
 def show_next_steps(name: str, selection: Selection, store: str | None, storage: str | None) -> None:

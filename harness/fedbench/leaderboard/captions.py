@@ -14,7 +14,7 @@ from fedbench.suites.single import ADHOC, is_read_as
 _UNUSUAL = {"weighting": "samples", "augment": "none"}
 """Budget fields that a caption names only where they differ from this."""
 _SIZES = "images are decoded at the size that each row's backbone or teacher takes"
-_SPENT = ("trials", "seeds", "pruner", "objective")
+_SPENT = ("trials", "seeds", "run-off seeds", "pruner", "objective")
 """What tuned rows must have spent alike to be compared."""
 
 

@@ -16,14 +16,13 @@ from fedbench.core.wording import counted
 from fedbench.python.asking import Folder, Names, assignments, files, folders, names, numbers
 from fedbench.python.screens import CellBar, Notebook, screen_for
 from fedbench.runs.prepare import Settings
-from fedbench.tuning.studies import Found
-from fedbench.tuning.worker import TrialBegan, TrialEnded
+from fedbench.tuning.found import Found
+from fedbench.tuning.further import Confirmed
+from fedbench.tuning.worker import Told, TrialBegan
 from fedbench.workflow.screen import Screen
 from fedbench.workflow.searching import search
 from fedbench.workflow.selection import Place, Selection
 from fedbench.workflow.studies import Planned, Wanted, planned
-
-TrialEvent = TrialBegan | TrialEnded
 
 
 def tune(
@@ -32,6 +31,7 @@ def tune(
     trials: int = 20,
     objective: Names | None = None,
     seeds: int | Iterable[int] | None = None,
+    confirm: int | None = None,
     params: Names | None = None,
     pruner: str = "median",
     validation: float = 0.2,
@@ -51,15 +51,16 @@ def tune(
     """Tune rows of a suite, with an equal budget for each, and return what was found: a line a row.
 
     It does what ``fedbench tune`` does, with options of the same names. The columns: ``study``, which
-    ``fedbench.run(tuned=...)`` takes, ``row``, for each objective the ``default``, of the suite's own values, and the
-    ``best``, then ``improved``, ``trial``, how many trials are ``complete`` and ``pruned``, and a column for each value
-    of the best trial. Trials are shown as they begin and end: a line each, in a notebook a bar. Raises FedbenchError
-    for bad input before anything is run, and where no trial got to its end.
+    ``fedbench.run(tuned=...)`` takes, ``row``, for each objective the ``default``, of the suite's own values, the
+    ``best``, of the chosen trial, both on the tuning seeds, and ``confirmed``, of that trial on seeds that chose
+    nothing (NaN without such); then ``improved``, ``trial``, how many trials are ``complete`` and ``pruned``, and a
+    column for each value of the chosen trial. Trials are shown as they begin and end: a line each, in a notebook a bar.
+    Raises FedbenchError for bad input before anything is run, and where no trial got to its end.
     """
     screen, found = screen_for(progress), files(plugins)
     sets = assignments(set, settings)
     selection = Selection(suite, methods, (0,), sets, found, scale, names(setting))
-    wanted = Wanted(trials, names(objective), numbers(seeds), names(params), pruner, validation, study)
+    wanted = Wanted(trials, names(objective), numbers(seeds), names(params), pruner, validation, study, confirm)
     at = Settings(*folders(data_dir, cache_dir), found)
     plan = planned(selection, wanted, at, _text(store), _text(storage), screen)
     place = Place("processes", jobs, "", 1.0, 0.0)
@@ -75,7 +76,7 @@ def tune(
 
 
 @contextmanager
-def _shown(screen: Screen, plan: Planned) -> Iterator[Callable[[TrialEvent], None]]:
+def _shown(screen: Screen, plan: Planned) -> Iterator[Callable[[Told], None]]:
     """What shows the trials as they begin and end: in a notebook a bar, else a line each."""
     if not isinstance(screen, Notebook):
         yield lambda event: screen.say(trial_line(plan.budget, event).plain)
@@ -98,8 +99,10 @@ class _NotebookTrials:
         self._under_way: dict[tuple[str, int], str] = {}
         self._draw()
 
-    def __call__(self, event: TrialEvent) -> None:
-        """A trial began or ended."""
+    def __call__(self, event: Told) -> None:
+        """A trial began or ended; the few further runs behind the trials are not shown."""
+        if isinstance(event, Confirmed):
+            return
         study, title = event.row.study_name, event.row.spec.title
         if isinstance(event, TrialBegan):
             self._under_way[study, event.number] = f"{title}  trial {event.number}  {values_text(event.values)}"
@@ -126,8 +129,9 @@ def _line(study: str, found: Found) -> dict[str, Any]:
     objectives = found.record.budget.objectives
     defaults = found.defaults or [float("nan")] * len(objectives)
     scores: dict[str, float] = {}
-    for metric, default, best in zip(objectives, defaults, found.best, strict=True):
-        scores |= {f"{metric}_default": default, f"{metric}_best": best}
+    confirmed = found.confirmed or [float("nan")] * len(objectives)
+    for metric, default, best, value in zip(objectives, defaults, found.best, confirmed, strict=True):
+        scores |= {f"{metric}_default": default, f"{metric}_best": best, f"{metric}_confirmed": value}
     counts = {state: found.states.get(state, 0) for state in ("complete", "pruned")}
     row = {"study": study, "row": found.record.title, **scores, "improved": found.improved, "trial": found.trial}
     return {**row, **counts, **found.values}

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
+from fedbench.tuning.found import Found, found
 from fedbench.tuning.space import with_values
 from fedbench.tuning.storage import open_storage
-from fedbench.tuning.studies import Found, flat_settings, found, studies_named
+from fedbench.tuning.studies import flat_settings, studies_named
 
 
 def best_of(url: str, name: str) -> dict[str, Found]:

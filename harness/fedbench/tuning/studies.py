@@ -1,4 +1,4 @@
-"""Optuna studies: what is written down with them, what uses up their budget, and what they found.
+"""Optuna studies: what is written down with them, and what uses up their budget.
 
 One study a row and setting of a suite; those of one tuning belong together under a name and have the same budget. They
 live in a database (SQLite beside the runs, or any that Optuna reaches), so that they outlive a crash and several
@@ -46,12 +46,23 @@ class Budget:
     sampler_seed: int = 0
     validation: float = 0.2
     """Share of the training data that is scored."""
+    runoff: tuple[int, ...] = ()
+    """Seeds on which the best trials are run as well, to choose among them; see `fedbench.tuning.nested`."""
+    confirming: tuple[int, ...] = ()
+    """Seeds that choose nothing: on these the chosen trial is run in the end."""
+
+    @property
+    def every_seed(self) -> tuple[int, ...]:
+        """All seeds that anything is run on."""
+        return (*self.seeds, *self.runoff, *self.confirming)
 
     def as_tags(self) -> dict[str, str]:
         """For the records of runs with the best parameters."""
+        further = {"run-off seeds": self.runoff, "confirming seeds": self.confirming}
         return {
             "trials": str(self.trials),
             "seeds": " ".join(map(str, self.seeds)),
+            **{name: " ".join(map(str, seeds)) for name, seeds in further.items() if seeds},
             "objective": " ".join(self.objectives),
             "pruner": self.pruner,
             "sampler": self.sampler,
@@ -106,37 +117,6 @@ def record_of(study: optuna.Study) -> Record:
             f"the study {study.study_name!r} was made by another version of fedbench ({error}); use that version, or "
             "another --study or --storage."
         ) from error
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a study has found so far."""
-
-    record: Record
-    values: dict[str, Any]
-    """The best trial's, by key; with several objectives, of the trial on the Pareto front with the best first one."""
-    trial: int
-    best: tuple[float, ...]
-    """Of the best trial, by objective."""
-    defaults: tuple[float, ...] | None
-    """Of the suite's own values; None where that trial did not get to its end."""
-    states: dict[str, int]
-    """How many trials are complete, pruned, running or waiting."""
-    front: tuple[tuple[int, tuple[float, ...], dict[str, Any]], ...] = ()
-    """Number, objectives and values of the trials that none beats in all objectives, best first objective first."""
-
-    @property
-    def spent(self) -> int:
-        """Trials that are over, of the record's budget."""
-        return self.states.get("complete", 0) + self.states.get("pruned", 0)
-
-    @property
-    def improved(self) -> bool | None:
-        """Whether the first objective is better than with the suite's values; None where those got to no end."""
-        if self.defaults is None:
-            return None
-        objective = Objective(self.record.budget.objectives[0])
-        return self.best[0] < self.defaults[0] if objective.is_cost else self.best[0] > self.defaults[0]
 
 
 def open_study(storage: RDBStorage, record: Record, defaults: Mapping[str, Any]) -> optuna.Study:
@@ -199,32 +179,6 @@ def counted(study: optuna.Study, before: int | None = None) -> list[FrozenTrial]
     return [trial for trial in trials if before is None or trial.number < before]
 
 
-def found(study: optuna.Study) -> Found | None:
-    """What ``study`` has found; None as long as no trial has got to its end."""
-    record = record_of(study)
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    if not complete:
-        return None
-    first = Objective(record.budget.objectives[0])
-    # of equals the first: the suite's own values, if they are as good as any
-    front = sorted(
-        study.best_trials,
-        key=lambda t: (t.values[0] if first.is_cost else -t.values[0], t.user_attrs.get(PLACE, t.number)),
-    )
-    best = front[0]
-    defaults = [trial for trial in complete if trial.user_attrs.get(DEFAULTS)]
-    states = {state.name.lower(): len(study.get_trials(deepcopy=False, states=(state,))) for state in COUNTED}
-    return Found(
-        record,
-        dict(best.params),
-        best.number,
-        tuple(best.values),
-        tuple(defaults[0].values) if defaults else None,
-        {state: number for state, number in states.items() if number},
-        tuple((trial.number, tuple(trial.values), dict(trial.params)) for trial in front),
-    )
-
-
 def studies_named(storage: RDBStorage, name: str | None = None) -> list[optuna.Study]:
     """The studies of the tuning ``name`` (None: all), by row. FedbenchError with the nearest for an unknown name."""
     summaries = optuna.get_all_study_summaries(storage, include_best_trial=False)
@@ -255,7 +209,7 @@ def _refuse_other_budget(old: Record, new: Record) -> None:
         if name != "trials" and before != now:
             raise FedbenchError(
                 f"in the study {old.name!r} {old.title!r} was tuned with another {name} ({before}, now {now}); methods "
-                "are compared under an equal budget: start a new study with --study NAME."
+                f"are compared under an equal budget: start a new study with --study NAME{_same_seeds(old, name)}."
             )
 
 
@@ -272,5 +226,14 @@ def _refuse_other_conditions(old: Record, new: Record) -> None:
         if before != now:
             raise FedbenchError(
                 f"the study {old.study_name!r} was made with another {name} ({before[:80]}, now {now[:80]}); trials "
-                "under different conditions don't compare: start a new study with --study NAME."
+                "under different conditions don't compare: start a new study with --study "
+                f"NAME{_same_seeds(old, name)}."
             )
+
+
+def _same_seeds(old: Record, name: str) -> str:
+    """The options that go on with a study of other seeds than today's default; "" for other differences."""
+    if name not in ("seeds", "runoff", "confirming"):
+        return ""
+    seeds = " ".join(f"--seed {seed}" for seed in old.budget.seeds)
+    return f", or go on with this one by {seeds} --confirm {len(old.budget.confirming)}"

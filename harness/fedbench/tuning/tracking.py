@@ -27,8 +27,9 @@ from fedbench.tracking.writing.recording import (
     metrics_at,
     set_tags,
 )
+from fedbench.tuning.found import found
 from fedbench.tuning.storage import GRACE
-from fedbench.tuning.studies import DEFAULTS, Record, found, record_of
+from fedbench.tuning.studies import DEFAULTS, Record, record_of
 
 # isort: split
 from mlflow.entities import Run
@@ -162,9 +163,14 @@ class TrialTracking:
         set_tags(self._client, parent, {NOTE: "\n\n".join([text + ", on validation data.", *lines])})
 
     def finished(self, study: optuna.Study) -> None:
-        """The study's own run ends; others that were begun for it by processes that died are none."""
+        """The study's own run ends, with the confirmation; others that processes which died began for it are none."""
         record = record_of(study)
         ours = self._parent(record)
+        self._tell_best(study, record)  # the run-off may have chosen another
+        result = found(study)
+        if result is not None and result.confirmed is not None:
+            named = {f"confirmation/{m}": v for m, v in zip(record.budget.objectives, result.confirmed, strict=True)}
+            log_metrics(self._client, ours, metrics_at(named, result.states["complete"]))
         end_run(self._client, ours, "FINISHED")
         for other in self._of_study(record):
             if other != ours:

@@ -1,4 +1,8 @@
-"""One trial of a study: a row with other hyper-parameters, all seeds side by side, scored on validation data only."""
+"""One trial of a study: a row with other hyper-parameters, all seeds side by side, scored on validation data only.
+
+Each seed draws its own partition, initial weights and validation split. After every round the mean over the seeds is
+reported, and pruned by: a trial is given up for what it does on all seeds, never for the luck of one.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import optuna
@@ -24,8 +23,11 @@ from fedbench.core.errors import FedbenchError
 from fedbench.runs.engines.warm import WarmProcess
 from fedbench.runs.engines.workers import LocalWorkers, Workers, last_line
 from fedbench.runs.prepare import Settings
+from fedbench.tuning.further import Confirmed, further_run
+from fedbench.tuning.nested import open_further
+from fedbench.tuning.shares import Share
 from fedbench.tuning.storage import SignsOfLife, open_storage
-from fedbench.tuning.studies import Budget, counted, record_of, try_again
+from fedbench.tuning.studies import record_of, try_again
 from fedbench.tuning.tracking import TrialTracking
 from fedbench.tuning.trial import (
     Surplus,
@@ -90,7 +92,8 @@ class WorkerFailed:
     details: str = ""
 
 
-Event = TrialBegan | TrialEnded | WorkerFailed
+Told = TrialBegan | TrialEnded | Confirmed
+Event = Told | WorkerFailed
 
 
 def tune(job: Job, workers: int) -> Generator[Event, None, None]:
@@ -117,7 +120,7 @@ def supervise(workers: Workers, begin: Callable[[], Any], most: int) -> Generato
                 under_way.add(begin())
             for notice in workers.wait(_POLL):
                 for event in notice.events:
-                    lost = 0 if isinstance(event, TrialEnded) else lost
+                    lost = 0 if isinstance(event, TrialEnded | Confirmed) else lost
                     is_ending |= isinstance(event, WorkerFailed)
                     yield event
                 if not notice.is_over:
@@ -143,6 +146,8 @@ def supervise(workers: Workers, begin: Callable[[], Any], most: int) -> Generato
 def work(job: Job, emit: Callable[[Event], None], warm: WarmProcess | None = None) -> None:
     """One worker: take a trial of the study with the fewest, until all budgets are spent and nobody runs a trial.
 
+    Then the best trials of each study are run on its further seeds.
+
     Trials are forked from ``warm``, where it is there, else from a new one; it is closed in the end.
     """
     with closing(TrialProcess(job.settings, warm)) as process:
@@ -154,6 +159,8 @@ def _work(job: Job, process: TrialProcess, emit: Callable[[Event], None]) -> Non
     rows = {row.study_name: row for row in job.rows}
 
     def abandoned(study: optuna.Study, trial: FrozenTrial) -> None:
+        if study.study_name not in rows:
+            return  # a run on further seeds, which is due again by itself
         tracking.abandoned(trial)
         again = try_again(study, trial)
         if again.state is TrialState.PRUNED:
@@ -161,18 +168,23 @@ def _work(job: Job, process: TrialProcess, emit: Callable[[Event], None]) -> Non
             emit(_ended(rows[study.study_name], study, again))
 
     storage = open_storage(job.url, create=False, abandoned=abandoned)
-    shares = [_Share(row, optuna.load_study(study_name=row.study_name, storage=storage)) for row in job.rows]
+    studies = [(row, optuna.load_study(study_name=row.study_name, storage=storage)) for row in job.rows]
+    shares = [Share(row, study, open_further(storage, record_of(study))) for row, study in studies]
     for share in shares:
         share.study.sampler = sampler(share.budget, 0)
         share.study.pruner = pruner(share.budget.pruner, share.row.spec.training.rounds)
     signs = SignsOfLife(storage)
     while True:
         for share in shares:
-            fail_stale_trials(share.study)
+            for study in share.studies():
+                fail_stale_trials(study)
         # what a dead process left is tried again before anything new: the next values depend on it
         unfinished = [share for share in shares if not signs.are_missing(share.study) and share.is_open()]
         if unfinished:
-            _one_trial(min(unfinished, key=_Share.taken), process, tracking, abandoned, emit)
+            _one_trial(min(unfinished, key=Share.taken), process, tracking, abandoned, emit)
+        elif further := next((share for share in shares if share.has_further_run(signs)), None):
+            assert further.further is not None
+            further_run(further.row, further.study, further.further, process, emit)
         elif any(share.is_open() or share.has(TrialState.RUNNING) for share in shares):
             time.sleep(_POLL)  # another process has them, or had them and died
         elif all(tracking.catch_up(share.study) for share in shares):
@@ -181,33 +193,8 @@ def _work(job: Job, process: TrialProcess, emit: Callable[[Event], None]) -> Non
             time.sleep(_POLL)  # another process is writing down its last trial, or died just then
 
 
-@dataclass(frozen=True)
-class _Share:
-    """A row, its study and what that may spend."""
-
-    row: Tuned
-    study: optuna.Study
-
-    @cached_property
-    def budget(self) -> Budget:
-        return record_of(self.study).budget
-
-    def spent(self) -> int:
-        return len(counted(self.study))
-
-    def taken(self) -> int:
-        return sum(trial.state is not TrialState.WAITING for trial in counted(self.study))
-
-    def has(self, state: TrialState) -> bool:
-        return bool(self.study.get_trials(deepcopy=False, states=(state,)))
-
-    def is_open(self) -> bool:
-        """Whether there is a trial to be run."""
-        return self.spent() < self.budget.trials or self.has(TrialState.WAITING)
-
-
 def _one_trial(
-    share: _Share,
+    share: Share,
     process: TrialProcess,
     tracking: TrialTracking,
     abandoned: Callable[[optuna.Study, FrozenTrial], None],

@@ -104,7 +104,9 @@ def leave_out(refused: Sequence[RefusedRow], planned: Sequence[tuple[RunSpec, ..
     for row in refused:
         if not row.runs_elsewhere(planned):
             raise row.as_error()
-        screen.say(f"{row.specs[0].title} is left out: {row.reason}")
+    # once, however many seeds stand for the row
+    for line in dict.fromkeys(f"{row.specs[0].title} is left out: {row.reason}" for row in refused):
+        screen.say(line)
 
 
 def requested(
@@ -166,6 +168,8 @@ def _tuned(
             screen.say(
                 f"{title}: {result.spent} of {result.record.budget.trials} trials are over; the rest may find better"
             )
+        elif best[title].record.budget.confirming and best[title].confirmed is None:
+            screen.say(f"{title}: nothing has confirmed its values on seeds that did not choose them")
     if len({(result.spent, str(result.record.budget)) for result in best.values()}) > 1:
         screen.say(f"the studies of {study!r} had unequal budgets; the leaderboard says so too")
     return with_best(specs, best, list(sets))

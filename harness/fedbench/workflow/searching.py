@@ -9,11 +9,13 @@ from functools import partial
 
 from fedbench.runs.engines.scheduler import default_workers
 from fedbench.runs.prepare import Settings
+from fedbench.tuning.found import Found, found
+from fedbench.tuning.nested import open_further
 from fedbench.tuning.space import defaults_of
 from fedbench.tuning.storage import open_storage
-from fedbench.tuning.studies import Found, found, open_study
+from fedbench.tuning.studies import open_study
 from fedbench.tuning.tracking import TrialTracking
-from fedbench.tuning.worker import Event, Job, TrialBegan, TrialEnded, WorkerFailed, tune
+from fedbench.tuning.worker import Event, Job, Told, WorkerFailed, tune
 from fedbench.workflow.selection import Place
 from fedbench.workflow.studies import Planned
 
@@ -28,9 +30,7 @@ class Searched:
     failures: tuple[WorkerFailed, ...]
 
 
-def search(
-    planned: Planned, settings: Settings, place: Place, on_event: Callable[[TrialBegan | TrialEnded], None]
-) -> Searched | None:
+def search(planned: Planned, settings: Settings, place: Place, on_event: Callable[[Told], None]) -> Searched | None:
     """Open or resume the studies and run their trials; None where Ctrl-C stopped it, which leaves what is finished."""
     url, uri = planned.databases
     if place.engine != "ray":
@@ -51,11 +51,13 @@ def _search(
     settings: Settings,
     workers: int,
     start: Start,
-    on_event: Callable[[TrialBegan | TrialEnded], None],
+    on_event: Callable[[Told], None],
 ) -> Searched | None:
     (url, uri), records = planned.databases, planned.records
     storage = open_storage(url, create=True)
     studies = [open_study(storage, record, defaults_of(row.spec, row.space)) for row, record in records]
+    for _, record in records:
+        open_further(storage, record)
     suite = records[0][1].suite
     tracking = TrialTracking(uri, suite)
     job = Job(url, tuple(row for row, _ in records), settings, suite, uri)

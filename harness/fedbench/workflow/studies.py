@@ -23,6 +23,9 @@ from fedbench.workflow import plan
 from fedbench.workflow.screen import Screen
 from fedbench.workflow.selection import Selection, command_line
 
+SEEDS = 3
+"""On which trials run by default: what is best on one seed need not be on others."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -37,6 +40,8 @@ class Wanted:
     validation: float = 0.2
     study: str = ""
     """Their name."""
+    confirm: int | None = None
+    """Seeds of the run-off, and as many of the confirmation; None: 1, and 0 for trials of a single seed."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +108,13 @@ def budget_of(
     if len(metrics) > 1 and pruner != "none":
         screen.say("several objectives: no trial is pruned, since none is hopeless by one of them alone", style="dim")
         pruner = "none"
-    of_trials = tuple(sorted(set(wanted.seeds or [unused_seed(suite)])))
-    return Budget(wanted.trials, of_trials, metrics, pruner, validation=wanted.validation)
+    of_trials = tuple(sorted(set(wanted.seeds or unused_seeds(suite, SEEDS))))
+    each = wanted.confirm if wanted.confirm is not None else int(len(of_trials) > 1)
+    if isinstance(each, bool) or not isinstance(each, int) or each < 0:
+        raise FedbenchError(f"confirm {wanted.confirm!r} is no number of seeds; give a whole number from 0 on.")
+    further = unused_seeds(suite, 2 * each, of_trials)
+    budget = Budget(wanted.trials, of_trials, metrics, pruner, validation=wanted.validation)
+    return replace(budget, runoff=further[:each], confirming=further[each:])
 
 
 def databases(store: str | None, storage: str | None) -> tuple[str, str]:
@@ -139,16 +149,18 @@ def command_of(
         "--param": wanted.only,
         "--pruner": [wanted.pruner],
         "--validation": [f"{budget.validation:g}"],
+        "--confirm": [str(len(budget.confirming))],
         "--study": [name],
     }
     words = [word for option, values in options.items() for value in values for word in (option, value)]
     return command_line("tune", replace(selection, seeds=budget.seeds), *words)
 
 
-def unused_seed(suite: Suite) -> int:
-    """The first seed above all that the suite's runs have, so that nothing is tuned to their luck."""
+def unused_seeds(suite: Suite, number: int, taken: Collection[int] = ()) -> tuple[int, ...]:
+    """The first ``number`` seeds above all ``taken`` and all of the suite's runs, so that none is tuned to its luck."""
     scales = (seed for scale in suite.scales.values() for seed in scale.seeds)
-    return max([*suite.seeds, *scales]) + 1
+    first = max([*suite.seeds, *scales, *taken]) + 1
+    return tuple(range(first, first + number))
 
 
 def records_of(
@@ -171,17 +183,18 @@ def records_of(
     for title in titles:
         if titles.count(title) > 1:
             raise FedbenchError(f"two rows are called {title!r}; give one a label in the suite file, or leave one out.")
-    trials = [run for spec in specs for run in trial_specs(spec, {}, budget)]
+    of_all = replace(budget, seeds=budget.every_seed)
+    trials = [run for spec in specs for run in trial_specs(spec, {}, of_all)]
     # every seed, since not every one can be partitioned
     found = plan.plan(suite, trials, settings, screen, every_seed=True)
     rows, failed = found.rows, found.failed
     infos = {run.run_id: row.info for row in rows for run in row.specs}
     reasons = {run.run_id: row.reason for row in failed for run in row.specs}
     for spec in specs:
-        why = [reasons[run.run_id] for run in trial_specs(spec, {}, budget) if run.run_id in reasons]
+        why = [reasons[run.run_id] for run in trial_specs(spec, {}, of_all) if run.run_id in reasons]
         if why:
             screen.complain(f"{spec.title}: {why[0]}; it is not tuned", label="failed")
-    specs = [spec for spec in specs if all(run.run_id in infos for run in trial_specs(spec, {}, budget))]
+    specs = [spec for spec in specs if all(run.run_id in infos for run in trial_specs(spec, {}, of_all))]
     planned = [infos[trial_specs(spec, {}, budget)[0].run_id] for spec in specs]
     _check_objectives(specs, budget, settings)
     spaces = [space_of(spec, settings.plugin_files) for spec in specs]

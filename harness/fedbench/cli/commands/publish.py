@@ -46,7 +46,7 @@ def publish(
     from fedbench.suites.suite import load_suite
     from fedbench.tracking.schema import store_uri
     from fedbench.tuning.storage import storage_url
-    from fedbench.workflow.studies import unused_seed
+    from fedbench.workflow.studies import SEEDS, unused_seeds
 
     read = load_suite(suite)
     if trials:
@@ -60,8 +60,7 @@ def publish(
     seeds = words_of({"--seed": seed or []})
     part = words_of({"--method": tune_method or [], "--setting": tune_setting or []})
     # of no run that is shown
-    unused = max([*(seed or ()), unused_seed(read) - 1]) + 1
-    spent = words_of({"--seed": [unused], "--trials": [trials], "--study": [study]})
+    spent = words_of({"--seed": unused_seeds(read, SEEDS, seed or ()), "--trials": [trials], "--study": [study]})
     folder = output / re.sub(r"[^\w.\- ]|^\.+", "_", read.name)
     usable_folder(folder, "--output")
     tuning = [

@@ -19,15 +19,18 @@ def study(
     storage: Storage = None,
     store: Store = None,
 ) -> None:
-    """Show what studies found, which hyper-parameters mattered, and where to browse them."""
-    from fedbench.cli.tuning import budget_text, show_found
+    """Show what studies found, how far it carries over, which hyper-parameters mattered, and where to browse them."""
+    from fedbench.cli.tuning import budget_text, show_found, show_gaps
     from fedbench.core.files import usable_folder
     from fedbench.core.wording import counted
     from fedbench.tracking.databases import shown
     from fedbench.tracking.schema import store_uri
     from fedbench.tuning.figures import FEWEST, importances, write
+    from fedbench.tuning.found import found
     from fedbench.tuning.storage import open_storage, storage_url
-    from fedbench.tuning.studies import found, record_of, studies_named
+    from fedbench.tuning.studies import record_of, studies_named
+    from fedbench.workflow.gaps import gaps
+    from fedbench.workflow.gaps import write as write_gaps
 
     if output is not None:
         usable_folder(output, "--output")
@@ -36,11 +39,15 @@ def study(
     if not studies:
         say(f"there are no studies in {shown(url)} yet; make one with `fedbench tune`.")
         return
-    results = {record_of(study).title: found(study) for study in studies}
-    show_found([result for result in results.values() if result is not None])
-    for title in (title for title, result in results.items() if result is None):
+    results = [(record_of(study).title, found(study)) for study in studies]
+    finished = [result for _, result in results if result is not None]
+    show_found(finished)
+    for title in (title for title, result in results if result is None):
         say(f"{title}: no trial is finished yet")
+    every = gaps(finished, store_uri(store, to_write=False)) if name is not None or output is not None else []
     if name is not None:
+        if every:
+            show_gaps(every)
         made = table("row", "hyper-parameter", "importance", right=("importance",))
         too_few: list[str] = []
         for study in studies:
@@ -60,5 +67,7 @@ def study(
     if output is not None:
         for study in studies:
             write(study, output)
+        if every:
+            write_gaps(every, output)
         say(f"written to {output}")
     say(f"dashboard    pip install optuna-dashboard && optuna-dashboard {shown(url)}")

@@ -40,7 +40,15 @@ _Objective = Annotated[
 ]
 _Seed = Annotated[
     list[int] | None,
-    typer.Option(metavar="INT", help="Seeds of every trial; by default one that the suite has not.", min=0),
+    typer.Option(metavar="INT", help="Seeds of every trial; by default three that the suite has not.", min=0),
+]
+_Confirm = Annotated[
+    int | None,
+    typer.Option(
+        metavar="INT",
+        help="Seeds of a run-off of the best three, and as many to confirm; by default 1, and 0 with a single --seed.",
+        min=0,
+    ),
 ]
 _Param = Annotated[list[str] | None, typer.Option(metavar="KEY", help="Search only these (lr, fedprox.mu); repeat it.")]
 _Pruner = Annotated[str, typer.Option(metavar="median|halving|none", help="Who ends hopeless trials.")]
@@ -63,6 +71,7 @@ def tune(
     trials: _Trials = 20,
     objective: _Objective = None,
     seed: _Seed = None,
+    confirm: _Confirm = None,
     param: _Param = None,
     pruner: _Pruner = "median",
     validation: _Validation = 0.2,
@@ -84,8 +93,9 @@ def tune(
 ) -> None:
     """Tune the rows of a suite on validation data, with an equal budget for each.
 
-    Searches the learning rate and what each method declares. The test split is never seen. Stopped or killed, the same
-    command goes on; several at once share the work. fedbench run --tuned NAME then runs the best values.
+    Searches the learning rate and what each method declares. The test split is never seen. A trial's value is the mean
+    over seeds; further seeds decide among the best trials and confirm the choice. Stopped or killed, the same command
+    goes on; several at once share the work. fedbench run --tuned NAME then runs the best values.
     """
     from fedbench.runs.engines.forkserver import warm_up
 
@@ -101,7 +111,7 @@ def tune(
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), files)
     selection = Selection(suite, tuple(method or ()), (0,), sets, files, scale, tuple(setting or ()))
     searched, seeds = tuple(param or ()), tuple(seed or ())
-    wanted = Wanted(trials, tuple(objective or ()), seeds, searched, pruner, validation, study)
+    wanted = Wanted(trials, tuple(objective or ()), seeds, searched, pruner, validation, study, confirm)
     found = planned(selection, wanted, settings, store, storage, Terminal())
     if dry_run:
         tuning.show_space(found.records)

@@ -1,0 +1,345 @@
+"""Nested validation: what chooses the values of a study, what confirms them, and the gap to the test data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pandas as pd
+import pytest
+from optuna.trial import TrialState
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import BUDGET, RunSpec
+from fedbench.python.screens import screen_for
+from fedbench.runs.job import run_spec
+from fedbench.runs.prepare import Settings
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import parse_suite
+from fedbench.tracking.schema import store_uri
+from fedbench.tracking.tags import DEFAULTS, flat_params
+from fedbench.tuning.best import best_of, with_best
+from fedbench.tuning.found import Found, found
+from fedbench.tuning.further import Confirmed
+from fedbench.tuning.nested import BROKEN, chosen, due, finalists, open_further, take
+from fedbench.tuning.space import defaults_of, space_of
+from fedbench.tuning.storage import open_storage, storage_url
+from fedbench.tuning.studies import RETRIES, Budget, Record, open_study, record_of
+from fedbench.tuning.trial import Tuned, claim, trial_specs
+from fedbench.tuning.worker import Job, TrialEnded, work
+from fedbench.workflow.gaps import gap_of, write
+from fedbench.workflow.studies import SEEDS, Wanted, budget_of, unused_seeds
+
+SUITE = """
+name: toy
+dataset: "embedded?train=240&test=40"
+scenario: {imbalance: none, partition: iid, clients: 2, participation: 1.0}
+training: {rounds: 1, local_epochs: 1, batch_size: 32, lr: 0.01}
+seeds: [0, 4]
+rows:
+  - method: fedavg
+  - method: fedprox
+"""
+FLOAT = optuna.distributions.FloatDistribution(0.0, 10.0)
+
+
+def rows() -> list[RunSpec]:
+    return expand(parse_suite(SUITE, "toy.yaml"), Overrides(seeds=(0,)))
+
+
+def nested(trials: int = 4, **given: Any) -> Budget:
+    whole = {"seeds": (5, 6, 7), "runoff": (8,), "confirming": (9,), "objectives": ("global_accuracy",)}
+    return Budget(**{"trials": trials, "pruner": "none", **whole, **given})
+
+
+def recorded(row: RunSpec, spent: Budget, name: str = "toy") -> tuple[Tuned, Record]:
+    space = space_of(row)
+    record = Record(
+        **{"name": name, "suite": "toy", "scale": "", "setting": "", "row": row.row, "title": row.title},
+        **{"spec": row.model_dump(mode="json"), "space": tuple(d.as_json() for d in space), "budget": spent},
+        **{"code_hash": "c", "data_hash": "d", "weights_hash": "w", "commit": ""},
+    )
+    return Tuned(row, space, record.study_name), record
+
+
+def url_of(folder: Path) -> str:
+    """One database for all tests, since a new one takes long."""
+    return storage_url(str(folder.parent / "nested.db"), "")
+
+
+def opened(folder: Path, spent: Budget) -> tuple[optuna.Study, optuna.Study | None]:
+    """The study of fedprox that is called after ``folder``, and its further one."""
+    storage = open_storage(url_of(folder), create=True)
+    row, record = recorded(rows()[1], spent, folder.name)
+    return open_study(storage, record, defaults_of(row.spec, row.space)), open_further(storage, record)
+
+
+def with_values(folder: Path, values: list[float], **given: Any) -> tuple[optuna.Study, optuna.Study]:
+    """A study whose trials have these ``values``, μ = 0.01 (the suite's), 1, 2, ...; and its further one."""
+    study, further = opened(folder, nested(len(values), **given))
+    assert further is not None
+    study.tell(study.ask(), values[0])
+    for number, value in enumerate(values[1:], 1):
+        study.add_trial(
+            optuna.create_trial(params={"fedprox.mu": float(number)}, distributions={"fedprox.mu": FLOAT}, value=value)
+        )
+    return study, further
+
+
+def settle(study: optuna.Study, further: optuna.Study, value: float | None) -> tuple[int, str, tuple[int, ...]]:
+    """End the next further run with ``value``, None for values that do not work; what it was."""
+    trial = further.ask()
+    run = take(study, trial)
+    assert run is not None
+    further.tell(trial, value, TrialState.PRUNED if value is None else TrialState.COMPLETE)
+    return run.trial.number, run.step, run.seeds
+
+
+def result_of(study: optuna.Study) -> Found:
+    result = found(study)
+    assert result is not None
+    return result
+
+
+# --- what chooses, and what confirms
+
+
+@pytest.mark.parametrize(
+    ("runoff", "choice", "improved"),
+    [
+        ([60.0, 60.0, 60.0], 2, True),  # (3 * 66 + 60) / 4 is the best
+        ([40.0, 60.0, 60.0], 3, True),  # 59.5, 63.0, 60.75
+        ([None, 40.0, 60.0], 0, False),  # what does not work there is out: 58.0, 60.75
+        ([None, None, None], 2, True),  # nothing is known: by the tuning seeds
+    ],
+)
+def test_the_best_three_are_run_off_and_the_mean_over_all_seeds_that_chose_decides(
+    tmp_path: Path, runoff: list[float | None], choice: int, improved: bool
+) -> None:
+    study, further = with_values(tmp_path, [61.0, 55.0, 66.0, 64.0])
+    assert [trial.number for trial in finalists(study)] == [2, 3, 0]
+    for number, value in zip((2, 3, 0), runoff, strict=True):
+        before = chosen(study)
+        assert before is not None and before.number == 2  # until the run-off is over
+        assert settle(study, further, value) == (number, "run-off", (8,))
+    assert settle(study, further, 50.0) == (choice, "confirmation", (9,))
+    assert due(study) == []
+    result = result_of(study)
+    assert (result.trial, result.improved, result.confirmed) == (choice, improved, (50.0,))
+    assert result.best == ([61.0, 55.0, 66.0, 64.0][choice],)
+    best = best_of(url_of(tmp_path), tmp_path.name)
+    (run,) = with_best(rows()[1:], best)
+    assert run.params["fedprox"]["mu"] == (choice or 0.01)
+    tags = {name: run.tuning[name] for name in ("trial", "seeds", "run-off seeds", "confirming seeds")}
+    assert tags == {"trial": str(choice), "seeds": "5 6 7", "run-off seeds": "8", "confirming seeds": "9"}
+
+
+@pytest.mark.parametrize("value", [0.0, 100.0, None])
+def test_the_confirmation_is_of_seeds_that_chose_nothing(tmp_path: Path, value: float | None) -> None:
+    study, further = with_values(tmp_path, [61.0, 66.0])
+    settle(study, further, 60.0)
+    settle(study, further, 60.0)
+    before = result_of(study)
+    assert before.confirmed is None
+    settle(study, further, value)
+    after = result_of(study)
+    assert (after.trial, after.values, after.best, after.improved) == (1, before.values, before.best, True)
+    assert after.confirmed == (None if value is None else (value,))
+
+
+def test_of_a_cost_the_least_goes_on(tmp_path: Path) -> None:
+    study, _ = with_values(tmp_path, [61.0, 55.0, 66.0, 64.0], objectives=("seconds",))
+    assert [trial.number for trial in finalists(study)] == [1, 0, 3]
+
+
+def test_a_further_run_that_was_cut_off_is_due_again_and_one_under_way_is_not(tmp_path: Path) -> None:
+    study, further = with_values(tmp_path, [61.0, 66.0])
+    first, second, third = further.ask(), further.ask(), further.ask()
+    runs = [take(study, trial) for trial in (first, second, third)]
+    assert [run and run.trial.number for run in runs] == [1, 0, None]
+    assert due(study) == []
+    for trial in (first, third):
+        further.tell(trial, state=TrialState.FAIL)
+    assert [run.trial.number for run in due(study)] == [1]
+    further.tell(second, 60.0)
+    for _ in range(RETRIES):
+        again = further.ask()
+        assert take(study, again) is not None
+        further.tell(again, state=TrialState.FAIL)
+    # it has died too often; what remains is the other
+    assert [(run.trial.number, run.step) for run in due(study)] == [(0, "confirmation")]
+
+
+def test_an_error_that_is_no_outcome_does_not_count_as_a_death(tmp_path: Path) -> None:
+    study, further = with_values(tmp_path, [61.0, 66.0])
+    for _ in range(RETRIES + 2):
+        trial = further.ask()
+        assert take(study, trial) is not None
+        trial.set_user_attr(BROKEN, True)
+        further.tell(trial, state=TrialState.FAIL)
+    assert [run.trial.number for run in due(study)] == [1, 0]
+
+
+def test_more_trials_run_only_what_is_missing(tmp_path: Path) -> None:
+    study, further = with_values(tmp_path, [61.0, 66.0])
+    for value in (60.0, 60.0, 50.0):
+        settle(study, further, value)
+    study.add_trial(optuna.create_trial(params={"fedprox.mu": 5.0}, distributions={"fedprox.mu": FLOAT}, value=70.0))
+    assert [(run.trial.number, run.step) for run in due(study)] == [(2, "run-off")]
+    settle(study, further, 0.0)
+    assert due(study) == []  # the choice of before stays, and is confirmed
+    assert (result_of(study).trial, result_of(study).confirmed) == (1, (50.0,))
+
+
+# --- carried out
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("cache"))
+
+
+def worked(folder: Path, settings: Settings, spent: Budget) -> tuple[optuna.Study, list[Any]]:
+    """The study of fedprox after one worker has carried it out, and the worker's events."""
+    uri = store_uri(str(folder))
+    storage = open_storage(storage_url(None, uri), create=True)
+    row, record = recorded(rows()[1], spent)
+    study = open_study(storage, record, defaults_of(row.spec, row.space))
+    open_further(storage, record)
+    events: list[Any] = []
+    work(Job(storage_url(None, uri), (row,), settings, "toy", uri), events.append)
+    return study, events
+
+
+def by_hand(spec: RunSpec, params: dict[str, Any], budget: Budget, seeds: tuple[int, ...], settings: Settings) -> float:
+    runs = trial_specs(spec, params, replace(budget, seeds=seeds))
+    return sum(run_spec(run, settings).summary["global_accuracy"] for run in runs) / len(runs)
+
+
+def test_a_worker_carries_out_trials_run_off_and_confirmation_and_a_second_one_nothing(
+    tmp_path: Path, settings: Settings
+) -> None:
+    spent = nested(2, seeds=(5, 6))
+    study, events = worked(tmp_path, settings, spent)
+    assert len(study.trials) == sum(isinstance(event, TrialEnded) for event in events) == 2  # the budget, not more
+    further = [event for event in events if isinstance(event, Confirmed)]
+    assert [(event.step, event.seeds) for event in further] == [("run-off", (8,))] * 2 + [("confirmation", (9,))]
+    result = result_of(study)
+    assert further[-1].number == result.trial
+    for seeds, value in (((5, 6), result.best), ((9,), result.confirmed)):
+        assert value == (pytest.approx(by_hand(rows()[1], result.values, spent, seeds, settings)),)
+    again, events = worked(tmp_path, settings, spent)
+    assert (events, result_of(again)) == ([], result)
+
+
+def test_further_seeds_change_no_trial(tmp_path: Path) -> None:
+    drawn = []
+    for further in ({}, {"runoff": (), "confirming": ()}):
+        spent = nested(8, seeds=(5,), **further)
+        study, beside = opened(tmp_path / str(len(drawn)), spent)
+        row, _ = recorded(rows()[1], spent)
+        study.tell(study.ask(), 50.0)
+        for number in range(6):  # random ones, then those that are modelled on the earlier
+            trial = study.ask()
+            drawn.append(claim(trial, row, spent))
+            study.tell(trial, 51.0 + number)
+            if beside is not None:
+                beside.tell(beside.ask(), 99.0)
+        assert trial_specs(row.spec, {}, spent)[0].seed == 5
+    assert drawn[:6] == drawn[6:]
+
+
+def test_a_study_of_one_seed_from_before_is_read_and_goes_on(tmp_path: Path) -> None:
+    spent = nested(2, seeds=(5,), runoff=(), confirming=())
+    study, further = opened(tmp_path, spent)
+    assert further is None
+    old = json.loads(record_of(study).dumped())
+    for name in ("runoff", "confirming"):
+        del old["budget"][name]
+    study.set_user_attr("fedbench", json.dumps(old))
+    assert record_of(study).budget == spent
+    study.tell(study.ask(), 61.0)
+    result = result_of(study)
+    assert (result.trial, result.best, result.confirmed, due(study)) == (0, (61.0,), None, [])
+    assert set(spent.as_tags()) & {"run-off seeds", "confirming seeds"} == set()
+    opened(tmp_path, spent)
+    with pytest.raises(FedbenchError, match=r"another seeds.*go on with this one by --seed 5 --confirm 0"):
+        opened(tmp_path, nested(2))
+
+
+# --- seeds
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (Wanted(), ((5, 6, 7), (8,), (9,))),
+        (Wanted(confirm=2), ((5, 6, 7), (8, 9), (10, 11))),
+        (Wanted(seeds=(3,)), ((3,), (), ())),
+        (Wanted(seeds=(3,), confirm=1), ((3,), (5,), (6,))),
+        (Wanted(seeds=(20, 1)), ((1, 20), (21,), (22,))),
+        (Wanted(confirm=0), ((5, 6, 7), (), ())),
+    ],
+)
+def test_every_choice_has_seeds_of_its_own_and_none_of_the_suites(wanted: Wanted, expected: tuple[Any, ...]) -> None:
+    suite = parse_suite(SUITE, "toy.yaml")
+    budget = budget_of(suite, rows(), (), wanted, screen_for(False))
+    assert (budget.seeds, budget.runoff, budget.confirming) == expected
+    assert len(set(budget.every_seed)) == len(budget.every_seed)
+    if not wanted.seeds:
+        assert not {0, 4} & set(budget.every_seed)
+    assert unused_seeds(suite, SEEDS, (9,)) == (10, 11, 12)
+
+
+@pytest.mark.parametrize("confirm", [-1, True, 1.5])
+def test_a_number_of_seeds_that_is_none_is_refused(confirm: Any) -> None:
+    with pytest.raises(FedbenchError, match="no number of seeds"):
+        budget_of(parse_suite(SUITE, "toy.yaml"), rows(), (), Wanted(confirm=confirm), screen_for(False))
+
+
+# --- the gap
+
+
+def run_of(seed: int, accuracy: float) -> dict[str, Any]:
+    """A line of the store: a run with the values of trial 1."""
+    spec = rows()[1]
+    params = DEFAULTS | flat_params(spec)
+    scenario = {k.removeprefix("scenario."): v for k, v in params.items() if k.startswith("scenario.")}
+    line = {"tuned": "toy", "setting": "", "scale": "", "dataset": spec.dataset, "row": f"{spec.row} (tuned)"}
+    line |= {"tuning": '{"trial": "1"}', "scenario_settings": json.dumps(scenario)}
+    line |= {name: params[f"training.{name}"] for name in BUDGET}
+    return {**line, "seed": seed, "final/global_accuracy": accuracy}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"seed": 5},  # the trials had it
+        {"seed": 9},  # the confirmation had it
+        {"tuned": ""},
+        {"tuned": "another"},
+        {"tuning": '{"trial": "11"}'},  # of an earlier choice
+        {"rounds": "7"},
+        {"dataset": "cifar10"},
+        {"row": "fedavg · clip:embedded (tuned)"},
+        {"scenario_settings": '{"clients": "3"}'},
+    ],
+)
+def test_the_gap_is_validation_minus_test_over_the_runs_with_the_chosen_values(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    _, record = recorded(rows()[1], nested(2))
+    result = Found(record, {"fedprox.mu": 1.0}, 1, (66.0,), (61.0,), {"complete": 2}, True, confirmed=(58.5,))
+    runs = pd.DataFrame([run_of(0, 50.0), run_of(4, 55.0), run_of(1, 0.0) | other])
+    gap = gap_of(result, runs)
+    assert (gap.validation, gap.confirmation, gap.test, gap.seeds, gap.gap) == (66.0, 58.5, 52.5, (0, 4), 13.5)
+    table = pd.read_csv(write([gap], tmp_path))
+    assert table[["validation", "confirmation", "test", "gap"]].to_numpy().tolist() == [[66.0, 58.5, 52.5, 13.5]]
+    assert table["seeds"].tolist() == ["0 4"]
+    nothing = gap_of(result, pd.DataFrame())
+    assert (nothing.confirmation, nothing.test, nothing.gap) == (58.5, None, None)
+    assert gap_of(result, runs.iloc[2:]).test is None
