@@ -24,11 +24,11 @@ FILES = ("results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", 
 """What a leaderboard is written as."""
 
 
-class _Part(BaseModel):
+class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Environment(_Part):
+class Environment(_Record):
     """Where the folder was written. Runs on equal ones give equal numbers, to the last bit."""
 
     platform: str = ""
@@ -37,14 +37,14 @@ class Environment(_Part):
     torch: str = ""
 
 
-class SuiteNamed(_Part):
+class SuiteNamed(_Record):
     """Which suite the results are of; of several, or of runs without a suite file, nothing is said."""
 
     name: str = ""
     version: int = 1
 
 
-class Manifest(_Part):
+class Manifest(_Record):
     """The content of manifest.json."""
 
     fedbench: str = ""

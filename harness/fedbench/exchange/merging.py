@@ -40,7 +40,7 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _OpenStore:
     uri: str
     client: MlflowClient
     runs: list[Run] = field(default_factory=list)
@@ -62,7 +62,7 @@ def merge(sources: Sequence[str], into: str, tell: Callable[[str], None] = lambd
     return [_copy_all(source, uri, target, known, tell) for source in opened]
 
 
-def _opened(given: str) -> _Source:
+def _opened(given: str) -> _OpenStore:
     if (Path(given) / RESULTS).is_file() and not (Path(given) / "mlflow.db").exists():
         raise FedbenchError(
             f"{given!r} is a result folder, which has neither curves nor models; merge the store that it was made from."
@@ -71,7 +71,7 @@ def _opened(given: str) -> _Source:
     client = open_store(uri, create=False)
     if client is None:
         raise FedbenchError(f"there is no store at {shown(uri)}; give a folder of `fedbench run --store`, or a URI.")
-    return _Source(uri, client, [run for _, run in runs_of(client, None) if RunTags(run.data.tags).run_id])
+    return _OpenStore(uri, client, [run for _, run in runs_of(client, None) if RunTags(run.data.tags).run_id])
 
 
 def _key(run: Run) -> Key:
@@ -88,7 +88,7 @@ def _finished_first(runs: Iterable[Run]) -> dict[Key, str]:
     return known
 
 
-def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_Source]) -> None:
+def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_OpenStore]) -> None:
     seen: dict[Key, Run] = {}
     for run in (*kept, *(run for source in sources for run in source.runs)):
         if run.info.status != "FINISHED":
@@ -116,7 +116,7 @@ def _differing(one: Mapping[str, float], other: Mapping[str, float]) -> Iterator
 
 
 def _copy_all(
-    source: _Source, uri: str, target: MlflowClient, known: dict[Key, str], tell: Callable[[str], None]
+    source: _OpenStore, uri: str, target: MlflowClient, known: dict[Key, str], tell: Callable[[str], None]
 ) -> Merged:
     merged = Merged(shown(source.uri))
     parents: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _copy_all(
     return merged
 
 
-def _parent(source: _Source, run: Run, uri: str, target: MlflowClient, parents: dict[str, str]) -> str:
+def _parent(source: _OpenStore, run: Run, uri: str, target: MlflowClient, parents: dict[str, str]) -> str:
     """The run of the command that made ``run``, in the target; copied with its first run; "" where there is none."""
     before = run.data.tags.get(PARENT, "")
     if before and before not in parents:
@@ -144,7 +144,7 @@ def _parent(source: _Source, run: Run, uri: str, target: MlflowClient, parents: 
     return parents.get(before, "")
 
 
-def _copy(source: _Source, run: Run, uri: str, target: MlflowClient, parent: str) -> str:
+def _copy(source: _OpenStore, run: Run, uri: str, target: MlflowClient, parent: str) -> str:
     """MLflow's id of the copy. The seal holds for it, since it is over what is copied."""
     name = source.client.get_experiment(run.info.experiment_id).name.removeprefix(EXPERIMENT)
     tags = {key: value for key, value in run.data.tags.items() if key != PARENT}
@@ -167,7 +167,7 @@ def _copy(source: _Source, run: Run, uri: str, target: MlflowClient, parent: str
     return made
 
 
-def _copy_files(source: _Source, run: Run, target: MlflowClient, made: str) -> None:
+def _copy_files(source: _OpenStore, run: Run, target: MlflowClient, made: str) -> None:
     if database_of(source.uri) is not None:
         try:
             folder = local_artifacts(source.uri, run)

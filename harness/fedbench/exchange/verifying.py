@@ -29,7 +29,7 @@ POINTS = 0.5
 
 
 @dataclass(frozen=True)
-class Difference:
+class OtherNumber:
     """A final metric of which the repeated run gives another number."""
 
     metric: str
@@ -50,7 +50,7 @@ class Verified:
     """Points by which accuracies may differ; None: every metric is to be the same to the last bit."""
     differs: tuple[str, ...] = ()
     """What made it that is not as it was, so that numbers may be others."""
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[OtherNumber, ...] = ()
     failure: str = ""
     """Why it could not be repeated."""
 
@@ -129,7 +129,7 @@ def _differing(recorded: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[
             yield f"{called} {str(recorded[name])[:8]} then, {str(now[name])[:8]} now"
 
 
-def _differences(recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance: float | None) -> Iterator[Difference]:
+def _differences(recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance: float | None) -> Iterator[OtherNumber]:
     """Of the metrics that the folder has; those that a later version of fedbench added are none."""
     for name, value in recorded.items():
         metric = str(name).removeprefix(FINAL)
@@ -143,4 +143,4 @@ def _differences(recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance:
             is_loose = "accuracy" not in metric or "/" in metric or "worst" in metric
             is_same = is_loose or abs(again - value) <= tolerance
         if not is_same:
-            yield Difference(metric, value, again)
+            yield OtherNumber(metric, value, again)
