@@ -1343,7 +1343,7 @@ def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeyp
     given: dict[str, Any] = {}
 
     def write_page(path: Path, *arguments: Any) -> None:
-        names = ("suite_name", "description", "results", "board", "curves", "federations", "command")
+        names = ("suite_name", "description", "results", "board", "curves", "federations", "command", "found")
         given.update(zip(names, arguments, strict=True))
         path.write_text("<html>", encoding="utf-8")
 

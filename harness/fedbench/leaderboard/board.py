@@ -247,7 +247,8 @@ def _milestone(runs: pd.DataFrame, baseline: Baseline, reading: _Reading) -> Mil
     first: list[int | None] = []
     spent = {"bytes": NAN, "seconds": NAN}
     if reading.curves is not None and not math.isnan(target):
-        ids, curves = list(runs["mlflow_id"]), reading.curves.dropna(subset=[metric])
+        ids = list(runs["mlflow_id"])
+        curves = reading.curves[reading.curves["mlflow_id"].isin(ids)].dropna(subset=[metric])
         first = rounds_to_target(curves, ids, metric, target)
         spent = {cost: _mean(spent_until(curves, ids, first, f"{cost}_total")) for cost in spent}
     reached = pd.Series([number for number in first if number is not None], dtype=float)

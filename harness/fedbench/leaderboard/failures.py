@@ -94,7 +94,7 @@ def status_of(lost: pd.DataFrame, finished: Sequence[int], codes: Iterable[str])
             mlflow_id=line["mlflow_id"],
             code=str(line["code_hash"])[:_CODE] if _is_other(line, others) else "",
         )
-        for line in lost.to_dict("records")
+        for line in lost[["seed", "failure", "run_id", "mlflow_id", "code_hash", "harness_hash"]].to_dict("records")
     )
     again = [one for one in failures if one.seed in finished]
     never = [one for one in failures if one.seed not in finished]

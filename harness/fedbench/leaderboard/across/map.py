@@ -160,9 +160,10 @@ def _cheapest(found: Map, place: Place, curves: pd.DataFrame) -> Cost | None:
     costs = []
     for line in (line for line in found.tables[place].lines if line.rank is not None):
         ids = list(line.mlflow_ids.values())
-        rounds = rounds_to_target(known, ids, found.headline, target)
+        own = known[known["mlflow_id"].isin(ids)]
+        rounds = rounds_to_target(own, ids, found.headline, target)
         if rounds and None not in rounds:
-            costs.append(Cost(line.row, target, float(np.mean(spent_until(known, ids, rounds, "bytes_total")))))
+            costs.append(Cost(line.row, target, float(np.mean(spent_until(own, ids, rounds, "bytes_total")))))
     return min(costs, key=lambda cost: cost.bytes, default=None)
 
 
