@@ -1,0 +1,54 @@
+"""The data sets of all result folders, each by the name that its card has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedbench.datasets.catalogue import DataCard, card_of, plain_name
+from fedbench.site.model import BoardTable, ResultsOf
+from fedbench.site.names import slug
+
+
+@dataclass(frozen=True)
+class DataOf:
+    """One data set."""
+
+    name: str
+    card: DataCard | None
+    """Of a data set that is listed."""
+    typed: tuple[str, ...]
+    """As runs name it, with options."""
+    places: tuple[tuple[ResultsOf, BoardTable], ...]
+
+    @property
+    def slug(self) -> str:
+        """Of its page."""
+        return slug(self.name)
+
+    @property
+    def suites(self) -> list[ResultsOf]:
+        """Whose tables have a row on it."""
+        return list({results.name: results for results, _ in self.places}.values())
+
+
+def name_of(dataset: str) -> str:
+    """What the data set is called: by its card, else as runs name it, without options."""
+    card = card_of(dataset)
+    return card.title if card is not None else plain_name(dataset)
+
+
+def data_of(folders: Sequence[ResultsOf]) -> list[DataOf]:
+    """The data sets, by name."""
+    typed: dict[str, dict[str, None]] = {}
+    places: dict[str, dict[tuple[str, int], tuple[ResultsOf, BoardTable]]] = {}
+    for results in folders:
+        for table, entry in results.entries:
+            if entry.dataset:
+                name = name_of(entry.dataset)
+                typed.setdefault(name, {})[entry.dataset] = None
+                places.setdefault(name, {})[results.name, table.number] = (results, table)
+    return [
+        DataOf(name, card_of(next(iter(typed[name]))), tuple(typed[name]), tuple(places[name].values()))
+        for name in sorted(places, key=str.lower)
+    ]
