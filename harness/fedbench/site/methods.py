@@ -50,6 +50,9 @@ class MethodOf:
     told: Told | None
     parameters: tuple[Parameter, ...]
     source: str
+    """Path of its module."""
+    is_ours: bool
+    """Whether that is a path in fedbench's repository."""
     places: tuple[Place, ...]
 
     @property
@@ -74,6 +77,7 @@ def methods_of(folders: Sequence[ResultsOf]) -> list[MethodOf]:
     known = Descriptions()
     found = []
     for name in sorted({*modules, *places}):
+        source, is_ours = source_of(modules[name]) if name in modules else ("", False)
         description = _described(known, name) if name in modules else None
         found.append(
             MethodOf(
@@ -81,7 +85,8 @@ def methods_of(folders: Sequence[ResultsOf]) -> list[MethodOf]:
                 description=description,
                 told=told(description.text) if description else None,
                 parameters=_parameters(description) if description else (),
-                source=source_of(modules[name]) if name in modules else "",
+                source=source,
+                is_ours=is_ours,
                 places=tuple(places.get(name, ())),
             )
         )

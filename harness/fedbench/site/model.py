@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedbench.core.wording import NONE
 from fedbench.site.names import slug
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Entry:
     def shown_rank(self) -> str:
         """The tied rank where it is known."""
         known = self.tied_rank or self.rank
-        return "–" if known is None else str(known)
+        return NONE if known is None else str(known)
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class BoardTable:
     def anchor(self) -> str:
         """As in the folder's own page."""
         return f"table-{self.number}"
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether any row is compared with the baseline."""
+        return any(entry.delta != NONE for entry in self.entries)
 
     @property
     def leader(self) -> Entry | None:
@@ -140,13 +146,14 @@ class ResultsOf:
         best = sorted(common, key=lambda row: (totals[row], row))
         return {row if several else labels[row]: totals[row] / len(ranked) for row in best}
 
-    def led(self) -> dict[str, int]:
-        """Label -> how many tables the row leads, most first."""
+    def led(self) -> tuple[list[str], int]:
+        """The rows that lead the most tables, by label, and how many each of them leads."""
         counts: dict[str, int] = {}
         for table in self.tables:
             if table.leader is not None:
                 counts[table.leader.label] = counts.get(table.leader.label, 0) + 1
-        return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
+        most = max(counts.values(), default=0)
+        return [label for label, count in counts.items() if count == most], most
 
 
 def is_own(file: Path) -> bool:

@@ -21,8 +21,8 @@ from fedbench.core.files import replacing
 from fedbench.core.wording import counted
 from fedbench.site.collect import read_folders
 from fedbench.site.data import data_of, name_of
-from fedbench.site.methods import Place, methods_of
-from fedbench.site.model import BoardTable, ResultsOf
+from fedbench.site.methods import methods_of
+from fedbench.site.model import ResultsOf
 from fedbench.site.names import in_repository, slug
 from fedbench.site.text import findings, with_code
 
@@ -41,6 +41,8 @@ def write_site(folder: Path, results: Path, code_url: str = "") -> str:
     ``code_url`` is put in front of paths in the repository to make links of them. FedbenchError where there are no
     results, ``folder`` has an index.html of something else, or a file can't be written.
     """
+    if code_url and not re.match(r"https?://", code_url):
+        raise FedbenchError(f"--code-url {code_url!r} is no address; give one that begins with https://.")
     listing = folder / LISTING
     if (folder / "index.html").exists() and not listing.is_file():
         raise FedbenchError(f"--site {str(folder)!r} has an index.html that is no page of a site; {_REMEDY}.")
@@ -66,7 +68,6 @@ class _Site:
         self.written: list[str] = []
         self.size = 0
         self._boards: dict[str, str] = {}
-        # filled in below as pages of folders that are no place of a site have no link
         self._pages = {results.path.resolve(): results for results in folders}
         environment = Environment(
             loader=FunctionLoader(_shipped),
@@ -79,9 +80,7 @@ class _Site:
         environment.globals.update(
             css=Markup(_shipped("site.css")), js=Markup(_shipped("site.js")), version=fedbench.__version__
         )
-        environment.globals.update(
-            slug=slug, data_name=name_of, code_link=self._code, board=self._board, row_id=_row_id
-        )
+        environment.globals.update(slug=slug, data_name=name_of, code_link=self._code, board=self._board)
         environment.filters.update(code=with_code)
         self._environment = environment
 
@@ -175,10 +174,6 @@ def _drawn_once(figures: tuple[Path, ...]) -> list[Path]:
     """Each figure once: as SVG where there are both."""
     drawn = {file.stem for file in figures if file.suffix == ".svg"}
     return [file for file in figures if file.suffix == ".svg" or file.stem not in drawn]
-
-
-def _row_id(table: BoardTable, place: int | Place) -> str:
-    return f"{table.anchor}-row-{place}"
 
 
 def _found(kind: str, name: str, url: str, about: str) -> dict[str, str]:

@@ -41,7 +41,7 @@ def publish(
     ] = None,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="With --site: where the result folders are; else leaderboards."),
+        typer.Option(metavar="FOLDER", help="With --site: where the results are; by default leaderboards."),
     ] = None,
     code_url: Annotated[
         str, typer.Option(metavar="URL", help="With --site: in front of paths in the repository, to link to code.")
