@@ -225,3 +225,28 @@ def test_the_committed_folders_are_read() -> None:
     assert sum(len(table.entries) for table in few.tables) == len(board)
     assert few.runs == 216 and few.seeds == ("0", "1", "2") and few.suite is not None
     assert all(entry.runs for table in few.tables for entry in table.entries)
+
+
+def test_a_backbone_that_saw_data_of_this_kind_is_marked(site: Path) -> None:
+    said = "clip:embedded saw data of this kind in pretraining: 90,000 images"
+    assert said in Read(site / "suites" / "few-shot.html").text
+    assert said not in Read(site / "suites" / "odd.html").text
+
+
+@pytest.mark.parametrize(
+    ("backbone", "said"),
+    [
+        ("clip:embedded", ("embedded",)),
+        ("clip:lite0-minilm", ("ImageNet", "ImageNet-LT", "Tiny-ImageNet", "CINIC-10")),
+        ("resnet18?weights=imagenet", ("ImageNet", "ImageNet-LT", "Tiny-ImageNet", "CINIC-10")),
+        ("clip:ViT-B-32-quickgelu@openai", ()),
+        ("convnet", None),
+    ],
+)
+def test_backbones_say_what_they_were_pretrained_on(backbone: str, said: tuple[str, ...] | None) -> None:
+    from fedbench.datasets.catalogue import CARDS
+    from fedbench.models import pretraining_of
+
+    known = pretraining_of(backbone)
+    assert (known.datasets if known else None) == said
+    assert set(said or ()) <= {"embedded", *(card.title for card in CARDS)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from fedbench.core.errors import FedbenchError
 from fedbench.datasets.catalogue import DataCard, card_of, plain_name
+from fedbench.models import pretraining_of
 from fedbench.site.model import BoardTable, ResultsOf
 from fedbench.site.names import slug
 
@@ -52,3 +54,14 @@ def data_of(folders: Sequence[ResultsOf]) -> list[DataOf]:
         DataOf(name, card_of(next(iter(typed[name]))), tuple(typed[name]), tuple(places[name].values()))
         for name in sorted(places, key=str.lower)
     ]
+
+
+def seen_in(table: BoardTable) -> Iterator[str]:
+    """Which backbones of the table learned from data of the kind that it tests on, a sentence each."""
+    for backbone, dataset in dict.fromkeys((entry.backbone, entry.dataset) for entry in table.entries):
+        try:
+            known = pretraining_of(backbone) if backbone else None
+        except FedbenchError:  # of a package that is not installed here
+            known = None
+        if known is not None and name_of(dataset) in known.datasets:
+            yield f"{backbone} saw data of this kind in pretraining: {known.text}"

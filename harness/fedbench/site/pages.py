@@ -20,7 +20,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import replacing
 from fedbench.core.wording import counted
 from fedbench.site.collect import read_folders
-from fedbench.site.data import data_of, name_of
+from fedbench.site.data import data_of, name_of, seen_in
 from fedbench.site.methods import methods_of
 from fedbench.site.model import ResultsOf
 from fedbench.site.names import in_repository, slug
@@ -92,10 +92,13 @@ class _Site:
                 self._boards[results.slug] = results.page
             figures = [self._copied(results, file) for file in _drawn_once(results.figures)]
             across += [(results, name) for name in figures if Path(name).stem in ACROSS]
+            seen = {table.anchor: list(seen_in(table)) for table in results.tables}
             told = findings(results.findings, partial(self._target, results)) if results.findings else Markup()
             # what the text shows stands there already
             rest = [name for name in figures if quote(f"{results.slug}/{name}") not in told]
-            self._page(f"suites/{results.slug}.html", "suite.html.j2", one=results, findings=told, figures=rest)
+            self._page(
+                f"suites/{results.slug}.html", "suite.html.j2", one=results, findings=told, figures=rest, seen=seen
+            )
         for method in self.methods:
             self._page(f"methods/{method.slug}.html", "method.html.j2", one=method)
         for data in self.data:
