@@ -118,7 +118,7 @@ def _rows(value: Any) -> Any:
 
 
 def _described(cls: type[AnyMethod]) -> Description:
-    from fedbench.core.method.base import REQUIREMENTS, ROLES, declares
+    from fedbench.core.method.base import ROLES, declares
     from fedbench.core.method.hyper import declared
     from fedbench.plugins.roles import role_of
 
@@ -128,13 +128,20 @@ def _described(cls: type[AnyMethod]) -> Description:
         cls.citation,
         inspect.getdoc(module) or inspect.getdoc(cls) or "",
         f"{role_of(cls)}: {ROLES[role_of(cls)]}",
-        *(tuple(REQUIREMENTS.get(name, name) for name in declares(cls, kind)) for kind in ("requires", "prevents")),
+        _worded(declares(cls, "requires")),
+        _worded(declares(cls, "prevents")),
         _hooks(cls),
         parameter_rows(cls.Params),
         tuple(_searched(parameter.hyper) for parameter in parameters.values()),
         any(parameter.hyper.neutral is not None for parameter in parameters.values()),
         ", ".join(f"{key}={number(value)}" for key, value in cls.recipe.items()),
     )
+
+
+def _worded(requirements: Sequence[str]) -> Row:
+    from fedbench.core.method.base import REQUIREMENTS
+
+    return tuple(REQUIREMENTS.get(name, name) for name in requirements)
 
 
 def parameter_rows(params: type) -> tuple[Row, ...]:

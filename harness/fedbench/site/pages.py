@@ -95,7 +95,7 @@ class _Site:
             seen = {table.anchor: list(seen_in(table)) for table in results.tables}
             told = findings(results.findings, partial(self._target, results)) if results.findings else Markup()
             # what the text shows stands there already
-            rest = [name for name in figures if quote(f"{results.slug}/{name}") not in told]
+            rest = [name for name in figures if f'src="{quote(f"{results.slug}/{name}")}"' not in told]
             self._page(
                 f"suites/{results.slug}.html", "suite.html.j2", one=results, findings=told, figures=rest, seen=seen
             )
