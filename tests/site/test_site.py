@@ -15,7 +15,7 @@ from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
 from fedbench.site.names import slug
 from fedbench.site.pages import LISTING, write_site
-from fedbench.site.text import findings, laid_out
+from fedbench.site.text import findings, laid_out, told
 from tests.site.folders import write_folder
 
 
@@ -209,6 +209,12 @@ def test_prose_flows_and_equations_keep_their_layout() -> None:
         "<p>Prose that goes on over a line with <code>code</code>:</p>\n"
         '<pre tabindex="0">a  = b &lt;c&gt;\ndd = e</pre>\n<ul>\n<li>one more</li>\n<li>two</li>\n</ul>'
     )
+
+
+def test_notes_on_the_paper_stand_apart_also_where_they_begin_in_a_line() -> None:
+    parts = told("A - Me, 2020.\n\nIt does. Left open: all\nof it.\nCost: none.")
+    assert parts.reference == "A - Me, 2020."
+    assert (parts.what, parts.notes) == ("<p>It does.</p>\n<p>Cost: none.</p>", "<p>Left open: all of it.</p>")
 
 
 def test_tables_of_findings_scroll_by_themselves() -> None:

@@ -10,7 +10,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-_NOTES = re.compile(r"^(Left open|Left out|Paper against|Equations against|The released code, which)")
+_NOTES = re.compile(
+    r"(?:^|(?<=\. ))(?:Left open|Left out|(?:Paper|Equations) against|Where paper and (?:released )?code disagree"
+    r"|The released code, which|The (?:paper's|published) equations were not at hand)"
+)
+"""How methods begin what they say of paper against code: at the beginning of a line or of a sentence in it."""
 _LABEL = re.compile(r"^(Answers|Wraps|Cost|Recipe|Sent|Trained and sent|Stacks|Privacy|Needs)\b[^.]{0,40}?:")
 _SLACK = 12
 """A line that ends so many characters before the widest could have taken the next word: its end was meant."""
@@ -34,10 +38,13 @@ def told(docstring: str) -> Told:
     notes: list[str] = []
     into = what
     for line in rest.splitlines():
-        if _NOTES.match(line):
-            into = notes
+        begins = _NOTES.search(line)
+        if begins:
+            into.append(line[: begins.start()].rstrip())
+            into, line = notes, line[begins.start() :]
         elif _LABEL.match(line):
             into = what
+            into.append("")
         into.append(line)
     return Told(" ".join(reference.split()), laid_out(what), laid_out(notes))
 
