@@ -103,6 +103,8 @@ def test_a_phone_scrolls_tables_not_pages(visit: Any, site: Path) -> None:
     for name in names:
         page = visit(name, viewport={"width": 375, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 375, name
+        widths = page.eval_on_selector_all("th.first", "all => all.map(one => one.getBoundingClientRect().width)")
+        assert all(120 < width < 220 for width in widths), (name, widths)
     table = page.locator(".scroll").last
     table.evaluate("one => { one.scrollLeft = 100 }")
     assert table.evaluate("one => one.scrollLeft") == 100
