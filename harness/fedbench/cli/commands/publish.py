@@ -1,4 +1,4 @@
-"""``fedbench publish``: a suite's leaderboard from nothing, at the suite's own and at tuned values, as files."""
+"""``fedbench publish``: a suite's leaderboard from nothing, at own and tuned values, as files; or a site of all."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import Annotated
 
 import typer
 
+from fedbench.cli.console import say
 from fedbench.cli.options import CACHE_DIR, DATA_DIR, CacheDir, DataDir, Plugins, Storage, Store, Workers
 from fedbench.cli.steps import step, words_of
+from fedbench.core.errors import FedbenchError
 
 _FINE, _SOME_FAILED = 0, 1
 
 
 def publish(
     ctx: typer.Context,
-    suite: Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")],
+    suite: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file; or give --site.")
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="A folder of the suite's name is written there.")
     ] = Path("leaderboards"),
@@ -31,6 +35,17 @@ def publish(
         list[int] | None, typer.Option(metavar="INT", help="In place of the suite's; repeat it.", min=0)
     ] = None,
     scale: Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")] = "",
+    site: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Run nothing; write pages of all result folders there. Takes no --suite."),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="With --site: where the results are; by default leaderboards."),
+    ] = None,
+    code_url: Annotated[
+        str, typer.Option(metavar="URL", help="With --site: in front of paths in the repository, to link to code.")
+    ] = "",
     plugin: Plugins = None,
     store: Store = None,
     storage: Storage = None,
@@ -40,8 +55,18 @@ def publish(
 ) -> None:
     """Run a suite, tune it, run it tuned, and write the leaderboard with page and figures.
 
-    Every step goes on where it was stopped, so the same command finishes what was interrupted.
+    Every step goes on where it was stopped, so the same command finishes what was interrupted. With --site: one static
+    site of the result folders there are, with a page for every suite, method and data set.
     """
+    if site is not None:
+        if suite is not None:
+            raise FedbenchError("--suite runs a suite, --site writes pages of what has been run: give one of them.")
+        _write_site(site, results or Path("leaderboards"), code_url)
+        return
+    if suite is None:
+        raise FedbenchError("give --suite NAME to run a suite, or --site FOLDER to write pages of all result folders.")
+    if results is not None or code_url:
+        raise FedbenchError("--results and --code-url are for --site.")
     from fedbench.core.files import usable_folder
     from fedbench.suites.suite import load_suite
     from fedbench.tracking.schema import store_uri
@@ -78,3 +103,11 @@ def publish(
             break  # what is there is still written
     worst = max(worst, step(ctx, ["leaderboard", "--suite", suite, "--output", str(folder), *stores]))
     raise typer.Exit(worst)
+
+
+def _write_site(site: Path, results: Path, code_url: str) -> None:
+    from fedbench.core.files import usable_folder
+    from fedbench.site.pages import write_site
+
+    written = write_site(usable_folder(site, "--site"), results, code_url)
+    say(f"written to {site}: {written}")

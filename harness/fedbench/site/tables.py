@@ -1,0 +1,119 @@
+"""The tables of a leaderboard.csv. Folders of older versions lack columns: what they do not say is left out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.spec import stack_names
+from fedbench.core.wording import heading, megabytes, spread
+from fedbench.site.model import BoardTable, Entry, number
+
+Texts = dict[str, str]
+_APART = ("domain_accuracy/", "class_accuracy/")
+"""Metrics of single domains and classes: they are in the folder's own page."""
+_LARGEST_CELL = 2**24
+
+
+def texts(file: Path, needed: Sequence[str]) -> list[Texts]:
+    """The lines of a CSV by column; FedbenchError where it can't be read or lacks one of ``needed``."""
+    from fedbench.core.files import spreadsheet_text
+
+    csv.field_size_limit(_LARGEST_CELL)
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
+            reader = csv.DictReader(opened, restval="")
+            names = [str(spreadsheet_text(name)) for name in reader.fieldnames or ()]
+            reader.fieldnames = names
+            lines = [{k: str(spreadsheet_text(v)) for k, v in line.items() if k is not None} for line in reader]
+    except (OSError, ValueError, csv.Error) as error:
+        raise FedbenchError(f"{str(file)!r} can't be read: {error}.") from None
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise FedbenchError(f"{str(file)!r} has no column {', '.join(missing)}.")
+    return lines
+
+
+def tables_of(lines: Sequence[Texts]) -> tuple[BoardTable, ...]:
+    """The tables, in the order of the file; titles are made different from one another."""
+    blocks = [list(block) for _, block in groupby(lines, key=lambda line: line["block"])]
+    titles = [_title(block) for block in blocks]
+    called: list[str] = []
+    for place, title in enumerate(titles):
+        same = titles[: place + 1].count(title)
+        called.append(title if same == 1 else f"{title} ({same})")
+    pairs = zip(blocks, called, strict=True)
+    return tuple(_table(number, title, block) for number, (block, title) in enumerate(pairs, start=1))
+
+
+def _title(block: Sequence[Texts]) -> str:
+    # a caption begins with the settings where the suite names some, with the data set elsewhere
+    settings = dict.fromkeys(line.get("setting", "") for line in block)
+    return " / ".join(filter(None, settings)) or " · ".join(block[0]["caption"].split(" · ")[:2]).partition(" (data")[0]
+
+
+def _table(place: int, title: str, block: Sequence[Texts]) -> BoardTable:
+    headline = block[0]["headline"]
+    shown = [name for name in _json(block[0].get("shown"), []) if isinstance(name, str)]
+    metrics = [headline, *(name for name in dict.fromkeys(shown) if name != headline and not name.startswith(_APART))]
+    metrics = metrics[:1] + [name for name in metrics[1:] if any(line.get(f"{name}_mean") for line in block)]
+    facts = block[0]["caption"].split(" · ")
+    if facts and facts[0] == " / ".join(dict.fromkeys(line.get("setting", "") for line in block)):
+        facts = facts[1:]
+    return BoardTable(
+        number=place,
+        title=title,
+        facts=tuple(facts),
+        baseline=block[0].get("baseline", ""),
+        metrics=tuple(map(heading, metrics)),
+        has_ties=any(line.get("tied_rank") for line in block),
+        entries=tuple(_entry(line, metrics) for line in block),
+    )
+
+
+def _entry(line: Texts, metrics: Sequence[str]) -> Entry:
+    rank, tied = number(line.get("rank", "")), number(line.get("tied_rank", ""))
+    is_ranked = not math.isnan(number(line.get(f"{metrics[0]}_mean", "")))
+    label = line.get("label") or line["row"]
+    sent = number(line.get("bytes_up_mean", "")) + number(line.get("bytes_down_mean", ""))
+    seconds = number(line.get("train_seconds_mean", ""))
+    runs = _json(line["runs"], {})
+    return Entry(
+        row=line["row"],
+        label=label,
+        methods=stack_names(line["method"]),
+        backbone=line.get("backbone", ""),
+        dataset=line.get("dataset", ""),
+        setting=line.get("setting", ""),
+        rank=None if math.isnan(rank) or not is_ranked else int(rank),
+        tied_rank=None if math.isnan(tied) or not is_ranked else int(tied),
+        scores=tuple(
+            spread(number(line.get(f"{name}_mean", "")), number(line.get(f"{name}_std", ""))) for name in metrics
+        ),
+        delta=_delta(line),
+        megabytes=megabytes(sent),
+        seconds="–" if math.isnan(seconds) else f"{seconds:,.1f}",
+        seeds=line["seed_list"],
+        runs=tuple(map(str, runs.values())) if isinstance(runs, dict) else (),
+        tuned=line.get("tuned") == "True",
+        failure=line.get("failure", ""),
+    )
+
+
+def _delta(line: Texts) -> str:
+    low, high = number(line.get("delta_low", "")), number(line.get("delta_high", ""))
+    shown = spread(number(line.get("delta_mean", "")), (high - low) / 2, "+")
+    return f"{shown} *" if line.get("significance") == "significant" else shown
+
+
+def _json(text: str | None, otherwise: Any) -> Any:
+    try:
+        return json.loads(text or "null") or otherwise
+    except ValueError:
+        return otherwise

@@ -1,0 +1,70 @@
+"""Result folders with made-up numbers, small enough to write in a test."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+METRICS = ("global_accuracy", "tail_accuracy")
+
+
+def write_folder(
+    parent: Path,
+    name: str,
+    methods: list[str],
+    settings: list[str],
+    *,
+    tied: bool = False,
+    dataset: str = "embedded?train=240",
+) -> None:
+    """A folder with two seeds a row; the rows reach 70, 60, ... %, and ``tied`` ranks the second like the first."""
+    folder = parent / name
+    folder.mkdir()
+    board, results, anchors = [], [], []
+    for block, setting in enumerate(settings):
+        anchors.append(f'<section id="table-{block + 1}"></section>')
+        for place, method in enumerate(methods):
+            anchors.append(f'<p id="table-{block + 1}-row-{place}">{place}</p>')
+            runs = {str(seed): f"{name}-{block}-{place}-{seed}" for seed in (0, 1)}
+            line = {
+                "block": block,
+                "caption": f"{setting or dataset} · 2 clients",
+                "baseline": methods[0],
+                "rank": place + 1,
+                "row": f"{method} · clip:embedded",
+                "label": method,
+                "setting": setting,
+                "dataset": dataset,
+                "method": method,
+                "backbone": "clip:embedded",
+                "tuned": False,
+                "headline": METRICS[0],
+                "shown": json.dumps(METRICS),
+                "runs": json.dumps(runs),
+                "seed_list": "0, 1",
+                "bytes_up_mean": 1e6,
+                "bytes_down_mean": 1e6,
+                "train_seconds_mean": 1.5,
+            }
+            for metric in METRICS:
+                line |= {f"{metric}_mean": 70.0 - 10 * place, f"{metric}_std": 1.0}
+            if place:
+                line |= {"delta_mean": -10.0 * place, "delta_low": -12.0 * place, "delta_high": -8.0 * place}
+            if tied:
+                line["tied_rank"] = 1 if place < 2 else place + 1
+            board.append(line)
+            for seed, run in runs.items():
+                results.append(
+                    {
+                        "suite": name,
+                        "row": line["row"],
+                        "seed": seed,
+                        "run_id": run,
+                        "started": "2026-01-02 03:04:05+00:00",
+                        "commit": "c" * 40,
+                        "made_by": json.dumps([f"fedbench run --suite {name}"]),
+                    }
+                )
+    pd.DataFrame(board).to_csv(folder / "leaderboard.csv", index=False)
+    pd.DataFrame(results).to_csv(folder / "results.csv", index=False)
+    (folder / "index.html").write_text(f"<!doctype html><title>{name}</title>{''.join(anchors)}", encoding="utf-8")
