@@ -28,7 +28,7 @@ def evidence(scores, skews, **rows):
                     {"suite": "s", "setting": f"s{number}", "seed": seed, "row": f"{row} · b", "label": row}
                     | {"method": row, "backbone": "b", "dataset": "d", "run_id": f"{row}{number}{seed}", "commit": "c"}
                     | {"megabytes": 1.0, "global": score + seed - 0.5, "personal": math.nan}
-                    | {"labels": "visible", "server_data": ""}
+                    | {"labels": "visible", "server_data": "", "trains": True}
                     | asdict(measures(skew))
                     | rows.get(row, {})
                 )
@@ -70,17 +70,27 @@ def test_the_rows_of_the_setting_itself_decide_where_it_is_measured():
 
 def test_the_interval_is_what_settings_left_out_are_missed_by():
     # one row beats the baseline by 10 everywhere but in s2, by 40
-    known = evidence({"fedavg": [50] * 5, "best": [60, 60, 90, 60, 60]}, [0, 1, 2, 3, 4])
+    known = evidence({"fedavg": [50] * 9, "best": [60, 60, 90] + [60] * 6}, list(range(9)))
     found = advise(known, measures(0.0), "fedavg")
     misses = []
-    for left in range(5):
-        rest = [one for one in range(5) if one != left]
+    for left in range(9):
+        rest = sorted((one for one in range(9) if one != left), key=lambda one: abs(one - left))[:NEAREST]
+        every = [one for one in range(9) if one != left]
         steps = np.array([10.0 * abs(one - left) for one in rest])
-        usual = np.median([min(10 * abs(a - b) for b in rest if b != a) for a in rest])
+        usual = np.median([min(10 * abs(a - b) for b in every if b != a) for a in every])
         weights = np.exp(-(steps**2 - steps.min() ** 2) / (2 * usual**2))
         margins = np.array([40.0 if one == 2 else 10.0 for one in rest])
         misses.append(abs(float(weights @ margins / weights.sum()) - (40 if left == 2 else 10)))
-    assert found.choices[0].half_width == pytest.approx(max(misses))  # of five, 90 % is all
+    assert found.choices[0].half_width == pytest.approx(max(misses))  # of nine, 90 % is all
+    assert math.isnan(found.choices[1].half_width)
+    fewer = advise(known.without("s8"), measures(0.0), "fedavg")
+    assert fewer.choices[0].half_width == math.inf
+
+
+def test_without_labels_a_row_that_sends_nothing_but_trains_is_left_out():
+    known = evidence({"fedavg": [50] * 3, "alone": [90] * 3}, [0, 1, 2], alone={"megabytes": 0.0})
+    with pytest.raises(FedbenchError, match="loosen one"):
+        advise(known, measures(), "fedavg", Constraints(has_labels=False))
 
 
 def test_constraints_leave_out_rows():
@@ -90,7 +100,7 @@ def test_constraints_leave_out_rows():
         big={"megabytes": 100.0},
         unlabelled={"labels": "hidden"},
         server={"server_data": "unlabelled"},
-        still={"megabytes": 0.0},
+        still={"megabytes": 0.0, "trains": False},
     )
 
     def labels(**given):
@@ -137,6 +147,11 @@ def test_counts_are_read_in_both_forms(tmp_path):
         ("client,cat,dog\na,1,2\na,1,2\n", "a line a client"),
         ("client,cat,dog\na,0,0\n", "must hold a sample"),
         ("client,cat\na,1\n", "two classes"),
+        ("client,cat,dog\na,x,2\n", "whole numbers"),
+        ("client,cat,dog\na,,2\n", "whole numbers"),
+        ("client,cat,dog\na,1,2,3\n", "needs the column client"),
+        ("client,label\na,cat\nb,\n", "lacks its label"),
+        ("client,label,weight\na,cat,1\n", "whole numbers"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, said):

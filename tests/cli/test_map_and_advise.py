@@ -63,6 +63,7 @@ def test_advice_names_rows_intervals_runs_and_what_it_does_not_know(fedbench, fi
         (["advise", "--counts", "clients.csv", "--evidence", "clients.csv"], "is no evidence"),
         (["map", "--suite", "longtail"], "has no axes"),
         (["map", "--suite", "toy.yaml", "--at", "lr=3"], "no AXIS=VALUE"),
+        (["map", "--suite", "toy.yaml", "--at", "dirichlet_alpha=100"], "over one axis or 2"),
     ],
 )
 def test_bad_input_is_refused_in_a_sentence(fedbench, files, words, said):

@@ -1,9 +1,10 @@
 """Which methods to try on a federation: what led in the nearest measured settings, and how far that carries.
 
 A row's score at a place is the mean over the nearest settings, weighted by a Gaussian of their distance whose width is
-the usual distance between neighbours on the map. The interval of a margin is what the same rule misses by when it is
-asked for measured settings it has not seen (each left out in turn): a split-conformal interval over settings (Vovk et
-al. 2005; Lei et al. 2018), which holds for federations like those of the map, whatever the shape of the errors.
+the usual distance between neighbours on the map. The interval of the first choice's margin is what the same rule misses
+by when it is asked for measured settings it has not seen, each left out in turn: the jackknife's quantile (as in Barber
+et al., Annals of Statistics 2021, without its guarantee, since neighbours on a grid are not exchangeable). With too few
+settings for the level there is none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fedbench.core.errors import FedbenchError
 NEAREST = 4
 """Settings that count."""
 LEVEL = 0.9
-"""Of intervals."""
+"""Of the interval; nine settings left out are needed."""
 MOST = 3
 """Rows of a shortlist."""
 
@@ -48,7 +49,7 @@ class Choice:
     margin: float
     """Over the baseline, in points."""
     half_width: float
-    """Of the margin's interval."""
+    """Of the margin's interval, which is the first choice's; NaN of others, infinite where it is not known."""
     megabytes: float
     runs: tuple[str, ...]
     """Run ids in the nearest settings."""
@@ -87,7 +88,7 @@ def advise(evidence: Evidence, measures: Measures, baseline: str, constraints: C
         measures=measures,
         nearest=dict(list(distances.items())[:NEAREST]),
         usual=max(_to_nearest(places)),
-        choices=tuple(replace(choice, half_width=half) for choice in chosen),
+        choices=tuple(replace(choice, half_width=math.nan if place else half) for place, choice in enumerate(chosen)),
         baseline=baseline,
     )
 
@@ -131,7 +132,7 @@ def _is_allowed(runs: pd.DataFrame, constraints: Constraints) -> pd.Series:
     """Rows that are measured under what the user has: without labels only those that had none, or never train."""
     allowed = runs[constraints.needs].notna()
     if not constraints.has_labels:
-        allowed &= (runs["labels"] == "hidden") | (runs["megabytes"] == 0)
+        allowed &= (runs["labels"] == "hidden") | ~runs["trains"].astype(bool)
     if not constraints.has_server_data:
         allowed &= runs["server_data"] == ""
     return allowed
@@ -164,7 +165,7 @@ def _weights(places: Mapping[str, Measures], measures: Measures) -> dict[str, fl
 
 
 def _half_width(evidence: Evidence, baseline: str, constraints: Constraints) -> float:
-    """The quantile of what the first choice's margin is missed by, over settings left out; NaN where none is known."""
+    """The quantile of what the first choice's margin is missed by, over settings left out; infinite for too few."""
     errors = []
     for setting, measures in evidence.places.items():
         rest = evidence.without(setting)
@@ -173,11 +174,10 @@ def _half_width(evidence: Evidence, baseline: str, constraints: Constraints) -> 
         except FedbenchError:
             continue
         true = true_margins(evidence, setting, baseline, constraints.needs, {first.row})
-        if first.row in true:
+        if not math.isnan(true[first.row]):
             errors.append(abs(true[first.row] - first.margin))
-    count = len(errors)
-    place = math.ceil(LEVEL * (count + 1))
-    return float(np.sort(errors)[min(place, count) - 1]) if count else math.nan
+    place = math.ceil(LEVEL * (len(errors) + 1))
+    return float(np.sort(errors)[place - 1]) if place <= len(errors) else math.inf
 
 
 def true_margins(

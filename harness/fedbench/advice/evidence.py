@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from fedbench.advice.measures import Measures, measures_of
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import csv_text, replacing
 from fedbench.core.wording import MEGA
 from fedbench.leaderboard.results import load_federations
-from fedbench.leaderboard.rows.identity import label_of
 from fedbench.leaderboard.rows.own_models import with_global_models
 from fedbench.tracking.schema import FINAL
 
@@ -25,7 +25,8 @@ GLOBAL, PERSONAL = "global", "personal"
 _SCORES = {GLOBAL: "global_accuracy", PERSONAL: "personal_mean_client_accuracy"}
 _COLUMNS = ("suite", "setting", "seed", "row", "label", "method", "backbone", "dataset", "run_id", "commit")
 _NUMBERS = ("megabytes", *_SCORES)
-_WHAT = ("labels", "server_data")
+_WHAT = ("labels", "server_data", "trains")
+"""Labels visible or hidden, server data that a method reads, whether the run has anything to train."""
 SHIPPED = "evidence.csv"
 
 
@@ -70,7 +71,9 @@ def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
         if run["untrained"]:
             scores[GLOBAL] = np.nan
         what = {"labels": json.loads(run["row_settings"])["labels"], "server_data": run["server_data"] or ""}
-        line = {name: run[name] for name in _COLUMNS if name != "label"} | {"label": label_of(run["row"])}
+        what["trains"] = bool(int(run["trainable_parameters"]))
+        line = {name: run[name] for name in _COLUMNS if name != "label"}
+        line["label"] = run["row"].replace(f" · {run['backbone']}", "", 1)
         lines.append(line | scores | what | {"megabytes": sent / MEGA} | asdict(found[run["setting"], run["seed"]]))
     order = [*_COLUMNS, *_NUMBERS, *_WHAT, *(field.name for field in fields(Measures))]
     return Evidence(pd.DataFrame(lines)[order])
@@ -92,5 +95,9 @@ def read_evidence(file: Path | None) -> Evidence:
     lacking = [name for name in (*_COLUMNS, *_NUMBERS, *_WHAT, *(f.name for f in fields(Measures))) if name not in runs]
     if lacking:
         raise FedbenchError(f"{str(place)!r} is no evidence: it lacks the columns {', '.join(lacking)}.")
-    runs[list(_WHAT)] = runs[list(_WHAT)].fillna("")
+    runs["server_data"] = runs["server_data"].fillna("")
+    measured = runs[["megabytes", *(field.name for field in fields(Measures))]]
+    if runs.empty or not all(map(is_numeric_dtype, measured.dtypes)) or measured.isna().to_numpy().any():
+        needed = ", ".join(map(str, measured))
+        raise FedbenchError(f"{str(place)!r} is no evidence: every run needs numbers for {needed}.")
     return Evidence(runs)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_integer_dtype
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import read_bytes
@@ -87,14 +88,22 @@ def read_counts(file: Path) -> pd.DataFrame:
         table = pd.read_csv(io.BytesIO(read_bytes(file)), dtype={"client": str, "label": str}, keep_default_na=False)
     except (ValueError, pd.errors.ParserError) as error:
         raise FedbenchError(f"{where} is no CSV file: {error}.") from None
-    if "client" not in table or table.shape[1] < 2 or table.empty:
+    table.columns = [str(name).strip() for name in table.columns]
+    shifted = not isinstance(table.index, pd.RangeIndex)  # pandas takes a first field too many for an index
+    if shifted or "client" not in table or table.shape[1] < 2 or table.empty:
         columns = ", ".join(map(str, table.columns)) or "none"
-        raise FedbenchError(f"{where}: it needs the column client and others by class, or client and label; {columns}.")
+        raise FedbenchError(
+            f"{where}: it needs the column client and others by class, or client and label; it has {columns}."
+        )
+    for name in {"client", "label"} & set(table.columns):
+        table[name] = table[name].fillna("").astype(str).str.strip()
+        if (table[name] == "").any():
+            raise FedbenchError(f"{where}: a line lacks its {name}.")
     if set(table.columns) == {"client", "label"}:
         counts = pd.crosstab(table["client"], table["label"])
     else:
         counts = table.set_index("client")
-    whole = all(np.issubdtype(kind, np.integer) for kind in counts.dtypes)
+    whole = all(map(is_integer_dtype, counts.dtypes))
     if not whole or (counts.to_numpy() < 0).any() or counts.index.duplicated().any():
         raise FedbenchError(f"{where}: a line a client, with whole numbers from 0 on below every class.")
     if counts.shape[1] < 2 or not counts.to_numpy().sum(axis=1).all():

@@ -10,7 +10,8 @@ import pandas as pd
 import yaml
 
 from fedbench.core.errors import FedbenchError
-from fedbench.suites.suite import Row, load_suite
+from fedbench.core.files import usable_folder
+from fedbench.suites.suite import Row, Suite, load_suite
 
 _FROM_COUNTS = ("imbalance", "imbalance_factor", "partition", "dirichlet_alpha", "clients", "min_client_size")
 """What the counts say in place of the scenario."""
@@ -33,7 +34,7 @@ def write_replay(
     """
     suite = load_suite(str(runs["suite"].iloc[0]))
     labels = [baseline, *(runs.loc[runs["row"] == row, "label"].iloc[0] for row in rows)]
-    chosen = [row for name in dict.fromkeys(labels) for row in suite.rows if name in (row.label, row.method)]
+    chosen = [_found(suite, label) for label in dict.fromkeys(labels)]
     scenario = {"preset": suite.scenario} if isinstance(suite.scenario, str) else dict(suite.scenario)
     scenario = {name: value for name, value in scenario.items() if name not in _FROM_COUNTS}
     data, file = dataset or _data_for(counts, suite.dataset), folder / COUNTS
@@ -42,17 +43,31 @@ def write_replay(
         "description": f"a federation's own counts, with the shortlist of suite {suite.name}",
         "dataset": data,
         "backbone": suite.backbone,
-        "scenario": scenario | {"partition": f"table:{file.resolve()}", "participation": participation},
+        "scenario": scenario
+        | {"imbalance": "none", "partition": f"table:{file.resolve()}", "participation": participation},
         "training": dict(suite.training),
         "seeds": list(suite.seeds),
         "baseline": baseline,
         "rows": [_row(row) for row in chosen],
     }
+    usable_folder(folder, "--output")
     folder.mkdir(parents=True, exist_ok=True)
     (counts if dataset else _renamed(counts)).to_csv(file, index_label="client")
     place = folder / SUITE
     place.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return place
+
+
+def _found(suite: Suite, label: str) -> Row:
+    """The one row of ``suite`` that is called so. FedbenchError where it is not one, as with a tuned row."""
+    name = label.removesuffix(" (no labels)")
+    found = [row for row in suite.rows if name in (row.label or row.method, "+".join(row.stack))]
+    if len(found) != 1:
+        raise FedbenchError(
+            f"--run can't tell which row of suite {suite.name!r} is {label!r}: it has {len(found)} of that name; run "
+            "it by fedbench run, with --set partition=table:FILE."
+        )
+    return found[0]
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -95,14 +95,15 @@ def _show(found: Advice, runs: pd.DataFrame, needs: str) -> None:
     near = table("nearest measured settings", "steps away")
     for setting, distance in found.nearest.items():
         near.add_row(setting, f"{distance:.2f}")
-    listed = table("try", "expected %", f"over {found.baseline}", f"{LEVEL:.0%} interval", "MB", "runs")
+    listed = table("try", "expected %", f"over {found.baseline}", f"{LEVEL:.0%} of errors", "MB", "runs")
     for choice in found.choices:
         low, high = choice.margin - choice.half_width, choice.margin + choice.half_width
+        reach = f"{low:+.1f} to {high:+.1f}" if math.isfinite(choice.half_width) else "–"
         listed.add_row(
             choice.label,
             f"{choice.score:.1f}",
             f"{choice.margin:+.1f}",
-            f"{low:+.1f} to {high:+.1f}",
+            reach,
             f"{choice.megabytes:.3g}",
             str(len(choice.runs)),
         )
@@ -115,13 +116,18 @@ def _show(found: Advice, runs: pd.DataFrame, needs: str) -> None:
 
 def _caveats(found: Advice, runs: pd.DataFrame, needs: str) -> list[str]:
     """How the advice knows, and what it does not know."""
+    from fedbench.advice.advising import LEVEL
+
     first, *others = found.choices
     data, backbones = sorted(set(runs["dataset"])), sorted(set(runs["backbone"]))
     said = [
         f"How it knows: {len(runs):,} runs of suite {', '.join(sorted(set(runs['suite'])))} on {', '.join(data)} with "
         f"{', '.join(backbones)}; the first choice rests on runs {', '.join(first.runs[:6])}"
         f"{' and others' if len(first.runs) > 6 else ''}.",
-        "The interval is what this rule missed measured settings by, each left out in turn.",
+        f"The reach: at most so much this rule missed {LEVEL:.0%} of measured settings by, each left out in turn. So it was "
+        "on the map; it is no guarantee here."
+        if math.isfinite(first.half_width)
+        else "There are too few measured settings to say how far this is off.",
         "What it does not know: your data and your backbone. Accuracies will differ; margins may.",
     ]
     close = [other.label for other in others if first.score - other.score < first.half_width]

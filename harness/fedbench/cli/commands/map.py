@@ -48,6 +48,7 @@ def map_(
     The same command goes on where it was stopped.
     """
     from fedbench.core.files import usable_folder
+    from fedbench.leaderboard.across.map import MOST_AXES
     from fedbench.suites.suite import load_suite
 
     read = load_suite(suite)
@@ -56,6 +57,11 @@ def map_(
             f"suite {read.name!r} has no axes; give it some, such as axes: {{dirichlet_alpha: [0.1, 1]}}."
         )
     fixed = _fixed(at or [], {axis: tuple(values) for axis, values in read.axes.items()})
+    if not 1 <= len(read.axes) - len(fixed) <= MOST_AXES:
+        raise FedbenchError(
+            f"a map is drawn over one axis or {MOST_AXES}; suite {read.name!r} has {', '.join(read.axes)}: fix the "
+            "others with --at AXIS=VALUE."
+        )
     folder = output / re.sub(r"[^\w.\- ]|^\.+", "_", read.name)
     usable_folder(folder, "--output")
     stores = words_of({"--store": [store] if store else []})

@@ -72,7 +72,7 @@ def costs(found: Map) -> Figure:
         name = found.labels[cost.row]
         return name, f"{name}\n{cost.bytes / MEGA:.3g} MB\nto {cost.target:.1f} %", False
 
-    title = f"who comes within {NEAR:g} points of the leader, at every seed, with the least traffic"
+    title = f"who first reaches the leader's mean less {NEAR:g} points, in every run, and what was sent until then"
     return _worded(found, {place: told(place) for place in found.tables}, title)
 
 
@@ -88,7 +88,8 @@ def margins(found: Map, row: str) -> Figure:
         return f"{one.mean:+.1f}{'*' if one.is_significant else ''}{half}"
 
     values = {place: one.mean for place, one in measured.items()}
-    title = f"leader minus {found.labels[row]}, points; * significant (paired t-test, Holm over the places)"
+    title = f"leader minus {found.labels[row]}, points; * p < 0.05 (paired t-test, Holm over places;\n"
+    title += "that the leader was chosen by the same seeds is not corrected for)"
     made, axes = _figure(found)
     _shaded(axes, found, values, told, "viridis")
     axes.set_title(title, fontsize=8)

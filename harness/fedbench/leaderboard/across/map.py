@@ -14,6 +14,7 @@ from fedbench.kinds.measured import lower_is_better
 from fedbench.leaderboard.across.table import labels_of
 from fedbench.leaderboard.model import Board, Line, Table
 from fedbench.leaderboard.rows.milestones import rounds_to_target, spent_until
+from fedbench.leaderboard.rows.own_models import ranks_own_models
 from fedbench.statistics.paired import ALPHA, Test, holm, interval, paired
 from fedbench.suites.axes import places
 from fedbench.suites.suite import Suite
@@ -64,7 +65,7 @@ class Map:
     headline: str
     baseline: str
     costs: Mapping[Place, Cost]
-    """Where a row comes near the leader at every seed: the one that sends least until then."""
+    """Where a row comes near the leader's mean in some round of every run: the one that sends least until then."""
 
     def fixed(self, values: Mapping[str, str]) -> Map:
         """The map at these values of some axes, over the others."""
@@ -81,16 +82,19 @@ class Map:
         return next((line for line in self.tables[place].lines if line.rank is not None), None)
 
     def tied(self, place: Place) -> list[Line]:
-        """The lines that share the leader's place by their seeds, itself among them."""
+        """The lines that share the leader's place by their seeds, itself among them; all where seeds are too few."""
         first = self.leader(place)
-        return [] if first is None else [line for line in self.tables[place].lines if line.place == first.place]
+        ranked = [line for line in self.tables[place].lines if line.rank is not None]
+        return [] if first is None else [line for line in ranked if line.tied_rank == first.tied_rank]
 
     def line(self, place: Place, row: str) -> Line | None:
         """The row's line there."""
         return next((line for line in self.tables[place].lines if line.row == row), None)
 
     def zero_shot(self) -> str | None:
-        """The row that trains and sends nothing."""
+        """The row that sends nothing and has a rank by one model for all: it is as before training."""
+        if ranks_own_models(self.headline):
+            return None
         lines = (line for table in self.tables.values() for line in table.lines)
         return next((line.row for line in lines if line.rank is not None and line.sent == 0), None)
 
@@ -153,7 +157,8 @@ def map_of(suite: Suite, board: Board, curves: pd.DataFrame) -> Map:
 
 def _cheapest(found: Map, place: Place, curves: pd.DataFrame) -> Cost | None:
     first = found.leader(place)
-    if first is None or found.headline not in curves or "bytes_total" not in curves:
+    unknown = found.headline not in curves or "bytes_total" not in curves
+    if first is None or unknown or lower_is_better(found.headline):
         return None
     target = first.cell(found.headline).mean - NEAR
     known = curves.dropna(subset=[found.headline])

@@ -88,6 +88,7 @@ def _notes(found: Across, metric: str) -> list[str]:
     p = "p < 0.001" if found.p_value < 0.001 else f"p = {found.p_value:.2g}"
     return [
         f"mean rank by {heading(metric)}, 1 is best; Friedman's test: {p}, {verdict}",
+        "settings count as independent, which neighbours on a grid, of the same data and seeds, are not",
         f"mean ranks less than {found.critical_difference:.2f} apart are not told apart (Nemenyi, {ALPHA:g})",
         f"mean {heading(metric)}: over settings, ± half of the 95 % interval over seeds",
         f"{WINS}, {TIES}, {LOSSES}: against all other rows everywhere, by paired tests at {ALPHA:g}, not corrected",

@@ -95,12 +95,11 @@ def map_section(found: Map, of_tables: Mapping[int, str], styles: Mapping[str, i
     ]
     for row in (found.zero_shot(), found.base()):
         if row is not None:
-            read = (
-                f"The leader's {metric} minus that of {found.labels[row]}, in points. * significant, Holm over places."
-            )
+            read = f"The leader's {metric} minus that of {found.labels[row]}, in points. * p < 0.05, Holm over places; "
+            read += "that the leader was chosen by the same seeds is not corrected for."
             views.append(_view(found, f"leader minus {found.labels[row]}", read, _margin(found, row, anchors)))
     if found.costs:
-        read = f"Who comes within {NEAR:g} points of the leader at every seed with the least traffic, both ways."
+        read = f"Who first reaches the leader's mean less {NEAR:g} points in every run, and what was sent until then."
         views.append(_view(found, "least traffic to come near", read, _cost(found, anchors, styles)))
     for row, label in found.labels.items():
         read = f"Mean {metric} of {label}, and its rank; shades are those of all rows."
