@@ -84,6 +84,10 @@ def test_a_map_is_run_drawn_and_advises_and_its_advice_is_replayed(fedbench, fil
     # the evidence names its suite, which a replay reads
     known = (folder / "evidence.csv").read_text("utf-8").replace("\ntoy,", "\ntoy.yaml,")
     (files / "known.csv").write_text(known)
-    code, out, _ = fedbench("advise", "--counts", "clients.csv", "--evidence", "known.csv", "--run", "--seed", "0")
+    code, _, err = fedbench("advise", "--counts", "clients.csv", "--evidence", "known.csv", "--run")
+    assert code == 2 and "10 or 20 classes, these counts 3" in " ".join(err.split())
+    classes = ",".join(f"c{number}" for number in range(10))
+    (files / "ten.csv").write_text(f"client,{classes}\na{',9' * 10}\nb{',2' * 10}\n")
+    code, out, _ = fedbench("advise", "--counts", "ten.csv", "--evidence", "known.csv", "--run", "--seed", "0")
     assert code == 0, out
     assert "advised.yaml" in out and "table" in (files / "advice" / "advised.yaml").read_text("utf-8")

@@ -11,6 +11,7 @@ import yaml
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
+from fedbench.datasets.embedded import CLASSNAMES, TEN_CLASSES, TWENTY_CLASSES
 from fedbench.suites.suite import Row, Suite, load_suite
 
 _FROM_COUNTS = ("imbalance", "imbalance_factor", "partition", "dirichlet_alpha", "clients", "min_client_size")
@@ -75,26 +76,22 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _data_for(counts: pd.DataFrame, dataset: str) -> str:
-    """The embedded data, with as many samples a class as the largest needs."""
-    name = dataset.partition("?")[0]
+    """The embedded data with as many classes, and as many samples of each as the largest class needs.
+
+    With fewer classes than the data's, models would be tested on classes that no client holds.
+    """
+    name, count = dataset.partition("?")[0], counts.shape[1]
     if name != "embedded":
         raise FedbenchError(f"the evidence is on {dataset!r}; name the data to take samples of by --dataset.")
-    return f"{name}?train={len(_classnames()) * int(counts.sum().max())}"
-
-
-def _classnames() -> list[str]:
-    from fedbench.datasets.embedded import CLASSNAMES, TEN_CLASSES
-
-    return [CLASSNAMES[number] for number in TEN_CLASSES]
+    if count not in (len(TEN_CLASSES), len(TWENTY_CLASSES)):
+        raise FedbenchError(
+            f"the embedded data have {len(TEN_CLASSES)} or {len(TWENTY_CLASSES)} classes, these counts {count}; give "
+            "data with your classes by --dataset."
+        )
+    return f"{name}?classes={count}&train={count * int(counts.sum().max())}"
 
 
 def _renamed(counts: pd.DataFrame) -> pd.DataFrame:
-    """The counts under the embedded data's class names."""
-    names = _classnames()
-    if counts.shape[1] > len(names):
-        raise FedbenchError(
-            f"the embedded data have {len(names)} classes, these counts {counts.shape[1]}; give data with your classes "
-            "by --dataset."
-        )
+    """The counts under the embedded data's class names, the largest class under the first."""
     order = counts.sum().sort_values(ascending=False, kind="stable").index
-    return counts[order].set_axis(names[: counts.shape[1]], axis=1)
+    return counts[order].set_axis([CLASSNAMES[number] for number in TWENTY_CLASSES[: counts.shape[1]]], axis=1)

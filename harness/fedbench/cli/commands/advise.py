@@ -124,7 +124,7 @@ def _caveats(found: Advice, runs: pd.DataFrame, needs: str) -> list[str]:
         f"How it knows: {len(runs):,} runs of suite {', '.join(sorted(set(runs['suite'])))} on {', '.join(data)} with "
         f"{', '.join(backbones)}; the first choice rests on runs {', '.join(first.runs[:6])}"
         f"{' and others' if len(first.runs) > 6 else ''}.",
-        f"The errors: this rule missed {LEVEL:.0%} of the measured settings, each left out in turn, by so much at most. "
+        f"Errors: this rule missed {LEVEL:.0%} of the measured settings, each left out in turn, by so much at most. "
         "So it was on the map; here it is no guarantee."
         if math.isfinite(first.half_width)
         else "There are too few measured settings to say how far this is off.",
