@@ -237,6 +237,14 @@ FORGED: dict[str, tuple[Change, str]] = {
         r"by its settings the row is called 'final · clip:embedded'",
     ),
     "no hash of the code": (edited("results.csv", setting("code_hash", "")), r"seed 0: no code_hash is recorded"),
+    "two lines of a row": (
+        edited("leaderboard.csv", lambda frame: pd.concat([frame.iloc[:1], frame])),
+        r"has two lines in leaderboard.csv",
+    ),
+    "failures that are no list": (
+        edited("results.csv", setting("row_settings", "3")),
+        r"can't be read as a result folder",
+    ),
     "no licence": (in_manifest(licence=" "), r"names no licence"),
     "no environment": (in_manifest(environment={}), r"does not say on which platform"),
 }

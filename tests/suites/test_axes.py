@@ -51,6 +51,8 @@ def test_a_value_may_stand_for_several_settings():
         ("{lr: [0.1]}", "needs two values"),
         ("{lr: [0.1, 0.1]}", "all different"),
         ("{lr: 0.1}", "neither a list"),
+        ("{u: {a: {lr: 1}, b: {lr: 2}}, v: {c: {lr: 3}, d: {lr: 4}}}", "two axes set lr"),
+        ("{u: {a: {lr: 1}, b: {lr: 1}}}", "are the same setting"),
         ("{lr: {a: 1, b: 2}}", "neither a list"),
         ("{lr: [[1], [2]]}", "neither a list"),
         ("{a: " + str(list(range(40))) + ", b: " + str(list(range(40))) + "}", "at most 1000"),

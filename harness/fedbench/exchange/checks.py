@@ -54,6 +54,14 @@ def check_folder(given: Path, suite: str | None = None, plugins: tuple[Path, ...
 
     ``suite`` is the name or file of its suite, by default the registered one of the name that the runs recorded.
     """
+    try:
+        return _checked(given, suite, plugins)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # whatever else somebody may have written there
+        why = " ".join(str(error).split())
+        raise FedbenchError(f"{str(given)!r} can't be read as a result folder: {why}.") from None
+
+
+def _checked(given: Path, suite: str | None, plugins: tuple[Path, ...]) -> Checked:
     folder = read_folder(given)
     read = _suite(folder, suite)
     _check_suite(folder, read)

@@ -49,7 +49,14 @@ def check_board(folder: ResultFolder, suite: Suite) -> None:
 
 
 def _by_row(frame: pd.DataFrame) -> dict[Key, dict[str, str]]:
-    return {(line["block"], line["row"]): line for line in frame.to_dict("records")}  # type: ignore[misc]
+    found: dict[Key, dict[str, str]] = {}
+    lines: list[dict[str, str]] = frame.to_dict("records")  # type: ignore[assignment]
+    for line in lines:
+        key = (line["block"], line["row"])
+        if key in found:
+            raise FedbenchError(f"{named(_of(line))} has two lines in {BOARD}.")
+        found[key] = line
+    return found
 
 
 def _of(line: Mapping[str, str]) -> dict[str, str]:

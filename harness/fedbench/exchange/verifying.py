@@ -129,14 +129,20 @@ def _differing(recorded: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[
             yield f"{called} {str(recorded[name])[:8]} then, {str(now[name])[:8]} now"
 
 
+_EXACT = ("bytes_up", "bytes_down", "megabytes")
+"""What no platform changes."""
+
+
 def _differences(recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance: float | None) -> Iterator[OtherNumber]:
     """Of the metrics that the folder has; those that a later version of fedbench added are none."""
     for name, value in recorded.items():
         metric = str(name).removeprefix(FINAL)
-        if metric == name or math.isnan(value) or any(part in metric for part in _TIMINGS):
+        if metric == name or any(part in metric for part in _TIMINGS):
             continue
         again = float(now.get(name, math.nan))
-        if tolerance is None:
+        if math.isnan(value):
+            is_same = math.isnan(again)
+        elif tolerance is None or metric in _EXACT:
             is_same = again == value
         else:
             # of a class, a domain or the worst client a single image is more than the tolerance

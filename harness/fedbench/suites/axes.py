@@ -77,10 +77,16 @@ def gridded(content: Mapping[str, Any], where: str, lines: Mapping[tuple[int | s
         axes = read_axes(content["axes"])
     except FedbenchError as error:
         raise FedbenchError(f"{place}: {error}") from None
-    settings = []
+    settings: list[dict[str, Any]] = []
     for name, at in places(axes).items():
         sets: dict[str, Any] = {}
         for axis, value in at.items():
+            twice = sets.keys() & axes[axis][value].keys()
+            if twice:
+                raise FedbenchError(f"{place}: two axes set {min(twice)}; leave it to one.")
             sets |= axes[axis][value]
+        alike = next((other["name"] for other in settings if other["set"] == sets), None)
+        if alike is not None:
+            raise FedbenchError(f"{place}: {name!r} and {alike!r} are the same setting.")
         settings.append({"name": name, "set": sets})
     return {**content, "axes": axes, "scales": {GRID: {"settings": settings}}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +47,9 @@ def verify(
     share: Annotated[
         float, typer.Option(metavar="NUMBER", min=0, max=1, callback=finite, help="Of the runs; at least one.")
     ] = 0.1,
-    seed: Annotated[int, typer.Option(metavar="INT", min=0, help="Draws which.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(metavar="INT", min=0, help="Draws which; by default one that nobody knows before.")
+    ] = None,
     tolerance: Annotated[
         float,
         typer.Option(
@@ -75,6 +78,7 @@ def verify(
 
     files = plugin_files(plugin)
     checked = check_folder(folder, suite, files)
+    seed = secrets.randbelow(10**6) if seed is None else seed
     chosen = drawn(checked.specs, share, seed)
     say(f"{counted(len(chosen), 'run')} of {len(checked.specs)}, drawn with --seed {seed}, again:")
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), files)
