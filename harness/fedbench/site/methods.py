@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from fedbench.core.errors import FedbenchError
 from fedbench.kinds.installed import installed_methods
 from fedbench.plugins.description import Description, Descriptions
-from fedbench.site.model import BoardTable, Entry, ResultsOf
+from fedbench.site.model import BoardLine, BoardTable, ResultsOf
 from fedbench.site.names import slug, source_of
 from fedbench.site.text import Told, told
 
 
 @dataclass(frozen=True)
-class Place:
+class RankedRow:
     """A row of a table of a folder."""
 
     results: ResultsOf
     table: BoardTable
-    entry: Entry
+    entry: BoardLine
 
     @property
     def anchor(self) -> str:
@@ -53,7 +53,7 @@ class MethodOf:
     """Path of its module."""
     is_ours: bool
     """Whether that is a path in fedbench's repository."""
-    places: tuple[Place, ...]
+    places: tuple[RankedRow, ...]
 
     @property
     def slug(self) -> str:
@@ -68,11 +68,11 @@ class MethodOf:
 
 def methods_of(folders: Sequence[ResultsOf]) -> list[MethodOf]:
     """The installed methods and those that only results have, by name."""
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[RankedRow]] = {}
     for results in folders:
         for table, entry in results.entries:
             for name in entry.methods:
-                places.setdefault(name, []).append(Place(results, table, entry))
+                places.setdefault(name, []).append(RankedRow(results, table, entry))
     modules = {point.name: point.value.partition(":")[0] for point in installed_methods()}
     known = Descriptions()
     found = []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Entry:
+class BoardLine:
     """A row of a table. Numbers are texts as readers see them."""
 
     row: str
@@ -61,7 +61,7 @@ class BoardTable:
     metrics: tuple[str, ...]
     """Headings, the one that ranks first."""
     has_ties: bool
-    entries: tuple[Entry, ...]
+    entries: tuple[BoardLine, ...]
 
     @property
     def anchor(self) -> str:
@@ -74,7 +74,7 @@ class BoardTable:
         return any(entry.delta != NONE for entry in self.entries)
 
     @property
-    def leader(self) -> Entry | None:
+    def leader(self) -> BoardLine | None:
         """The row of rank 1."""
         return next((entry for entry in self.entries if entry.rank == 1), None)
 
@@ -116,7 +116,7 @@ class ResultsOf:
         return self.suite.description if self.suite else ""
 
     @property
-    def entries(self) -> Iterator[tuple[BoardTable, Entry]]:
+    def entries(self) -> Iterator[tuple[BoardTable, BoardLine]]:
         """Every row with its table."""
         return ((table, entry) for table in self.tables for entry in table.entries)
 

@@ -13,7 +13,7 @@ from typing import Any
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import stack_names
 from fedbench.core.wording import heading, megabytes, spread
-from fedbench.site.model import BoardTable, Entry, number
+from fedbench.site.model import BoardLine, BoardTable, number
 
 Texts = dict[str, str]
 _APART = ("domain_accuracy/", "class_accuracy/")
@@ -77,14 +77,14 @@ def _table(place: int, title: str, block: Sequence[Texts]) -> BoardTable:
     )
 
 
-def _entry(line: Texts, metrics: Sequence[str]) -> Entry:
+def _entry(line: Texts, metrics: Sequence[str]) -> BoardLine:
     rank, tied = number(line.get("rank", "")), number(line.get("tied_rank", ""))
     is_ranked = not math.isnan(number(line.get(f"{metrics[0]}_mean", "")))
     label = line.get("label") or line["row"]
     sent = number(line.get("bytes_up_mean", "")) + number(line.get("bytes_down_mean", ""))
     seconds = number(line.get("train_seconds_mean", ""))
     runs = _json(line["runs"], {})
-    return Entry(
+    return BoardLine(
         row=line["row"],
         label=label,
         methods=stack_names(line["method"]),
