@@ -55,7 +55,7 @@ class FLoRA(WithResiduals, fb.Method[FLoRAParams]):
     citation = "Wang et al., FLoRA: Federated Fine-Tuning LLMs with Heterogeneous Low-Rank Adaptations, NeurIPS 2024"
     role = "server step"
     requires = ("whole_model", "sent_start", "weighed_clients")
-    prevents = ("weighed_clients",)
+    prevents = ("weighed_clients", "kept_factors")
     needs_learner = "clip-lora"
 
     @fb.wrapper

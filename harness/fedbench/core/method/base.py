@@ -24,6 +24,7 @@ REQUIREMENTS = {
     "sent_steps": "clients that minimise the stack's loss at the model they send",
     "global_model": "one model that clients send, round after round",
     "weighed_clients": "a mean of clients by the samples they report",
+    "kept_factors": "low-rank factors that go on from round to round",
     "whole_model": "whole models at the server (no method that keeps tensors private)",
     "same_samples": "clients whose samples stay the same (a partition without drift)",
     "server_data": "unlabelled samples at the server (scenario.server_samples)",
