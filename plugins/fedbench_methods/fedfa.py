@@ -17,7 +17,7 @@ Left open / contradicted (until S is known, G is 1):
 - Running means start at 0 and 1 in every round of the paper; the code goes on from the clients' average, as here.
 - The code divides variances by n - 1; here it is n: a batch, a map or a cohort of one has the variance 0.
 - As in the code, 1e-6 is added to variances, gradients pass V, blocks end behind pooling; but optimisers are rebuilt.
-Cost: beside the weights, 4 c floats a block are sent down and 2 c up.
+Cost: 4 c floats a block more are sent down and 2 c up.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ Left open / contradicted, no code being released:
 - σ, batch size, s and unit length: the entropies printed, all close to log K, speak for unit length and s = 1.
   `unit_features=false` leaves T at its own length, so that round 0 ranks products, not cosines.
 - γ is 0 in the experiments, positive in the text. Fractions of (1 + γ) max m are rounded to the nearest whole number.
-- Only L_iST cannot move by these equations: f = q at W_0, and the gradient is zero. The paper's moves: `detach=false`,
-  `restart=received`, `q_update=all` and `scale` are where its code may differ.
+- Only L_iST cannot move by these equations: f = q at W_0, the gradient is zero. The paper's moves; its code may differ
+  by `detach=false`, `restart=received`, `q_update=all`, `scale`.
 - The sum in Eq. 6 outweighs the mean of Eq. 3: W grows, f sharpens at s = 1."""
 
 from __future__ import annotations

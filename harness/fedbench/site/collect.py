@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import expanded
+from fedbench.exchange.folder import BOARD, RESULTS
 from fedbench.site.model import ResultsOf, is_own
 from fedbench.site.tables import tables_of, texts
 
 if TYPE_CHECKING:
     from fedbench.suites.suite import Suite
 
-RESULTS, BOARD = "results.csv", "leaderboard.csv"
 PICTURES = (".png", ".svg")
 
 
