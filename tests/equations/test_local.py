@@ -68,7 +68,7 @@ def test_running_statistics_stay_with_their_client():
 
 
 def test_another_personalisation_is_refused():
-    with pytest.raises(FedbenchError, match="ditto and local are both a personalisation"):
+    with pytest.raises(FedbenchError, match="which local prevents"):
         tiny_run(tiny_spec("local+ditto"))
 
 

@@ -457,6 +457,15 @@ def test_a_request_that_no_setting_meets_is_refused():
         grid(methods=("fedclip",), settings=("steep",))
 
 
+def test_a_backbone_picks_the_rows_on_it():
+    longtail = load_suite("longtail")
+    on_clip = expand(longtail, Overrides(on=("clip:embedded",)))
+    assert {spec.backbone for spec in on_clip} == {"clip:embedded"}
+    assert on_clip == [spec for spec in expand(longtail, Overrides()) if spec.backbone == "clip:embedded"]
+    with pytest.raises(FedbenchError, match="unknown backbone of the chosen rows 'clip:embeded'; did you mean 'clip:"):
+        expand(longtail, Overrides(on=("clip:embeded",)))
+
+
 def test_seeds_of_the_command_line_beat_those_of_the_scale():
     assert {s.seed for s in grid(seeds=(7,))} == {7}
 

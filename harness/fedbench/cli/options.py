@@ -78,6 +78,7 @@ Further = Annotated[
 Method = Annotated[
     list[str] | None, typer.Option(metavar="METHOD", help="Only these rows, or others (a+b); repeat it.")
 ]
+On = Annotated[list[str] | None, typer.Option(metavar="BACKBONE", help="Only rows on this backbone; repeat it.")]
 Seed = Annotated[list[int] | None, typer.Option(metavar="INT", help="Only these seeds; repeat it.", min=0)]
 Scale = Annotated[str, typer.Option(metavar="NAME", help="The suite's grid at this scale; else its first.")]
 Setting = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these settings of the grid; repeat it.")]

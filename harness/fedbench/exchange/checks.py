@@ -118,15 +118,16 @@ def _check_failures(folder: ResultFolder) -> None:
 
 
 def _check_seeds(folder: ResultFolder) -> None:
-    """Every row has the seeds of all others of its scale, each once."""
+    """Every row has the seeds of all others of its scale and backbone, each once."""
     results = folder.results
-    for _, of_scale in results.groupby("scale", sort=False):
-        seeds = set(of_scale["seed"])
-        for _, runs in of_scale.groupby(["setting", *PROTOCOL, *ROW], sort=False, dropna=False):
+    for _, alike in results.groupby(["scale", "backbone"], sort=False):  # a network from scratch costs more than a head
+        seeds = set(alike["seed"])
+        for _, runs in alike.groupby(["setting", *PROTOCOL, *ROW], sort=False, dropna=False):
             row = named(runs.iloc[0][["setting", "row"]].to_dict())
             missing = sorted(seeds - set(runs["seed"]))
             if missing:
-                raise FedbenchError(f"{row}: seed {', '.join(map(str, missing))} is missing, which other rows have.")
+                which = ", ".join(map(str, missing))
+                raise FedbenchError(f"{row}: seed {which} is missing, which other rows on its backbone have.")
             twice = runs[runs.duplicated(["seed"])]
             if len(twice):
                 raise FedbenchError(f"{row}: seed {twice['seed'].iloc[0]} has two runs; keep one.")

@@ -86,7 +86,7 @@ def run(
     place = _place(engine, jobs, run_timeout, bool(objects.plugins))
     paths, found = folders(data_dir, cache_dir), files(plugins)
     kept = Storing(_text(store), rerun, patience=120.0, checkpoint_every=0, state_memory=None)
-    selection = Selection(_text(suite), chosen, numbers(seeds), sets, found, scale, names(setting), tuned)
+    selection = Selection(_text(suite), chosen, numbers(seeds), sets, found, scale, names(setting), tuned=tuned)
     with own_plugins(objects.plugins), _threads_kept():
         if given:
             selection, asked = _of_spec(given, selection, alone=len(methods) == 1)

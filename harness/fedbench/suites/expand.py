@@ -42,11 +42,15 @@ def _expanded(suite: Suite, overrides: Overrides) -> list[RunSpec]:
     overrides = narrowed(suite, overrides)
     specs: dict[str, RunSpec] = {}
     scale = _scale(suite, overrides.scale)
+    backbones: set[str] = set()
     seeds = overrides.seeds or (scale.seeds if scale is not None else ()) or suite.seeds
     cells = _cells(suite, list(swept(rows)), overrides)
     for cell, (sets, values) in product(cells, combinations(overrides.sets)):
         cell = replace(cell, row=named(cell.row, values))
         first = resolve(suite, cell, seeds[0], replace(overrides, sets=sets), find)
+        backbones.add(first.backbone)
+        if overrides.on and first.backbone not in overrides.on:
+            continue
         for seed in seeds:
             spec = first.model_copy(update={"seed": checked_seed(seed)})
             run_id = spec.run_id
@@ -55,6 +59,9 @@ def _expanded(suite: Suite, overrides: Overrides) -> list[RunSpec]:
                 further = tuple(key for key in spec.published if key not in twin.published)
                 spec = twin.model_copy(update={"published": twin.published + further})
             specs[run_id] = spec
+    for backbone in overrides.on:
+        if backbone not in backbones:
+            raise unknown_name("backbone of the chosen rows", backbone, sorted(backbones))
     if not specs:
         methods = ", ".join(row.method for row in rows)
         raise FedbenchError(

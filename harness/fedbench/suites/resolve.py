@@ -44,6 +44,8 @@ class Overrides:
     scale: str = ""
     """The suite's first scale where empty."""
     settings: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
+    """Backbones: of all rows only those on one of them."""
 
 
 @dataclass(frozen=True)

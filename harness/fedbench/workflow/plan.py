@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedbench.core.errors import FedbenchError
@@ -133,12 +133,12 @@ def requested(
     overrides = Overrides(
         selection.methods, selection.seeds, sets, selection.plugin_files, selection.scale, selection.settings
     )
-    picked = narrowed(suite, overrides)
+    picked = replace(narrowed(suite, overrides), on=selection.on)
     specs = expand(suite, picked)
     if picked.settings != overrides.settings:
-        chosen, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
+        count, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
         screen.say(
-            f"dataset={dict(sets)['dataset']} picks {counted(chosen, 'setting')} of the {known} of scale {picked.scale}"
+            f"dataset={dict(sets)['dataset']} picks {counted(count, 'setting')} of the {known} of scale {picked.scale}"
         )
     for line in text_of_added(suite, picked):
         screen.say(line)

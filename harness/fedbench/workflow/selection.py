@@ -24,6 +24,8 @@ class Selection:
     plugin_files: tuple[Path, ...] = ()
     scale: str = ""
     settings: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
+    """Only rows on these backbones."""
     tuned: str = ""
     """The study whose best values the runs have."""
 
@@ -62,6 +64,7 @@ def command_line(verb: str, selection: Selection, *further: str, paths: bool = F
         "--scale": [selection.scale] if selection.scale else [],
         "--setting": selection.settings,
         "--method": selection.methods,
+        "--on": selection.on,
         "--seed": [str(seed) for seed in selection.seeds],
         "--set": selection.sets,
         "--tuned": [selection.tuned] if selection.tuned else [],

@@ -17,6 +17,7 @@ from fedbench.cli.options import (
     EngineOption,
     Further,
     Method,
+    On,
     Plugins,
     RayAddress,
     RunCpus,
@@ -94,6 +95,7 @@ def run(
     further: Further = None,
     suite: _SuiteName = None,
     method: Method = None,
+    on: On = None,
     seed: Seed = None,
     assignment: Assignments = None,
     dataset: _Dataset = None,
@@ -140,7 +142,7 @@ def run(
     folders = expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir")
     sets = all_assignments(assignment, further, dataset=dataset, scenario=scenario, backbone=backbone)
     methods, seeds, grid, files = tuple(method or ()), tuple(seed or ()), tuple(setting or ()), plugin_files(plugin)
-    selection = Selection(suite, methods, seeds, sets, files, scale, grid, tuned)
+    selection = Selection(suite, methods, seeds, sets, files, scale, grid, tuple(on or ()), tuned)
     chosen, specs = plan.requested(selection, Terminal(), store, storage)
     settings = Settings(*folders, files, executor=executor_named(executor))
     if dry_run:
