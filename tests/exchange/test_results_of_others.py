@@ -24,8 +24,8 @@ from fedbench.exchange.manifest import FILES, MANIFEST, digests
 from fedbench.exchange.merging import merge
 from fedbench.exchange.verifying import drawn
 from fedbench.leaderboard.formats.files import write
-from fedbench.leaderboard.reading import board_of_runs
-from fedbench.leaderboard.results import load_curves, load_results
+from fedbench.leaderboard.reading import board_of_runs, made_by
+from fedbench.leaderboard.results import StoredResults, load_curves, load_results
 from fedbench.suites.suite import load_suite
 from fedbench.tracking.recorded.seal import SEAL
 from fedbench.tracking.schema import store_uri
@@ -194,6 +194,18 @@ FORGED: dict[str, tuple[Change, str]] = {
         rewritten("leaderboard.md", r"(\d\d)\.\d ± ", "99.9 ± "),
         r"leaderboard.md is not what leaderboard.csv gives",
     ),
+    "a line above the tables": (
+        rewritten("leaderboard.md", r"# Leaderboard\n", "# Leaderboard\n\nfedprox is the best.\n"),
+        r"leaderboard.md is not what leaderboard.csv gives: it has the line 'fedprox is the best.'",
+    ),
+    "a command that no run had": (
+        rewritten("leaderboard.md", r"(\$ fedbench run) ", r"\1 --seed 7 "),
+        r"leaderboard.md is not what leaderboard.csv gives: it lacks the line '\$ fedbench run",
+    ),
+    "a number of the LaTeX": (
+        rewritten("leaderboard.tex", r"(\d\d)\.\d", "99.9"),
+        r"leaderboard.tex is not what leaderboard.csv gives",
+    ),
     "another version of the suite": (
         edited("results.csv", setting("suite_version", "2")),
         r"seed 0: it is of version 2 of suite 'toy', which is at version 1 here",
@@ -334,16 +346,34 @@ def test_verify_confirms_true_numbers_to_the_last_bit(made: Made, capsys: pytest
     assert shown.count("the same to the last bit") == 2 and "is confirmed by 2 runs" in shown
 
 
+def rewritten_with(folder: Path, suite: str, change: Callable[[Frame], Frame]) -> None:
+    """All files of ``folder`` anew, of changed results."""
+    old = read_folder(folder)
+    results, given = change(old.results.copy()), old.manifest.options
+    commands = made_by(StoredResults(results, results.iloc[:0]), given)
+    write(results, board_of_runs(load_suite(suite), given, results), folder, commands)
+    with_new_digests(folder)
+
+
+def made_elsewhere(folder: Path) -> None:
+    environment = read_folder(folder).manifest.environment.model_dump()
+    in_manifest(environment=environment | {"torch": "1.0"})(folder)
+
+
+def raising(metric: str, by: float) -> Callable[[Frame], Frame]:
+    def change(results: Frame) -> Frame:
+        results.loc[results["method"] == "fedprox", f"final/{metric}"] += by
+        return results
+
+    return change
+
+
 def test_verify_finds_the_number_that_is_changed_wherever_it_stands(
     made: Made, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = made.copy(tmp_path)
-    old = read_folder(folder)
-    results = old.results.copy()
-    results.loc[results["method"] == "fedprox", "final/global_accuracy"] += 0.25
-    suite = load_suite(made.suite)
-    write(results, board_of_runs(suite, old.manifest.options, results), folder, "fedbench leaderboard --suite toy.yaml")
-    with_new_digests(folder)
+    rewritten_with(folder, made.suite, raising("global_accuracy", 0.25))
+    results = read_folder(folder).results
     assert call("submit", str(folder), "--suite", made.suite) == 0  # all of it agrees
     assert verify(made, folder, "--share", "1") == 1
     shown = " ".join(capsys.readouterr().out.split())
@@ -351,11 +381,77 @@ def test_verify_finds_the_number_that_is_changed_wherever_it_stands(
     assert f"{PROX}, seed 0: global_accuracy is {forged!r} in the folder and {forged - 0.25!r} now" in shown
     assert "plain · clip:embedded, seed 0: the same to the last bit" in shown
     # elsewhere a quarter of a point is nothing
-    environment = old.manifest.environment.model_dump() | {"torch": "1.0"}
-    in_manifest(environment=environment)(folder)
+    made_elsewhere(folder)
     capsys.readouterr()
     assert verify(made, folder, "--share", "1") == 0
     assert "the same within 0.5 points (torch 1.0 then," in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("by", "code"), [(4.0, 0), (-6.0, 1)])
+def test_what_a_board_is_ranked_by_is_compared_elsewhere_too(by: float, code: int, made: Made, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    stored = ("--suite", made.suite, "--store", made.store)
+    assert call("leaderboard", *stored, "--metric", "worst_client", "--output", str(folder)) == 0
+    rewritten_with(folder, made.suite, raising("worst_client_accuracy", by))
+    made_elsewhere(folder)
+    assert verify(made, folder, "--share", "1") == code
+
+
+def test_what_is_not_the_suites_is_told(made: Made, tmp_path: Path) -> None:
+    assert not [note for note in check_folder(made.place / "out", made.suite).notes if "suite" in note]
+    folder = made.copy(tmp_path)
+    rewritten_with(folder, made.suite, lambda results: results.query("method == 'fedavg' and seed == 1"))
+    notes = check_folder(folder, made.suite).notes
+    assert f"1 row of the suite not run, such as {PROX}" in notes and "without seed 0 of the suite" in notes
+
+
+def test_rows_beside_the_suite_are_told(made: Made, tmp_path: Path) -> None:
+    suite = tmp_path / "toy.yaml"
+    suite.write_text(SUITE, encoding="utf-8")
+    stored = ("--suite", str(suite), "--store", str(tmp_path / "store"))
+    place = ("--cache-dir", made.cache, "--engine", "in-process", "--plain")
+    assert call("run", *stored, *place, "--method", "fedavg", "--seed", "0", "--set", "lr=0.02") == 0
+    assert call("leaderboard", *stored, "--output", str(tmp_path / "out")) == 0
+    notes = check_folder(tmp_path / "out", str(suite)).notes
+    assert "1 row not as in the suite, such as plain · clip:embedded" in notes
+
+
+@pytest.fixture
+def halves(made: Made, tmp_path: Path) -> list[str]:
+    """The folder by seed."""
+    folders = []
+    for seed in (1, 0):
+        folder = made.copy(tmp_path / str(seed))
+        rewritten_with(folder, made.suite, lambda results, seed=seed: results.query("seed == @seed"))
+        folders.append(str(folder))
+    return folders
+
+
+def test_folders_are_joined(made: Made, halves: list[str], tmp_path: Path) -> None:
+    into = tmp_path / "all"
+    whole = str(made.place / "out")
+    assert call("merge", *halves, whole, "--into", str(into), "--suite", made.suite) == 0
+    checked = check_folder(into, made.suite)
+    pd.testing.assert_frame_equal(checked.folder.results, read_folder(made.place / "out").results, check_exact=True)
+    assert checked.folder.manifest.environment == read_folder(made.place / "out").manifest.environment
+    assert "fedprox" in (into / "index.html").read_text("utf-8")
+
+
+def test_folders_that_clash_or_differ_are_not_joined(
+    made: Made, halves: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    into = ("--into", str(tmp_path / "all"), "--suite", made.suite)
+    whole = str(made.place / "out")
+    assert call("merge", whole, made.store, *into) == 2
+    assert "merge stores, or result folders" in capsys.readouterr().err
+    in_manifest(licence="MIT")(Path(halves[0]))
+    assert call("merge", *halves, *into) == 2
+    assert "the licence of" in capsys.readouterr().err
+    rewritten_with(Path(halves[1]), made.suite, raising("global_accuracy", 1.0))
+    assert call("merge", whole, halves[1], *into) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"{PROX}, seed 0: two folders have it with different numbers, global_accuracy" in shown
+    assert not (tmp_path / "all" / "results.csv").exists()
 
 
 @pytest.fixture(scope="module")
@@ -406,8 +502,6 @@ def test_a_clash_is_refused_before_anything_is_copied(made: Made, tmp_path: Path
     assert MlflowClient(store_uri(str(tmp_path / "new"))).get_experiment_by_name("fedbench/toy") is None
 
 
-def test_a_folder_is_no_store(made: Made, tmp_path: Path) -> None:
-    with pytest.raises(FedbenchError, match="neither curves nor models; merge the store that it was made from"):
-        merge([str(made.place / "out")], str(tmp_path / "new"))
+def test_what_is_no_store_is_not_merged(tmp_path: Path) -> None:
     with pytest.raises(FedbenchError, match="there is no store at"):
         merge([str(tmp_path / "nowhere")], str(tmp_path / "new"))

@@ -7,7 +7,7 @@ changed wherever it stands is found by repeating the run alone, see `fedbench.ex
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,11 @@ class Checked:
     """Of its runs, in the order of results.csv."""
     notes: tuple[str, ...] = ()
     """What is no reason to refuse it."""
+
+    @property
+    def headline(self) -> str:
+        """The metric that its board is ranked by."""
+        return str(self.folder.board["headline"].iloc[0])
 
     @property
     def summary(self) -> str:
@@ -72,7 +77,7 @@ def _checked(given: Path, suite: str | None, plugins: tuple[Path, ...]) -> Check
     _check_data(folder)
     check_board(folder, read)
     _check_manifest(folder, read)
-    return Checked(folder, read, specs, tuple(_notes(folder)))
+    return Checked(folder, read, specs, (*_notes(folder), *_beside_suite(specs, read, plugins)))
 
 
 def _suite(folder: ResultFolder, given: str | None) -> Suite:
@@ -184,6 +189,30 @@ def _check_manifest(folder: ResultFolder, suite: Suite) -> None:
             raise FedbenchError(
                 f"{name} is not the file that was written: its digest is another than in manifest.json."
             )
+
+
+def _beside_suite(specs: Sequence[RunSpec], suite: Suite, plugins: tuple[Path, ...]) -> Iterator[str]:
+    """What the suite has and the folder lacks, and the other way round: a part of it, further rows or values."""
+    seeds = tuple(sorted({spec.seed for spec in specs}))
+    scales = sorted({spec.scale for spec in specs})
+    own = {
+        spec.run_id: spec
+        for scale in scales
+        for spec in expand(suite, Overrides(seeds=seeds, scale=scale if suite.scales else "", plugin_files=plugins))
+    }
+    added = {(spec.setting, spec.row) for spec in specs if spec.run_id not in own}
+    if added:
+        setting, row = min(added)
+        yield f"{counted(len(added), 'row')} not as in the suite, such as {named({'setting': setting, 'row': row})}"
+    found = {spec.run_id for spec in specs}
+    there = {(own[one].setting, own[one].row) for one in found & own.keys()}
+    lacking = {(spec.setting, spec.row) for spec in own.values()} - there
+    if lacking:
+        setting, row = min(lacking)
+        yield f"{counted(len(lacking), 'row')} of the suite not run, such as {named({'setting': setting, 'row': row})}"
+    few = set(suite.seeds) - set(seeds)
+    if few:
+        yield f"without seed {', '.join(map(str, sorted(few)))} of the suite"
 
 
 def _notes(folder: ResultFolder) -> Iterator[str]:

@@ -68,6 +68,11 @@ def read_folder(given: Path) -> ResultFolder:
     return ResultFolder(path, read_manifest(path))
 
 
+def is_result_folder(place: str) -> bool:
+    """Whether results were written to ``place``, and it is no store besides."""
+    return (Path(place) / RESULTS).is_file() and not (Path(place) / "mlflow.db").exists()
+
+
 def named(line: Any) -> str:
     """What messages call a run, or a row: setting, row and, of a run, its seed."""
     title = f"{line['setting']} · {line['row']}" if line["setting"] else str(line["row"])

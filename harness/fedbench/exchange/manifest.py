@@ -74,8 +74,13 @@ def environment_here() -> Environment:
     return Environment(platform=system, python=platform.python_version(), torch=torch.__version__)
 
 
-def write_manifest(folder: Path, read: ReadResults, given: ReadingOptions, licence: str) -> None:
-    """Write manifest.json about the leaderboard that was written into ``folder``; FedbenchError where it can't be."""
+def write_manifest(
+    folder: Path, read: ReadResults, given: ReadingOptions, licence: str, environment: Environment | None = None
+) -> None:
+    """Write manifest.json about the leaderboard that was written into ``folder``; FedbenchError where it can't be.
+
+    ``environment`` is this machine's where nothing else is said.
+    """
     suites = set(read.results["suite"]) if len(read.results) else set()
     named = (
         SuiteNamed(name=read.suite.name, version=read.suite.version) if suites == {read.suite.name} else SuiteNamed()
@@ -86,7 +91,7 @@ def write_manifest(folder: Path, read: ReadResults, given: ReadingOptions, licen
         fedbench=fedbench.__version__,
         suite=named,
         licence=licence.strip(),
-        environment=environment_here(),
+        environment=environment or environment_here(),
         reading=options,
         files=digests(folder, FILES),
     )

@@ -5,10 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from fedbench.core.errors import FedbenchError
-from fedbench.exchange.folder import RESULTS
 from fedbench.tracking.databases import shown
 from fedbench.tracking.recorded.seal import SEAL
 from fedbench.tracking.schema import EXPERIMENT, FINAL, INVOCATION, KIND, database_of, local_artifacts, store_uri
@@ -50,7 +48,7 @@ def merge(sources: Sequence[str], into: str, tell: Callable[[str], None] = lambd
     """Copy the ended runs of the stores ``sources`` into the store ``into``, with curves, files and commands.
 
     A run of the same id and code is copied once; ``tell`` hears of every run that is. FedbenchError, before anything is
-    copied, where two of them have different numbers, for a result folder and for a store that does not exist.
+    copied, where two of them have different numbers, for a store that does not exist.
     """
     opened = [_opened(source) for source in sources]
     uri = store_uri(into)
@@ -63,10 +61,6 @@ def merge(sources: Sequence[str], into: str, tell: Callable[[str], None] = lambd
 
 
 def _opened(given: str) -> _OpenStore:
-    if (Path(given) / RESULTS).is_file() and not (Path(given) / "mlflow.db").exists():
-        raise FedbenchError(
-            f"{given!r} is a result folder, which has neither curves nor models; merge the store that it was made from."
-        )
     uri = store_uri(given, to_write=False)
     client = open_store(uri, create=False)
     if client is None:

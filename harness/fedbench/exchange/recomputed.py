@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,11 @@ import pandas as pd
 
 from fedbench.core.errors import FedbenchError
 from fedbench.exchange.folder import BOARD, RESULTS, ResultFolder, named
-from fedbench.leaderboard.formats.files import to_csv
-from fedbench.leaderboard.formats.markdown import to_markdown
+from fedbench.leaderboard.formats.files import markdown_page, to_csv
+from fedbench.leaderboard.formats.latex import to_latex
 from fedbench.leaderboard.model import Board, Line, Milestone, ScoreCell
-from fedbench.leaderboard.reading import board_of_runs
+from fedbench.leaderboard.reading import board_of_runs, made_by
+from fedbench.leaderboard.results import StoredResults
 from fedbench.suites.suite import Suite
 
 _OF_CURVES = ("rounds_to_", "bytes_to_", "seconds_to_", "target")
@@ -28,13 +29,15 @@ _DRAWN = {"p_best": 0.02}
 """Columns that are drawn, and by how much they may be another number elsewhere."""
 _RELATIVE = 1e-9
 """Sums of the same numbers in another order differ by less."""
-_MARKDOWN = "leaderboard.md"
+_MARKDOWN, _LATEX = "leaderboard.md", "leaderboard.tex"
+_READING = "$ fedbench leaderboard"
+"""How the last command above a board begins."""
 Key = tuple[str, str]
 """Block and row."""
 
 
 def check_board(folder: ResultFolder, suite: Suite) -> None:
-    """FedbenchError, which names row and column, where leaderboard.csv or .md is not what results.csv gives."""
+    """FedbenchError, which names row and column, where leaderboard.csv, .md or .tex is not what results.csv gives."""
     board = board_of_runs(suite, folder.manifest.options, folder.results)
     text = pd.read_csv(io.StringIO(to_csv(board)), dtype=str, keep_default_na=False)
     given, shown = _by_row(text), _by_row(folder.board)
@@ -45,7 +48,7 @@ def check_board(folder: ResultFolder, suite: Suite) -> None:
     for key, line in shown.items():
         if key not in given:
             raise FedbenchError(f"{named(_of(line))} is in {BOARD}, and {RESULTS} has no run of it.")
-    _compare_markdown(folder, _with_milestones(board, shown))
+    _compare_texts(folder, _with_milestones(board, shown))
 
 
 def _by_row(frame: pd.DataFrame) -> dict[Key, dict[str, str]]:
@@ -115,15 +118,20 @@ def _with_milestone(line: Line, shown: Mapping[str, Any]) -> Line:
     )
 
 
-def _compare_markdown(folder: ResultFolder, board: Board) -> None:
-    text = (folder.path / _MARKDOWN).read_text(encoding="utf-8")
-    given = to_markdown(board)
-    if text.endswith(given):
-        return
-    wrong = next(_lines_of_neither(given, text), "")
-    raise FedbenchError(f"{_MARKDOWN} is not what {BOARD} gives, which has the line {wrong!r}.")
-
-
-def _lines_of_neither(given: str, text: str) -> Iterator[str]:
-    shown = set(text.splitlines())
-    return (line[:200] for line in given.splitlines() if line not in shown)
+def _compare_texts(folder: ResultFolder, board: Board) -> None:
+    """FedbenchError for a line that ``board`` and the commands of the runs do not give, or that is missing."""
+    written = (folder.path / _MARKDOWN).read_text(encoding="utf-8")
+    commands = made_by(StoredResults(folder.results, folder.results.iloc[:0]), folder.manifest.options).splitlines()
+    # the last one may name the suite by a file
+    last = [line.removeprefix("$ ") for line in written.splitlines() if line.startswith(_READING)]
+    texts = {_MARKDOWN: markdown_page(board, "\n".join([*commands[:-1], *last[:1]]))}
+    if (folder.path / _LATEX).is_file():
+        texts[_LATEX] = to_latex(board)
+    for name, given in texts.items():
+        lines, shown = given.splitlines(), (folder.path / name).read_text(encoding="utf-8").splitlines()
+        for has, lacks, what in ((lines, shown, "lacks"), (shown, lines, "has")):
+            wrong = next((line for line in has if line not in set(lacks)), "")
+            if wrong:
+                raise FedbenchError(f"{name} is not what {BOARD} gives: it {what} the line {wrong[:200]!r}.")
+        if lines != shown:
+            raise FedbenchError(f"{name} is not what {BOARD} gives: its lines are in another order.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,25 @@ class ReadingOptions:
     baseline: str | None = None
     target: float | None = None
     test: str = Test.t.value
+
+    @property
+    def command(self) -> str:
+        """The command, without paths of this machine since it is for others: a suite's file by its name."""
+        suite = self.suite
+        if suite is not None and suite.endswith((".yaml", ".yml")):
+            suite = Path(suite).name
+        values_of = {
+            "--suite": [suite],
+            "--metric": [self.metric],
+            "--column": self.columns,
+            "--baseline": [self.baseline],
+            "--target": [None if self.target is None else f"{self.target:g}"],
+            "--test": [None if self.test == Test.t.value else self.test],
+        }
+        words = [
+            word for name, values in values_of.items() for one in values if one is not None for word in (name, one)
+        ]
+        return shlex.join(["fedbench", "leaderboard", *words])
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +102,14 @@ def board_of_runs(suite: Suite, given: ReadingOptions, results: pd.DataFrame) ->
     suite = _overruled(suite, given, stored)
     published = _published(suite, results, None, lambda _: None)
     return of_suite(suite, results, None, published, Test(given.test), stored.failed)
+
+
+def made_by(stored: StoredResults, given: ReadingOptions) -> str:
+    """All commands behind the results and failures, oldest first, then the one that reads them; a line each."""
+    runs = [run for frame in (stored.finished, stored.failed) for run in frame.to_dict("records")]
+    runs.sort(key=lambda run: run["started"])
+    commands = [command for run in runs for command in json.loads(run["made_by"])]
+    return "\n".join([*dict.fromkeys(commands), given.command])
 
 
 def suite_of(name: str | None) -> tuple[str | None, Suite]:

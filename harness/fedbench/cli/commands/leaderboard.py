@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import enum
-import json
-import shlex
 import sys
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,8 +17,7 @@ from fedbench.core.errors import FedbenchError
 
 if TYPE_CHECKING:
     from fedbench.leaderboard.formats.paper import PaperOptions
-    from fedbench.leaderboard.reading import ReadingOptions, ReadResults
-    from fedbench.leaderboard.results import StoredResults
+    from fedbench.leaderboard.reading import ReadResults
 
 
 class Format(enum.StrEnum):
@@ -97,7 +93,7 @@ def leaderboard(
     from fedbench.leaderboard.formats.latex import to_latex
     from fedbench.leaderboard.formats.markdown import to_markdown
     from fedbench.leaderboard.formats.terminal import render_terminal
-    from fedbench.leaderboard.reading import ReadingOptions, read_board
+    from fedbench.leaderboard.reading import ReadingOptions, made_by, read_board
     from fedbench.tracking.schema import store_uri
 
     plugin_files(plugin)
@@ -115,7 +111,7 @@ def leaderboard(
     read = read_board(given, uri, network=network, published=published, tell=partial(complain, label="note"))
     board = read.board
     if output is not None:
-        made = _made_by(read.stored, given)
+        made = made_by(read.stored, given)
         write(read.results, board, output, made)
         _write_page(output / "index.html", read, uri, made)
         from fedbench.exchange.manifest import write_manifest
@@ -127,7 +123,7 @@ def leaderboard(
     elif shape is Format.html:
         with tempfile.TemporaryDirectory() as folder:
             page = Path(folder) / "index.html"
-            _write_page(page, read, uri, _made_by(read.stored, given))
+            _write_page(page, read, uri, made_by(read.stored, given))
             sys.stdout.write(page.read_text(encoding="utf-8"))
     elif paper is not None:
         from fedbench.leaderboard.formats.paper import to_paper
@@ -158,7 +154,7 @@ def _paper_options(
 
 
 def _write_page(path: Path, read: ReadResults, uri: str, command: str) -> None:
-    from fedbench.leaderboard.across.map import MOST_AXES, map_of
+    from fedbench.leaderboard.across.map import map_on_page
     from fedbench.leaderboard.page import write_page
     from fedbench.leaderboard.results import load_federations
 
@@ -172,32 +168,5 @@ def _write_page(path: Path, read: ReadResults, uri: str, command: str) -> None:
             label="note",
         )
     suite = read.suite
-    found = map_of(suite, read.board, read.curves) if 1 <= len(suite.axes) <= MOST_AXES and read.board.tables else None
+    found = map_on_page(suite, read.board, read.curves)
     write_page(path, suite.name, suite.description, results, read.board, read.curves, federations, command, found)
-
-
-def _made_by(stored: StoredResults, given: ReadingOptions) -> str:
-    """All commands behind the results and failures, oldest first, then this one; a line each."""
-    runs = [run for frame in (stored.finished, stored.failed) for run in frame.to_dict("records")]
-    runs.sort(key=lambda run: run["started"])
-    commands = [command for run in runs for command in json.loads(run["made_by"])]
-    return "\n".join([*dict.fromkeys(commands), _command(given, Format.table)])
-
-
-def _command(given: ReadingOptions, shape: Format) -> str:
-    """The command without paths of this machine, since the file it is written to is for others; FILE by its name."""
-    is_file = given.suite is not None and given.suite.endswith((".yaml", ".yml"))
-    shown = replace(given, suite=Path(given.suite).name) if given.suite is not None and is_file else given
-    values_of = {
-        "--suite": [shown.suite],
-        "--metric": [shown.metric],
-        "--column": shown.columns,
-        "--baseline": [shown.baseline],
-        "--target": [None if shown.target is None else f"{shown.target:g}"],
-        "--test": [shown.test if shown.test != TestName.t else None],
-        "--format": [shape.value if shape is not Format.table else None],
-    }
-    options = [
-        part for name, values in values_of.items() for value in values if value is not None for part in (name, value)
-    ]
-    return shlex.join(["fedbench", "leaderboard", *options])

@@ -155,6 +155,11 @@ def map_of(suite: Suite, board: Board, curves: pd.DataFrame) -> Map:
     return replace(found, costs={place: cost for place, cost in costs.items() if cost is not None})
 
 
+def map_on_page(suite: Suite, board: Board, curves: pd.DataFrame) -> Map | None:
+    """The map, where the suite has as many axes as can be drawn and the board has tables."""
+    return map_of(suite, board, curves) if 1 <= len(suite.axes) <= MOST_AXES and board.tables else None
+
+
 def _cheapest(found: Map, place: Place, curves: pd.DataFrame) -> Cost | None:
     first = found.leader(place)
     unknown = found.headline not in curves or "bytes_total" not in curves

@@ -1,0 +1,98 @@
+"""Result folders of one suite in one: every run once, and the board of all of them.
+
+Folders have no curves, so rounds to a target and what is drawn of single rounds are those of stores alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import usable_folder
+from fedbench.exchange.checks import Checked
+from fedbench.exchange.folder import named
+from fedbench.exchange.manifest import Environment, write_manifest
+from fedbench.leaderboard.across.map import map_on_page
+from fedbench.leaderboard.formats.files import write
+from fedbench.leaderboard.page import write_page
+from fedbench.leaderboard.reading import ReadResults, board_of_runs, made_by
+from fedbench.leaderboard.results import StoredResults
+from fedbench.tracking.schema import FINAL
+
+_TIMINGS = "seconds"
+
+
+def join(folders: Sequence[Checked], into: Path) -> int:
+    """Write the board of all runs of ``folders`` into the folder ``into``; how many runs it has.
+
+    FedbenchError where suite, licence or way of reading differ, and where two folders have a run with other numbers.
+    """
+    usable_folder(into, "--into")
+    first = folders[0]
+    for other in folders[1:]:
+        _refuse_others(first, other)
+    results = _joined(folders)
+    suite, given = first.suite, first.folder.manifest.options
+    board = board_of_runs(suite, given, results)
+    stored = StoredResults(results, results.iloc[:0].assign(failure=""))
+    read = ReadResults(suite, stored, results, pd.DataFrame(), board)
+    command = made_by(stored, given)
+    write(results, board, into, command)
+    drawn = map_on_page(suite, board, read.curves)
+    write_page(into / "index.html", suite.name, suite.description, results, board, read.curves, {}, command, drawn)
+    write_manifest(into, read, given, first.folder.manifest.licence, _environment(folders))
+    return len(results)
+
+
+def _refuse_others(first: Checked, other: Checked) -> None:
+    one, two = first.folder.manifest, other.folder.manifest
+    for what, values in {
+        "suite": (first.suite.name, other.suite.name),
+        "licence": (one.licence, two.licence),
+        "way of reading": (one.options.command, two.options.command),
+    }.items():
+        if values[0] != values[1]:
+            raise FedbenchError(
+                f"the {what} of {str(first.folder.path)!r} is {values[0]}, that of {str(other.folder.path)!r} "
+                f"{values[1]}; merge folders that have it in common."
+            )
+
+
+def _joined(folders: Sequence[Checked]) -> pd.DataFrame:
+    """The runs of all folders, oldest first; of a run that several have, the first one's line."""
+    kept: dict[str, Mapping[Any, Any]] = {}
+    for folder in folders:
+        for line in folder.folder.results.to_dict("records"):
+            before = kept.setdefault(str(line["run_id"]), line)
+            metric = next(
+                (name for name in _metrics(before, line) if not _same(before.get(name), line.get(name))), None
+            )
+            if metric is not None:
+                raise FedbenchError(
+                    f"{named(line)}: two folders have it with different numbers, {metric.removeprefix(FINAL)} "
+                    f"{before.get(metric)!r} and {line.get(metric)!r}; fedbench verify tells which comes out again."
+                )
+    frame = pd.DataFrame(list(kept.values())).sort_values("started", kind="stable", ignore_index=True)
+    texts = [name for name in frame if not str(name).startswith(FINAL)]
+    # a column that one of the folders has not
+    return frame.assign(**{str(name): frame[name].fillna("") for name in texts if frame[name].dtype == object})
+
+
+def _metrics(*lines: Mapping[Any, Any]) -> list[str]:
+    names = {str(name) for line in lines for name in line}
+    return sorted(name for name in names if name.startswith(FINAL) and _TIMINGS not in name)
+
+
+def _same(one: Any, other: Any) -> bool:
+    missing = pd.isna(one), pd.isna(other)
+    return all(missing) if any(missing) else bool(one == other)
+
+
+def _environment(folders: Sequence[Checked]) -> Environment:
+    """That of all folders; where they differ the several, which no machine equals."""
+    found = [folder.folder.manifest.environment.model_dump() for folder in folders]
+    return Environment(**{name: ", ".join(dict.fromkeys(one[name] for one in found)) for name in found[0]})
