@@ -169,7 +169,8 @@ def test_what_cannot_be_a_site_is_refused(tmp_path: Path, results: Path) -> None
     ("words", "said"),
     [
         ([], "give --suite NAME to run a suite, or --site FOLDER"),
-        (["--suite", "few-shot", "--site", "site"], "give one of them"),
+        (["--suite", "few-shot", "--site", "site"], "--suite is for running a suite"),
+        (["--jobs", "2", "--site", "site"], "--jobs is for running a suite"),
         (["--suite", "few-shot", "--results", "x"], "are for --site"),
     ],
 )

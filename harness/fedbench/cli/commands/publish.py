@@ -14,6 +14,7 @@ from fedbench.cli.steps import step, words_of
 from fedbench.core.errors import FedbenchError
 
 _FINE, _SOME_FAILED = 0, 1
+_OF_SITE = ("site", "results", "code_url")
 
 
 def publish(
@@ -59,8 +60,13 @@ def publish(
     site of the result folders there are, with a page for every suite, method and data set.
     """
     if site is not None:
-        if suite is not None:
-            raise FedbenchError("--suite runs a suite, --site writes pages of what has been run: give one of them.")
+        for option in ctx.command.params:
+            source = ctx.get_parameter_source(option.name or "")
+            if option.name not in _OF_SITE and source is not None and source.name == "COMMANDLINE":
+                raise FedbenchError(
+                    f"{option.opts[0]} is for running a suite, --site writes pages of what has been run: give one of "
+                    "them."
+                )
         _write_site(site, results or Path("leaderboards"), code_url)
         return
     if suite is None:
