@@ -575,6 +575,13 @@ def test_what_the_data_cannot_give_is_an_error_of_the_scenario(show: Command) ->
     assert "without a sample" in show("iid", "--set", "clients=41").err
 
 
+def test_a_data_set_whose_own_code_fails_is_told_in_a_sentence(show: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedbench.datasets.load_dataset", lambda *_, **__: [][1])
+    shown = show("iid")
+    assert shown.code == 2
+    assert "data set 'embedded' can't be loaded: IndexError: list index out of range (" in " ".join(shown.err.split())
+
+
 def test_the_help_has_an_example(
     show: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

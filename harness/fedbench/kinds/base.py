@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.base import NoParams
 from fedbench.core.method.hyper import declared, parse_value
+from fedbench.core.metric_names import is_reserved
 
 P = TypeVar("P")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -70,6 +71,11 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
         raise FedbenchError(
             f"plugin {where}, class {cls.__name__}: name={name!r} cannot be a name; use up to {LONGEST_NAME} letters "
             "(a-z), digits, hyphens and underscores, a letter or digit first."
+        )
+    if kind == "metric" and is_reserved(name):
+        raise FedbenchError(
+            f"plugin {where}, class {cls.__name__}: name={name!r} is as the harness calls metrics of its own "
+            "(..._accuracy, bytes, seconds); give it another."
         )
     if not cls.description():
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: no docstring; say in it what {name} is.")

@@ -119,7 +119,11 @@ class OwnObjects:
             raise FedbenchError(f"two metrics are called {cls.name!r}; give one another name.")
         return cls.name + _options(given)
 
-    def _method(self, cls: type) -> str:
+    def _method(self, cls: object) -> str:
+        if not isinstance(cls, type):
+            raise FedbenchError(
+                f"{cls!r} is no method; give its name, a class that is derived from fedbench.api.Method, or a RunSpec."
+            )
         where = f"{cls.__module__}.{cls.__qualname__}"
         check_method(cls, where)
         method: type[AnyMethod] = cls

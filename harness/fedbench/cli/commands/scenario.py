@@ -78,12 +78,18 @@ def show(
 
     from fedbench.cli.partition import in_words, show_picture
     from fedbench.datasets import load_dataset
+    from fedbench.kinds.failure_text import raised_at, reason_of
     from fedbench.scenarios import build_federation
     from fedbench.scenarios.picture import picture_of
 
-    data = load_dataset(
-        spec.dataset, data_dir=expanded(data_dir, "--data-dir"), cache_dir=expanded(cache_dir, "--cache-dir")
-    )
+    folders = expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir")
+    try:
+        data = load_dataset(spec.dataset, data_dir=folders[0], cache_dir=folders[1])
+    except FedbenchError:
+        raise
+    except Exception as error:  # whatever a plug-in's code may raise
+        what = f"{reason_of(error)} ({raised_at(error)})"
+        raise FedbenchError(f"data set {spec.dataset!r} can't be loaded: {what}.") from error
     federation = build_federation(data, spec.scenario, spec.seed)
     picture = picture_of(federation)
     left_out = data.classnames[federation.num_classes :]

@@ -128,7 +128,7 @@ def methods(found: Map) -> Figure:
 
 
 def curves(found: Map, axis: str) -> Figure:
-    """The rows with the best mean ranks along one axis, a panel for every value of the other."""
+    """The rows with the best mean ranks along one axis, means ± standard deviations; a panel by value of the other."""
     at = list(found.axes).index(axis)
     values = found.axes[axis]
     others = [value for name, own in found.axes.items() if name != axis for value in own] or [""]
@@ -151,7 +151,7 @@ def curves(found: Map, axis: str) -> Figure:
         axes.grid(alpha=0.25, linewidth=0.5)
         axes.set_title(f"{named[0]} {other}" if named else "", fontsize=7)
     panels[0].set_ylabel(f"{heading(found.headline)} (%)", fontsize=8)
-    made.supxlabel(axis, fontsize=8)
+    made.supxlabel(f"{axis} (mean ± standard deviation over seeds)", fontsize=8)
     handles = panels[0].get_legend_handles_labels()
     made.legend(*handles, loc="outside lower center", ncols=4, fontsize=6, frameon=False)
     return made
