@@ -203,7 +203,7 @@ def test_rows_of_other_seeds_share_a_table_that_says_so_and_pairs_over_common_on
     runs = [(spec("fedavg", seed), 60.0 + seed) for seed in range(3)]
     runs += [(spec("fedprox", 1), 66.0), (spec("fedprox", 7), 99.0), (spec("moon", 7), 20.0)]
     board = leaderboard(made(runs)).set_index("label")
-    assert set(board["block"]) == {0} and "seeds 0, 1, 2, 7" in board["caption"].iloc[0]
+    assert set(board["block"]) == {0} and "seeds 0-2, 7" in board["caption"].iloc[0]
     assert board["rank"].to_dict() == {"fedprox": 1, "fedavg": 2, "moon": 3}
     # only seed 1 is common: 66 - 61
     assert (board.loc["fedprox", "delta_mean"], board.loc["fedprox", "delta_seeds"]) == (5.0, 1)
@@ -291,7 +291,7 @@ def test_markdown_says_under_which_conditions(results: pd.DataFrame) -> None:
         "40 % participating",
         "20 clients",
         "20 rounds",
-        "seeds 0, 1, 2",
+        "seeds 0-2",
         "commit",
     ):
         assert fact in caption
@@ -473,8 +473,8 @@ def test_each_table_is_followed_by_the_settings_of_its_rows(results: pd.DataFram
     lists = {tuple(part.strip().splitlines()) for part in tables[2::3]}
     runs = {name: [f"`{spec(name, seed).run_id}`" for seed in range(3)] for name in ("fedavg", "fedprox")}
     assert (
-        f"- fedprox, seeds 0, 1, 2: `fedprox.mu=0.1`; runs {' '.join(runs['fedprox'])}",
-        f"- fedavg, seeds 0, 1, 2; runs {' '.join(runs['fedavg'])}",
+        f"- fedprox, seeds 0-2: `fedprox.mu=0.1`; runs {' '.join(runs['fedprox'])}",
+        f"- fedavg, seeds 0-2; runs {' '.join(runs['fedavg'])}",
     ) in lists
     assert (
         f"- fedprox, seed 4: `fedprox.mu=0.1`, `lr=0.5`; run {runs['fedprox'][0]}",

@@ -9,6 +9,7 @@ import pandas as pd
 
 from fedbench.core.wording import counted
 from fedbench.leaderboard.rows import versions as row_versions
+from fedbench.leaderboard.rows.seeds import seeds_named
 from fedbench.suites.single import ADHOC, is_read_as
 
 _UNUSUAL = {"weighting": "samples", "augment": "none"}
@@ -34,7 +35,7 @@ def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] =
         counted(clients, "client") if (clients := int(runs["num_clients"].max())) else "an unknown number of clients",
         f"{counted(int(first['rounds']), 'round')} of {local}, batch {first['batch_size']}",
         *(f"{name} {first[name]}" for name, usual in _UNUSUAL.items() if first[name] != usual),
-        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(str(seed) for seed in seeds)}",
+        seeds_named(seeds),
         "commit " + ", ".join(sorted(set(_code(runs)))),
         *(["several code states"] if runs["harness_hash"].nunique() > 1 else []),
         *row_versions.remarks(runs),

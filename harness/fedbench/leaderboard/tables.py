@@ -19,7 +19,7 @@ from fedbench.leaderboard.published import AS_PRINTED, NOT_COMPARABLE
 from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.identity import ON_NETWORK
 from fedbench.leaderboard.rows.ranking import best_of
-from fedbench.leaderboard.rows.seeds import seed_cells, seed_counts, seeds_differ
+from fedbench.leaderboard.rows.seeds import seed_cells, seed_counts, seeds_differ, seeds_named
 from fedbench.statistics.paired import SIGNIFICANT
 
 STATUS = "status"
@@ -233,7 +233,7 @@ def _rounds(milestone: Milestone) -> str:
 
 
 def _row(table: Table, line: Line, name: str) -> TextRow:
-    seeds = f"seed{'s' if len(line.seeds) > 1 else ''} {', '.join(str(seed) for seed in line.seeds)}"
+    seeds = seeds_named(line.seeds)
     tuning = line.tuning if line.tuned else {}
     return TextRow(name, seeds, table.own_settings(line), list(line.runs.values()), tuning, line.status.text)
 

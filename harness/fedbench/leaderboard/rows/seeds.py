@@ -33,13 +33,22 @@ def seed_counts(lines: Sequence[Line]) -> str:
     return f"{least} to {most} seeds" if least < most else f"{most} seed{'s' if most > 1 else ''}"
 
 
+def seeds_named(seeds: Sequence[int]) -> str:
+    """``seeds 0-4, 7``, all of them however many; they are in order."""
+    return f"seed{'s' if len(seeds) != 1 else ''} {', '.join(_parts(seeds))}"
+
+
 def ranges(seeds: Sequence[int]) -> str:
     """``0-4, 7`` for 0, 1, 2, 3, 4, 7; the number of them where that is long. They are in order."""
+    texts = _parts(seeds)
+    return ", ".join(texts) if len(texts) <= _MOST_PARTS else f"{len(seeds)} seeds"
+
+
+def _parts(seeds: Sequence[int]) -> list[str]:
     parts: list[list[int]] = []
     for seed in seeds:
         if parts and parts[-1][-1] == seed - 1:
             parts[-1].append(seed)
         else:
             parts.append([seed])
-    texts = [f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]
-    return ", ".join(texts) if len(parts) <= _MOST_PARTS else f"{len(seeds)} seeds"
+    return [f"{part[0]}-{part[-1]}" if len(part) > 2 else ", ".join(map(str, part)) for part in parts]
