@@ -38,6 +38,7 @@ _REMEDY = "choose another --site"
 def write_site(folder: Path, results: Path, code_url: str = "") -> str:
     """Write the site of the folders below ``results`` into ``folder``; what was written, in words.
 
+    A site among the folders (``leaderboards/site``) links to their own pages, any other has copies of them.
     ``code_url`` is put in front of paths in the repository to make links of them. FedbenchError where there are no
     results, ``folder`` has an index.html of something else, or a file can't be written.
     """
@@ -47,7 +48,8 @@ def write_site(folder: Path, results: Path, code_url: str = "") -> str:
     if (folder / "index.html").exists() and not listing.is_file():
         raise FedbenchError(f"--site {str(folder)!r} has an index.html that is no page of a site; {_REMEDY}.")
     before = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
-    site = _Site(folder, read_folders(results), code_url)
+    beside = folder.resolve().parent == results.resolve()
+    site = _Site(folder, read_folders(results), code_url, beside=beside)
     site.write_all()
     for name in set(before) - set(site.written):
         path = folder / name
@@ -62,8 +64,10 @@ def write_site(folder: Path, results: Path, code_url: str = "") -> str:
 
 
 class _Site:
-    def __init__(self, folder: Path, folders: list[ResultsOf], code_url: str) -> None:
+    def __init__(self, folder: Path, folders: list[ResultsOf], code_url: str, *, beside: bool) -> None:
         self.folder, self.folders, self.code_url = folder, folders, code_url
+        self.beside = beside
+        """Whether it lies among the result folders, whose pages it then links to rather than copies."""
         self.methods, self.data = methods_of(folders), data_of(folders)
         self.written: list[str] = []
         self.size = 0
@@ -87,7 +91,9 @@ class _Site:
     def write_all(self) -> None:
         across = []
         for results in self.folders:
-            if results.page and len(results.page) <= MOST_BOARD_BYTES:
+            if results.page and self.beside:
+                self._boards[results.slug] = results.page
+            elif results.page and len(results.page) <= MOST_BOARD_BYTES:
                 self._text(f"suites/{results.slug}/board.html", results.page)
                 self._boards[results.slug] = results.page
             figures = [self._copied(results, file) for file in _drawn_once(results.figures)]
@@ -147,10 +153,11 @@ class _Site:
         return replacing(self.folder / name, "page", _REMEDY)
 
     def _board(self, results: ResultsOf, anchor: str = "") -> str:
-        """The folder's own page from the folder of suites, at a row where it has that; "" where it wasn't copied."""
+        """The folder's own page from the folder of suites, at a row where it has that; "" where there is none."""
         page = self._boards.get(results.slug, "")
         at = f"#{anchor}" if anchor and f'id="{anchor}"' in page else ""
-        return f"{results.slug}/board.html{at}" if page else ""
+        place = f"../../{quote(results.path.name)}/index.html" if self.beside else f"{results.slug}/board.html"
+        return f"{place}{at}" if page else ""
 
     def _code(self, path: str) -> str:
         return f"{self.code_url.rstrip('/')}/{quote(path)}" if self.code_url and path else ""
