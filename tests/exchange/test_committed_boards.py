@@ -1,0 +1,25 @@
+"""The result folders of this repository are in order. What their runs give again, `fedbench verify` tells."""
+
+from pathlib import Path
+
+import pytest
+
+from fedbench.exchange.checks import check_folder
+from fedbench.exchange.manifest import MANIFEST
+
+BOARDS = Path(__file__).parents[2] / "leaderboards"
+FOLDERS = sorted(file.parent.name for file in BOARDS.glob(f"*/{MANIFEST}"))
+
+
+def test_there_are_such_folders() -> None:
+    assert FOLDERS
+
+
+@pytest.mark.slow  # a board of 1,000 runs is computed again in 15 seconds
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_committed_board_is_in_order(name: str) -> None:
+    checked = check_folder(BOARDS / name)
+    assert checked.suite.name == name
+    assert {line["commit"] for line in checked.folder.results.to_dict("records")} == {
+        checked.folder.results["commit"][0]
+    }
