@@ -1,12 +1,17 @@
-"""Which columns of a Hugging Face data set hold images, labels and domains: by feature type, or as the user says."""
+"""Columns of a Hugging Face data set: which hold images, labels and domains, by feature type or as the user says; and the
+images of a split."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.files import read_bytes
 from fedbench.datasets.names import DatasetName
 
 
@@ -80,3 +85,72 @@ def _is_category(feature: Any) -> bool:
 
 def _is_integer(feature: Any) -> bool:
     return str(getattr(feature, "dtype", "")).startswith(("int", "uint")) and not _is_class_label(feature)
+
+
+@dataclass(frozen=True)
+class ImageColumn:
+    """The image column of one split as encoded images."""
+
+    where: str
+    files: Sequence[str]
+    """The Arrow files the split lies in, made once by the library."""
+    contents: Any
+    """Bytes of each image, a pyarrow ChunkedArray."""
+    paths: Any
+    """Paths of images that are stored beside the table, likewise."""
+    roots: Sequence[Path]
+    """Folders they may lie in: a path is part of the data, and those may be anybody's."""
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def name(self, index: int) -> str:
+        """The split and the row."""
+        return f"{self.where}, row {index}"
+
+    def read(self, index: int) -> bytes:
+        """The bytes of the image's file."""
+        data: bytes | None = self.contents[index].as_py()
+        if data is not None:
+            return data
+        path = self.paths[index].as_py()
+        if path is not None and not any(Path(os.path.realpath(path)).is_relative_to(root) for root in self.roots):
+            raise FedbenchError(f"{self.name(index)}: the path {path!r} leads out of the data set; nothing was read.")
+        try:
+            return read_bytes(path)
+        except (OSError, TypeError, ValueError) as error:
+            raise FedbenchError(f"{self.name(index)} has no image: {path!r} can't be read; get it again.") from error
+
+    def stamp(self) -> str:
+        """Over the Arrow files' paths, and sizes and times of change of images beside them.
+
+        The library writes an Arrow file once, at a path named by the source's version: one that differs is damaged.
+        """
+        beside = self.paths.filter(self.contents.is_null()).drop_null().to_pylist() if self.contents.null_count else []
+        seen = [(path, os.stat(path)) for path in beside if os.path.isfile(path)]
+        times = [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in seen]
+        return " ".join([self.where, *self.files, *times])
+
+    def remedy(self) -> str:
+        """The library's copy can be made again."""
+        return remedy(self.files)
+
+
+def remedy(files: Sequence[str]) -> str:
+    """What to do about a damaged copy of the library's."""
+    folder = str(Path(files[0]).parent)
+    return f"that is a copy, so delete it and run again: rm -r {shlex.quote(folder)}"
+
+
+def images_of(split: Any, where: str, column: str, roots: Sequence[Path]) -> ImageColumn:
+    """The image ``column`` of a split of the library."""
+    import pyarrow.compute
+
+    struct = split.data.column(column)
+    return ImageColumn(
+        where,
+        [file["filename"] for file in split.cache_files],
+        pyarrow.compute.struct_field(struct, "bytes"),
+        pyarrow.compute.struct_field(struct, "path"),
+        roots,
+    )

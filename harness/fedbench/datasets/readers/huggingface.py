@@ -18,9 +18,7 @@ import hashlib
 import json
 import logging
 import os
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Split
-from fedbench.core.files import read_bytes
 from fedbench.datasets.cache import read_json, write_json
 from fedbench.datasets.classnames import (
     LABEL_ORDERS,
@@ -43,61 +40,12 @@ from fedbench.datasets.classnames import (
 from fedbench.datasets.content import MOST_CLASSES, dataset
 from fedbench.datasets.images import load_images
 from fedbench.datasets.names import DatasetName, find
-from fedbench.datasets.readers.columns import Columns, choose_columns
+from fedbench.datasets.readers.columns import Columns, choose_columns, images_of, remedy
 from fedbench.datasets.readers.hub import load_splits
 
 log = logging.getLogger(__name__)
 
 TESTS = ("test", "validation", "valid", "val")
-
-
-@dataclass(frozen=True)
-class ImageColumn:
-    """The image column of one split as encoded images."""
-
-    where: str
-    files: Sequence[str]
-    """The Arrow files the split lies in, made once by the library."""
-    contents: Any
-    """Bytes of each image, a pyarrow ChunkedArray."""
-    paths: Any
-    """Paths of images that are stored beside the table, likewise."""
-    roots: Sequence[Path]
-    """Folders they may lie in: a path is part of the data, and those may be anybody's."""
-
-    def __len__(self) -> int:
-        return len(self.contents)
-
-    def name(self, index: int) -> str:
-        """The split and the row."""
-        return f"{self.where}, row {index}"
-
-    def read(self, index: int) -> bytes:
-        """The bytes of the image's file."""
-        data: bytes | None = self.contents[index].as_py()
-        if data is not None:
-            return data
-        path = self.paths[index].as_py()
-        if path is not None and not any(Path(os.path.realpath(path)).is_relative_to(root) for root in self.roots):
-            raise FedbenchError(f"{self.name(index)}: the path {path!r} leads out of the data set; nothing was read.")
-        try:
-            return read_bytes(path)
-        except (OSError, TypeError, ValueError) as error:
-            raise FedbenchError(f"{self.name(index)} has no image: {path!r} can't be read; get it again.") from error
-
-    def stamp(self) -> str:
-        """Over the Arrow files' paths, and sizes and times of change of images beside them.
-
-        The library writes an Arrow file once, at a path named by the source's version: one that differs is damaged.
-        """
-        beside = self.paths.filter(self.contents.is_null()).drop_null().to_pylist() if self.contents.null_count else []
-        seen = [(path, os.stat(path)) for path in beside if os.path.isfile(path)]
-        times = [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in seen]
-        return " ".join([self.where, *self.files, *times])
-
-    def remedy(self) -> str:
-        """The library's copy can be made again."""
-        return _remedy(self.files)
 
 
 def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
@@ -123,11 +71,11 @@ def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     roots = [Path(os.path.realpath(root)) for root in (folder, cache_dir / "huggingface", HF_HUB_CACHE) if root]
-    encoded = [_images(splits[name], f"{parsed.location}: {name}", columns, roots) for name in chosen]
+    encoded = [images_of(splits[name], f"{parsed.location}: {name}", columns.image, roots) for name in chosen]
     images = load_images(encoded, parsed, cache_dir)
     parts = [
-        Split(images_of, labels[name], domains.get(name), clients.get(name))
-        for images_of, name in zip(images.splits, chosen, strict=True)
+        Split(of_split, labels[name], domains.get(name), clients.get(name))
+        for of_split, name in zip(images.splits, chosen, strict=True)
     ]
     official = parts[1] if len(parts) == 2 else None
     return dataset(
@@ -199,7 +147,7 @@ def _check_columns(split: Any, columns: Columns) -> None:
                 split.data.column(column).validate(full=True)
     except pyarrow.ArrowException as error:
         files = [file["filename"] for file in split.cache_files]
-        raise FedbenchError(f"the copy of the data in {files[0]!r} is damaged; {_remedy(files)}.") from error
+        raise FedbenchError(f"the copy of the data in {files[0]!r} is damaged; {remedy(files)}.") from error
 
 
 def _check_copy(cache_dir: Path, files: Sequence[str], columns: Columns, digest: str) -> None:
@@ -212,26 +160,8 @@ def _check_copy(cache_dir: Path, files: Sequence[str], columns: Columns, digest:
         write_json(kept, {"digest": digest})
     elif read_json(kept)["digest"] != digest:
         raise FedbenchError(
-            f"labels or names in {files[0]!r} are not what they were when they were first read; {_remedy(files)}."
+            f"labels or names in {files[0]!r} are not what they were when they were first read; {remedy(files)}."
         )
-
-
-def _remedy(files: Sequence[str]) -> str:
-    folder = str(Path(files[0]).parent)
-    return f"that is a copy, so delete it and run again: rm -r {shlex.quote(folder)}"
-
-
-def _images(split: Any, where: str, columns: Columns, roots: Sequence[Path]) -> ImageColumn:
-    import pyarrow.compute
-
-    struct = split.data.column(columns.image)
-    return ImageColumn(
-        where,
-        [file["filename"] for file in split.cache_files],
-        pyarrow.compute.struct_field(struct, "bytes"),
-        pyarrow.compute.struct_field(struct, "path"),
-        roots,
-    )
 
 
 def _categories(
