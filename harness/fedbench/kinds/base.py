@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.base import NoParams
 from fedbench.core.method.hyper import declared, parse_value
-from fedbench.core.metric_names import is_reserved
 
 P = TypeVar("P")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -72,7 +71,7 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
             f"plugin {where}, class {cls.__name__}: name={name!r} cannot be a name; use up to {LONGEST_NAME} letters "
             "(a-z), digits, hyphens and underscores, a letter or digit first."
         )
-    if kind == "metric" and is_reserved(name):
+    if kind == "metric" and _is_reserved(name):
         raise FedbenchError(
             f"plugin {where}, class {cls.__name__}: name={name!r} is as the harness calls metrics of its own "
             "(..._accuracy, bytes, seconds); give it another."
@@ -86,6 +85,12 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
         declared(cls.Params)
     except FedbenchError as error:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: {error}") from error
+
+
+def _is_reserved(name: str) -> bool:
+    from fedbench.core.metric_names import is_reserved  # imports numpy, which listing names does without
+
+    return is_reserved(name)
 
 
 BASES = {

@@ -1,5 +1,4 @@
-"""Columns of a Hugging Face data set: which hold images, labels and domains, by feature type or as the user says; and the
-images of a split."""
+"""Columns of a Hugging Face data set: which hold images and labels, by type or as the user says; images of a split."""
 
 from __future__ import annotations
 
