@@ -14,6 +14,7 @@ from fedbench.cli.options import (
     DataDir,
     EngineOption,
     Further,
+    On,
     Plugins,
     RayAddress,
     RunCpus,
@@ -68,6 +69,7 @@ def tune(
     suite: _SuiteName,
     further: Further = None,
     method: _Method = None,
+    on: On = None,
     trials: _Trials = 20,
     objective: _Objective = None,
     seed: _Seed = None,
@@ -109,7 +111,7 @@ def tune(
     place.check(("processes", "ray"))
     files, sets = plugin_files(plugin), all_assignments(assignment, further)
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), files)
-    selection = Selection(suite, tuple(method or ()), (0,), sets, files, scale, tuple(setting or ()))
+    selection = Selection(suite, tuple(method or ()), (0,), sets, files, scale, tuple(setting or ()), tuple(on or ()))
     searched, seeds = tuple(param or ()), tuple(seed or ())
     wanted = Wanted(trials, tuple(objective or ()), seeds, searched, pruner, validation, study, confirm)
     found = planned(selection, wanted, settings, store, storage, Terminal())
