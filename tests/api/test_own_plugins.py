@@ -148,9 +148,10 @@ def test_what_is_installed_is_called_as_ever() -> None:
 
 
 def test_a_metric_is_not_called_as_those_of_the_harness_and_a_number_is_no_method() -> None:
-    named = type("Named", (Wrong,), {"name": "tail_accuracy", "__doc__": "A metric."})
-    with pytest.raises(fedbench.FedbenchError, match="'tail_accuracy' is as the harness calls metrics of its own"):
-        OwnObjects().settings({"metrics": [named]})
+    for name in ("tail_accuracy", "megabytes", "train_loss"):
+        named = type("Named", (Wrong,), {"name": name, "__doc__": "A metric."})
+        with pytest.raises(fedbench.FedbenchError, match=f"'{name}' is as the harness calls metrics of its own"):
+            OwnObjects().settings({"metrics": [named]})
     with pytest.raises(fedbench.FedbenchError, match="5 is no method; give its name"):
         fedbench.run(5)
 

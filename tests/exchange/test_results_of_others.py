@@ -22,7 +22,7 @@ from fedbench.exchange.folder import read_folder
 from fedbench.exchange.identity import spec_of
 from fedbench.exchange.manifest import FILES, MANIFEST, digests
 from fedbench.exchange.merging import merge
-from fedbench.exchange.verifying import drawn
+from fedbench.exchange.verifying import _differences, drawn
 from fedbench.leaderboard.formats.files import write
 from fedbench.leaderboard.reading import board_of_runs, made_by
 from fedbench.leaderboard.results import StoredResults, load_curves, load_results
@@ -202,6 +202,10 @@ FORGED: dict[str, tuple[Change, str]] = {
         rewritten("leaderboard.md", r"(\$ fedbench run) ", r"\1 --seed 7 "),
         r"leaderboard.md is not what leaderboard.csv gives: it lacks the line '\$ fedbench run",
     ),
+    "another way of reading": (
+        rewritten("leaderboard.md", r"(\$ fedbench leaderboard) ", r"\1 --metric tail "),
+        r"leaderboard.md is not what leaderboard.csv gives: it lacks the line '\$ fedbench leaderboard'",
+    ),
     "a number of the LaTeX": (
         rewritten("leaderboard.tex", r"(\d\d)\.\d", "99.9"),
         r"leaderboard.tex is not what leaderboard.csv gives",
@@ -355,6 +359,12 @@ def rewritten_with(folder: Path, suite: str, change: Callable[[Frame], Frame]) -
     with_new_digests(folder)
 
 
+@pytest.mark.parametrize(("headline", "worse"), [("macro_f1", True), ("global_accuracy", False)])
+def test_whatever_ranks_a_table_is_compared_within_the_tolerance(headline: str, worse: bool) -> None:
+    lines = [{"final/global_accuracy": 80.0, "final/macro_f1": value} for value in (90.0, 50.0)]
+    assert bool(list(_differences(lines[0], lines[1], 0.5, {headline}))) is worse
+
+
 def made_elsewhere(folder: Path) -> None:
     environment = read_folder(folder).manifest.environment.model_dump()
     in_manifest(environment=environment | {"torch": "1.0"})(folder)
@@ -402,7 +412,16 @@ def test_what_is_not_the_suites_is_told(made: Made, tmp_path: Path) -> None:
     folder = made.copy(tmp_path)
     rewritten_with(folder, made.suite, lambda results: results.query("method == 'fedavg' and seed == 1"))
     notes = check_folder(folder, made.suite).notes
-    assert f"1 row of the suite not run, such as {PROX}" in notes and "without seed 0 of the suite" in notes
+    assert f"1 row of the suite not run, such as {PROX}" in notes
+    assert "rows on clip:embedded are without seed 0 of the suite" in notes
+
+
+def test_what_failed_before_it_finished_is_no_reason_to_refuse(made: Made, tmp_path: Path) -> None:
+    results = read_folder(made.place / "out").results
+    failed = results.iloc[:1].assign(failure="out of memory", made_by='["fedbench run --method fedavg"]')
+    given = read_folder(made.place / "out").manifest.options
+    assert made_by(StoredResults(results, failed), given) == made_by(StoredResults(results, failed.iloc[:0]), given)
+    assert "--method fedavg" in made_by(StoredResults(results.iloc[1:], failed), given)
 
 
 def test_rows_beside_the_suite_are_told(made: Made, tmp_path: Path) -> None:
@@ -435,6 +454,7 @@ def test_folders_are_joined(made: Made, halves: list[str], tmp_path: Path) -> No
     pd.testing.assert_frame_equal(checked.folder.results, read_folder(made.place / "out").results, check_exact=True)
     assert checked.folder.manifest.environment == read_folder(made.place / "out").manifest.environment
     assert "fedprox" in (into / "index.html").read_text("utf-8")
+    assert "$ fedbench leaderboard --suite toy\n" in (into / "leaderboard.md").read_text("utf-8")
 
 
 def test_folders_that_clash_or_differ_are_not_joined(
@@ -444,6 +464,11 @@ def test_folders_that_clash_or_differ_are_not_joined(
     whole = str(made.place / "out")
     assert call("merge", whole, made.store, *into) == 2
     assert "merge stores, or result folders" in capsys.readouterr().err
+    assert call("merge", made.store, *into) == 2
+    assert "--suite and --plugin are for result folders" in capsys.readouterr().err
+    rewritten_with(Path(halves[0]), made.suite, lambda results: results.query("method == 'fedavg'"))
+    assert call("merge", *halves, *into) == 2
+    assert f"{PROX}: seed 1 is missing" in " ".join(capsys.readouterr().err.split())
     in_manifest(licence="MIT")(Path(halves[0]))
     assert call("merge", *halves, *into) == 2
     assert "the licence of" in capsys.readouterr().err

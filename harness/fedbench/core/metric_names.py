@@ -59,6 +59,11 @@ _OF_ROUNDS = frozenset(
 """What is recorded of every round beside its metrics."""
 
 
+def is_of_harness(name: str) -> bool:
+    """Whether a run has a number of this name whatever metrics it has."""
+    return is_reserved(name) or name in (*TIMES, *COSTS, "megabytes", "train_loss")
+
+
 def is_reserved(name: str) -> bool:
     """Whether a metric called ``name`` could be one of the harness's own, which a client must not report."""
     head = name.partition("/")[0]

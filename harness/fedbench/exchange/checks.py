@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
@@ -39,9 +41,9 @@ class Checked:
     """What is no reason to refuse it."""
 
     @property
-    def headline(self) -> str:
-        """The metric that its board is ranked by."""
-        return str(self.folder.board["headline"].iloc[0])
+    def headlines(self) -> frozenset[str]:
+        """The metrics that its tables are ranked by."""
+        return frozenset(map(str, self.folder.board["headline"]))
 
     @property
     def summary(self) -> str:
@@ -73,8 +75,7 @@ def _checked(given: Path, suite: str | None, plugins: tuple[Path, ...]) -> Check
     _check_code(folder)
     _check_failures(folder)
     specs = _check_ids(folder, read, plugins)
-    _check_seeds(folder)
-    _check_data(folder)
+    check_alike(folder.results)
     check_board(folder, read)
     _check_manifest(folder, read)
     return Checked(folder, read, specs, (*_notes(folder), *_beside_suite(specs, read, plugins)))
@@ -122,9 +123,14 @@ def _check_failures(folder: ResultFolder) -> None:
             raise FedbenchError(f"{named(line)}: seed {seeds} failed: {failures[0]['reason']}.")
 
 
-def _check_seeds(folder: ResultFolder) -> None:
+def check_alike(results: pd.DataFrame) -> None:
+    """FedbenchError, which names the run or row, where rows of ``results`` have other seeds or data than the others."""
+    _check_seeds(results)
+    _check_data(results)
+
+
+def _check_seeds(results: pd.DataFrame) -> None:
     """Every row has the seeds of all others of its scale and backbone, each once."""
-    results = folder.results
     for _, alike in results.groupby(["scale", "backbone"], sort=False):  # a network from scratch costs more than a head
         seeds = set(alike["seed"])
         for _, runs in alike.groupby(["setting", *PROTOCOL, *ROW], sort=False, dropna=False):
@@ -138,10 +144,10 @@ def _check_seeds(folder: ResultFolder) -> None:
                 raise FedbenchError(f"{row}: seed {twice['seed'].iloc[0]} has two runs; keep one.")
 
 
-def _check_data(folder: ResultFolder) -> None:
+def _check_data(results: pd.DataFrame) -> None:
     """The files are those of the setting, and what becomes of them those of the size that a network takes."""
-    teachers = folder.results["row_settings"].map(lambda text: json.loads(text).get("teacher", ""))
-    frame = folder.results.assign(teacher=teachers)
+    teachers = results["row_settings"].map(lambda text: json.loads(text).get("teacher", ""))
+    frame = results.assign(teacher=teachers)
     for column, alike in (("files_hash", []), ("data_hash", ["backbone", "teacher"])):
         for _, runs in frame.groupby(["setting", "dataset", *alike], sort=False):
             counts = runs[column].value_counts()
@@ -210,9 +216,11 @@ def _beside_suite(specs: Sequence[RunSpec], suite: Suite, plugins: tuple[Path, .
     if lacking:
         setting, row = min(lacking)
         yield f"{counted(len(lacking), 'row')} of the suite not run, such as {named({'setting': setting, 'row': row})}"
-    few = set(suite.seeds) - set(seeds)
-    if few:
-        yield f"without seed {', '.join(map(str, sorted(few)))} of the suite"
+    for scale, backbone in sorted({(spec.scale, spec.backbone) for spec in specs}):
+        wanted = (suite.scales[scale].seeds if scale in suite.scales else ()) or suite.seeds
+        few = set(wanted) - {spec.seed for spec in specs if (spec.scale, spec.backbone) == (scale, backbone)}
+        if few:
+            yield f"rows on {backbone} are without seed {', '.join(map(str, sorted(few)))} of the suite"
 
 
 def _notes(folder: ResultFolder) -> Iterator[str]:

@@ -20,7 +20,7 @@ _WHOLE = ("seed", "num_clients", "cohort_size", "num_train", "num_test", "traina
 _OF_RUN = (
     *("suite", "row", "setting", "scale", "method", "backbone", "tune", "dataset", "seed", "rounds", "run_id", "tuned"),
     *("commit", "code_hash", "data_hash", "files_hash", "weights_hash", "suite_hash", "suite_version", "harness_hash"),
-    *("scenario_settings", "row_settings", "method_code", "started", "untrained", "final/global_accuracy"),
+    *("scenario_settings", "row_settings", "method_code", "started", "untrained", "made_by", "final/global_accuracy"),
 )
 _OF_BOARD = ("block", "caption", "rank", "row", "setting", "headline", "seeds", "runs", "failures", "delta_mean")
 
@@ -70,7 +70,8 @@ def read_folder(given: Path) -> ResultFolder:
 
 def is_result_folder(place: str) -> bool:
     """Whether results were written to ``place``, and it is no store besides."""
-    return (Path(place) / RESULTS).is_file() and not (Path(place) / "mlflow.db").exists()
+    folder = expanded(place, "PLACE")
+    return (folder / RESULTS).is_file() and not (folder / "mlflow.db").exists()
 
 
 def named(line: Any) -> str:

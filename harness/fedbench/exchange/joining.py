@@ -6,6 +6,7 @@ Folders have no curves, so rounds to a target and what is drawn of single rounds
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pandas as pd
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
-from fedbench.exchange.checks import Checked
+from fedbench.exchange.checks import Checked, check_alike
 from fedbench.exchange.folder import named
 from fedbench.exchange.manifest import Environment, write_manifest
 from fedbench.leaderboard.across.map import map_on_page
@@ -21,6 +22,7 @@ from fedbench.leaderboard.formats.files import write
 from fedbench.leaderboard.page import write_page
 from fedbench.leaderboard.reading import ReadResults, board_of_runs, made_by
 from fedbench.leaderboard.results import StoredResults
+from fedbench.leaderboard.rows.identity import ON_NETWORK
 from fedbench.tracking.schema import FINAL
 
 _TIMINGS = "seconds"
@@ -29,18 +31,19 @@ _TIMINGS = "seconds"
 def join(folders: Sequence[Checked], into: Path) -> int:
     """Write the board of all runs of ``folders`` into the folder ``into``; how many runs it has.
 
-    FedbenchError where suite, licence or way of reading differ, and where two folders have a run with other numbers.
+    FedbenchError where suite, licence or way of reading differ, where two folders have a run with other numbers, and
+    where rows would have other seeds or data than the others.
     """
-    usable_folder(into, "--into")
-    first = folders[0]
+    into, first = usable_folder(into, "--into"), folders[0]
     for other in folders[1:]:
         _refuse_others(first, other)
     results = _joined(folders)
+    check_alike(results)
     suite, given = first.suite, first.folder.manifest.options
     board = board_of_runs(suite, given, results)
     stored = StoredResults(results, results.iloc[:0].assign(failure=""))
     read = ReadResults(suite, stored, results, pd.DataFrame(), board)
-    command = made_by(stored, given)
+    command = made_by(stored, replace(given, suite=suite.name))
     write(results, board, into, command)
     drawn = map_on_page(suite, board, read.curves)
     write_page(into / "index.html", suite.name, suite.description, results, board, read.curves, {}, command, drawn)
@@ -54,6 +57,7 @@ def _refuse_others(first: Checked, other: Checked) -> None:
         "suite": (first.suite.name, other.suite.name),
         "licence": (one.licence, two.licence),
         "way of reading": (one.options.command, two.options.command),
+        "network": (_networks(first), _networks(other)),
     }.items():
         if values[0] != values[1]:
             raise FedbenchError(
@@ -68,23 +72,28 @@ def _joined(folders: Sequence[Checked]) -> pd.DataFrame:
     for folder in folders:
         for line in folder.folder.results.to_dict("records"):
             before = kept.setdefault(str(line["run_id"]), line)
-            metric = next(
-                (name for name in _metrics(before, line) if not _same(before.get(name), line.get(name))), None
-            )
+            metric = next((name for name in _metrics(before, line) if not _same(before[name], line[name])), None)
             if metric is not None:
                 raise FedbenchError(
                     f"{named(line)}: two folders have it with different numbers, {metric.removeprefix(FINAL)} "
-                    f"{before.get(metric)!r} and {line.get(metric)!r}; fedbench verify tells which comes out again."
+                    f"{before[metric]!r} and {line[metric]!r}; fedbench verify tells which comes out again."
                 )
     frame = pd.DataFrame(list(kept.values())).sort_values("started", kind="stable", ignore_index=True)
-    texts = [name for name in frame if not str(name).startswith(FINAL)]
-    # a column that one of the folders has not
-    return frame.assign(**{str(name): frame[name].fillna("") for name in texts if frame[name].dtype == object})
+    # a text that one of the folders has no column of
+    lacking = [str(name) for name in frame if not str(name).startswith(FINAL) and frame[name].isna().any()]
+    return frame.assign(**{name: frame[name].fillna("") for name in lacking})
 
 
-def _metrics(*lines: Mapping[Any, Any]) -> list[str]:
-    names = {str(name) for line in lines for name in line}
+def _metrics(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[str]:
+    """What both have, timings aside."""
+    names = {str(name) for name in one} & {str(name) for name in other}
     return sorted(name for name in names if name.startswith(FINAL) and _TIMINGS not in name)
+
+
+def _networks(folder: Checked) -> str:
+    """What seconds of sending were added for, see ``fedbench leaderboard --network``."""
+    named = [str(name).removeprefix(FINAL) for name in folder.folder.results]
+    return "; ".join(name for name in named if name.startswith(ON_NETWORK)) or "none"
 
 
 def _same(one: Any, other: Any) -> bool:

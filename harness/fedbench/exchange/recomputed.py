@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,8 +31,6 @@ _DRAWN = {"p_best": 0.02}
 _RELATIVE = 1e-9
 """Sums of the same numbers in another order differ by less."""
 _MARKDOWN, _LATEX = "leaderboard.md", "leaderboard.tex"
-_READING = "$ fedbench leaderboard"
-"""How the last command above a board begins."""
 Key = tuple[str, str]
 """Block and row."""
 
@@ -49,6 +48,13 @@ def check_board(folder: ResultFolder, suite: Suite) -> None:
         if key not in given:
             raise FedbenchError(f"{named(_of(line))} is in {BOARD}, and {RESULTS} has no run of it.")
     _compare_texts(folder, _with_milestones(board, shown))
+
+
+def _reading(said: str, wanted: str) -> str:
+    """The command that a board says it was read by, if but for the suite's name or file it is the ``wanted`` one."""
+    words = shlex.split(said.removeprefix("$ "))
+    at = words.index("--suite") if "--suite" in words[:-1] else len(words)
+    return said.removeprefix("$ ") if words[:at] + words[at + 2 :] == shlex.split(wanted) else wanted
 
 
 def _by_row(frame: pd.DataFrame) -> dict[Key, dict[str, str]]:
@@ -106,6 +112,7 @@ def _with_milestone(line: Line, shown: Mapping[str, Any]) -> Line:
 
     return replace(
         line,
+        p_best=number("p_best"),
         milestone=Milestone(
             ScoreCell(number("rounds_to_target_mean"), number("rounds_to_target_std")),
             number("target"),
@@ -122,9 +129,8 @@ def _compare_texts(folder: ResultFolder, board: Board) -> None:
     """FedbenchError for a line that ``board`` and the commands of the runs do not give, or that is missing."""
     written = (folder.path / _MARKDOWN).read_text(encoding="utf-8")
     commands = made_by(StoredResults(folder.results, folder.results.iloc[:0]), folder.manifest.options).splitlines()
-    # the last one may name the suite by a file
-    last = [line.removeprefix("$ ") for line in written.splitlines() if line.startswith(_READING)]
-    texts = {_MARKDOWN: markdown_page(board, "\n".join([*commands[:-1], *last[:1]]))}
+    said = next((line for line in written.splitlines() if line.startswith("$ fedbench leaderboard")), "")
+    texts = {_MARKDOWN: markdown_page(board, "\n".join([*commands[:-1], _reading(said, commands[-1])]))}
     if (folder.path / _LATEX).is_file():
         texts[_LATEX] = to_latex(board)
     for name, given in texts.items():

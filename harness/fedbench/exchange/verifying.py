@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,8 +103,8 @@ def verify(
         differs = (*elsewhere, *_differing(recorded, now[spec.run_id]))
         points = tolerance if differs else None
         found = Verified(title, points, differs)
-        headline = checked.headline
-        yield replace(found, differences=tuple(_differences(recorded, now[spec.run_id], points, headline)))
+        differences = _differences(recorded, now[spec.run_id], points, checked.headlines)
+        yield replace(found, differences=tuple(differences))
 
 
 def _results(carried: Carried, suite: str) -> dict[str, Mapping[Any, Any]]:
@@ -131,13 +131,13 @@ def _differing(recorded: Mapping[Any, Any], now: Mapping[Any, Any]) -> Iterator[
 
 
 _OF_FEW = 10
-"""By so much the tolerance is wider where what a board is ranked by is an accuracy on few images."""
+"""By so much the tolerance is wider where what a table is ranked by is of few images."""
 _EXACT = ("bytes_up", "bytes_down", "megabytes")
 """What no platform changes."""
 
 
 def _differences(
-    recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance: float | None, headline: str
+    recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance: float | None, headlines: Collection[str]
 ) -> Iterator[OtherNumber]:
     """Of the metrics that the folder has; those that a later version of fedbench added are none."""
     for name, value in recorded.items():
@@ -153,7 +153,7 @@ def _differences(
             # of a class, a domain or the worst client a single image is more than the tolerance
             is_of_few = "/" in metric or "worst" in metric
             points = tolerance * _OF_FEW if is_of_few else tolerance
-            is_loose = "accuracy" not in metric or (is_of_few and metric != headline)
+            is_loose = metric not in headlines and (is_of_few or "accuracy" not in metric)
             is_same = is_loose or abs(again - value) <= points
         if not is_same:
             yield OtherNumber(metric, value, again)

@@ -71,7 +71,7 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
             f"plugin {where}, class {cls.__name__}: name={name!r} cannot be a name; use up to {LONGEST_NAME} letters "
             "(a-z), digits, hyphens and underscores, a letter or digit first."
         )
-    if kind == "metric" and _is_reserved(name):
+    if kind == "metric" and _is_of_harness(name):
         raise FedbenchError(
             f"plugin {where}, class {cls.__name__}: name={name!r} is as the harness calls metrics of its own "
             "(..._accuracy, bytes, seconds); give it another."
@@ -87,10 +87,10 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: {error}") from error
 
 
-def _is_reserved(name: str) -> bool:
-    from fedbench.core.metric_names import is_reserved  # imports numpy, which listing names does without
+def _is_of_harness(name: str) -> bool:
+    from fedbench.core.metric_names import is_of_harness  # imports numpy, which listing names does without
 
-    return is_reserved(name)
+    return is_of_harness(name)
 
 
 BASES = {

@@ -105,8 +105,12 @@ def board_of_runs(suite: Suite, given: ReadingOptions, results: pd.DataFrame) ->
 
 
 def made_by(stored: StoredResults, given: ReadingOptions) -> str:
-    """All commands behind the results and failures, oldest first, then the one that reads them; a line each."""
-    runs = [run for frame in (stored.finished, stored.failed) for run in frame.to_dict("records")]
+    """All commands behind the results and failures, oldest first, then the one that reads them; a line each.
+
+    A failure of a run that has finished since is none.
+    """
+    lost = stored.failed[~stored.failed["run_id"].isin(stored.finished["run_id"])]
+    runs = [run for frame in (stored.finished, lost) for run in frame.to_dict("records")]
     runs.sort(key=lambda run: run["started"])
     commands = [command for run in runs for command in json.loads(run["made_by"])]
     return "\n".join([*dict.fromkeys(commands), given.command])

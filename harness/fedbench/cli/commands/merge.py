@@ -29,6 +29,8 @@ def merge(
 
     files = plugin_files(plugin)
     folders = [place for place in places if is_result_folder(place)]
+    if not folders and (suite is not None or files):
+        raise FedbenchError("--suite and --plugin are for result folders; leave them out for stores.")
     if not folders:
         _stores(places, into)
     elif len(folders) < len(places):
