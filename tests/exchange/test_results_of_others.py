@@ -394,7 +394,10 @@ def test_verify_finds_the_number_that_is_changed_wherever_it_stands(
     made_elsewhere(folder)
     capsys.readouterr()
     assert verify(made, folder, "--share", "1") == 0
-    assert "the same within 0.5 points (torch 1.0 then," in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert (
+        "the same within 0.5 points (torch 1.0 then," in shown and "the same to the last bit (torch 1.0 then," in shown
+    )
 
 
 @pytest.mark.parametrize(("by", "code"), [(4.0, 0), (-6.0, 1)])
