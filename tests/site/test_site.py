@@ -15,7 +15,7 @@ from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
 from fedbench.site.names import slug
 from fedbench.site.pages import LISTING, write_site
-from fedbench.site.text import findings, laid_out, told
+from fedbench.site.text import findings, laid_out, seeds_shown, told
 from tests.site.folders import write_folder
 
 
@@ -271,3 +271,10 @@ def test_backbones_say_what_they_were_pretrained_on(backbone: str, said: tuple[s
     known = pretraining_of(backbone)
     assert (known.datasets if known else None) == said
     assert set(said or ()) <= {"embedded", *(card.title for card in CARDS)}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "shown"), [(["0", "1", "2", "7"], "0-2, 7"), (["3"], "3"), (["0", "<b>"], "0, <b>"), ([""], "")]
+)
+def test_seeds_are_shown_in_ranges(seeds: list[str], shown: str) -> None:
+    assert seeds_shown(seeds) == shown

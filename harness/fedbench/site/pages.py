@@ -24,7 +24,7 @@ from fedbench.site.data import data_of, name_of, seen_in
 from fedbench.site.methods import methods_of
 from fedbench.site.model import ResultsOf
 from fedbench.site.names import in_repository, slug
-from fedbench.site.text import findings, with_code
+from fedbench.site.text import findings, seeds_shown, with_code
 
 LISTING = ".fedbench-site"
 """What a site wrote, a path per line: what the next one no longer has is removed, and nothing else."""
@@ -85,7 +85,7 @@ class _Site:
             css=Markup(_shipped("site.css")), js=Markup(_shipped("site.js")), version=fedbench.__version__
         )
         environment.globals.update(slug=slug, data_name=name_of, code_link=self._code, board=self._board)
-        environment.filters.update(code=with_code)
+        environment.filters.update(code=with_code, shown_seeds=seeds_shown)
         self._environment = environment
 
     def write_all(self) -> None:

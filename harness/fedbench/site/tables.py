@@ -14,6 +14,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import stack_names
 from fedbench.core.wording import heading, megabytes, spread
 from fedbench.site.model import BoardLine, BoardTable, number
+from fedbench.site.text import seeds_shown
 
 Texts = dict[str, str]
 _APART = ("domain_accuracy/", "class_accuracy/")
@@ -99,7 +100,7 @@ def _entry(line: Texts, metrics: Sequence[str]) -> BoardLine:
         delta=_delta(line),
         megabytes=megabytes(sent),
         seconds="–" if math.isnan(seconds) else f"{seconds:,.1f}",
-        seeds=line["seed_list"],
+        seeds=seeds_shown(line["seed_list"].split(", ")),
         runs=tuple(map(str, runs.values())) if isinstance(runs, dict) else (),
         tuned=line.get("tuned") == "True",
         failure=line.get("failure", ""),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup, escape
+
+from fedbench.leaderboard.rows.seeds import spans
 
 _NOTES = re.compile(
     r"(?:^|(?<=\. ))(?:Left open|Left out|(?:Paper|Equations) against|Where paper and (?:released )?code disagree"
@@ -47,6 +49,11 @@ def told(docstring: str) -> Told:
             into.append("")
         into.append(line)
     return Told(" ".join(reference.split()), laid_out(what), laid_out(notes))
+
+
+def seeds_shown(seeds: Sequence[str]) -> str:
+    """Seeds, which a folder has as texts, in ranges: ``0-4, 7``; as they stand where one is no number."""
+    return ", ".join(spans([int(seed) for seed in seeds]) if all(seed.isdecimal() for seed in seeds) else seeds)
 
 
 def laid_out(lines: list[str]) -> Markup:

@@ -35,16 +35,17 @@ def seed_counts(lines: Sequence[Line]) -> str:
 
 def seeds_named(seeds: Sequence[int]) -> str:
     """``seeds 0-4, 7``, all of them however many; they are in order."""
-    return f"seed{'s' if len(seeds) != 1 else ''} {', '.join(_parts(seeds))}"
+    return f"seed{'s' if len(seeds) != 1 else ''} {', '.join(spans(seeds))}"
 
 
 def ranges(seeds: Sequence[int]) -> str:
     """``0-4, 7`` for 0, 1, 2, 3, 4, 7; the number of them where that is long. They are in order."""
-    texts = _parts(seeds)
+    texts = spans(seeds)
     return ", ".join(texts) if len(texts) <= _MOST_PARTS else f"{len(seeds)} seeds"
 
 
-def _parts(seeds: Sequence[int]) -> list[str]:
+def spans(seeds: Sequence[int]) -> list[str]:
+    """``0-4`` and ``7`` for 0, 1, 2, 3, 4, 7."""
     parts: list[list[int]] = []
     for seed in seeds:
         if parts and parts[-1][-1] == seed - 1:
