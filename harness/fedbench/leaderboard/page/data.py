@@ -20,6 +20,7 @@ from fedbench.leaderboard.page.settings import map_section, overview_of, ranking
 from fedbench.leaderboard.page.svg import swatch
 from fedbench.leaderboard.page.table import AGREEING, DOMAIN, assigned, columns_of, domains_of, probability, sent
 from fedbench.leaderboard.rows import own_models, untrained
+from fedbench.leaderboard.rows.seeds import spans
 from fedbench.plugins.provenance import versions
 
 _OVERALL = "global_accuracy"
@@ -79,7 +80,7 @@ def _facts(results: pd.DataFrame, board: Board, settings: Sequence[str]) -> list
         ("methods", str(len({line.method for line in board.lines}))),
         ("rows", str(len({line.row for line in board.lines}))),
         ("settings", str(len(settings) or (1 if board.tables else 0))),
-        ("seeds", ", ".join(_seeds(results))),
+        ("seeds", _seeds(results)),
         ("runs", str(len(results))),
         ("failed runs", str(sum(len(line.status.failures) for line in board.lines) or "")),
         ("run on", " to ".join(dict.fromkeys(days[:1] + days[-1:]))),
@@ -177,7 +178,7 @@ def _details(line: Line, own: Mapping[str, str]) -> list[tuple[str, str]]:
         ("published", "; ".join(published)),
         ("sent", sent(line)),
         ("seconds in all", "" if math.isnan(seconds) else f"{seconds:,.1f}"),
-        ("seeds", ", ".join(str(seed) for seed in line.seeds)),
+        ("seeds", ", ".join(spans(line.seeds))),
         ("run ids", _by_seed(line.runs)),
         ("MLflow ids", _by_seed(line.mlflow_ids)),
         ("failed runs", ", ".join(failures)),
@@ -271,13 +272,11 @@ def _reproduction(results: pd.DataFrame, command: str) -> Reproduction:
     for run in runs:
         run["commit"] = _short_commit(run["commit"])
         run |= {name: run[name][:8] for name in ("code_hash", "data_hash", "weights_hash")}
-    return Reproduction(
-        command, versions(), [one for one in states.items() if one[1]], ", ".join(_seeds(results)), runs
-    )
+    return Reproduction(command, versions(), [one for one in states.items() if one[1]], _seeds(results), runs)
 
 
-def _seeds(results: pd.DataFrame) -> list[str]:
-    return [str(seed) for seed in sorted({int(seed) for seed in results["seed"]})]
+def _seeds(results: pd.DataFrame) -> str:
+    return ", ".join(spans(sorted({int(seed) for seed in results["seed"]})))
 
 
 def _short_commit(text: str) -> str:
