@@ -419,7 +419,7 @@ def test_what_is_not_the_suites_is_told(made: Made, tmp_path: Path) -> None:
     assert "rows on clip:embedded are without seed 0 of the suite" in notes
 
 
-def test_what_failed_before_it_finished_is_no_reason_to_refuse(made: Made, tmp_path: Path) -> None:
+def test_what_failed_before_it_finished_is_no_reason_to_refuse(made: Made) -> None:
     results = read_folder(made.place / "out").results
     failed = results.iloc[:1].assign(failure="out of memory", made_by='["fedbench run --method fedavg"]')
     given = read_folder(made.place / "out").manifest.options

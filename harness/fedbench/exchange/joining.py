@@ -17,6 +17,7 @@ from fedbench.core.files import usable_folder
 from fedbench.exchange.checks import Checked, check_alike
 from fedbench.exchange.folder import named
 from fedbench.exchange.manifest import Environment, write_manifest
+from fedbench.exchange.numbers import differing, finals
 from fedbench.leaderboard.across.map import map_on_page
 from fedbench.leaderboard.formats.files import write
 from fedbench.leaderboard.page import write_page
@@ -24,8 +25,6 @@ from fedbench.leaderboard.reading import ReadResults, board_of_runs, made_by
 from fedbench.leaderboard.results import StoredResults
 from fedbench.leaderboard.rows.identity import ON_NETWORK
 from fedbench.tracking.schema import FINAL
-
-_TIMINGS = "seconds"
 
 
 def join(folders: Sequence[Checked], into: Path) -> int:
@@ -72,7 +71,9 @@ def _joined(folders: Sequence[Checked]) -> pd.DataFrame:
     for folder in folders:
         for line in folder.folder.results.to_dict("records"):
             before = kept.setdefault(str(line["run_id"]), line)
-            metric = next((name for name in _metrics(before, line) if not _same(before[name], line[name])), None)
+            # an older folder may lack some
+            both = before.keys() & line.keys()
+            metric = next(differing(*(finals({name: each[name] for name in both}) for each in (before, line))), None)
             if metric is not None:
                 raise FedbenchError(
                     f"{named(line)}: two folders have it with different numbers, {metric.removeprefix(FINAL)} "
@@ -84,21 +85,10 @@ def _joined(folders: Sequence[Checked]) -> pd.DataFrame:
     return frame.assign(**{name: frame[name].fillna("") for name in lacking})
 
 
-def _metrics(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[str]:
-    """What both have, timings aside."""
-    names = {str(name) for name in one} & {str(name) for name in other}
-    return sorted(name for name in names if name.startswith(FINAL) and _TIMINGS not in name)
-
-
 def _networks(folder: Checked) -> str:
     """What seconds of sending were added for, see ``fedbench leaderboard --network``."""
     named = [str(name).removeprefix(FINAL) for name in folder.folder.results]
     return "; ".join(name for name in named if name.startswith(ON_NETWORK)) or "none"
-
-
-def _same(one: Any, other: Any) -> bool:
-    missing = pd.isna(one), pd.isna(other)
-    return all(missing) if any(missing) else bool(one == other)
 
 
 def _environment(folders: Sequence[Checked]) -> Environment:

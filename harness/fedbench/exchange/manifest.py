@@ -79,7 +79,7 @@ def write_manifest(
 ) -> None:
     """Write manifest.json about the leaderboard that was written into ``folder``; FedbenchError where it can't be.
 
-    ``environment`` is this machine's where nothing else is said.
+    ``environment`` is by default this machine's.
     """
     suites = set(read.results["suite"]) if len(read.results) else set()
     named = (

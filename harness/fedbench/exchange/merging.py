@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fedbench.core.errors import FedbenchError
+from fedbench.exchange.numbers import differing, finals
 from fedbench.tracking.databases import shown
 from fedbench.tracking.recorded.seal import SEAL
 from fedbench.tracking.schema import EXPERIMENT, FINAL, INVOCATION, KIND, database_of, local_artifacts, store_uri
@@ -20,7 +21,6 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 _ENDED = ("FINISHED", "FAILED")
-_TIMINGS = "seconds"
 Key = tuple[str, str]
 """Id of a run, hash of its code."""
 
@@ -48,7 +48,7 @@ def merge(sources: Sequence[str], into: str, tell: Callable[[str], None] = lambd
     """Copy the ended runs of the stores ``sources`` into the store ``into``, with curves, files and commands.
 
     A run of the same id and code is copied once; ``tell`` hears of every run that is. FedbenchError, before anything is
-    copied, where two of them have different numbers, for a store that does not exist.
+    copied, where two of them have different numbers, and for a store that does not exist.
     """
     opened = [_opened(source) for source in sources]
     uri = store_uri(into)
@@ -88,25 +88,14 @@ def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_OpenStore]) -> None:
         if run.info.status != "FINISHED":
             continue
         other = seen.setdefault(_key(run), run)
-        metric = next(_differing(_finals(other), _finals(run)), None)
+        metric = next(differing(finals(other.data.metrics), finals(run.data.metrics)), None)
         if metric is not None:
             tags = RunTags(run.data.tags)
-            one, two = (_finals(each).get(metric) for each in (other, run))
+            one, two = (each.data.metrics.get(metric) for each in (other, run))
             raise FedbenchError(
                 f"{run.info.run_name} (run {tags.run_id}): two stores have it by the same code with different numbers, "
                 f"{metric.removeprefix(FINAL)} {one!r} and {two!r}; drop the wrong one with `fedbench runs drop`."
             )
-
-
-def _finals(run: Run) -> dict[str, float]:
-    return {name: value for name, value in run.data.metrics.items() if name.startswith(FINAL) and _TIMINGS not in name}
-
-
-def _differing(one: Mapping[str, float], other: Mapping[str, float]) -> Iterator[str]:
-    for name in sorted({*one, *other}):
-        values = one.get(name), other.get(name)
-        if values[0] != values[1] and not all(value is not None and value != value for value in values):
-            yield name
 
 
 def _copy_all(

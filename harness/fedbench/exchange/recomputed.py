@@ -50,11 +50,11 @@ def check_board(folder: ResultFolder, suite: Suite) -> None:
     _compare_texts(folder, _with_milestones(board, shown))
 
 
-def _reading(said: str, wanted: str) -> str:
-    """The command that a board says it was read by, if but for the suite's name or file it is the ``wanted`` one."""
-    words = shlex.split(said.removeprefix("$ "))
+def _reading(shown: str, expected: str) -> str:
+    """The command ``shown`` above a board, if but for the suite's name or file it is the ``expected`` one."""
+    words = shlex.split(shown)
     at = words.index("--suite") if "--suite" in words[:-1] else len(words)
-    return said.removeprefix("$ ") if words[:at] + words[at + 2 :] == shlex.split(wanted) else wanted
+    return shown if words[:at] + words[at + 2 :] == shlex.split(expected) else expected
 
 
 def _by_row(frame: pd.DataFrame) -> dict[Key, dict[str, str]]:
@@ -127,17 +127,17 @@ def _with_milestone(line: Line, shown: Mapping[str, Any]) -> Line:
 
 def _compare_texts(folder: ResultFolder, board: Board) -> None:
     """FedbenchError for a line that ``board`` and the commands of the runs do not give, or that is missing."""
-    written = (folder.path / _MARKDOWN).read_text(encoding="utf-8")
-    commands = made_by(StoredResults(folder.results, folder.results.iloc[:0]), folder.manifest.options).splitlines()
-    said = next((line for line in written.splitlines() if line.startswith("$ fedbench leaderboard")), "")
-    texts = {_MARKDOWN: markdown_page(board, "\n".join([*commands[:-1], _reading(said, commands[-1])]))}
-    if (folder.path / _LATEX).is_file():
-        texts[_LATEX] = to_latex(board)
-    for name, given in texts.items():
-        lines, shown = given.splitlines(), (folder.path / name).read_text(encoding="utf-8").splitlines()
-        for has, lacks, what in ((lines, shown, "lacks"), (shown, lines, "has")):
-            wrong = next((line for line in has if line not in set(lacks)), "")
+    files = {name: folder.path / name for name in (_MARKDOWN, _LATEX)}
+    shown = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items() if file.is_file()}
+    stored = StoredResults(folder.results, folder.results.iloc[:0])
+    *commands, last = made_by(stored, folder.manifest.options).splitlines()
+    prompt = next((line for line in shown[_MARKDOWN] if line.startswith("$ fedbench leaderboard")), "$ ")
+    commands.append(_reading(prompt.removeprefix("$ "), last))
+    given = {_MARKDOWN: markdown_page(board, "\n".join(commands)).splitlines(), _LATEX: to_latex(board).splitlines()}
+    for name, lines in shown.items():
+        for has, lacks, what in ((given[name], set(lines), "lacks"), (lines, set(given[name]), "has")):
+            wrong = next((line for line in has if line not in lacks), "")
             if wrong:
                 raise FedbenchError(f"{name} is not what {BOARD} gives: it {what} the line {wrong[:200]!r}.")
-        if lines != shown:
+        if lines != given[name]:
             raise FedbenchError(f"{name} is not what {BOARD} gives: its lines are in another order.")

@@ -14,6 +14,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.exchange.checks import Checked
 from fedbench.exchange.folder import named
 from fedbench.exchange.manifest import environment_here
+from fedbench.exchange.numbers import finals
 from fedbench.leaderboard.results import load_results
 from fedbench.runs.engines.scheduler import Policy
 from fedbench.runs.prepare import Settings
@@ -22,8 +23,6 @@ from fedbench.workflow.execution import Carried, Storing, carry_out
 from fedbench.workflow.screen import Screen
 from fedbench.workflow.selection import Place, Selection
 
-_TIMINGS = ("seconds",)
-"""Part of the names of metrics that say how fast a machine was."""
 _HASHES = {"code_hash": "code", "data_hash": "data", "weights_hash": "weights"}
 POINTS = 0.5
 
@@ -101,12 +100,13 @@ def verify(
             yield Verified(title, None, failure=failures.get(spec.run_id, "its row is not for its backbone"))
             continue
         differs = (*elsewhere, *_differing(recorded, now[spec.run_id]))
-        exact, loose = (
-            tuple(_differences(recorded, now[spec.run_id], points, checked.headlines)) for points in (None, tolerance)
-        )
-        # elsewhere, too, they may be the same to the last bit, which says more
-        is_loose = bool(differs and exact)
-        yield Verified(title, tolerance if is_loose else None, differs, loose if is_loose else exact)
+        again, points = now[spec.run_id], None
+        found = tuple(_differences(recorded, again, points, checked.headlines))
+        # elsewhere, too, all may be the same to the last bit, which is worth more
+        if found and differs:
+            points = tolerance
+            found = tuple(_differences(recorded, again, points, checked.headlines))
+        yield Verified(title, points, differs, found)
 
 
 def _results(carried: Carried, suite: str) -> dict[str, Mapping[Any, Any]]:
@@ -142,10 +142,8 @@ def _differences(
     recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance: float | None, headlines: Collection[str]
 ) -> Iterator[OtherNumber]:
     """Of the metrics that the folder has; those that a later version of fedbench added are none."""
-    for name, value in recorded.items():
-        metric = str(name).removeprefix(FINAL)
-        if metric == name or any(part in metric for part in _TIMINGS):
-            continue
+    for name, value in finals(recorded).items():
+        metric = name.removeprefix(FINAL)
         again = float(now.get(name, math.nan))
         if math.isnan(value):
             is_same = math.isnan(again)

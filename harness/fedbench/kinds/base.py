@@ -53,6 +53,11 @@ class Plugin(Generic[P]):
         return tuple(declared(cls.Params))
 
     @classmethod
+    def _is_of_harness(cls) -> bool:
+        """Whether its name is one that the harness keeps for itself."""
+        return False
+
+    @classmethod
     def usage(cls) -> str:
         """How it is typed, without options."""
         return cls.name if cls.location is None else f"{cls.name}:{cls.location}"
@@ -71,10 +76,10 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
             f"plugin {where}, class {cls.__name__}: name={name!r} cannot be a name; use up to {LONGEST_NAME} letters "
             "(a-z), digits, hyphens and underscores, a letter or digit first."
         )
-    if kind == "metric" and _is_of_harness(name):
+    if cls._is_of_harness():
         raise FedbenchError(
-            f"plugin {where}, class {cls.__name__}: name={name!r} is as the harness calls metrics of its own "
-            "(..._accuracy, bytes, seconds); give it another."
+            f"plugin {where}, class {cls.__name__}: name={name!r} is as the harness calls {kind}s of its own; give it "
+            "another."
         )
     if not cls.description():
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: no docstring; say in it what {name} is.")
@@ -85,12 +90,6 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
         declared(cls.Params)
     except FedbenchError as error:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: {error}") from error
-
-
-def _is_of_harness(name: str) -> bool:
-    from fedbench.core.metric_names import is_of_harness  # imports numpy, which listing names does without
-
-    return is_of_harness(name)
 
 
 BASES = {

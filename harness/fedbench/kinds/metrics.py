@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.federation import Federation
+from fedbench.core.metric_names import is_of_harness
 from fedbench.core.types import Predictions
 from fedbench.kinds.base import P, Plugin
 
@@ -71,6 +72,10 @@ class Metric(Plugin[P]):
     """Whether it is computed after the last round alone."""
     needs_model: ClassVar[bool] = True
     """Whether it is of the global model; then it is left out for a method that has none."""
+
+    @classmethod
+    def _is_of_harness(cls) -> bool:
+        return is_of_harness(cls.name)
 
     @abstractmethod
     def values(self, task: MetricTask) -> float | Mapping[str, float] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from fedbench.core.errors import FedbenchError
@@ -131,14 +131,20 @@ def requested(
             "for instance fedbench run --suite longtail."
         )
     overrides = Overrides(
-        selection.methods, selection.seeds, sets, selection.plugin_files, selection.scale, selection.settings
+        selection.methods,
+        selection.seeds,
+        sets,
+        selection.plugin_files,
+        selection.scale,
+        selection.settings,
+        selection.on,
     )
-    picked = replace(narrowed(suite, overrides), on=selection.on)
+    picked = narrowed(suite, overrides)
     specs = expand(suite, picked)
     if picked.settings != overrides.settings:
-        count, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
+        chosen, known = len({spec.setting for spec in specs}), len(suite.scales[picked.scale].settings)
         screen.say(
-            f"dataset={dict(sets)['dataset']} picks {counted(count, 'setting')} of the {known} of scale {picked.scale}"
+            f"dataset={dict(sets)['dataset']} picks {counted(chosen, 'setting')} of the {known} of scale {picked.scale}"
         )
     for line in text_of_added(suite, picked):
         screen.say(line)
