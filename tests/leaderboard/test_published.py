@@ -46,11 +46,16 @@ FOLDER = published_folder(None)
 REPLAYS = [name for name in suite_names() if load_suite(name).published]
 
 
+def largest(suite):
+    """The paper's scale, or what the suite has of it."""
+    return list(suite.scales)[-1]
+
+
 @cache
 def at_paper_scale(name):
-    """A suite, and its runs with one seed at the paper's scale, or at what it has of it."""
+    """A suite, and its runs at its largest scale with one seed."""
     suite = load_suite(name)
-    return suite, expand(suite, Overrides(scale=list(suite.scales)[-1], seeds=(0,)))
+    return suite, expand(suite, Overrides(scale=largest(suite), seeds=(0,)))
 
 
 @pytest.fixture(scope="module", params=REPLAYS)
@@ -70,7 +75,7 @@ def test_every_row_and_every_setting_joins_a_published_number(replay):
     suite, _, specs, pick = replay
     hit = [(spec, key) for spec in specs for key in spec.published if len(pick(key))]
     settings = {spec.setting for spec, _ in hit}
-    wanted = {setting.name for setting in suite.scales[list(suite.scales)[-1]].settings if setting.published}
+    wanted = {setting.name for setting in suite.scales[largest(suite)].settings if setting.published}
     assert wanted == settings, f"settings without a published number: {sorted(wanted - settings)}"
     for row in suite.rows:
         for entry in row.published:
