@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbench.advice.advising import NEAREST, Constraints, advise
+from fedbench.advice.advising import LEAST_SPREAD, NEAREST, Constraints, advise
 from fedbench.advice.evidence import Evidence, read_evidence, write_evidence
 from fedbench.advice.measures import Measures, measures_of, read_counts
 from fedbench.core.errors import FedbenchError
@@ -68,23 +68,42 @@ def test_the_rows_of_the_setting_itself_decide_where_it_is_measured():
     assert advise(known, measures(4.0), "fedavg").choices[0].label == "high"
 
 
-def test_the_interval_is_what_settings_left_out_are_missed_by():
+def test_the_interval_is_what_settings_left_out_are_missed_by_in_spreads():
     # one row beats the baseline by 10 everywhere but in s2, by 40
     known = evidence({"fedavg": [50] * 9, "best": [60, 60, 90] + [60] * 6}, list(range(9)))
-    found = advise(known, measures(0.0), "fedavg")
-    misses = []
-    for left in range(9):
-        rest = sorted((one for one in range(9) if one != left), key=lambda one: abs(one - left))[:NEAREST]
-        every = [one for one in range(9) if one != left]
-        steps = np.array([10.0 * abs(one - left) for one in rest])
-        usual = np.median([min(10 * abs(a - b) for b in every if b != a) for a in every])
+    beats = np.array([40.0 if one == 2 else 10.0 for one in range(9)])
+
+    def expected(place, settings):
+        """Margin at a place and its spread, from the nearest of other settings."""
+        near = sorted(settings, key=lambda one: abs(one - place))[:NEAREST]
+        steps = np.array([10.0 * abs(one - place) for one in near])
+        usual = np.median([min(10 * abs(a - b) for b in settings if b != a) for a in settings])
         weights = np.exp(-(steps**2 - steps.min() ** 2) / (2 * usual**2))
-        margins = np.array([40.0 if one == 2 else 10.0 for one in rest])
-        misses.append(abs(float(weights @ margins / weights.sum()) - (40 if left == 2 else 10)))
-    assert found.choices[0].half_width == pytest.approx(max(misses))  # of nine, 90 % is all
-    assert math.isnan(found.choices[1].half_width)
+        margin = np.average(beats[near], weights=weights)
+        return margin, max(LEAST_SPREAD, np.average((beats[near] - margin) ** 2, weights=weights) ** 0.5)
+
+    ratios = []
+    for left in range(9):
+        margin, spread = expected(left, [one for one in range(9) if one != left])
+        ratios.append(abs(margin - beats[left]) / spread)
+    here, there = (advise(known, measures(place), "fedavg") for place in (0.0, 8.0))
+    # of nine, 90 % is all; s2 is among the four nearest of one place only
+    assert here.choices[0].half_width == pytest.approx(max(ratios) * expected(0, range(9))[1])
+    assert there.choices[0].half_width == pytest.approx(max(ratios) * LEAST_SPREAD)
+    assert math.isnan(here.choices[1].half_width)
     fewer = advise(known.without("s8"), measures(0.0), "fedavg")
     assert fewer.choices[0].half_width == math.inf
+
+
+def test_the_spread_is_of_seeds_too():
+    known = evidence({"fedavg": [50] * 9, "best": [60] * 9}, list(range(9)))
+    assert advise(known, measures(0.0), "fedavg").choices[0].half_width == pytest.approx(0.0)  # never missed
+    runs = known.runs.copy()
+    runs.loc[(runs["row"] == "best · b") & (runs["seed"] == 1), "global"] += 8  # margins 10 and 18 in every setting
+    runs.loc[(runs["row"] == "best · b") & (runs["setting"] == "s0"), "global"] += 6
+    found = advise(Evidence(runs), measures(8.0), "fedavg").choices[0]
+    # around s8 settings agree, seeds lie 4 from their mean; s0, left out, is missed by 6 where they do the same
+    assert (found.margin, found.half_width) == (pytest.approx(14.0), pytest.approx(6 / 4 * 4))
 
 
 def test_without_labels_a_row_that_sends_nothing_but_trains_is_left_out():

@@ -1,10 +1,11 @@
 """Which methods to try on a federation: what led in the nearest measured settings, and how far that carries.
 
 A row's score at a place is the mean over the nearest settings, weighted by a Gaussian of their distance whose width is
-the usual distance between neighbours on the map. The interval of the first choice's margin is what the same rule misses
-by when it is asked for measured settings it has not seen, each left out in turn: the jackknife's quantile (as in Barber
-et al., Annals of Statistics 2021, without its guarantee, since neighbours on a grid are not exchangeable). With too few
-settings for the level there is none.
+the usual distance between neighbours on the map. The interval of the first choice's margin comes from what the same
+rule misses by when it is asked for measured settings it has not seen, each left out in turn: the jackknife's quantile
+(as in Barber et al., Annals of Statistics 2021) of misses in units of their spread, times the spread here (as in Lei
+et al., JASA 2018, section 5.2), so that it is wide where neighbours or seeds disagree. Neither's guarantee holds, since
+neighbours on a grid are not exchangeable. With too few settings for the level there is no interval.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ NEAREST = 4
 """Settings that count."""
 LEVEL = 0.9
 """Of the interval; nine settings left out are needed."""
+LEAST_SPREAD = 0.5
+"""In points; seeds that agree better do so by chance."""
 MOST = 3
 """Rows of a shortlist."""
 
@@ -82,7 +85,8 @@ def advise(evidence: Evidence, measures: Measures, baseline: str, constraints: C
     if len(places) < 3:
         raise FedbenchError(f"the evidence has {len(places)} settings; advice needs three at least.")
     chosen = _shortlist(evidence, measures, baseline, constraints)
-    half = _half_width(evidence, baseline, constraints)
+    spread = _spread(evidence, measures, chosen[0], baseline, constraints.needs)
+    half = _misses(evidence, baseline, constraints) * spread
     distances = _distances(places, measures)
     return Advice(
         measures=measures,
@@ -164,9 +168,12 @@ def _weights(places: Mapping[str, Measures], measures: Measures) -> dict[str, fl
     return {setting: math.exp(-(distance**2 - least**2) / (2 * width**2)) for setting, distance in near.items()}
 
 
-def _half_width(evidence: Evidence, baseline: str, constraints: Constraints) -> float:
-    """The quantile of what the first choice's margin is missed by, over settings left out; infinite for too few."""
-    errors = []
+def _misses(evidence: Evidence, baseline: str, constraints: Constraints) -> float:
+    """The quantile of what the first choice's margin is missed by, in spreads, over settings left out in turn.
+
+    Infinite for too few.
+    """
+    misses = []
     for setting, measures in evidence.places.items():
         rest = evidence.without(setting)
         try:
@@ -174,10 +181,29 @@ def _half_width(evidence: Evidence, baseline: str, constraints: Constraints) -> 
         except FedbenchError:
             continue
         true = true_margins(evidence, setting, baseline, constraints.needs, {first.row})
-        if not math.isnan(true[first.row]):
-            errors.append(abs(true[first.row] - first.margin))
-    place = math.ceil(LEVEL * (len(errors) + 1))
-    return float(np.sort(errors)[place - 1]) if place <= len(errors) else math.inf
+        spread = _spread(rest, measures, first, baseline, constraints.needs)
+        if not math.isnan(true[first.row]) and math.isfinite(spread):
+            misses.append(abs(true[first.row] - first.margin) / spread)
+    place = math.ceil(LEVEL * (len(misses) + 1))
+    return float(np.sort(misses)[place - 1]) if place <= len(misses) else math.inf
+
+
+def _spread(evidence: Evidence, measures: Measures, choice: Choice, baseline: str, score: str) -> float:
+    """How far the runs that a choice rests on lie from its margin: settings weighted as in it, seeds paired.
+
+    Infinite where it and the baseline have no seed in common.
+    """
+    weights = _weights(evidence.places, measures)
+    runs = evidence.runs[evidence.runs["setting"].isin(weights)]
+    own, base = (
+        runs[chosen].groupby(["setting", "seed"])[score].mean()
+        for chosen in (runs["row"] == choice.row, runs["label"] == baseline)
+    )
+    margins = (own - base).dropna()
+    setting = margins.index.get_level_values("setting")
+    shares = setting.map(weights).to_numpy() / setting.value_counts()[setting].to_numpy()
+    squares = (margins.to_numpy() - choice.margin) ** 2
+    return max(LEAST_SPREAD, math.sqrt(float(np.average(squares, weights=shares)))) if len(margins) else math.inf
 
 
 def true_margins(

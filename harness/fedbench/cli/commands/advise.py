@@ -97,7 +97,9 @@ def _show(found: Advice, runs: pd.DataFrame, needs: str) -> None:
         near.add_row(setting, f"{distance:.2f}")
     listed = table("try", "expected %", f"over {found.baseline}", f"{LEVEL:.0%} of errors", "MB", "runs")
     for choice in found.choices:
-        low, high = choice.margin - choice.half_width, choice.margin + choice.half_width
+        base = choice.score - choice.margin
+        low = max(choice.margin - choice.half_width, -base)
+        high = min(choice.margin + choice.half_width, 100 - base)
         reach = f"{low:+.1f} to {high:+.1f}" if math.isfinite(choice.half_width) else "–"
         listed.add_row(
             choice.label,
@@ -124,8 +126,8 @@ def _caveats(found: Advice, runs: pd.DataFrame, needs: str) -> list[str]:
         f"How it knows: {len(runs):,} runs of suite {', '.join(sorted(set(runs['suite'])))} on {', '.join(data)} with "
         f"{', '.join(backbones)}; the first choice rests on runs {', '.join(first.runs[:6])}"
         f"{' and others' if len(first.runs) > 6 else ''}.",
-        f"Errors: this rule missed {LEVEL:.0%} of the measured settings, each left out in turn, by so much at most. "
-        "So it was on the map; here it is no guarantee."
+        f"Errors: of the measured settings, each left out in turn, this rule missed {LEVEL:.0%} by so much at most, in "
+        "units of how far seeds and neighbouring settings disagree. So it was on the map; here it is no guarantee."
         if math.isfinite(first.half_width)
         else "There are too few measured settings to say how far this is off.",
         "What it does not know: your data and your backbone. Accuracies will differ; margins may.",
