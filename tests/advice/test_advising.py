@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbench.advice.advising import LEAST_SPREAD, NEAREST, Constraints, advise
+from fedbench.advice.advising import NEAREST, Constraints, advise
 from fedbench.advice.evidence import Evidence, read_evidence, write_evidence
 from fedbench.advice.measures import Measures, measures_of, read_counts
 from fedbench.core.errors import FedbenchError
@@ -80,7 +80,7 @@ def test_the_interval_is_what_settings_left_out_are_missed_by_in_spreads():
         usual = np.median([min(10 * abs(a - b) for b in settings if b != a) for a in settings])
         weights = np.exp(-(steps**2 - steps.min() ** 2) / (2 * usual**2))
         margin = np.average(beats[near], weights=weights)
-        return margin, max(LEAST_SPREAD, np.average((beats[near] - margin) ** 2, weights=weights) ** 0.5)
+        return margin, max(0.5, np.average((beats[near] - margin) ** 2, weights=weights) ** 0.5)
 
     ratios = []
     for left in range(9):
@@ -89,21 +89,59 @@ def test_the_interval_is_what_settings_left_out_are_missed_by_in_spreads():
     here, there = (advise(known, measures(place), "fedavg") for place in (0.0, 8.0))
     # of nine, 90 % is all; s2 is among the four nearest of one place only
     assert here.choices[0].half_width == pytest.approx(max(ratios) * expected(0, range(9))[1])
-    assert there.choices[0].half_width == pytest.approx(max(ratios) * LEAST_SPREAD)
-    assert math.isnan(here.choices[1].half_width)
+    assert there.choices[0].half_width == pytest.approx(max(ratios) * 0.5)
     fewer = advise(known.without("s8"), measures(0.0), "fedavg")
     assert fewer.choices[0].half_width == math.inf
 
 
+def disagreeing():
+    """Row best: 10 above the baseline in nine settings, 16 in the first; in the last four its seeds lie 4 away."""
+    runs = evidence({"fedavg": [50] * 9, "best": [66] + [60] * 8}, list(range(9))).runs
+    best, last = runs["row"] == "best · b", runs["setting"].isin(["s5", "s6", "s7", "s8"])
+    runs.loc[best & last, "global"] += runs["seed"].map({0: -4.0, 1: 4.0})
+    return runs
+
+
 def test_the_spread_is_of_seeds_too():
-    known = evidence({"fedavg": [50] * 9, "best": [60] * 9}, list(range(9)))
-    assert advise(known, measures(0.0), "fedavg").choices[0].half_width == pytest.approx(0.0)  # never missed
-    runs = known.runs.copy()
-    runs.loc[(runs["row"] == "best · b") & (runs["seed"] == 1), "global"] += 8  # margins 10 and 18 in every setting
-    runs.loc[(runs["row"] == "best · b") & (runs["setting"] == "s0"), "global"] += 6
-    found = advise(Evidence(runs), measures(8.0), "fedavg").choices[0]
-    # around s8 settings agree, seeds lie 4 from their mean; s0, left out, is missed by 6 where they do the same
-    assert (found.margin, found.half_width) == (pytest.approx(14.0), pytest.approx(6 / 4 * 4))
+    agreeing = evidence({"fedavg": [50] * 9, "best": [60] * 9}, list(range(9)))
+    assert advise(agreeing, measures(0.0), "fedavg").choices[0].half_width == pytest.approx(0.0)  # never missed
+    found = advise(Evidence(disagreeing()), measures(8.0), "fedavg").choices[0]
+    # s0, left out, is missed by 6 where neighbours and seeds agree to the least spread, 0.5; around s8 seeds lie 4 away
+    assert (found.margin, found.half_width) == (pytest.approx(10.0), pytest.approx(6 / 0.5 * 4))
+
+
+def test_a_setting_weighs_by_its_distance_however_many_seeds_it_has():
+    runs = disagreeing()
+    runs.loc[(runs["row"] == "best · b") & (runs["setting"] == "s8"), "global"] += 20
+    more = runs[runs["setting"] == "s8"]
+    known = Evidence(pd.concat([runs, *(more.assign(seed=more["seed"] + 2 * turn) for turn in (1, 2, 3))]))
+    few, many = (advise(one, measures(6.5), "fedavg").choices[0] for one in (Evidence(runs), known))
+    assert many.half_width == pytest.approx(few.half_width)
+
+
+def test_without_common_seeds_there_is_no_interval():
+    runs = disagreeing()
+    runs.loc[runs["row"] == "best · b", "seed"] += 2
+    assert advise(Evidence(runs), measures(8.0), "fedavg").choices[0].half_width == math.inf
+    # a setting whose neighbours have none does not count among those left out: of nine, eight are too few
+    runs = disagreeing()
+    near = runs["setting"].isin(["s1", "s2", "s3", "s4"])
+    runs.loc[(runs["row"] == "best · b") & near, "seed"] += 2
+    assert advise(Evidence(runs), measures(8.0), "fedavg").choices[0].half_width == math.inf
+    # nor is there one where misses are known and the spread is not
+    runs = evidence({"fedavg": [50] * 20, "best": [60] * 20}, list(range(20))).runs
+    runs.loc[(runs["row"] == "best · b") & runs["setting"].isin(["s0", "s1", "s2", "s3"]), "seed"] += 2
+    known = Evidence(runs)
+    assert advise(known, measures(19.0), "fedavg").choices[0].half_width == pytest.approx(0.0)
+    assert advise(known, measures(0.0), "fedavg").choices[0].half_width == math.inf
+
+
+def test_other_choices_have_the_interval_of_the_first_ones_lead_over_them():
+    # over fedavg best leads by as much as fedavg breaks down, over next by 2 everywhere
+    low = [50, 20, 50, 10, 50, 30, 50, 50, 50]
+    known = evidence({"fedavg": low, "best": [60] * 9, "next": [58] * 9}, list(range(9)))
+    best, following, _ = advise(known, measures(2.0), "fedavg").choices
+    assert best.half_width > 30 and following.label == "next" and following.half_width == pytest.approx(0.0)
 
 
 def test_without_labels_a_row_that_sends_nothing_but_trains_is_left_out():

@@ -54,6 +54,12 @@ def test_advice_names_rows_intervals_runs_and_what_it_does_not_know(fedbench, fi
     assert "your data and your backbone" in out and "Far from all that is measured" in out
 
 
+def test_an_interval_stays_within_what_an_accuracy_can_be(fedbench, files):
+    write_evidence(evidence({"fedavg": [50] * 9, "best": [60, 60, 99] + [60] * 6}, list(range(9))), files / "wide.csv")
+    _, out, _ = fedbench("advise", "--counts", "clients.csv", "--evidence", "wide.csv")
+    assert "-50.0 to +50.0" in out and out.count(" to +") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

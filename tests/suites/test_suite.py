@@ -163,6 +163,16 @@ def test_shipped_suites_expand_and_name_themselves(name):
     assert expand(suite, Overrides())
 
 
+@pytest.mark.parametrize("name", suite_names())
+def test_shipped_suites_say_the_scenario_of_every_setting(name):
+    """The usual one has a long tail, which a setting called label skew would have unsaid."""
+    suite = load_suite(name)
+    if "scenario" not in suite.model_fields_set:
+        for scale in suite.scales.values():
+            for setting in scale.settings:
+                assert "scenario" in {**scale.set, **setting.set}, setting.name
+
+
 def test_longtail_has_at_least_six_rows_and_two_seeds():
     suite = load_suite("longtail")
     assert len(suite.rows) >= 6 and len(suite.seeds) >= 2

@@ -3,9 +3,9 @@
 A row's score at a place is the mean over the nearest settings, weighted by a Gaussian of their distance whose width is
 the usual distance between neighbours on the map. The interval of the first choice's margin comes from what the same
 rule misses by when it is asked for measured settings it has not seen, each left out in turn: the jackknife's quantile
-(as in Barber et al., Annals of Statistics 2021) of misses in units of their spread, times the spread here (as in Lei
-et al., JASA 2018, section 5.2), so that it is wide where neighbours or seeds disagree. Neither's guarantee holds, since
-neighbours on a grid are not exchangeable. With too few settings for the level there is no interval.
+of misses in units of their spread, times the spread here (as in Lei et al., JASA 2018, section 5.2), so that it widens
+with what neighbours and seeds disagree by. It guarantees nothing, since neighbours on a grid are not exchangeable. So
+does the interval of its lead over the other choices. With too few settings for the level there is none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEAREST = 4
 LEVEL = 0.9
 """Of the interval; nine settings left out are needed."""
 LEAST_SPREAD = 0.5
-"""In points; seeds that agree better do so by chance."""
+"""In points, so that settings and seeds that happen to agree do not promise what they can't."""
 MOST = 3
 """Rows of a shortlist."""
 
@@ -52,7 +52,7 @@ class Choice:
     margin: float
     """Over the baseline, in points."""
     half_width: float
-    """Of the margin's interval, which is the first choice's; NaN of others, infinite where it is not known."""
+    """Of the interval of the first choice's margin, and of its lead over each other choice; infinite if not known."""
     megabytes: float
     runs: tuple[str, ...]
     """Run ids in the nearest settings."""
@@ -85,14 +85,17 @@ def advise(evidence: Evidence, measures: Measures, baseline: str, constraints: C
     if len(places) < 3:
         raise FedbenchError(f"the evidence has {len(places)} settings; advice needs three at least.")
     chosen = _shortlist(evidence, measures, baseline, constraints)
-    spread = _spread(evidence, measures, chosen[0], baseline, constraints.needs)
-    half = _misses(evidence, baseline, constraints) * spread
+    left_out = _left_out(evidence, baseline, constraints)
+    half = [
+        _half_width(evidence, measures, chosen[0].row, other, constraints.needs, left_out)
+        for other in (baseline, *(choice.label for choice in chosen[1:]))
+    ]
     distances = _distances(places, measures)
     return Advice(
         measures=measures,
         nearest=dict(list(distances.items())[:NEAREST]),
         usual=max(_to_nearest(places)),
-        choices=tuple(replace(choice, half_width=math.nan if place else half) for place, choice in enumerate(chosen)),
+        choices=tuple(replace(choice, half_width=half[place]) for place, choice in enumerate(chosen)),
         baseline=baseline,
     )
 
@@ -168,42 +171,55 @@ def _weights(places: Mapping[str, Measures], measures: Measures) -> dict[str, fl
     return {setting: math.exp(-(distance**2 - least**2) / (2 * width**2)) for setting, distance in near.items()}
 
 
-def _misses(evidence: Evidence, baseline: str, constraints: Constraints) -> float:
-    """The quantile of what the first choice's margin is missed by, in spreads, over settings left out in turn.
-
-    Infinite for too few.
-    """
-    misses = []
+def _left_out(evidence: Evidence, baseline: str, constraints: Constraints) -> dict[str, tuple[Evidence, str]]:
+    """Setting -> the evidence without it, and the row that is the first choice there by this."""
+    found = {}
     for setting, measures in evidence.places.items():
         rest = evidence.without(setting)
         try:
-            first, *_ = _shortlist(rest, measures, baseline, constraints)
+            found[setting] = rest, _shortlist(rest, measures, baseline, constraints)[0].row
         except FedbenchError:
             continue
-        true = true_margins(evidence, setting, baseline, constraints.needs, {first.row})
-        spread = _spread(rest, measures, first, baseline, constraints.needs)
-        if not math.isnan(true[first.row]) and math.isfinite(spread):
-            misses.append(abs(true[first.row] - first.margin) / spread)
+    return found
+
+
+def _half_width(
+    evidence: Evidence,
+    measures: Measures,
+    row: str,
+    baseline: str,
+    score: str,
+    left_out: Mapping[str, tuple[Evidence, str]],
+) -> float:
+    """Of the interval of a row's margin: the quantile of misses in spreads, times the spread; infinite for too few."""
+    misses = []
+    for setting, (rest, first) in left_out.items():
+        margin, spread = _margin(rest, evidence.places[setting], first, baseline, score)
+        miss = abs(true_margins(evidence, setting, baseline, score, {first})[first] - margin) / spread
+        if not math.isnan(miss):
+            misses.append(miss)
     place = math.ceil(LEVEL * (len(misses) + 1))
-    return float(np.sort(misses)[place - 1]) if place <= len(misses) else math.inf
+    _, spread = _margin(evidence, measures, row, baseline, score)
+    return float(np.sort(misses)[place - 1]) * spread if place <= len(misses) and spread == spread else math.inf
 
 
-def _spread(evidence: Evidence, measures: Measures, choice: Choice, baseline: str, score: str) -> float:
-    """How far the runs that a choice rests on lie from its margin: settings weighted as in it, seeds paired.
-
-    Infinite where it and the baseline have no seed in common.
+def _margin(evidence: Evidence, measures: Measures, row: str, baseline: str, score: str) -> tuple[float, float]:
+    """A row's expected margin and its spread: the root mean square of what runs lie from it, so that more seeds do not
+    narrow it. Seeds are paired, settings weigh as in scores. NaN where the two have no seed in common.
     """
     weights = _weights(evidence.places, measures)
     runs = evidence.runs[evidence.runs["setting"].isin(weights)]
     own, base = (
         runs[chosen].groupby(["setting", "seed"])[score].mean()
-        for chosen in (runs["row"] == choice.row, runs["label"] == baseline)
+        for chosen in (runs["row"] == row, runs["label"] == baseline)
     )
     margins = (own - base).dropna()
+    if margins.empty:
+        return math.nan, math.nan
     setting = margins.index.get_level_values("setting")
     shares = setting.map(weights).to_numpy() / setting.value_counts()[setting].to_numpy()
-    squares = (margins.to_numpy() - choice.margin) ** 2
-    return max(LEAST_SPREAD, math.sqrt(float(np.average(squares, weights=shares)))) if len(margins) else math.inf
+    mean = float(np.average(margins, weights=shares))
+    return mean, max(LEAST_SPREAD, math.sqrt(float(np.average((margins - mean) ** 2, weights=shares))))
 
 
 def true_margins(

@@ -96,11 +96,11 @@ def _show(found: Advice, runs: pd.DataFrame, needs: str) -> None:
     for setting, distance in found.nearest.items():
         near.add_row(setting, f"{distance:.2f}")
     listed = table("try", "expected %", f"over {found.baseline}", f"{LEVEL:.0%} of errors", "MB", "runs")
-    for choice in found.choices:
+    for place, choice in enumerate(found.choices):
         base = choice.score - choice.margin
-        low = max(choice.margin - choice.half_width, -base)
+        low = max(choice.margin - choice.half_width, -base)  # an accuracy lies between 0 and 100
         high = min(choice.margin + choice.half_width, 100 - base)
-        reach = f"{low:+.1f} to {high:+.1f}" if math.isfinite(choice.half_width) else "–"
+        reach = f"{low:+.1f} to {high:+.1f}" if math.isfinite(choice.half_width) and not place else "–"
         listed.add_row(
             choice.label,
             f"{choice.score:.1f}",
@@ -132,7 +132,7 @@ def _caveats(found: Advice, runs: pd.DataFrame, needs: str) -> list[str]:
         else "There are too few measured settings to say how far this is off.",
         "What it does not know: your data and your backbone. Accuracies will differ; margins may.",
     ]
-    close = [other.label for other in others if first.score - other.score < first.half_width]
+    close = [other.label for other in others if first.score - other.score <= other.half_width]
     if close:
         said.append(f"{first.label} can't be told from {' and '.join(close)} by this evidence.")
     if first.margin - first.half_width <= 0:
