@@ -165,7 +165,7 @@ def test_shipped_suites_expand_and_name_themselves(name):
 
 @pytest.mark.parametrize("name", suite_names())
 def test_shipped_suites_say_the_scenario_of_every_setting(name):
-    """The usual one has a long tail, which a setting called label skew would have unsaid."""
+    """The default scenario has a long tail, so that a setting called label skew would have one unsaid."""
     suite = load_suite(name)
     if "scenario" not in suite.model_fields_set:
         for scale in suite.scales.values():

@@ -1,11 +1,11 @@
 """Which methods to try on a federation: what led in the nearest measured settings, and how far that carries.
 
 A row's score at a place is the mean over the nearest settings, weighted by a Gaussian of their distance whose width is
-the usual distance between neighbours on the map. The interval of the first choice's margin comes from what the same
-rule misses by when it is asked for measured settings it has not seen, each left out in turn: the jackknife's quantile
-of misses in units of their spread, times the spread here (as in Lei et al., JASA 2018, section 5.2), so that it widens
-with what neighbours and seeds disagree by. It guarantees nothing, since neighbours on a grid are not exchangeable. So
-does the interval of its lead over the other choices. With too few settings for the level there is none.
+the usual distance between neighbours on the map. The intervals of the first choice's margin and of its lead over each
+other choice come from what the same rule misses by when it is asked for measured settings it has not seen, each left
+out in turn: the quantile of misses in units of the spread there, times the spread here, so that they widen with what
+neighbours and seeds disagree by. They are scaled as in Lei et al. (JASA 2018, section 5.2), but by the jackknife, which
+guarantees nothing, least of all for neighbours on a grid. With too few settings for the level there are none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEAREST = 4
 LEVEL = 0.9
 """Of the interval; nine settings left out are needed."""
 LEAST_SPREAD = 0.5
-"""In points, so that settings and seeds that happen to agree do not promise what they can't."""
+"""In points, so that no miss is divided by next to nothing."""
 MOST = 3
 """Rows of a shortlist."""
 
@@ -171,13 +171,13 @@ def _weights(places: Mapping[str, Measures], measures: Measures) -> dict[str, fl
     return {setting: math.exp(-(distance**2 - least**2) / (2 * width**2)) for setting, distance in near.items()}
 
 
-def _left_out(evidence: Evidence, baseline: str, constraints: Constraints) -> dict[str, tuple[Evidence, str]]:
-    """Setting -> the evidence without it, and the row that is the first choice there by this."""
+def _left_out(evidence: Evidence, baseline: str, constraints: Constraints) -> dict[str, tuple[Evidence, Choice]]:
+    """Setting -> the evidence without it, and the first choice there by this."""
     found = {}
     for setting, measures in evidence.places.items():
         rest = evidence.without(setting)
         try:
-            found[setting] = rest, _shortlist(rest, measures, baseline, constraints)[0].row
+            found[setting] = rest, _shortlist(rest, measures, baseline, constraints)[0]
         except FedbenchError:
             continue
     return found
@@ -187,25 +187,34 @@ def _half_width(
     evidence: Evidence,
     measures: Measures,
     row: str,
-    baseline: str,
+    other: str,
     score: str,
-    left_out: Mapping[str, tuple[Evidence, str]],
+    left_out: Mapping[str, tuple[Evidence, Choice]],
 ) -> float:
-    """Of the interval of a row's margin: the quantile of misses in spreads, times the spread; infinite for too few."""
+    """Of the interval of a row's margin over ``other``: the quantile of misses in spreads, times the spread here.
+
+    Misses are of whichever row is first in a setting left out; where that is ``other`` itself there is none. Infinite
+    for too few, or without seeds in common.
+    """
     misses = []
     for setting, (rest, first) in left_out.items():
-        margin, spread = _margin(rest, evidence.places[setting], first, baseline, score)
-        miss = abs(true_margins(evidence, setting, baseline, score, {first})[first] - margin) / spread
+        if first.label == other:
+            continue
+        margin, spread = _margin(rest, evidence.places[setting], first.row, other, score)
+        miss = abs(true_margins(evidence, setting, other, score, {first.row})[first.row] - margin) / spread
         if not math.isnan(miss):
             misses.append(miss)
     place = math.ceil(LEVEL * (len(misses) + 1))
-    _, spread = _margin(evidence, measures, row, baseline, score)
-    return float(np.sort(misses)[place - 1]) * spread if place <= len(misses) and spread == spread else math.inf
+    _, spread = _margin(evidence, measures, row, other, score)
+    if place > len(misses) or math.isnan(spread):
+        return math.inf
+    return float(np.sort(misses)[place - 1]) * spread
 
 
 def _margin(evidence: Evidence, measures: Measures, row: str, baseline: str, score: str) -> tuple[float, float]:
-    """A row's expected margin and its spread: the root mean square of what runs lie from it, so that more seeds do not
-    narrow it. Seeds are paired, settings weigh as in scores. NaN where the two have no seed in common.
+    """A row's expected margin and its spread: the root mean square of what single seeds' margins lie from it.
+
+    More seeds do not narrow it. Seeds are paired, settings weigh as in scores. NaN without seeds in common.
     """
     weights = _weights(evidence.places, measures)
     runs = evidence.runs[evidence.runs["setting"].isin(weights)]

@@ -97,9 +97,8 @@ def _show(found: Advice, runs: pd.DataFrame, needs: str) -> None:
         near.add_row(setting, f"{distance:.2f}")
     listed = table("try", "expected %", f"over {found.baseline}", f"{LEVEL:.0%} of errors", "MB", "runs")
     for place, choice in enumerate(found.choices):
-        base = choice.score - choice.margin
-        low = max(choice.margin - choice.half_width, -base)  # an accuracy lies between 0 and 100
-        high = min(choice.margin + choice.half_width, 100 - base)
+        low = max(choice.margin - choice.half_width, -100.0)
+        high = min(choice.margin + choice.half_width, 100.0)
         reach = f"{low:+.1f} to {high:+.1f}" if math.isfinite(choice.half_width) and not place else "–"
         listed.add_row(
             choice.label,
@@ -126,16 +125,16 @@ def _caveats(found: Advice, runs: pd.DataFrame, needs: str) -> list[str]:
         f"How it knows: {len(runs):,} runs of suite {', '.join(sorted(set(runs['suite'])))} on {', '.join(data)} with "
         f"{', '.join(backbones)}; the first choice rests on runs {', '.join(first.runs[:6])}"
         f"{' and others' if len(first.runs) > 6 else ''}.",
-        f"Errors: of the measured settings, each left out in turn, this rule missed {LEVEL:.0%} by so much at most, in "
-        "units of how far seeds and neighbouring settings disagree. So it was on the map; here it is no guarantee."
+        f"Errors: left out in turn, {LEVEL:.0%} of the measured settings were missed by no more than this, scaled "
+        "to how far seeds and neighbouring settings disagree here. So it was on the map; here it is no guarantee."
         if math.isfinite(first.half_width)
-        else "There are too few measured settings to say how far this is off.",
+        else "There are too few measured settings, or seeds in common, to say how far this is off.",
         "What it does not know: your data and your backbone. Accuracies will differ; margins may.",
     ]
     close = [other.label for other in others if first.score - other.score <= other.half_width]
     if close:
         said.append(f"{first.label} can't be told from {' and '.join(close)} by this evidence.")
-    if first.margin - first.half_width <= 0:
+    if math.isfinite(first.half_width) and first.margin - first.half_width <= 0:
         said.append(f"That {first.label} beats {found.baseline} here is not certain: the interval holds zero.")
     if found.is_far:
         least = min(found.nearest.values())
