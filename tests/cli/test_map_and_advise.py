@@ -54,16 +54,16 @@ def test_advice_names_rows_intervals_runs_and_what_it_does_not_know(fedbench, fi
     assert "your data and your backbone" in out and "Far from all that is measured" in out
 
 
-def test_choices_are_told_from_the_first_by_its_lead_over_them(fedbench, files):
+def test_the_first_choice_is_compared_with_others_by_its_lead_over_them(fedbench, files):
     # over fedavg best leads by as much as fedavg breaks down, over next by 2 everywhere, over level by chance
     low, chance = [50, 20, 50, 10, 50, 30, 50, 50, 50], [60, 59, 61, 58, 62, 60, 57, 61, 60]
-    write_evidence(evidence({"fedavg": low, "best": [60] * 9, "next": [58] * 9}, list(range(9))), files / "told.csv")
+    write_evidence(evidence({"fedavg": low, "best": [60] * 9, "next": [58] * 9}, list(range(9))), files / "apart.csv")
     write_evidence(evidence({"fedavg": low, "best": [60] * 9, "level": chance}, list(range(9))), files / "tied.csv")
-    told, tied = (
+    apart, tied = (
         " ".join(fedbench("advise", "--counts", "clients.csv", "--evidence", name)[1].split())
-        for name in ("told.csv", "tied.csv")
+        for name in ("apart.csv", "tied.csv")
     )
-    assert "best can't be told from fedavg by" in told
+    assert "best can't be told from fedavg by" in apart
     assert "best can't be told from level and fedavg by" in tied
 
 

@@ -95,7 +95,7 @@ def advise(evidence: Evidence, measures: Measures, baseline: str, constraints: C
         measures=measures,
         nearest=dict(list(distances.items())[:NEAREST]),
         usual=max(_to_nearest(places)),
-        choices=tuple(replace(choice, half_width=half[place]) for place, choice in enumerate(chosen)),
+        choices=tuple(replace(choice, half_width=width) for choice, width in zip(chosen, half, strict=True)),
         baseline=baseline,
     )
 

@@ -96,15 +96,15 @@ def _show(found: Advice, runs: pd.DataFrame, needs: str) -> None:
     for setting, distance in found.nearest.items():
         near.add_row(setting, f"{distance:.2f}")
     listed = table("try", "expected %", f"over {found.baseline}", f"{LEVEL:.0%} of errors", "MB", "runs")
-    for place, choice in enumerate(found.choices):
+    for choice in found.choices:
         low = max(choice.margin - choice.half_width, -100.0)
         high = min(choice.margin + choice.half_width, 100.0)
-        reach = f"{low:+.1f} to {high:+.1f}" if math.isfinite(choice.half_width) and not place else "–"
+        is_known = choice is found.choices[0] and math.isfinite(choice.half_width)  # others' are of another margin
         listed.add_row(
             choice.label,
             f"{choice.score:.1f}",
             f"{choice.margin:+.1f}",
-            reach,
+            f"{low:+.1f} to {high:+.1f}" if is_known else "–",
             f"{choice.megabytes:.3g}",
             str(len(choice.runs)),
         )
