@@ -95,11 +95,12 @@ def test_models_of_clients_own_add_to_the_merged_weights_and_have_no_residual_ap
 
 @pytest.mark.parametrize("method", ["flora", "fedex-lora"])
 def test_cohorts_train_at_once_with_the_residual(method):
-    spec = lora_spec(f"clip-lora+{method}")
+    # not AdamW, whose first steps follow the sign of a gradient that is all rounding
+    spec = lora_spec(f"clip-lora+{method}", optimizer="sgd", lr=0.1)
     spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"participation": 1.0})})
     run = tiny_run(spec, executor="cohort")
     one_by_one = replace(run, executor=executor_for("sequential", spec.training, run.assembly, run.model))
     ends = [final_state(each) for each in (run, one_by_one)]
     for name, value in {**ends[1].weights, **ends[1].buffers}.items():
         found = {**ends[0].weights, **ends[0].buffers}[name]
-        torch.testing.assert_close(found, value, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)
