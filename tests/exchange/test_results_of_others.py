@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
-from fedbench.exchange.checks import check_folder
+from fedbench.exchange.checks import check_alike, check_folder
 from fedbench.exchange.folder import read_folder
 from fedbench.exchange.identity import spec_of
 from fedbench.exchange.manifest import FILES, MANIFEST, digests
@@ -417,6 +417,14 @@ def test_what_is_not_the_suites_is_told(made: Made, tmp_path: Path) -> None:
     notes = check_folder(folder, made.suite).notes
     assert f"1 row of the suite not run, such as {PROX}" in notes
     assert "rows on clip:embedded are without seed 0 of the suite" in notes
+
+
+def test_rows_that_train_more_of_a_backbone_may_have_fewer_seeds(made: Made) -> None:
+    results = read_folder(made.place / "out").results
+    fewer = results.query("method == 'fedavg' or seed == 0")
+    with pytest.raises(FedbenchError, match="fedprox.*: seed 1 is missing, which other rows like it have"):
+        check_alike(fewer)
+    check_alike(fewer.assign(tune=fewer["method"].map({"fedavg": "auto", "fedprox": "full"})))
 
 
 def test_what_failed_before_it_finished_is_no_reason_to_refuse(made: Made) -> None:

@@ -130,15 +130,16 @@ def check_alike(results: pd.DataFrame) -> None:
 
 
 def _check_seeds(results: pd.DataFrame) -> None:
-    """Every row has the seeds of all others of its scale and backbone, each once."""
-    for _, alike in results.groupby(["scale", "backbone"], sort=False):  # a network from scratch costs more than a head
+    """Every row has the seeds of all others that train as much of the same backbone at its scale, each once."""
+    # a network from scratch, or a whole tower, costs more than a head
+    for _, alike in results.groupby(["scale", "backbone", "tune"], sort=False, dropna=False):
         seeds = set(alike["seed"])
         for _, runs in alike.groupby(["setting", *PROTOCOL, *ROW], sort=False, dropna=False):
             row = named(runs.iloc[0][["setting", "row"]].to_dict())
             missing = sorted(seeds - set(runs["seed"]))
             if missing:
                 which = ", ".join(map(str, missing))
-                raise FedbenchError(f"{row}: seed {which} is missing, which other rows on its backbone have.")
+                raise FedbenchError(f"{row}: seed {which} is missing, which other rows like it have.")
             twice = runs[runs.duplicated(["seed"])]
             if len(twice):
                 raise FedbenchError(f"{row}: seed {twice['seed'].iloc[0]} has two runs; keep one.")
@@ -216,11 +217,13 @@ def _beside_suite(specs: Sequence[RunSpec], suite: Suite, plugins: tuple[Path, .
     if lacking:
         setting, row = min(lacking)
         yield f"{counted(len(lacking), 'row')} of the suite not run, such as {named({'setting': setting, 'row': row})}"
-    for scale, backbone in sorted({(spec.scale, spec.backbone) for spec in specs}):
+    for alike in sorted({(spec.scale, spec.backbone, spec.tune) for spec in specs}):
+        scale, backbone, tune = alike
         wanted = (suite.scales[scale].seeds if scale in suite.scales else ()) or suite.seeds
-        few = set(wanted) - {spec.seed for spec in specs if (spec.scale, spec.backbone) == (scale, backbone)}
+        few = set(wanted) - {spec.seed for spec in specs if (spec.scale, spec.backbone, spec.tune) == alike}
         if few:
-            yield f"rows on {backbone} are without seed {', '.join(map(str, sorted(few)))} of the suite"
+            which = backbone if tune == "auto" else f"{backbone}, tune={tune},"
+            yield f"rows on {which} are without seed {', '.join(map(str, sorted(few)))} of the suite"
 
 
 def _notes(folder: ResultFolder) -> Iterator[str]:
