@@ -422,9 +422,15 @@ def test_what_is_not_the_suites_is_told(made: Made, tmp_path: Path) -> None:
 def test_rows_that_train_more_of_a_backbone_may_have_fewer_seeds(made: Made) -> None:
     results = read_folder(made.place / "out").results
     fewer = results.query("method == 'fedavg' or seed == 0")
-    with pytest.raises(FedbenchError, match="fedprox.*: seed 1 is missing, which other rows like it have"):
+    lacks_one = "seed 1 is missing, which other rows of its backbone and tune have"
+    with pytest.raises(FedbenchError, match=f"fedprox.*: {lacks_one}"):
         check_alike(fewer)
-    check_alike(fewer.assign(tune=fewer["method"].map({"fedavg": "auto", "fedprox": "full"})))
+    whole = fewer.assign(tune=fewer["method"].map({"fedavg": "auto", "fedprox": "full"}))
+    check_alike(whole)
+    # among those that train as much, as before
+    two = pd.concat([whole, results.assign(tune="full", row=lambda frame: frame["row"] + " whole")])
+    with pytest.raises(FedbenchError, match=lacks_one):
+        check_alike(two)
 
 
 def test_what_failed_before_it_finished_is_no_reason_to_refuse(made: Made) -> None:

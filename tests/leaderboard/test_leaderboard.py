@@ -974,6 +974,8 @@ def test_the_target_says_whose_baseline_it_is() -> None:
     assert target(plain, other) == f"30.0 or 60.0, {ends} on the row's backbone"
     whole = (spec("fedavg", 0, label="whole", tune="full"), 70.0)
     assert target(plain, whole) == f"60.0 or 70.0, {ends} at the row's settings"
+    both = f"30.0 or 60.0 or 70.0, {ends} on the row's backbone, at the row's settings"
+    assert target(plain, whole, other) == both
     assert target(plain, tuned) == f"60.0 or 65.0, {ends} tuned or not like the row"
     assert (
         target(plain, tuned, other) == f"30.0 or 60.0 or 65.0, {ends} on the row's backbone, tuned or not like the row"

@@ -130,7 +130,7 @@ def check_alike(results: pd.DataFrame) -> None:
 
 
 def _check_seeds(results: pd.DataFrame) -> None:
-    """Every row has the seeds of all others that train as much of the same backbone at its scale, each once."""
+    """Every row has the seeds of all others of its scale, backbone and ``tune``, each once."""
     # a network from scratch, or a whole tower, costs more than a head
     for _, alike in results.groupby(["scale", "backbone", "tune"], sort=False, dropna=False):
         seeds = set(alike["seed"])
@@ -139,7 +139,7 @@ def _check_seeds(results: pd.DataFrame) -> None:
             missing = sorted(seeds - set(runs["seed"]))
             if missing:
                 which = ", ".join(map(str, missing))
-                raise FedbenchError(f"{row}: seed {which} is missing, which other rows like it have.")
+                raise FedbenchError(f"{row}: seed {which} is missing, which other rows of its backbone and tune have.")
             twice = runs[runs.duplicated(["seed"])]
             if len(twice):
                 raise FedbenchError(f"{row}: seed {twice['seed'].iloc[0]} has two runs; keep one.")
@@ -217,10 +217,12 @@ def _beside_suite(specs: Sequence[RunSpec], suite: Suite, plugins: tuple[Path, .
     if lacking:
         setting, row = min(lacking)
         yield f"{counted(len(lacking), 'row')} of the suite not run, such as {named({'setting': setting, 'row': row})}"
-    for alike in sorted({(spec.scale, spec.backbone, spec.tune) for spec in specs}):
-        scale, backbone, tune = alike
+    found_seeds: dict[tuple[str, str, str], set[int]] = {}
+    for spec in specs:
+        found_seeds.setdefault((spec.scale, spec.backbone, spec.tune), set()).add(spec.seed)
+    for (scale, backbone, tune), seeds_there in sorted(found_seeds.items()):
         wanted = (suite.scales[scale].seeds if scale in suite.scales else ()) or suite.seeds
-        few = set(wanted) - {spec.seed for spec in specs if (spec.scale, spec.backbone, spec.tune) == alike}
+        few = set(wanted) - seeds_there
         if few:
             which = backbone if tune == "auto" else f"{backbone}, tune={tune},"
             yield f"rows on {which} are without seed {', '.join(map(str, sorted(few)))} of the suite"

@@ -271,6 +271,9 @@ def _target_remark(lines: Sequence[Line], baseline: str, reading: _Reading) -> l
     values = " or ".join(f"{target:.1f}" for target in targets)
     own = ["on the row's backbone"] if len({line.backbone for line in counted}) > 1 else []
     own += ["tuned or not like the row"] if len({line.tuned for line in counted}) > 1 else []
-    own = own or ["at the row's settings"]
+    alike: dict[tuple[str, bool], set[float]] = {}
+    for line in counted:
+        alike.setdefault((line.backbone, line.tuned), set()).add(round(line.milestone.target, 1))
+    own += ["at the row's settings"] if any(len(found) > 1 for found in alike.values()) else []
     which = f" {', '.join(own)}" if len(targets) > 1 else ""
     return [f"target {values}, the mean {reading.target_metric} that {label_of(baseline)} ends with{which}"]
