@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
-from fedbench.exchange.checks import check_alike, check_folder
+from fedbench.exchange.checks import _beside_suite, check_alike, check_folder
 from fedbench.exchange.folder import read_folder
 from fedbench.exchange.identity import spec_of
 from fedbench.exchange.manifest import FILES, MANIFEST, digests
@@ -26,6 +26,8 @@ from fedbench.exchange.verifying import _differences, drawn
 from fedbench.leaderboard.formats.files import write
 from fedbench.leaderboard.reading import board_of_runs, made_by
 from fedbench.leaderboard.results import StoredResults, load_curves, load_results
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite
 from fedbench.tracking.recorded.seal import SEAL
 from fedbench.tracking.schema import store_uri
@@ -431,6 +433,15 @@ def test_rows_that_train_more_of_a_backbone_may_have_fewer_seeds(made: Made) -> 
     two = pd.concat([whole, results.assign(tune="full", row=lambda frame: frame["row"] + " whole")])
     with pytest.raises(FedbenchError, match=lacks_one):
         check_alike(two)
+
+
+def test_too_few_seeds_are_told_by_what_of_a_backbone_is_trained(made: Made) -> None:
+    suite = load_suite(made.suite)
+    frozen, *_ = specs = expand(suite, Overrides())
+    whole = frozen.model_copy(update={"tune": "full", "seed": 1})
+    told = list(_beside_suite([*specs, whole], suite, ()))
+    assert "rows on clip:embedded, tune=full, are without seed 0 of the suite" in told
+    assert not any("rows on clip:embedded are" in one for one in told)
 
 
 def test_what_failed_before_it_finished_is_no_reason_to_refuse(made: Made) -> None:
