@@ -435,13 +435,13 @@ def test_rows_that_train_more_of_a_backbone_may_have_fewer_seeds(made: Made) -> 
         check_alike(two)
 
 
-def test_too_few_seeds_are_told_by_what_of_a_backbone_is_trained(made: Made) -> None:
+def test_the_note_on_missing_seeds_names_what_of_a_backbone_is_trained(made: Made) -> None:
     suite = load_suite(made.suite)
-    frozen, *_ = specs = expand(suite, Overrides())
-    whole = frozen.model_copy(update={"tune": "full", "seed": 1})
-    told = list(_beside_suite([*specs, whole], suite, ()))
-    assert "rows on clip:embedded, tune=full, are without seed 0 of the suite" in told
-    assert not any("rows on clip:embedded are" in one for one in told)
+    specs = expand(suite, Overrides())
+    full = specs[0].model_copy(update={"tune": "full", "seed": 1})
+    notes = list(_beside_suite([*specs, full], suite, ()))
+    assert "rows on clip:embedded, tune=full, are without seed 0 of the suite" in notes
+    assert not any("rows on clip:embedded are" in note for note in notes)
 
 
 def test_what_failed_before_it_finished_is_no_reason_to_refuse(made: Made) -> None:

@@ -217,10 +217,10 @@ def _beside_suite(specs: Sequence[RunSpec], suite: Suite, plugins: tuple[Path, .
     if lacking:
         setting, row = min(lacking)
         yield f"{counted(len(lacking), 'row')} of the suite not run, such as {named({'setting': setting, 'row': row})}"
-    found_seeds: dict[tuple[str, str, str], set[int]] = {}
+    seeds_of: dict[tuple[str, str, str], set[int]] = {}
     for spec in specs:
-        found_seeds.setdefault((spec.scale, spec.backbone, spec.tune), set()).add(spec.seed)
-    for (scale, backbone, tune), seeds_there in sorted(found_seeds.items()):
+        seeds_of.setdefault((spec.scale, spec.backbone, spec.tune), set()).add(spec.seed)
+    for (scale, backbone, tune), seeds_there in sorted(seeds_of.items()):
         wanted = (suite.scales[scale].seeds if scale in suite.scales else ()) or suite.seeds
         few = set(wanted) - seeds_there
         if few:
