@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
-from fedbench.exchange.checks import _beside_suite, check_alike, check_folder
+from fedbench.exchange.checks import _beside_suite, _notes, check_alike, check_folder
 from fedbench.exchange.folder import read_folder
 from fedbench.exchange.identity import spec_of
 from fedbench.exchange.manifest import FILES, MANIFEST, digests
@@ -422,17 +422,40 @@ def test_what_is_not_the_suites_is_told(made: Made, tmp_path: Path) -> None:
 
 
 def test_rows_that_train_more_of_a_backbone_may_have_fewer_seeds(made: Made) -> None:
-    results = read_folder(made.place / "out").results
+    results, suite = read_folder(made.place / "out").results, load_suite(made.suite)
     fewer = results.query("method == 'fedavg' or seed == 0")
     lacks_one = "seed 1 is missing, which other rows of its backbone and tune have"
     with pytest.raises(FedbenchError, match=f"fedprox.*: {lacks_one}"):
-        check_alike(fewer)
+        check_alike(fewer, suite)
     whole = fewer.assign(tune=fewer["method"].map({"fedavg": "auto", "fedprox": "full"}))
-    check_alike(whole)
+    check_alike(whole, suite)
     # among those that train as much, as before
     two = pd.concat([whole, results.assign(tune="full", row=lambda frame: frame["row"] + " whole")])
     with pytest.raises(FedbenchError, match=lacks_one):
-        check_alike(two)
+        check_alike(two, suite)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "missing"),
+    [([], ""), ([3], ""), ([2, 3], ""), ([2], "2"), ([1], "1"), ([1, 2, 3], "1"), ([0, 2], "0, 2")],
+)
+def test_a_row_may_stop_before_others_but_leaves_no_seed_out(lacking: list[int], missing: str, made: Made) -> None:
+    results, suite = read_folder(made.place / "out").results, load_suite(made.suite)
+    assert set(suite.seeds) == {0, 1}
+    more = pd.concat([results, *(results.query("seed == 1").assign(seed=seed) for seed in (2, 3))])
+    given = more[(more["method"] != "fedprox") | ~more["seed"].isin(lacking)]
+    if missing:
+        with pytest.raises(FedbenchError, match=f"fedprox.*: seed {missing} is missing"):
+            check_alike(given, suite)
+    else:
+        check_alike(given, suite)
+
+
+def test_rows_with_fewer_seeds_are_noted(made: Made) -> None:
+    results = read_folder(made.place / "out").results
+    assert not any("fewer seeds" in note for note in _notes(results))
+    more = pd.concat([results, results.query("method == 'fedavg' and seed == 1").assign(seed=2)])
+    assert f"1 row with fewer seeds than others, such as {PROX} with 2" in list(_notes(more))
 
 
 def test_the_note_on_missing_seeds_names_what_of_a_backbone_is_trained(made: Made) -> None:

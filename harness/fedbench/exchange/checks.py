@@ -75,10 +75,10 @@ def _checked(given: Path, suite: str | None, plugins: tuple[Path, ...]) -> Check
     _check_code(folder)
     _check_failures(folder)
     specs = _check_ids(folder, read, plugins)
-    check_alike(folder.results)
+    check_alike(folder.results, read)
     check_board(folder, read)
     _check_manifest(folder, read)
-    return Checked(folder, read, specs, (*_notes(folder), *_beside_suite(specs, read, plugins)))
+    return Checked(folder, read, specs, (*_notes(folder.results), *_beside_suite(specs, read, plugins)))
 
 
 def _suite(folder: ResultFolder, given: str | None) -> Suite:
@@ -123,26 +123,39 @@ def _check_failures(folder: ResultFolder) -> None:
             raise FedbenchError(f"{named(line)}: seed {seeds} failed: {failures[0]['reason']}.")
 
 
-def check_alike(results: pd.DataFrame) -> None:
+def check_alike(results: pd.DataFrame, suite: Suite) -> None:
     """FedbenchError, which names the run or row, where rows of ``results`` have other seeds or data than the others."""
-    _check_seeds(results)
+    _check_seeds(results, suite)
     _check_data(results)
 
 
-def _check_seeds(results: pd.DataFrame) -> None:
-    """Every row has the seeds of all others of its scale, backbone and ``tune``, each once."""
-    # a network from scratch, or a whole tower, costs more than a head
+def _check_seeds(results: pd.DataFrame, suite: Suite) -> None:
+    """A row has the suite's seeds and the first of the further ones that others have, none left out, each once.
+
+    Others are those of its scale, backbone and ``tune``: a network from scratch costs more than a head.
+    """
+    for row, runs, others in _beside_others(results):
+        there, own = set(runs["seed"]), _own_seeds(suite, str(runs["scale"].iloc[0]))
+        # whoever stops early chooses no seeds, who leaves one out does
+        missing = [seed for seed in others if seed not in there and (seed in own or seed < max(there))]
+        if missing:
+            which = ", ".join(map(str, missing))
+            raise FedbenchError(f"{row}: seed {which} is missing, which other rows of its backbone and tune have.")
+        twice = runs[runs.duplicated(["seed"])]
+        if len(twice):
+            raise FedbenchError(f"{row}: seed {twice['seed'].iloc[0]} has two runs; keep one.")
+
+
+def _beside_others(results: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, list[int]]]:
+    """Every row by name, its runs, and the seeds of all rows of its scale, backbone and ``tune``."""
     for _, alike in results.groupby(["scale", "backbone", "tune"], sort=False, dropna=False):
-        seeds = set(alike["seed"])
+        seeds = sorted(set(alike["seed"]))
         for _, runs in alike.groupby(["setting", *PROTOCOL, *ROW], sort=False, dropna=False):
-            row = named(runs.iloc[0][["setting", "row"]].to_dict())
-            missing = sorted(seeds - set(runs["seed"]))
-            if missing:
-                which = ", ".join(map(str, missing))
-                raise FedbenchError(f"{row}: seed {which} is missing, which other rows of its backbone and tune have.")
-            twice = runs[runs.duplicated(["seed"])]
-            if len(twice):
-                raise FedbenchError(f"{row}: seed {twice['seed'].iloc[0]} has two runs; keep one.")
+            yield named(runs.iloc[0][["setting", "row"]].to_dict()), runs, seeds
+
+
+def _own_seeds(suite: Suite, scale: str) -> tuple[int, ...]:
+    return (suite.scales[scale].seeds if scale in suite.scales else ()) or suite.seeds
 
 
 def _check_data(results: pd.DataFrame) -> None:
@@ -221,19 +234,21 @@ def _beside_suite(specs: Sequence[RunSpec], suite: Suite, plugins: tuple[Path, .
     for spec in specs:
         seeds_of.setdefault((spec.scale, spec.backbone, spec.tune), set()).add(spec.seed)
     for (scale, backbone, tune), seeds_there in sorted(seeds_of.items()):
-        wanted = (suite.scales[scale].seeds if scale in suite.scales else ()) or suite.seeds
-        few = set(wanted) - seeds_there
+        few = set(_own_seeds(suite, scale)) - seeds_there
         if few:
             which = backbone if tune == "auto" else f"{backbone}, tune={tune},"
             yield f"rows on {which} are without seed {', '.join(map(str, sorted(few)))} of the suite"
 
 
-def _notes(folder: ResultFolder) -> Iterator[str]:
-    results = folder.results
+def _notes(results: pd.DataFrame) -> Iterator[str]:
     for is_odd, what in _ODD:
         count = int(results["commit"].map(is_odd).sum())
         if count:
             yield f"{counted(count, 'run')} {what}"
+    fewer = [(row, len(runs)) for row, runs, others in _beside_others(results) if len(runs) < len(others)]
+    if fewer:
+        row, seeds = fewer[0]
+        yield f"{counted(len(fewer), 'row')} with fewer seeds than others, such as {row} with {seeds}"
 
 
 _ODD: tuple[tuple[Callable[[str], bool], str], ...] = (

@@ -36,9 +36,9 @@ def join(folders: Sequence[Checked], into: Path) -> int:
     into, first = usable_folder(into, "--into"), folders[0]
     for other in folders[1:]:
         _refuse_others(first, other)
-    results = _joined(folders)
-    check_alike(results)
     suite, given = first.suite, first.folder.manifest.options
+    results = _joined(folders)
+    check_alike(results, suite)
     board = board_of_runs(suite, given, results)
     stored = StoredResults(results, results.iloc[:0].assign(failure=""))
     read = ReadResults(suite, stored, results, pd.DataFrame(), board)
