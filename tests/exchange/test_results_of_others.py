@@ -455,7 +455,20 @@ def test_rows_with_fewer_seeds_are_noted(made: Made) -> None:
     results = read_folder(made.place / "out").results
     assert not any("fewer seeds" in note for note in _notes(results))
     more = pd.concat([results, results.query("method == 'fedavg' and seed == 1").assign(seed=2)])
-    assert f"1 row with fewer seeds than others, such as {PROX} with 2" in list(_notes(more))
+    assert f"1 row with fewer seeds than others of their backbone, such as {PROX} with 2 of 3" in list(_notes(more))
+
+
+@pytest.mark.parametrize(("there", "missing"), [([2, 3], ""), ([0, 2, 3], ""), ([1, 2, 3], "0"), ([0, 1], "2, 3")])
+def test_the_suites_own_seeds_need_not_be_the_lowest(there: list[int], missing: str, made: Made) -> None:
+    results = read_folder(made.place / "out").results
+    suite = load_suite(made.suite).model_copy(update={"seeds": (2, 3)})
+    more = pd.concat([results, *(results.query("seed == 1").assign(seed=seed) for seed in (2, 3))])
+    given = more[(more["method"] != "fedprox") | more["seed"].isin(there)]
+    if missing:
+        with pytest.raises(FedbenchError, match=f"fedprox.*: seed {missing} is missing"):
+            check_alike(given, suite)
+    else:
+        check_alike(given, suite)
 
 
 def test_the_note_on_missing_seeds_names_what_of_a_backbone_is_trained(made: Made) -> None:

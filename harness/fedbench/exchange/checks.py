@@ -124,23 +124,27 @@ def _check_failures(folder: ResultFolder) -> None:
 
 
 def check_alike(results: pd.DataFrame, suite: Suite) -> None:
-    """FedbenchError, which names the run or row, where rows of ``results`` have other seeds or data than the others."""
+    """FedbenchError, which names the run or row, where rows of ``results`` lack seeds or have other data."""
     _check_seeds(results, suite)
     _check_data(results)
 
 
 def _check_seeds(results: pd.DataFrame, suite: Suite) -> None:
-    """A row has the suite's seeds and the first of the further ones that others have, none left out, each once.
+    """A row has the suite's seeds that others have, and the first of the further ones, none skipped, each once.
 
     Others are those of its scale, backbone and ``tune``: a network from scratch costs more than a head.
     """
     for row, runs, others in _beside_others(results):
         there, own = set(runs["seed"]), _own_seeds(suite, str(runs["scale"].iloc[0]))
-        # whoever stops early chooses no seeds, who leaves one out does
-        missing = [seed for seed in others if seed not in there and (seed in own or seed < max(there))]
+        # whoever skips a seed may have picked the others
+        last = max(there.difference(own), default=-1)
+        missing = [seed for seed in others if seed not in there and (seed in own or seed < last)]
         if missing:
             which = ", ".join(map(str, missing))
-            raise FedbenchError(f"{row}: seed {which} is missing, which other rows of its backbone and tune have.")
+            raise FedbenchError(
+                f"{row}: seed {which} is missing, which other rows of its backbone and tune have; a row may stop after "
+                "the suite's own seeds, but skips none."
+            )
         twice = runs[runs.duplicated(["seed"])]
         if len(twice):
             raise FedbenchError(f"{row}: seed {twice['seed'].iloc[0]} has two runs; keep one.")
@@ -245,10 +249,12 @@ def _notes(results: pd.DataFrame) -> Iterator[str]:
         count = int(results["commit"].map(is_odd).sum())
         if count:
             yield f"{counted(count, 'run')} {what}"
-    fewer = [(row, len(runs)) for row, runs, others in _beside_others(results) if len(runs) < len(others)]
+    seeds = [(row, runs["seed"].nunique(), len(others)) for row, runs, others in _beside_others(results)]
+    fewer = [(row, has, of) for row, has, of in seeds if has < of]
     if fewer:
-        row, seeds = fewer[0]
-        yield f"{counted(len(fewer), 'row')} with fewer seeds than others, such as {row} with {seeds}"
+        row, has, of = fewer[0]
+        rows = counted(len(fewer), "row")
+        yield f"{rows} with fewer seeds than others of their backbone, such as {row} with {has} of {of}"
 
 
 _ODD: tuple[tuple[Callable[[str], bool], str], ...] = (

@@ -31,7 +31,7 @@ def join(folders: Sequence[Checked], into: Path) -> int:
     """Write the board of all runs of ``folders`` into the folder ``into``; how many runs it has.
 
     FedbenchError where suite, licence or way of reading differ, where two folders have a run with other numbers, and
-    where rows would have other seeds or data than the others.
+    where rows would lack seeds or have other data than the others.
     """
     into, first = usable_folder(into, "--into"), folders[0]
     for other in folders[1:]:
