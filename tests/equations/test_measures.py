@@ -43,11 +43,11 @@ def test_cka_by_hand_and_by_its_form_in_features():
 
 
 def test_measures_change_no_bit_and_come_with_evaluated_rounds_only():
-    spec = tiny_spec("cka+drift+fedprox", rounds=3, eval_every=2, backbone="resnet8")
+    spec = tiny_spec("cka+drift+fedprox", rounds=3, eval_every=2, backbone="resnet8?width=1")
     run = tiny_run(spec)
     records = records_of(run)
     assert [bool(record.measured) for record in records] == [False, False, True, True]
-    plain = tiny_spec("fedprox", rounds=3, eval_every=2, backbone="resnet8")
+    plain = tiny_spec("fedprox", rounds=3, eval_every=2, backbone="resnet8?width=1")
     assert digest(final_state(tiny_run(spec))) == digest(final_state(tiny_run(plain)))
     last = records[-1].measured
     layers = [name.removeprefix("cka_global/") for name in last if name.startswith("cka_global/")]

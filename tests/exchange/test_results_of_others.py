@@ -28,7 +28,7 @@ from fedbench.leaderboard.reading import board_of_runs, made_by
 from fedbench.leaderboard.results import StoredResults, load_curves, load_results
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
-from fedbench.suites.suite import load_suite
+from fedbench.suites.suite import Scale, load_suite
 from fedbench.tracking.recorded.seal import SEAL
 from fedbench.tracking.schema import store_uri
 
@@ -458,10 +458,16 @@ def test_rows_with_fewer_seeds_are_noted(made: Made) -> None:
     assert f"1 row with fewer seeds than others of their backbone, such as {PROX} with 2 of 3" in list(_notes(more))
 
 
+@pytest.mark.parametrize("by_scale", [False, True])
 @pytest.mark.parametrize(("there", "missing"), [([2, 3], ""), ([0, 2, 3], ""), ([1, 2, 3], "0"), ([0, 1], "2, 3")])
-def test_the_suites_own_seeds_need_not_be_the_lowest(there: list[int], missing: str, made: Made) -> None:
-    results = read_folder(made.place / "out").results
-    suite = load_suite(made.suite).model_copy(update={"seeds": (2, 3)})
+def test_the_suites_own_seeds_need_not_be_the_lowest(
+    there: list[int], missing: str, by_scale: bool, made: Made
+) -> None:
+    results, own = read_folder(made.place / "out").results, {"seeds": (2, 3)}
+    suite = load_suite(made.suite)
+    if by_scale:
+        results, own = results.assign(scale="small"), {"scales": {"small": Scale.model_construct(**own)}}
+    suite = suite.model_copy(update=own)
     more = pd.concat([results, *(results.query("seed == 1").assign(seed=seed) for seed in (2, 3))])
     given = more[(more["method"] != "fedprox") | more["seed"].isin(there)]
     if missing:

@@ -135,7 +135,7 @@ def _check_seeds(results: pd.DataFrame, suite: Suite) -> None:
     Others are those of its scale, backbone and ``tune``: a network from scratch costs more than a head.
     """
     for row, runs, others in _beside_others(results):
-        there, own = set(runs["seed"]), _own_seeds(suite, str(runs["scale"].iloc[0]))
+        there, own = set(runs["seed"]), suite.seeds_of(suite.scales.get(str(runs["scale"].iloc[0])))
         # whoever skips a seed may have picked the others
         last = max(there.difference(own), default=-1)
         missing = [seed for seed in others if seed not in there and (seed in own or seed < last)]
@@ -156,10 +156,6 @@ def _beside_others(results: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, l
         seeds = sorted(set(alike["seed"]))
         for _, runs in alike.groupby(["setting", *PROTOCOL, *ROW], sort=False, dropna=False):
             yield named(runs.iloc[0][["setting", "row"]].to_dict()), runs, seeds
-
-
-def _own_seeds(suite: Suite, scale: str) -> tuple[int, ...]:
-    return (suite.scales[scale].seeds if scale in suite.scales else ()) or suite.seeds
 
 
 def _check_data(results: pd.DataFrame) -> None:
@@ -238,7 +234,7 @@ def _beside_suite(specs: Sequence[RunSpec], suite: Suite, plugins: tuple[Path, .
     for spec in specs:
         seeds_of.setdefault((spec.scale, spec.backbone, spec.tune), set()).add(spec.seed)
     for (scale, backbone, tune), seeds_there in sorted(seeds_of.items()):
-        few = set(_own_seeds(suite, scale)) - seeds_there
+        few = set(suite.seeds_of(suite.scales.get(scale))) - seeds_there
         if few:
             which = backbone if tune == "auto" else f"{backbone}, tune={tune},"
             yield f"rows on {which} are without seed {', '.join(map(str, sorted(few)))} of the suite"

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.metadata import EntryPoint
+from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 
 import fedbench
@@ -19,7 +19,7 @@ from fedbench.kinds.registry import Registered, is_harness, strangers
 from fedbench.plugins.assembly import source_of
 from fedbench.plugins.own_code import digest_of_code
 from fedbench.plugins.provenance import roots, versions
-from fedbench.plugins.sources import PLUGIN, digest_of, files_of, files_under
+from fedbench.plugins.sources import PLUGIN, digest_of, files_of, files_of_all, files_under
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,12 @@ def files_beside(plugin_files: Iterable[Path] = ()) -> dict[str, Path]:
     """
     registering = frozenset(roots())
     points = [point for point in installed_plugins() if not is_harness(point)]
-    found = {name: path for point in points for name, path in files_of(point.module, registering, point.dist).items()}
+    modules: dict[Distribution | None, list[str]] = {}
+    for point in points:
+        modules.setdefault(point.dist, []).append(point.module)
+    found: dict[str, Path] = {}
+    for distribution, starts in modules.items():
+        found |= files_of_all(starts, registering, distribution)
     for number, plugin in enumerate(plugin_files):
         for name, path in files_of(plugin, registering).items():
             inner = name.removeprefix(f"{PLUGIN}/")

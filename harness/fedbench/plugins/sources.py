@@ -16,8 +16,9 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
@@ -41,11 +42,19 @@ def files_of(
     packages that register methods, ``distribution`` the one that ``start`` comes in. FedbenchError where a file cannot
     be read.
     """
+    return files_of_all([start], registering, distribution)
+
+
+def files_of_all(
+    starts: Iterable[str | Path], registering: Collection[str], distribution: Distribution | None = None
+) -> dict[str, Path]:
+    """`files_of` of several that come in one distribution; what they share is read once."""
     walk = _Walk(registering, distribution)
-    if isinstance(start, Path):
-        walk.add(f"{PLUGIN}/{start.name}", start, "")
-    else:
-        walk.add_module(start)
+    for start in starts:
+        if isinstance(start, Path):
+            walk.add(f"{PLUGIN}/{start.name}", start, "")
+        else:
+            walk.add_module(start)
     walk.finish()
     return walk.files
 
@@ -65,11 +74,17 @@ def digest_of(files: Mapping[str, Path]) -> str:
 
 def files_under(root: Path) -> Iterator[tuple[str, Path]]:
     """Every regular file of a package with its path in it; neither hidden ones nor what running it writes."""
-    for path in sorted(root.rglob("*")):
-        parts = path.relative_to(root).parts
-        is_left_out = any(part.startswith(".") or part in _NOT_SOURCES for part in parts)
-        if not is_left_out and path.suffix != ".pyc" and path.is_file():
-            yield "/".join(parts), path
+    for folder, inside, names in os.walk(root):
+        inside[:] = sorted(name for name in inside if not _is_left_out(name))
+        within = Path(folder).relative_to(root).as_posix()
+        for name in sorted(names):
+            path = Path(folder, name)
+            if not _is_left_out(name) and path.suffix != ".pyc" and path.is_file():
+                yield (name if within == "." else f"{within}/{name}"), path
+
+
+def _is_left_out(name: str) -> bool:
+    return name.startswith(".") or name in _NOT_SOURCES
 
 
 class _Walk:
@@ -214,6 +229,7 @@ class _Source:
     """Strings, and those joined by ``/`` or by a call, that may be paths of files."""
 
 
+@lru_cache(maxsize=1024)
 def _read(content: bytes, package: str) -> _Source:
     try:
         tree = ast.parse(content)

@@ -43,7 +43,7 @@ def _expanded(suite: Suite, overrides: Overrides) -> list[RunSpec]:
     specs: dict[str, RunSpec] = {}
     scale = _scale(suite, overrides.scale)
     backbones: set[str] = set()
-    seeds = overrides.seeds or (scale.seeds if scale is not None else ()) or suite.seeds
+    seeds = overrides.seeds or suite.seeds_of(scale)
     cells = _cells(suite, list(swept(rows)), overrides)
     for cell, (sets, values) in product(cells, combinations(overrides.sets)):
         cell = replace(cell, row=named(cell.row, values))

@@ -171,6 +171,10 @@ class Suite(_Part):
         """The file's name as it was given; "" for a suite of none."""
         return "" if self._place is None else self._place.file
 
+    def seeds_of(self, scale: Scale | None) -> tuple[Seed, ...]:
+        """Of its runs at ``scale``: that scale's own, or else the suite's."""
+        return (scale.seeds if scale is not None else ()) or self.seeds
+
     def ranked_by(self, metric: str) -> Suite:
         """The suite with ``metric`` for a headline, in every setting."""
         scales = {}
