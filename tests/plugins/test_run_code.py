@@ -1,16 +1,19 @@
 """Whose code a run is made by: what changes the identity of a run, what does not, and what is said of it."""
 
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from fedbench.core.errors import FedbenchError
+from fedbench.kinds.installed import installed_plugins
+from fedbench.kinds.registry import is_harness
 from fedbench.plugins import run_code
 from fedbench.plugins.provenance import roots
 from fedbench.plugins.run_code import Codes, code_hash, files_beside, harness_hash
-from fedbench.plugins.sources import files_of
+from fedbench.plugins.sources import files_of, files_of_all, files_under
 
 METHOD = '''
 from dataclasses import dataclass
@@ -183,3 +186,37 @@ def test_all_code_of_a_command_is_the_harness_every_method_and_every_plugin_file
     before = code_hash([file])
     monkeypatch.setattr(run_code, "versions", lambda: {"torch": "0.1"})
     assert code_hash([file]) != before and Codes().harness == harness_hash()
+
+
+def test_the_files_of_all_methods_are_those_of_each(site: Path) -> None:
+    points = [point for point in installed_plugins() if not is_harness(point)]
+    each = [files_of(point.module, roots(), point.dist) for point in points]
+    assert files_beside() == {name: path for files in each for name, path in files.items()}
+    assert {"third_core/constants.py", "fedbench_methods/fedprox.py"} <= set(files_beside())
+
+
+@pytest.mark.parametrize("starts", [["names", "imports"], ["imports", "names"]])
+def test_imports_of_a_file_that_a_string_names_as_well_are_followed(
+    starts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {"names": "X = 'helper.py'", "imports": "import helper", "helper": "import deep", "deep": ""}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert set(files_of_all(starts, roots())) == {f"{name}.py" for name in texts}
+
+
+def test_a_folder_of_sources_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a.py").write_text("")
+    assert dict(files_under(tmp_path)) == {"a.py": tmp_path / "a.py"}
+    listed = os.scandir
+
+    def scandir(folder: str | Path) -> object:
+        if Path(folder).name == "inner":
+            raise OSError(24, "Too many open files", str(folder))
+        return listed(folder)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(FedbenchError, match=r"source folder .*inner' cannot be read: Too many open files"):
+        dict(files_under(tmp_path))

@@ -22,6 +22,7 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from fedbench.core.errors import FedbenchError
 
@@ -73,8 +74,11 @@ def digest_of(files: Mapping[str, Path]) -> str:
 
 
 def files_under(root: Path) -> Iterator[tuple[str, Path]]:
-    """Every regular file of a package with its path in it; neither hidden ones nor what running it writes."""
-    for folder, inside, names in os.walk(root):
+    """Every regular file of a package with its path in it; neither hidden ones nor what running it writes.
+
+    FedbenchError for a folder that cannot be listed.
+    """
+    for folder, inside, names in os.walk(root, onerror=_refuse):
         inside[:] = sorted(name for name in inside if not _is_left_out(name))
         within = Path(folder).relative_to(root).as_posix()
         for name in sorted(names):
@@ -87,6 +91,10 @@ def _is_left_out(name: str) -> bool:
     return name.startswith(".") or name in _NOT_SOURCES
 
 
+def _refuse(error: OSError) -> NoReturn:
+    raise _unreadable(Path(error.filename), error) from error
+
+
 class _Walk:
     """Follows imports from file to file; ``files`` are those found."""
 
@@ -97,6 +105,7 @@ class _Walk:
         self._specs: dict[str, ModuleSpec | None] = {}
         self._own: dict[str, bool] = {}
         self._reached: set[str] = set()
+        self._followed: set[str] = set()
         self._whole: set[str] = set()
         self._waiting: list[tuple[str, Path, str]] = []
 
@@ -111,7 +120,8 @@ class _Walk:
 
     def add(self, name: str, path: Path, package: str) -> None:
         """A file, and in time what it imports; ``package`` is what its relative imports start from."""
-        if name not in self.files:
+        if name not in self._followed:
+            self._followed.add(name)
             self.files[name] = path
             self._waiting.append((name, path, package))
 
@@ -283,4 +293,6 @@ def _is_installed(folder: Path) -> bool:
 
 
 def _unreadable(path: Path, error: OSError) -> FedbenchError:
-    return FedbenchError(f"source file {str(path)!r} cannot be read: {error.strerror}.")
+    return FedbenchError(
+        f"source {'folder' if path.is_dir() else 'file'} {str(path)!r} cannot be read: {error.strerror}."
+    )
