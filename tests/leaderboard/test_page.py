@@ -259,6 +259,18 @@ def test_a_curve_is_the_mean_over_the_rounds_all_seeds_have(board: pd.DataFrame)
     assert list(table["bytes"]) == [0.0, 2e6]
 
 
+def test_a_chart_by_round_is_named_by_what_it_draws(tmp_path: Path) -> None:
+    chosen = {"headline": "selected_unseen_domain_accuracy", "selected_unseen_domain_accuracy_mean": 71.5}
+    curves = curves_of("fedavg00", "fedavg01")
+    for given, name, way in [(chosen, "unseen (selected)", False), ({}, "accuracy", True)]:
+        board = pd.DataFrame([full(row, **given) for row in ("fedavg", "fedprox")])
+        html, reader = written(tmp_path, board, curves)
+        assert "Test accuracy after every evaluated round." in shown(reader)
+        assert re.findall(r">([^<>]+) by round</title>", html) == ["accuracy"]
+        assert re.findall(r">([^<>]+) against MB sent</title>", html) == [name]
+        assert ("the way there" in shown(reader)) is way
+
+
 def test_every_table_has_a_section_and_the_overview_compares_them(tmp_path: Path) -> None:
     board = pd.DataFrame([full(row, n, 60.0 + n, setting=f"c={n}") for n in range(3) for row in ("fedavg", "moon")])
     board = board.drop(5)  # moon misses the last setting

@@ -100,7 +100,7 @@ def _section(
     columns = columns_of(table)
     rows = _rows(anchor, table, styles, [cells for _, cells in columns])
     drawn = [row for row, line in zip(rows, table.lines, strict=True) if not line.has_failed]
-    charts = _charts(anchor, table, drawn, _series(table, drawn, curves))
+    charts = _charts(anchor, table, drawn, curves)
     clients, clients_of = _clients(anchor, table.lines, federations)
     return Section(
         anchor=anchor,
@@ -194,12 +194,11 @@ _BY_ROUND = "By round"
 _BY_COST = "Against what is sent"
 
 
-def _series(table: Table, rows: Sequence[PageRow], curves: pd.DataFrame) -> list[Series]:
-    metric = table.headline if table.headline in curves else _OVERALL
+def _series(table: Table, rows: Sequence[PageRow], curves: pd.DataFrame, metric: str) -> list[Series]:
     names = [row.name if [other.name for other in rows].count(row.name) == 1 else row.title for row in rows]
     series = []
     for line, row, name in zip(table.measured, rows, names, strict=True):
-        final, rounds = line.cell(table.headline), _rounds(curves, list(line.mlflow_ids.values()), metric)
+        final, rounds = line.cell(metric), _rounds(curves, list(line.mlflow_ids.values()), metric)
         series.append(Series(row.style, name, rounds, final.mean, final.std, line.sent, row.shown))
     return series
 
@@ -218,15 +217,19 @@ def _rounds(curves: pd.DataFrame, ids: Sequence[str], metric: str) -> pd.DataFra
     return table[table["count"] == runs["mlflow_id"].nunique()].drop(columns="count").sort_index()
 
 
-def _charts(anchor: str, table: Table, rows: Sequence[PageRow], series: Sequence[Series]) -> list[Chart]:
-    metric, lines = heading(table.headline), table.measured
+def _charts(anchor: str, table: Table, rows: Sequence[PageRow], curves: pd.DataFrame) -> list[Chart]:
+    # what is ranked may be known of one round only, such as the one that is best on validation data
+    metric, lines = table.headline if table.headline in curves else _OVERALL, table.measured
+    series, ranked = (_series(table, rows, curves, one) for one in (metric, table.headline))
     band = " A band is ± a standard deviation over seeds." if any(not math.isnan(one.spread) for one in series) else ""
+    read = f"Test {heading(metric)} after every evaluated round.{band}"
+    way = " Thin lines: the way there, round by round." if any(len(one.rounds) > 1 for one in ranked) else ""
     drawn = [
-        (_BY_ROUND, f"Test {metric} after every evaluated round.{band}", by_round(series, f"{anchor}-rounds", metric)),
+        (_BY_ROUND, read, by_round(series, f"{anchor}-rounds", heading(metric))),
         (
             _BY_COST,
-            "Thick steps: the Pareto front, rows that none beats in both. Thin lines: the way there, round by round.",
-            against_cost(series, f"{anchor}-cost", metric),
+            f"Thick steps: the Pareto front, rows that none beats in both.{way}",
+            against_cost(ranked, f"{anchor}-cost", heading(table.headline)),
         ),
     ]
     for groups in _GROUPS:
