@@ -13,7 +13,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RunInfo, RunResult
 from fedbench.leaderboard.figures import draw, models, scatter
 from fedbench.leaderboard.figures.kinds import owners_of
-from fedbench.leaderboard.figures.points import by_row, swept
+from fedbench.leaderboard.figures.points import Point, by_row, swept
 from fedbench.rounds.loop import predict, start
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
@@ -79,6 +79,10 @@ def test_gains_are_to_the_baseline_and_refused_without_one(results):
     widths = [round(bar.get_width(), 1) for bar in made.axes[0].patches]
     # fedavg has the default rate of 0.01
     assert widths[:3] == [0.2, 0.3, 1.1] and set(widths[6:]) == {0.0}
+    # what is not measured is no bar, and not level with the baseline
+    one, two = (Point((), mean, math.nan, 1) for mean in (1.0, 3.0))
+    lacking = draw.gains({"a": {"x": one}, "b": {"x": two, "y": one}}, "b", ["x", "y"])
+    assert np.array_equal([bar.get_width() for bar in lacking.axes[0].patches], [-2.0, np.nan], equal_nan=True)
     with pytest.raises(FedbenchError, match="there is no row 'fedavgm'"):
         draw.gains(rows, "fedavgm", ["global_accuracy"])
 

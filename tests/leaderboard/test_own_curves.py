@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.leaderboard.board import leaderboard
+from fedbench.leaderboard.figures.kinds import _of_rounds
 from fedbench.leaderboard.page.data import page_of
 from fedbench.leaderboard.results import load_curves, load_results
 from fedbench.leaderboard.rows.milestones import is_tracked
@@ -19,6 +21,7 @@ from fedbench.tracking.schema import store_uri
 from fedbench.tracking.writing.listener import Tracking
 
 OWN, SHARED, OVERALL = "personal_mean_client_accuracy", "mean_client_accuracy", "global_accuracy"
+CHOSEN = "selected_unseen_domain_accuracy"
 TAIL, OWN_TAIL = "tail_client_accuracy", "personal_tail_client_accuracy"
 # by method: of every round, its metrics. fedpcl has no global model
 ROUNDS: dict[str, list[dict[str, float]]] = {
@@ -99,6 +102,15 @@ def test_figures_draw_own_models_by_round_and_by_group(store: Path) -> None:
     assert by_round.loc[by_round["method"] == "fedbn", OWN].dropna().tolist() == [60.0, 70.0]
     ranked = found.table(metric="personal_tail_client")
     assert [row.split()[0] for row in ranked["row"]][:2] == ["fedbn", "fedavg"]
+
+
+def test_by_round_stands_accuracy_where_what_is_ranked_is_of_one_round(store: Path) -> None:
+    results = load_results(store_uri(str(store)), "personal")
+    for headline, title in [(CHOSEN, "accuracy"), (OWN, "own models")]:
+        drawn = _of_rounds(store_uri(str(store)), results, None, headline, ())
+        assert [axes.get_title() for axes in drawn.axes] == [title]
+    with pytest.raises(FedbenchError, match="no curve of any of the metrics"):
+        _of_rounds(store_uri(str(store)), results.assign(**{f"final/{CHOSEN}": 1.0}), CHOSEN, OWN, ())
 
 
 def test_a_metric_of_own_models_is_tracked_though_round_0_has_none() -> None:

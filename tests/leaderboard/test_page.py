@@ -260,15 +260,30 @@ def test_a_curve_is_the_mean_over_the_rounds_all_seeds_have(board: pd.DataFrame)
 
 
 def test_a_chart_by_round_is_named_by_what_it_draws(tmp_path: Path) -> None:
-    chosen = {"headline": "selected_unseen_domain_accuracy", "selected_unseen_domain_accuracy_mean": 71.5}
+    chosen = "selected_unseen_domain_accuracy"
+    ranked = {"headline": chosen, f"{chosen}_mean": 71.5, "global_accuracy_mean": np.nan, "global_accuracy_std": np.nan}
+    ranked["shown"] = json.dumps([chosen])
     curves = curves_of("fedavg00", "fedavg01")
-    for given, name, way in [(chosen, "unseen (selected)", False), ({}, "accuracy", True)]:
+    for given, name, way in [(ranked, "unseen (selected)", False), ({}, "accuracy", True)]:
         board = pd.DataFrame([full(row, **given) for row in ("fedavg", "fedprox")])
         html, reader = written(tmp_path, board, curves)
-        assert "Test accuracy after every evaluated round." in shown(reader)
+        assert "Test accuracy after every evaluated round. A band is" in shown(reader)
+        assert "fedavg: –" not in html and (way or "fedavg: 60.5 ± 0.7" in html)
+        assert ("%; unseen (selected): of the round" in shown(reader)) is not way
         assert re.findall(r">([^<>]+) by round</title>", html) == ["accuracy"]
         assert re.findall(r">([^<>]+) against MB sent</title>", html) == [name]
         assert ("the way there" in shown(reader)) is way
+
+
+def test_what_is_evaluated_once_is_level_from_the_start_or_a_point_at_the_end(tmp_path: Path) -> None:
+    curves = curves_of("fedavg00", "fedavg01")
+    board = pd.DataFrame([full("fedavg"), full("b", runs='{"0": "b"}', mlflow_ids='{"0": "b00"}')])
+    for when, level in [(0, 1), (2, 0)]:
+        once = pd.DataFrame([["b00", when, 50.0, 0.0]], columns=curves.columns)
+        html, _ = written(tmp_path, board, pd.concat([curves, once]))
+        chart = html[html.index(" by round</title>") :].partition("</svg>")[0]
+        assert len(re.findall(r'class="line"[^>]* d="M[\d.]+ [\d.]+H[\d.]+"', chart)) == level
+        assert chart.count("b: 60.2 ± 0.3") == 3
 
 
 def test_every_table_has_a_section_and_the_overview_compares_them(tmp_path: Path) -> None:

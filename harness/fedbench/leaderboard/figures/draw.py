@@ -134,7 +134,9 @@ def gains(rows: Mapping[str, Mapping[str, Point]], base: str, metrics: Sequence[
     thickness = 0.8 / len(known)
     for place, metric in enumerate(known):
         at = np.arange(len(others)) + (place - (len(known) - 1) / 2) * thickness
-        above = [rows[name][metric].mean - rows[base][metric].mean if metric in rows[name] else 0.0 for name in others]
+        above = [
+            rows[name][metric].mean - rows[base][metric].mean if metric in rows[name] else math.nan for name in others
+        ]
         axes.barh(at, above, thickness, label=heading(metric), color=COLOURS[place % len(COLOURS)])
     axes.set_yticks(range(len(others)), others)
     axes.set_ylim(len(others) - 0.4, -0.6)

@@ -90,7 +90,11 @@ def _of_rounds(uri: str, results: pd.DataFrame, metric: str | None, headline: st
             return draw.rounds(measured, owners_of(results), names)
     ranked = metric_named(results, metric) if metric else headline
     names = list(dict.fromkeys([ranked, *(OF_GROUPS if groups and ranks_own_models(ranked) else groups)]))
-    return draw.rounds(load_curves(uri, results, *names), owners_of(results), names)
+    curves = load_curves(uri, results, *names)
+    if metric is None and (ranked not in curves or curves[ranked].isna().all()):
+        # what is ranked is of one round, such as the one that is best on validation data
+        names[0] = "global_accuracy"
+    return draw.rounds(curves, owners_of(results), names)
 
 
 def _of_layers(uri: str, suite: str, results: pd.DataFrame, metric: str) -> Figure:

@@ -43,6 +43,11 @@ class Series:
         return f"series s{self.style % 6}" + ("" if self.shown else " off")
 
     @property
+    def has_band(self) -> bool:
+        """Whether the spread over seeds is known of two rounds or more."""
+        return int(self.rounds["std"].notna().sum()) > 1
+
+    @property
     def summary(self) -> str:
         """Name, accuracy and cost, for tooltips."""
         return f"{self.name}: {spread(self.accuracy, self.spread)}, {megabytes(self.bytes)} MB"
@@ -59,7 +64,7 @@ class Bars:
 def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
     """Accuracy against round, a band of ± a standard deviation where there are seeds; None without two rounds.
 
-    A row evaluated once (nothing is trained) is a level line.
+    A row evaluated before training alone (nothing is trained) is a level line, one evaluated once after it a point.
     """
     drawn = [one for one in series if len(one.rounds)]
     if not any(len(one.rounds) > 1 for one in drawn):
@@ -81,9 +86,10 @@ def _curve(svg: draw.Element, one: Series, x: AxisScale, y: AxisScale) -> None:
     made = draw.group(svg, one.kind, one.style, one.summary)
     dash = draw.DASHES[one.style // 6 % len(draw.DASHES)]
     if len(one.rounds) == 1:
-        height = draw.number(y(float(one.rounds["mean"].iloc[0])))
-        draw.path(made, f"M{draw.number(x.start)} {height}H{draw.number(x.end)}", "line", dash)
-        draw.marker(made, (x.start + x.end) / 2, float(height), one.style, one.summary)
+        when, height = one.rounds.index[0], y(float(one.rounds["mean"].iloc[0]))
+        if when == 0:
+            draw.path(made, f"M{draw.number(x.start)} {draw.number(height)}H{draw.number(x.end)}", "line", dash)
+        draw.marker(made, x(float(when)) if when else (x.start + x.end) / 2, height, one.style, one.summary)
         return
     shown = one.rounds.iloc[_thinned(len(one.rounds), _MOST_POINTS)]
     places = [(x(float(r)), float(m), float(s)) for r, m, s in shown[["mean", "std"]].itertuples()]

@@ -11,7 +11,7 @@ import pandas as pd
 from fedbench.core.wording import heading, spread
 from fedbench.leaderboard.across.map import Map
 from fedbench.leaderboard.failures import MARK, reasons, shortened
-from fedbench.leaderboard.model import Board, Line, Printed, Table
+from fedbench.leaderboard.model import Board, Line, Printed, ScoreCell, Table
 from fedbench.leaderboard.page.charts import Bars, Series, against_cost, bars, by_round
 from fedbench.leaderboard.page.heatmap import HeatMap, heat_map
 from fedbench.leaderboard.page.model import Chart, Page, PageCell, PageRow, Reproduction, Section
@@ -198,7 +198,10 @@ def _series(table: Table, rows: Sequence[PageRow], curves: pd.DataFrame, metric:
     names = [row.name if [other.name for other in rows].count(row.name) == 1 else row.title for row in rows]
     series = []
     for line, row, name in zip(table.measured, rows, names, strict=True):
-        final, rounds = line.cell(metric), _rounds(curves, list(line.mlflow_ids.values()), metric)
+        rounds = _rounds(curves, list(line.mlflow_ids.values()), metric)
+        final = line.cell(metric)
+        if metric != table.headline and math.isnan(final.mean) and len(rounds):
+            final = ScoreCell(*rounds[["mean", "std"]].iloc[-1])
         series.append(Series(row.style, name, rounds, final.mean, final.std, line.sent, row.shown))
     return series
 
@@ -218,12 +221,15 @@ def _rounds(curves: pd.DataFrame, ids: Sequence[str], metric: str) -> pd.DataFra
 
 
 def _charts(anchor: str, table: Table, rows: Sequence[PageRow], curves: pd.DataFrame) -> list[Chart]:
-    # what is ranked may be known of one round only, such as the one that is best on validation data
-    metric, lines = table.headline if table.headline in curves else _OVERALL, table.measured
-    series, ranked = (_series(table, rows, curves, one) for one in (metric, table.headline))
-    band = " A band is ± a standard deviation over seeds." if any(not math.isnan(one.spread) for one in series) else ""
+    lines, metric = table.measured, table.headline
+    series = ranked = _series(table, rows, curves, metric)
+    way = " Thin lines: the way there, round by round."
+    if not any(len(one.rounds) > 1 for one in ranked):
+        # what is ranked is known of one round only, such as the one that is best on validation data
+        metric, way = _OVERALL, ""
+        series = _series(table, rows, curves, metric)
+    band = " A band is ± a standard deviation over seeds." if any(one.has_band for one in series) else ""
     read = f"Test {heading(metric)} after every evaluated round.{band}"
-    way = " Thin lines: the way there, round by round." if any(len(one.rounds) > 1 for one in ranked) else ""
     drawn = [
         (_BY_ROUND, read, by_round(series, f"{anchor}-rounds", heading(metric))),
         (

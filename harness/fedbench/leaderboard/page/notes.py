@@ -31,7 +31,9 @@ def _failures(lines: Sequence[Line]) -> list[str]:
 def _how_to_read(table: Table, lines: Sequence[Line]) -> list[str]:
     counted = seed_counts(lines)
     over = f"Mean ± sample standard deviation over {counted}. " if counted.endswith("s") else "One seed. "
-    notes = [f"{over}Accuracies of the last round, in %. Bold: the best of a column. –: not measured."]
+    chosen = dict.fromkeys(heading(name) for line in lines for name in line.cells if name.startswith("selected_"))
+    other = f"; {', '.join(chosen)}: of the round that is best on validation data" if chosen else ""
+    notes = [f"{over}Accuracies of the last round, in %{other}. Bold: the best of a column. –: not measured."]
     if any_known([line.delta.cell.mean for line in lines]):
         baseline = table.baseline.partition(" · ")[0]
         interval = f"; {INTERVAL}" if has_intervals(lines) else ""
