@@ -14,7 +14,7 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.leaderboard.board import leaderboard
 from fedbench.leaderboard.figures.kinds import _of_rounds
 from fedbench.leaderboard.page.data import page_of
-from fedbench.leaderboard.results import load_curves, load_results
+from fedbench.leaderboard.results import GROUPS, load_curves, load_results
 from fedbench.leaderboard.rows.milestones import is_tracked
 from fedbench.python.results import load
 from fedbench.tracking.schema import store_uri
@@ -104,13 +104,24 @@ def test_figures_draw_own_models_by_round_and_by_group(store: Path) -> None:
     assert [row.split()[0] for row in ranked["row"]][:2] == ["fedbn", "fedavg"]
 
 
-def test_by_round_stands_accuracy_where_what_is_ranked_is_of_one_round(store: Path) -> None:
+def test_by_round_stands_accuracy_where_what_is_ranked_is_of_one_round(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = load_results(store_uri(str(store)), "personal")
-    for headline, title in [(CHOSEN, "accuracy"), (OWN, "own models")]:
-        drawn = _of_rounds(store_uri(str(store)), results, None, headline, ())
-        assert [axes.get_title() for axes in drawn.axes] == [title]
+    for headline, groups, titles in [
+        (CHOSEN, (), ["accuracy"]),
+        (OWN, (), ["own models"]),
+        (OWN, GROUPS, ["own models", "own models, tail"]),
+    ]:
+        drawn = _of_rounds(store_uri(str(store)), results, None, headline, groups)
+        assert [axes.get_title() for axes in drawn.axes] == titles
     with pytest.raises(FedbenchError, match="no curve of any of the metrics"):
         _of_rounds(store_uri(str(store)), results.assign(**{f"final/{CHOSEN}": 1.0}), CHOSEN, OWN, ())
+    curves = load_curves(store_uri(str(store)), results, OWN, OWN_TAIL)
+    of_the_last = curves.assign(**{OWN: curves[OWN].where(curves["round"] == 2)})
+    monkeypatch.setattr("fedbench.leaderboard.figures.kinds.load_curves", lambda *_: of_the_last)
+    drawn = _of_rounds(store_uri(str(store)), results, None, OWN, GROUPS)
+    assert [axes.get_title() for axes in drawn.axes] == ["accuracy"]
 
 
 def test_a_metric_of_own_models_is_tracked_though_round_0_has_none() -> None:

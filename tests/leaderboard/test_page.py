@@ -264,12 +264,18 @@ def test_a_chart_by_round_is_named_by_what_it_draws(tmp_path: Path) -> None:
     ranked = {"headline": chosen, f"{chosen}_mean": 71.5, "global_accuracy_mean": np.nan, "global_accuracy_std": np.nan}
     ranked["shown"] = json.dumps([chosen])
     curves = curves_of("fedavg00", "fedavg01")
-    for given, name, way in [(ranked, "unseen (selected)", False), ({}, "accuracy", True)]:
+    once = curves.assign(**{chosen: curves["global_accuracy"].where(curves["round"] == 2)})
+    for given, by_round, name, way in [
+        (ranked, curves, "unseen (selected)", False),
+        (ranked, once, "unseen (selected)", False),
+        ({}, once, "accuracy", True),
+    ]:
         board = pd.DataFrame([full(row, **given) for row in ("fedavg", "fedprox")])
-        html, reader = written(tmp_path, board, curves)
+        html, reader = written(tmp_path, board, by_round)
         assert "Test accuracy after every evaluated round. A band is" in shown(reader)
+        assert "A band is" not in shown(written(tmp_path, board, by_round[:3])[1])
         assert "fedavg: –" not in html and (way or "fedavg: 60.5 ± 0.7" in html)
-        assert ("%; unseen (selected): of the round" in shown(reader)) is not way
+        assert ("%; columns unseen (selected): of the round" in shown(reader)) is not way
         assert re.findall(r">([^<>]+) by round</title>", html) == ["accuracy"]
         assert re.findall(r">([^<>]+) against MB sent</title>", html) == [name]
         assert ("the way there" in shown(reader)) is way
@@ -284,6 +290,8 @@ def test_what_is_evaluated_once_is_level_from_the_start_or_a_point_at_the_end(tm
         chart = html[html.index(" by round</title>") :].partition("</svg>")[0]
         assert len(re.findall(r'class="line"[^>]* d="M[\d.]+ [\d.]+H[\d.]+"', chart)) == level
         assert chart.count("b: 60.2 ± 0.3") == 3
+        place = re.search(r'translate\((\d+) [\d.]+\)"><title>b: 60.2', chart)
+        assert place is not None and int(place[1]) == (290 if level else 526)
 
 
 def test_every_table_has_a_section_and_the_overview_compares_them(tmp_path: Path) -> None:

@@ -91,9 +91,9 @@ def _of_rounds(uri: str, results: pd.DataFrame, metric: str | None, headline: st
     ranked = metric_named(results, metric) if metric else headline
     names = list(dict.fromkeys([ranked, *(OF_GROUPS if groups and ranks_own_models(ranked) else groups)]))
     curves = load_curves(uri, results, *names)
-    if metric is None and (ranked not in curves or curves[ranked].isna().all()):
-        # what is ranked is of one round, such as the one that is best on validation data
-        names[0] = "global_accuracy"
+    if metric is None and (ranked not in curves or curves.dropna(subset=[ranked])["mlflow_id"].is_unique):
+        # what is ranked is of one round of every run, such as the one that is best on validation data
+        names = ["global_accuracy", *groups]
     return draw.rounds(curves, owners_of(results), names)
 
 

@@ -200,7 +200,7 @@ def _series(table: Table, rows: Sequence[PageRow], curves: pd.DataFrame, metric:
     for line, row, name in zip(table.measured, rows, names, strict=True):
         rounds = _rounds(curves, list(line.mlflow_ids.values()), metric)
         final = line.cell(metric)
-        if metric != table.headline and math.isnan(final.mean) and len(rounds):
+        if metric != table.headline and len(rounds):
             final = ScoreCell(*rounds[["mean", "std"]].iloc[-1])
         series.append(Series(row.style, name, rounds, final.mean, final.std, line.sent, row.shown))
     return series

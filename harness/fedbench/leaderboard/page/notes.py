@@ -9,7 +9,7 @@ from fedbench.core.wording import OWN_MODELS, UNSEEN, heading, not_on_unseen_not
 from fedbench.leaderboard.failures import MARK
 from fedbench.leaderboard.model import Line, Table
 from fedbench.leaderboard.notes import INTERVAL, has_intervals
-from fedbench.leaderboard.page.table import MARKS, any_known
+from fedbench.leaderboard.page.table import MARKS, any_known, metrics_of
 from fedbench.leaderboard.rows import own_models, untrained
 from fedbench.leaderboard.rows.seeds import DIFFER, seed_counts, seeds_differ
 from fedbench.statistics.paired import ALPHA, BASELINE, NO_BASELINE
@@ -31,8 +31,8 @@ def _failures(lines: Sequence[Line]) -> list[str]:
 def _how_to_read(table: Table, lines: Sequence[Line]) -> list[str]:
     counted = seed_counts(lines)
     over = f"Mean ± sample standard deviation over {counted}. " if counted.endswith("s") else "One seed. "
-    chosen = dict.fromkeys(heading(name) for line in lines for name in line.cells if name.startswith("selected_"))
-    other = f"; {', '.join(chosen)}: of the round that is best on validation data" if chosen else ""
+    chosen = [heading(name) for name in metrics_of(table) if name.startswith("selected_")]
+    other = f"; columns {', '.join(chosen)}: of the round that is best on validation data" if chosen else ""
     notes = [f"{over}Accuracies of the last round, in %{other}. Bold: the best of a column. –: not measured."]
     if any_known([line.delta.cell.mean for line in lines]):
         baseline = table.baseline.partition(" · ")[0]

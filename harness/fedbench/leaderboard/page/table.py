@@ -32,7 +32,7 @@ def columns_of(table: Table) -> list[tuple[PageColumn, list[PageCell]]]:
     """The columns beside the row's name, each with a cell per row; what no row has is left out."""
     lines = table.lines
     columns = [_rank(lines)]
-    for metric in _metrics(table):
+    for metric in metrics_of(table):
         explained = f"{metric}, %: mean ± standard deviation over seeds"
         columns.append((PageColumn(metric, heading(metric), explained), _measured(lines, metric)))
     if seeds_differ(lines):
@@ -88,7 +88,7 @@ def domains_of(lines: Sequence[Line]) -> list[str]:
     return [name.removeprefix(DOMAIN) for name in names if any_known([line.cell(name).mean for line in lines])]
 
 
-def _metrics(table: Table) -> list[str]:
+def metrics_of(table: Table) -> list[str]:
     """The metrics with a column: the headline, and the shown ones as far as any row has them."""
     others = [name for name in table.shown if name != table.headline and not name.startswith(_APART)]
     return [table.headline, *(name for name in others if any_known([line.cell(name).mean for line in table.lines]))]
