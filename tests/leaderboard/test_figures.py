@@ -203,6 +203,13 @@ def test_clusters_are_those_that_a_method_forms_before_round_1():
     assert models.clusters(tiny_run(tiny_spec("fedavg"))) == {}
 
 
+def test_a_measure_of_some_classes_is_titled_by_both():
+    names = ["drift", "drift/head", "tail_accuracy", "domain_accuracy/photo"]
+    curves = pd.DataFrame({"mlflow_id": "a", "round": [1, 2], **{name: [1.0, 2.0] for name in names}})
+    panels = draw.rounds(curves, {"a": "fedavg"}, names).axes
+    assert [axes.get_title() for axes in panels] == ["drift", "drift, head", "tail", "photo"]
+
+
 def test_figures_of_measures_and_models_are_drawn_from_a_store(tmp_path):
     suite = tmp_path / "mine.yaml"
     rows = ("{method: cka+drift, label: fedavg, set: {lr: 0.1}}", "{method: clip-zs, label: zero-shot}")

@@ -891,6 +891,10 @@ def test_ranked_by_own_models_a_row_without_is_there_by_its_global_model_over_th
     # the global model's own column and other boards are as ever
     plain = leaderboard(runs).set_index("label")
     assert not plain["one_for_all"].any() and math.isnan(plain.loc["fedavg", "personal_mean_client_accuracy_mean"])
+    # beside a table ranked by own models, one ranked otherwise has the global model's numbers in their column too
+    beside = leaderboard(runs.assign(setting="a"), headlines={"elsewhere": "personal_mean_client_accuracy"})
+    assert beside.set_index("label")["one_for_all"].to_dict() == {"fedprox": False, "fedavg": True, "moon": False}
+    assert re.search(r"fedavg § .* 71\.0 ± 1\.0", shown(beside, width=200))
 
 
 DEFAULTS, ITS_OWN = '{"evaluate": "fedavg"}', '{"evaluate": "mine, fedavg"}'
@@ -1005,6 +1009,14 @@ def curves_of(results: pd.DataFrame, accuracies: dict[tuple[str, int], list[floa
             for number, accuracy in enumerate(values)
         ]
     )
+
+
+def test_a_target_of_a_metric_of_which_less_is_better_is_reached_from_above() -> None:
+    spread = "std_client_accuracy"
+    curves = pd.DataFrame({"mlflow_id": ["a"] * 3 + ["b"] * 3, "round": [0, 2, 4] * 2, spread: [9, 6, 3, 9, 8, 7]})
+    assert rounds_to_target(curves, ["a", "b"], spread, 6.0) == [2, None]
+    curves = curves.rename(columns={spread: "global_accuracy"})
+    assert rounds_to_target(curves, ["a", "b"], "global_accuracy", 6.0) == [0, 0]
 
 
 def test_what_is_spent_until_a_target_is_a_mean_over_the_seeds_that_reach_it() -> None:

@@ -127,6 +127,15 @@ def test_a_map_at_a_value_of_an_axis_is_over_the_others(found):
     assert along.costs["high",].bytes == 0
 
 
+def test_a_place_ranked_by_another_metric_than_the_suites_is_left_out(board, curves):
+    first, *others = board.tables
+    mixed = Board((replace(first, headline="tail_accuracy"), *others))
+    found = map_of(SUITE, mixed, curves)
+    assert found.headline == METRIC and ("low", "1") not in found.tables and len(found.tables) == 3
+    # where none has the suite's, what they have
+    assert map_of(SUITE, Board(mixed.tables[:1]), curves).headline == "tail_accuracy"
+
+
 def test_a_suite_without_axes_or_results_has_no_map(board, curves):
     with pytest.raises(FedbenchError, match="has no axes"):
         map_of(SUITE.model_copy(update={"axes": {}}), board, curves)

@@ -13,7 +13,7 @@ import pytest
 from fedbench.core.errors import FedbenchError
 from fedbench.core.wording import heading
 from fedbench.leaderboard.page import write_page
-from fedbench.leaderboard.page.charts import pareto
+from fedbench.leaderboard.page.charts import Series, against_cost, pareto
 from fedbench.leaderboard.page.data import page_of
 from fedbench.leaderboard.page.heatmap import heat_map
 from fedbench.leaderboard.page.svg import linear, logarithmic
@@ -438,6 +438,14 @@ def test_the_pareto_front_is_what_none_beats_in_both() -> None:
     assert pareto([(0.0, 50.0), (2.0, 70.0), (3.0, 60.0), (2.0, 65.0), (9.0, 71.0)]) == [0, 1, 4]
     # as accurate for more
     assert pareto([(5.0, 70.0), (2.0, 70.0)]) == [1]
+
+
+def test_of_a_metric_of_which_less_is_better_the_front_is_below() -> None:
+    none = pd.DataFrame({"mean": [], "std": [], "bytes": []}, dtype=float)
+    rows = {"cheap": (9.0, 1e6), "dear": (4.0, 2e6), "beaten": (12.0, 3e6)}
+    series = [Series(0, name, none, value, 1.0, sent) for name, (value, sent) in rows.items()]
+    for less, front in ((True, "cheap, dear"), (False, "cheap, beaten")):
+        assert f"Not beaten in both spread and MB: {front}. " in str(against_cost(series, "k", "spread", less))
 
 
 def test_scales_end_on_round_numbers() -> None:

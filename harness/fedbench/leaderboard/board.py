@@ -193,7 +193,7 @@ def _measured(name: str, runs: pd.DataFrame, lost: pd.DataFrame, base: Baseline,
         printed=printed,
         status=failures.status_of(failures.of_row(runs, lost), seeds_of(runs), runs["code_hash"]),
         untrained=bool(runs["untrained"].all()),
-        one_for_all=bool(runs[SHARED].all()) and ranks_own_models(reading.headline),
+        one_for_all=bool(runs[SHARED].all()) and any(map(ranks_own_models, reading.shown)),
         incomplete=tuple(metric for metric, has in known.items() if has.any() and not has.all()),
     )
 

@@ -148,7 +148,10 @@ def map_of(suite: Suite, board: Board, curves: pd.DataFrame) -> Map:
     labels = labels_of(board)
     order = list(board.across.mean_ranks.index) if board.across is not None else _by_mean(tables)
     known = [*order, *(row for row in labels if row not in order)]
-    headline = next(iter(tables.values())).headline
+    headlines = [table.headline for table in tables.values()]
+    headline = suite.headline if suite.headline in headlines else headlines[0]
+    # a place whose runs lack what the others are ranked by is left out, as one without runs
+    tables = {place: table for place, table in tables.items() if table.headline == headline}
     axes = {axis: tuple(values) for axis, values in suite.axes.items()}
     found = Map(axes, tables, {row: labels[row] for row in known}, headline, suite.baseline, {})
     costs = {place: _cheapest(found, place, curves) for place in tables}

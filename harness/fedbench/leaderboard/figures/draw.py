@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import replacing
+from fedbench.core.metric_names import OF_EACH
 from fedbench.core.wording import heading
 from fedbench.leaderboard.figures.points import Point
 
@@ -101,11 +102,17 @@ def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[st
             # a line of one point would not be seen
             marker = "." if len(mean) == 1 else ""
             axes.plot(mean.index, mean.to_numpy(), label=row, linewidth=1.2, color=_look(place)["color"], marker=marker)
-        axes.set_title(heading(metric), fontsize=8)
+        axes.set_title(_titled(metric), fontsize=8)
         axes.set_xlabel("round")
     panels[0].set_ylabel("%" if all("accuracy" in metric for metric in known) else "")
     made.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=6, frameon=False)
     return made
+
+
+def _titled(metric: str) -> str:
+    """A measure of some classes with its name: ``drift/head`` is ``drift, head``."""
+    whole, _, part = metric.rpartition("/")
+    return f"{heading(whole)}, {heading(part)}" if whole and whole not in OF_EACH else heading(metric)
 
 
 def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:

@@ -109,8 +109,10 @@ def _thinned(count: int, most: int) -> list[int]:
     return list(range(count - 1, -1, -step))[::-1]
 
 
-def against_cost(series: Sequence[Series], key: str, metric: str) -> Markup | None:
+def against_cost(series: Sequence[Series], key: str, metric: str, less: bool = False) -> Markup | None:
     """Final accuracy against the total sent, the Pareto front drawn and named; None where nobody sent anything.
+
+    Of a metric of which ``less`` is better the front is below.
 
     The scale is logarithmic; rows that send nothing stand at 0 beside it. Thin lines are the way there by rounds.
     """
@@ -124,9 +126,9 @@ def against_cost(series: Sequence[Series], key: str, metric: str) -> Markup | No
     deviations = [0.0 if math.isnan(one.spread) else one.spread for one in known]
     heights = [one.accuracy + sign * d for one, d in zip(known, deviations, strict=True) for sign in (1, -1)]
     y = draw.linear([max(0.0, height) for height in heights], _FRAME.bottom, _FRAME.top)
-    front = pareto([(one.bytes, one.accuracy) for one in known])
+    front = pareto([(one.bytes, -one.accuracy if less else one.accuracy) for one in known])
     names = ", ".join(known[i].name for i in front)
-    described = f"Not beaten in both accuracy and MB: {names}. " + ". ".join(one.summary for one in known)
+    described = f"Not beaten in both {metric} and MB: {names}. " + ". ".join(one.summary for one in known)
     svg = draw.drawing(_WIDTH, _HEIGHT, key, f"{metric} against MB sent", described, "chart")
     draw.axes(svg, _FRAME, x, y, ("MB sent up and down by all clients, log scale", f"{metric}, %"), _plain)
     none = _FRAME.left + 22

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedbench.core.wording import heading, spread
+from fedbench.kinds.measured import lower_is_better
 from fedbench.leaderboard.across.map import Map
 from fedbench.leaderboard.failures import MARK, reasons, shortened
 from fedbench.leaderboard.model import Board, Line, Printed, ScoreCell, Table
@@ -235,7 +236,7 @@ def _charts(anchor: str, table: Table, rows: Sequence[PageRow], curves: pd.DataF
         (
             _BY_COST,
             f"Thick steps: the Pareto front, rows that none beats in both.{way}",
-            against_cost(ranked, f"{anchor}-cost", heading(table.headline)),
+            against_cost(ranked, f"{anchor}-cost", heading(table.headline), lower_is_better(table.headline)),
         ),
     ]
     for groups in _GROUPS:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from fedbench.kinds.measured import lower_is_better
+
 _NOISE = 1e-9
 """Accuracies are means of shares; a target that is one of them must count as reached."""
 
@@ -11,13 +13,15 @@ _NOISE = 1e-9
 def rounds_to_target(curves: pd.DataFrame, mlflow_ids: list[str], metric: str, target: float) -> list[int | None]:
     """The first evaluated round of each run at which ``metric`` is at least ``target``; None for one that never is.
 
+    At most, where less is better.
     ``curves`` is `fedbench.leaderboard.results.load_curves`; runs without a curve are left out. Round 0, the model
     before training, counts.
     """
+    sign = -1 if lower_is_better(metric) else 1
     first: list[int | None] = []
     for mlflow_id in mlflow_ids:
         curve = curves[(curves["mlflow_id"] == mlflow_id) & curves[metric].notna()]
-        reached = curve.loc[curve[metric] >= target - _NOISE, "round"]
+        reached = curve.loc[sign * (curve[metric] - target) >= -_NOISE, "round"]
         if len(curve):
             first.append(int(reached.min()) if len(reached) else None)
     return first
