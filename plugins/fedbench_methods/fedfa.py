@@ -46,9 +46,7 @@ class FedFAParams:
 
     probability: float = hyper(0.5, symbol="p", low=0.1, high=1.0, off=0.0, source="paper and released code; 0: FedAvg")
     decay: float = hyper(0.99, symbol="α", low=0.0, high=0.999, search=False, needs="probability", source="paper")
-    sharing: Literal["per_channel", "as_released"] = hyper(
-        "per_channel", symbol="S", source="paper; as_released is one variance over clients and channels, G = 1"
-    )
+    sharing: Literal["per_channel", "as_released"] = hyper("per_channel", symbol="S", source="paper; the code: G = 1")
     weighting: Literal["uniform", "samples"] = hyper("uniform", symbol="1/M", source="paper; samples: as FedAvg")
 
 
@@ -164,11 +162,10 @@ class FedFA(fb.Method[FedFAParams]):
     @hookimpl
     def aggregate(self, task: fb.AggregationTask) -> fb.GlobalModel:
         """The plain mean of weights and running statistics; S from the clients' running statistics."""
-
-        def variance(name: str) -> Tensor:
-            return variance_over_clients([update.buffers[name] for update in task.updates], self.params.sharing)
-
-        task.state[self.name] = _shared(task.model, variance)
+        updates, sharing = task.updates, self.params.sharing
+        task.state[self.name] = _shared(
+            task.model, lambda name: variance_over_clients([update.buffers[name] for update in updates], sharing)
+        )
         return mean_model(task, self.params.weighting)
 
 

@@ -17,7 +17,7 @@ clip-linear-centralized: there the clients are pooled, still without labels.
 Ablations: `text_weight=0`, `self_training=false` (with clip-linear-centralized Table 3's "centralized"),
 `sampling=equal` gives every class round(mean_k n_k) instances (Table 4, at Eq. 7's budget).
 Left open / contradicted, no code being released:
-- σ, batch size, s and unit length: the entropies printed, all close to log K, speak for unit length and s = 1.
+- σ, batch size, s and unit length are not given. Entropies in print, all close to log K, speak for unit length, s = 1.
   `unit_features=false` leaves T at its own length, so that round 0 ranks products, not cosines.
 - γ is 0 in the experiments, positive in the text. Fractions of (1 + γ) max m are rounded to the nearest whole number.
 - Only L_iST cannot move by these equations: f = q at W_0, the gradient is zero. The paper's moves; its code may differ
@@ -47,9 +47,7 @@ class FstCbdgParams:
     beta: float = hyper(0.9, symbol="β", low=0.0, high=0.99, source="Eq. 4, section 4.1")
     gamma: float = hyper(0.0, symbol="γ", low=0.0, high=1.0, needs="text_weight", source="section 4.1; Eq. 7: γ > 0")
     text_weight: float = hyper(1.0, symbol="λ", low=0.01, high=10.0, log=True, off=0.0, source="Eq. 8, section 4.1")
-    sigma: float = hyper(
-        0.01, symbol="σ", low=1e-4, high=0.1, log=True, off=0.0, needs="text_weight", source="Eq. 5 without a value"
-    )
+    sigma: float = hyper(0.01, symbol="σ", low=1e-4, high=0.1, log=True, off=0.0, needs="text_weight", source="Eq. 5")
     reduction: Literal["sum", "mean"] = hyper("sum", symbol="Σ", source="Eq. 6 is a sum")
     scale: float = hyper(1.0, symbol="s", low=1.0, high=100.0, log=True, source="Eqs. 1 and 2 have none; CLIP's is 100")
     unit_features: bool = hyper(True, symbol="|I| = |T| = 1", source="not given; fits the entropies of Fig. 2")
