@@ -230,10 +230,10 @@ def _beside_suite(specs: Sequence[RunSpec], suite: Suite, plugins: tuple[Path, .
     if lacking:
         setting, row = min(lacking)
         yield f"{counted(len(lacking), 'row')} of the suite not run, such as {named({'setting': setting, 'row': row})}"
-    seeds_of: dict[tuple[str, str, str], set[int]] = {}
+    found_seeds: dict[tuple[str, str, str], set[int]] = {}
     for spec in specs:
-        seeds_of.setdefault((spec.scale, spec.backbone, spec.tune), set()).add(spec.seed)
-    for (scale, backbone, tune), seeds_there in sorted(seeds_of.items()):
+        found_seeds.setdefault((spec.scale, spec.backbone, spec.tune), set()).add(spec.seed)
+    for (scale, backbone, tune), seeds_there in sorted(found_seeds.items()):
         few = set(suite.seeds_of(suite.scales.get(scale))) - seeds_there
         if few:
             which = backbone if tune == "auto" else f"{backbone}, tune={tune},"
