@@ -87,17 +87,17 @@ class Climb(fb.Method[ClimbParams]):
     @fb.hookimpl
     def reported(self, task: fb.ReportedTask) -> None:
         """The weights of this round by the λ so far; then λ of the next."""
-        dual, params = task.state[self.name]["dual"], self.params
+        dual, params = task.state[self.name]["dual"].cpu(), self.params
         losses = torch.full_like(dual, torch.nan)
         for client, report in task.reports.items():
-            losses[client] = report["climb.loss"].double().cpu()
+            losses[client] = report["climb.loss"]
         after = next_dual(dual, losses, params.dual_lr, params.tolerance, params.most)
         task.state[self.name] = {"dual": after, "weights": client_weights(dual)}
 
     @fb.wrapper
     def aggregate(self, task: fb.AggregationTask, rest: Aggregate) -> Aggregated:
         """x + Σ p_k w_k (y_k − x): the stack's mean by the shares p_k w_k, as far away from x as these add up to."""
-        weights = task.state[self.name]["weights"][[update.client for update in task.updates]]
+        weights = task.state[self.name]["weights"].cpu()[[update.client for update in task.updates]]
         if bool((weights == 1).all()):
             return rest(task)
         counted = participant_shares(task.updates, task.spec.training.weighting) * weights

@@ -92,11 +92,11 @@ class FedDGGA(fb.Method[FedDGGAParams]):
     @fb.hookimpl
     def reported(self, task: fb.ReportedTask) -> None:
         """The weights by the gaps of the round before; d falls over the run."""
-        kept, training = task.state[self.name], task.spec.training
+        kept, training = self._before(task.state), task.spec.training
         gaps = torch.full_like(kept["weights"], torch.nan)
         for client, report in task.reports.items():
             if kept["trained"][client]:
-                gaps[client] = report["feddg-ga.received"].double().cpu() - kept["fitted"][client]
+                gaps[client] = report["feddg-ga.received"].double() - kept["fitted"][client]
         # gaps are of round t = task.round - 1
         step = self.params.step / len(gaps) * (1 - (task.round - 2) / training.rounds)
         weights = adjusted(kept["weights"], gaps, step, self.params.centred)
@@ -105,7 +105,7 @@ class FedDGGA(fb.Method[FedDGGAParams]):
     @fb.wrapper
     def aggregate(self, task: fb.AggregationTask, rest: Aggregate) -> Aggregated:
         """The stack's mean by a_k; the clients' own losses are kept for the gaps."""
-        kept, clients = task.state[self.name], [update.client for update in task.updates]
+        kept, clients = self._before(task.state), [update.client for update in task.updates]
         if self.params.step:
             fitted = self._kept(kept["weights"])
             fitted["fitted"][clients] = torch.stack([update.payload[FITTED].double().cpu() for update in task.updates])
@@ -113,6 +113,10 @@ class FedDGGA(fb.Method[FedDGGAParams]):
             task.state[self.name] = fitted
         weights = kept["weights"][clients]
         return reweighted(task, weights if bool(weights.sum() > 0) else torch.ones_like(weights), rest)
+
+    def _before(self, state: dict[str, fb.Tensors]) -> fb.Tensors:
+        # a state that was saved comes back on the run's device
+        return {name: tensor.cpu() for name, tensor in state[self.name].items()}
 
     @staticmethod
     def _kept(weights: Tensor) -> fb.Tensors:

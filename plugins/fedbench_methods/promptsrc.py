@@ -77,8 +77,9 @@ def log_weight(round: int, mean: float, deviation: float) -> float:
 
 def joined(kept: fb.Tensors, weights: fb.Tensors) -> tuple[fb.Tensors, Tensor]:
     """The mean with ``weights`` of the round to come, by name, and the log of the sum of weights."""
-    total = torch.logaddexp(kept[WEIGHT], kept[NEXT])
-    share = float((kept[NEXT] - total).exp())
+    before, last = kept[WEIGHT].cpu(), kept[NEXT].cpu()
+    total = torch.logaddexp(before, last)
+    share = float((last - total).exp())
     means = {name: kept[MEAN + name] for name in weights}
     return {name: torch.lerp(means[name].double(), new.double(), share).to(new) for name, new in weights.items()}, total
 

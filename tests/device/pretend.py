@@ -22,7 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 NAME = "pretend"
 _COPIES = {"aten::copy_", "aten::_to_copy"}
 _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"}
-_OF_ONE_DEVICE = {"aten::cat", "aten::stack", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+_OF_ONE_DEVICE = {
+    *("aten::cat", "aten::stack", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::logaddexp"),
+}
 """Operations that take not even tensors without axes from elsewhere."""
 _FACTORIES = (
     *("_to_copy.default", "arange.default", "arange.start", "arange.start_step", "eye.default", "eye.m"),

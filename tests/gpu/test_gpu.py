@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from fedbench.rounds.state import RunState
+from fedbench.testing import tiny_spec
+from tests.gpu import methods
 from tests.gpu.__main__ import main
 from tests.gpu.methods import TOLERANCE, largest_difference
 
@@ -25,7 +27,25 @@ def test_a_method_that_fails_is_a_row_and_the_exit_code(capsys):
 def test_weights_that_differ_are_found():
     one, other = (RunState(1, {"a": torch.ones(3), "b": torch.tensor([8.0, value])}, {}) for value in (1.0, 2.0))
     found, where = largest_difference(one, other)
+    flipped = RunState(1, {name: -tensor for name, tensor in one.weights.items()}, {})
+    assert largest_difference(one, flipped, up_to_signs=True)[0] == 0 < 1 < largest_difference(one, flipped)[0]
     assert where == "b" and found == pytest.approx(1 / 8, abs=1e-3) and found > TOLERANCE
+
+
+def test_a_method_that_magnifies_roundings_is_held_to_what_it_makes_of_them(monkeypatch):
+    monkeypatch.setattr(methods, "largest_difference", lambda *_, **__: (next(apart), "head.bias"))
+    for there, fails in ((0.2, False), (0.9, True)):
+        apart = iter([there, there, 0.1, 0.05, 0.02])
+        line = methods.compare("fedavg", "cpu")
+        assert line.has_failed == fails and "1.0e-01 on the CPU alone" in line.found
+
+
+def test_weights_a_rounding_away_end_elsewhere():
+    assert 0 < methods.rounded_apart(tiny_spec("fedavg", rounds=1)) < TOLERANCE
+
+
+def test_dropout_is_off_in_comparisons():
+    assert methods.undropped(tiny_spec("flora")).params["clip-lora"]["dropout"] == 0
 
 
 def test_without_a_device_it_says_so(capsys):

@@ -76,7 +76,7 @@ Further = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Further settings behind the first --set.", show_default=False),
 ]
 Method = Annotated[
-    list[str] | None, typer.Option(metavar="METHOD", help="Only these rows, or others (a+b); repeat it.")
+    list[str] | None, typer.Option("--method", metavar="METHOD", help="Only these rows, or others (a+b); repeat it.")
 ]
 On = Annotated[list[str] | None, typer.Option(metavar="BACKBONE", help="Only rows on this backbone; repeat it.")]
 Seed = Annotated[list[int] | None, typer.Option(metavar="INT", help="Only these seeds; repeat it.", min=0)]

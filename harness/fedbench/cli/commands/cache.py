@@ -47,7 +47,7 @@ def list_cache(cache_dir: CacheDir = CACHE_DIR) -> None:
 
 @cache.command("clear", epilog="Example: fedbench cache clear --kind features --older-than 30")
 def clear(
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help=f"Only {' or '.join(KINDS)}.")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", metavar="KIND", help=f"Only {' or '.join(KINDS)}.")] = None,
     older_than: Annotated[
         float | None, typer.Option(metavar="DAYS", help="Only what was made longer ago.", min=0, callback=finite)
     ] = None,

@@ -40,7 +40,7 @@ def figure(
     ] = None,
     setting: Annotated[str | None, typer.Option(metavar="NAME", help="Only this setting of the suite.")] = None,
     method: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="Only rows of this method; repeat it.")
+        list[str] | None, typer.Option("--method", metavar="METHOD", help="Only rows of this method; repeat it.")
     ] = None,
     baseline: Annotated[str | None, typer.Option(metavar="ROW", help="What gains are taken to.")] = None,
     store: Store = None,

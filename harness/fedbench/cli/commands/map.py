@@ -28,7 +28,7 @@ def map_(
         list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Draw at this value of a third axis; repeat it.")
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD", help="Run only rows of this method; repeat it.")
+        list[str] | None, typer.Option("--method", metavar="METHOD", help="Run only rows of this method; repeat it.")
     ] = None,
     seed: Annotated[
         list[int] | None, typer.Option(metavar="INT", help="In place of the suite's; repeat it.", min=0)

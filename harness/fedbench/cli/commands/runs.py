@@ -23,7 +23,7 @@ runs = typer.Typer(
     rich_markup_mode="rich",
 )
 _Suite = Annotated[str | None, typer.Option(metavar="NAME", help="Of this suite alone.")]
-_Method = Annotated[str, typer.Option(metavar="METHOD", help="Of this method or stack alone.")]
+_Method = Annotated[str, typer.Option("--method", metavar="METHOD", help="Of this method or stack alone.")]
 _Status = Annotated[str, typer.Option(metavar="NAME", help="finished, failed or running.")]
 
 

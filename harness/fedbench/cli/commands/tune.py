@@ -32,7 +32,7 @@ from fedbench.workflow.selection import Place, Selection
 
 _SuiteName = Annotated[str, typer.Option(metavar="NAME|FILE", help="A suite by name, or a YAML file.")]
 _Method = Annotated[
-    list[str] | None, typer.Option(metavar="METHOD", help="Only these rows; repeat it. By default all.")
+    list[str] | None, typer.Option("--method", metavar="METHOD", help="Only these rows; repeat it. By default all.")
 ]
 _Trials = Annotated[int, typer.Option(metavar="INT", help="Trials for every row, its own values first.", min=1)]
 _Objective = Annotated[
