@@ -32,9 +32,18 @@ from tests.device import pretend
 
 QUICK = ("fedclip", "fedloge", "fst-cbdg", "promptfl", "ratio-loss", "scaffold")
 """One of each kind: pairs, own heads, texts, prompts, the server's own samples, clients' controls in closed form."""
-EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in method_names() if name not in QUICK)]
+
+
+def every(*quick: str) -> list[Any]:
+    """All methods, those but ``quick`` as slow ones."""
+    return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in method_names() if name not in quick)]
+
+
+EVERY = every(*QUICK)
 STOPS_BY_DATA = ("fedotp", "plot")
 """Their iteration ends where the data say so, and a plan that is no number is an error: both are read in every step."""
+KEPT_BY_THE_SERVER = ("climb", "feddg-ga", "promptsrc")
+"""What they keep is small and computed on the CPU; a saved state comes back on the device."""
 READS_IN_LOSS = {*STOPS_BY_DATA, "capt", "proda"}
 """capt and proda lay out texts in the first loss that reads them, once."""
 TOLERANCE = 2e-5
@@ -99,7 +108,7 @@ def test_every_method_trains_there_as_on_the_cpu(method: str, executor: Executor
     assert metrics == pytest.approx(evaluate(here, wanted)[0], abs=10)  # of ten samples of a client one may turn
 
 
-@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("method", every(*QUICK, *KEPT_BY_THE_SERVER))
 def test_a_run_goes_on_there_from_what_was_saved(method: str, tmp_path: Path) -> None:
     spec = tiny_spec(method, rounds=2)
     run = tiny_run(on_device(spec))
