@@ -4,7 +4,7 @@
 the base classes of data sets, partitions, backbones, text encoders and metrics, and what they are asked for.
 """
 
-from fedbench.core.errors import FedbenchError, NotHere, Unworkable
+from fedbench.core.errors import FedbenchError, NotHere, Unworkable, diverged
 from fedbench.core.federation import Dataset, Federation, ImageSource, Split, TensorImages
 from fedbench.core.method.base import Method, NoParams
 from fedbench.core.method.hooks import hookimpl, wrapper
@@ -103,6 +103,7 @@ __all__ = [
     "Unworkable",
     "Update",
     "dataset",
+    "diverged",
     "hookimpl",
     "hyper",
     "image_network",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.api import AggregationTask, GlobalModel, Method, Tensors, Unworkable, hookimpl, hyper
+from fedbench.api import AggregationTask, GlobalModel, Method, Tensors, diverged, hookimpl, hyper
 from fedbench.toolkit.fedavg import average_buffers, mean_model, participant_shares
 from fedbench.toolkit.local_training import batch_table
 from fedbench.toolkit.losses import mean_cross_entropy
@@ -90,6 +90,6 @@ class FedLAW(Method[FedLAWParams]):
         with torch.no_grad():
             weights = mixed(trained, logits, log_scale)
         if not all(torch.isfinite(value).all() for value in weights.values()):
-            raise Unworkable("fedlaw diverged on the server: its weights are no longer finite; lower fedlaw.lr.")
+            raise diverged("the weights that fedlaw trains on the server are no longer finite; lower fedlaw.lr.")
         task.metrics["fedlaw_gamma"] = float(log_scale.detach().exp())
         return GlobalModel(weights, buffers)

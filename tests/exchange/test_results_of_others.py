@@ -357,7 +357,8 @@ def rewritten_with(folder: Path, suite: str, change: Callable[[Frame], Frame]) -
     old = read_folder(folder)
     results, given = change(old.results.copy()), old.manifest.options
     commands = made_by(StoredResults(results, results.iloc[:0]), given)
-    write(results, board_of_runs(load_suite(suite), given, results), folder, commands)
+    stored = StoredResults(results, results.iloc[:0].assign(failure=""))
+    write(results, board_of_runs(load_suite(suite), given, stored), folder, commands)
     with_new_digests(folder)
 
 
@@ -492,6 +493,118 @@ def test_what_failed_before_it_finished_is_no_reason_to_refuse(made: Made) -> No
     given = read_folder(made.place / "out").manifest.options
     assert made_by(StoredResults(results, failed), given) == made_by(StoredResults(results, failed.iloc[:0]), given)
     assert "--method fedavg" in made_by(StoredResults(results.iloc[1:], failed), given)
+
+
+DIVERGING = """
+import torch
+
+from fedbench.api import Method, NoParams, wrapper
+
+
+class Brittle(Method[NoParams]):
+    \"\"\"FedAvg whose weights are no number at seed 1.\"\"\"
+
+    name = "brittle"
+    citation = "nobody"
+    Params = NoParams
+    recipe = {}
+
+    @wrapper
+    def aggregate(self, task, rest):
+        if task.spec.seed == 1 and task.round == 2:
+            return {name: torch.full_like(value, torch.nan) for name, value in task.weights.items()}
+        return rest(task)
+"""
+
+
+@dataclass(frozen=True)
+class Brittle:
+    """A folder of which one run has diverged."""
+
+    place: Path
+    cache: str
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--suite", str(self.place / "toy.yaml"), "--plugin", str(self.place / "brittle.py"))
+
+    def verify(self, folder: Path) -> int:
+        return call("verify", str(folder), *self.options, "--share", "1", *_here(self.cache))
+
+
+def _here(cache: str) -> tuple[str, ...]:
+    return ("--engine", "in-process", "--cache-dir", cache)
+
+
+@pytest.fixture(scope="module")
+def brittle(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Brittle:
+    one = Brittle(tmp_path_factory.mktemp("brittle"), made.cache)
+    (one.place / "toy.yaml").write_text(SUITE.replace("fedprox", "brittle"), encoding="utf-8")
+    (one.place / "brittle.py").write_text(DIVERGING, encoding="utf-8")
+    stored = ("--store", str(one.place / "store"))
+    assert call("run", *one.options, *stored, "--plain", *_here(one.cache)) == 1
+    assert call("leaderboard", *one.options, *stored, "--output", str(one.place / "out")) == 0
+    return one
+
+
+ELSE = "out of memory"
+
+
+def failing(**values: Any) -> Callable[[Frame], None]:
+    def change(frame: Frame) -> None:
+        (at,) = [index for index, text in frame["failures"].items() if text not in ("", "[]")]
+        (failure,) = json.loads(frame.loc[at, "failures"])
+        frame.loc[at, "failures"] = json.dumps([failure | values])
+
+    return change
+
+
+def test_a_run_that_diverged_is_a_result_and_diverges_again(
+    brittle: Brittle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("submit", str(brittle.place / "out"), *brittle.options) == 0
+    assert "3 runs (1 further one diverged) of 2 rows" in capsys.readouterr().out
+    assert brittle.verify(brittle.place / "out") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "brittle · clip:embedded, seed 1: diverged again" in shown and "is confirmed by 4 runs" in shown
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"reason": ELSE}, f"brittle · clip:embedded: seed 1 failed: {ELSE}."),
+        ({"code": "12345678"}, "seed 1 failed: training diverged"),
+        ({"seed": 0}, "seed 0 has finished and failed"),
+        ({"seed": 2}, "is not that of its recorded settings"),
+        ({"run_id": "0" * 16}, "run_id 0000000000000000 is not that of its recorded settings"),
+        ({"reason": "training diverged: so it was said."}, "failure is 1 of 2 seeds; seed 1 failed"),
+    ],
+)
+def test_another_failure_is_refused(
+    values: dict[str, Any], reason: str, brittle: Brittle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(brittle.place / "out", tmp_path / "out"))
+    edited("leaderboard.csv", failing(**values))(folder)
+    with_new_digests(folder)
+    assert call("submit", str(folder), *brittle.options) == 2
+    assert reason in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_seed_that_only_is_said_to_have_diverged_is_found(
+    brittle: Brittle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The method no longer diverges, as if its failure had been made up to be rid of a seed."""
+    (tmp_path / "toy.yaml").write_text(SUITE.replace("fedprox", "brittle"), encoding="utf-8")
+    (tmp_path / "brittle.py").write_text(DIVERGING.replace("seed == 1", "seed == 7"), encoding="utf-8")
+    assert Brittle(tmp_path, brittle.cache).verify(brittle.place / "out") == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "seed 1: not repeated: it ended with a number; in the folder: training diverged:" in shown
+
+
+def test_what_diverged_is_joined_too(brittle: Brittle, tmp_path: Path) -> None:
+    into, whole = tmp_path / "all", str(brittle.place / "out")
+    assert call("merge", whole, whole, "--into", str(into), *brittle.options) == 0
+    assert call("submit", str(into), *brittle.options) == 0
 
 
 def test_rows_beside_the_suite_are_told(made: Made, tmp_path: Path) -> None:

@@ -25,6 +25,15 @@ class Unworkable(FedbenchError):
     """
 
 
+DIVERGED = "training diverged"
+"""With it the reasons of `diverged` begin, in stores and on boards too."""
+
+
+def diverged(what: str) -> Unworkable:
+    """The error for a loss or weights that are no longer finite; ``what`` says which and what to do."""
+    return Unworkable(f"{DIVERGED}: {what}")
+
+
 MOST_LISTED = 20
 """Names that an error lists although a command does, and there are near ones."""
 

@@ -17,10 +17,12 @@ import pandas as pd
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
+from fedbench.exchange.diverged import diverged_runs
 from fedbench.exchange.folder import ResultFolder, named, read_folder
 from fedbench.exchange.identity import evaluated_by, spec_of
 from fedbench.exchange.manifest import digest
 from fedbench.exchange.recomputed import check_board
+from fedbench.leaderboard.results import StoredResults
 from fedbench.leaderboard.rows.identity import PROTOCOL, ROW
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
@@ -36,7 +38,9 @@ class Checked:
     folder: ResultFolder
     suite: Suite
     specs: tuple[RunSpec, ...]
-    """Of its runs, in the order of results.csv."""
+    """Of its runs, in the order of results.csv, and then of those that diverged."""
+    diverged: pd.DataFrame
+    """See `diverged_runs`."""
     notes: tuple[str, ...] = ()
     """What is no reason to refuse it."""
 
@@ -48,10 +52,11 @@ class Checked:
     @property
     def summary(self) -> str:
         """What it holds, in one line."""
-        results = self.folder.results
+        results, lost = self.folder.results, len(self.diverged)
         rows = len(results.drop_duplicates([*PROTOCOL, *ROW]))
+        diverged = f" ({counted(lost, 'further one')} diverged)" if lost else ""
         return (
-            f"{counted(len(results), 'run')} of {counted(rows, 'row')}, suite {self.suite.name} version "
+            f"{counted(len(results), 'run')}{diverged} of {counted(rows, 'row')}, suite {self.suite.name} version "
             f"{self.suite.version}, {self.folder.manifest.licence}"
         )
 
@@ -73,12 +78,13 @@ def _checked(given: Path, suite: str | None, plugins: tuple[Path, ...]) -> Check
     read = _suite(folder, suite)
     _check_suite(folder, read)
     _check_code(folder)
-    _check_failures(folder)
-    specs = _check_ids(folder, read, plugins)
-    check_alike(folder.results, read)
-    check_board(folder, read)
+    diverged = diverged_runs(folder)
+    every = pd.concat([folder.results, diverged]) if len(diverged) else folder.results
+    specs = _check_ids(every, read, plugins)
+    check_alike(every, read)
+    check_board(folder, read, StoredResults(folder.results, diverged))
     _check_manifest(folder, read)
-    return Checked(folder, read, specs, (*_notes(folder.results), *_beside_suite(specs, read, plugins)))
+    return Checked(folder, read, specs, diverged, (*_notes(folder.results), *_beside_suite(specs, read, plugins)))
 
 
 def _suite(folder: ResultFolder, given: str | None) -> Suite:
@@ -95,7 +101,7 @@ def _suite(folder: ResultFolder, given: str | None) -> Suite:
 
 
 def _check_suite(folder: ResultFolder, suite: Suite) -> None:
-    for line in _lines(folder):
+    for line in _lines(folder.results):
         if line["suite_version"] != suite.version:
             raise FedbenchError(
                 f"{named(line)}: it is of version {line['suite_version']} of suite {suite.name!r}, which is at version "
@@ -109,18 +115,10 @@ def _check_suite(folder: ResultFolder, suite: Suite) -> None:
 
 
 def _check_code(folder: ResultFolder) -> None:
-    for line in _lines(folder):
+    for line in _lines(folder.results):
         for name in ("code_hash", "data_hash"):
             if not line[name]:
                 raise FedbenchError(f"{named(line)}: no {name} is recorded, so what made it is not known.")
-
-
-def _check_failures(folder: ResultFolder) -> None:
-    for line in folder.board.to_dict("records"):
-        failures = json.loads(line["failures"] or "[]")
-        if failures:
-            seeds = ", ".join(str(one["seed"]) for one in failures)
-            raise FedbenchError(f"{named(line)}: seed {seeds} failed: {failures[0]['reason']}.")
 
 
 def check_alike(results: pd.DataFrame, suite: Suite) -> None:
@@ -174,14 +172,15 @@ def _check_data(results: pd.DataFrame) -> None:
                 )
 
 
-def _check_ids(folder: ResultFolder, suite: Suite, plugins: tuple[Path, ...]) -> tuple[RunSpec, ...]:
+def _check_ids(results: pd.DataFrame, suite: Suite, plugins: tuple[Path, ...]) -> tuple[RunSpec, ...]:
     evaluated = evaluated_by(
         spec
         for scale in list(suite.scales) or [""]
         for spec in expand(suite, Overrides(scale=scale, plugin_files=plugins))
     )
-    specs = tuple(spec_of(line, evaluated, plugins) for line in _lines(folder))
-    for line, spec in zip(_lines(folder), specs, strict=True):
+    lines = _lines(results)
+    specs = tuple(spec_of(line, evaluated, plugins) for line in lines)
+    for line, spec in zip(lines, specs, strict=True):
         if spec.row != line["row"]:
             raise FedbenchError(f"{named(line)}: by its settings the row is called {spec.row!r}.")
     return specs
@@ -260,5 +259,5 @@ _ODD: tuple[tuple[Callable[[str], bool], str], ...] = (
 """Commits that do not say which code it was, though its hash does."""
 
 
-def _lines(folder: ResultFolder) -> list[dict[str, Any]]:
-    return [{str(key): value for key, value in line.items()} for line in folder.results.to_dict("records")]
+def _lines(results: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in line.items()} for line in results.to_dict("records")]

@@ -38,9 +38,10 @@ def join(folders: Sequence[Checked], into: Path) -> int:
         _refuse_others(first, other)
     suite, given = first.suite, first.folder.manifest.options
     results = _joined(folders)
-    check_alike(results, suite)
-    board = board_of_runs(suite, given, results)
-    stored = StoredResults(results, results.iloc[:0].assign(failure=""))
+    diverged = pd.concat([folder.diverged for folder in folders]).drop_duplicates("run_id")
+    stored = StoredResults(results, diverged[~diverged["run_id"].isin(results["run_id"])])
+    check_alike(pd.concat([results, stored.failed]), suite)
+    board = board_of_runs(suite, given, stored)
     read = ReadResults(suite, stored, results, pd.DataFrame(), board)
     command = made_by(stored, replace(given, suite=suite.name))
     write(results, board, into, command)

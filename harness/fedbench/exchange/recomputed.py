@@ -35,9 +35,12 @@ Key = tuple[str, str]
 """Block and row."""
 
 
-def check_board(folder: ResultFolder, suite: Suite) -> None:
-    """FedbenchError, which names row and column, where leaderboard.csv, .md or .tex is not what results.csv gives."""
-    board = board_of_runs(suite, folder.manifest.options, folder.results)
+def check_board(folder: ResultFolder, suite: Suite, stored: StoredResults) -> None:
+    """FedbenchError, which names row and column, where leaderboard.csv, .md or .tex is not what results.csv gives.
+
+    ``stored`` are its runs, and those that diverged.
+    """
+    board = board_of_runs(suite, folder.manifest.options, stored)
     text = pd.read_csv(io.StringIO(to_csv(board)), dtype=str, keep_default_na=False)
     given, shown = _by_row(text), _by_row(folder.board)
     for key, line in given.items():
@@ -47,7 +50,7 @@ def check_board(folder: ResultFolder, suite: Suite) -> None:
     for key, line in shown.items():
         if key not in given:
             raise FedbenchError(f"{named(_of(line))} is in {BOARD}, and {RESULTS} has no run of it.")
-    _compare_texts(folder, _with_milestones(board, shown))
+    _compare_texts(folder, stored, _with_milestones(board, shown))
 
 
 def _reading(shown: str, expected: str) -> str:
@@ -125,11 +128,10 @@ def _with_milestone(line: Line, shown: Mapping[str, Any]) -> Line:
     )
 
 
-def _compare_texts(folder: ResultFolder, board: Board) -> None:
+def _compare_texts(folder: ResultFolder, stored: StoredResults, board: Board) -> None:
     """FedbenchError for a line that ``board`` and the commands of the runs do not give, or that is missing."""
     files = {name: folder.path / name for name in (_MARKDOWN, _LATEX)}
     shown = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items() if file.is_file()}
-    stored = StoredResults(folder.results, folder.results.iloc[:0])
     *commands, last = made_by(stored, folder.manifest.options).splitlines()
     prompt = next((line for line in shown[_MARKDOWN] if line.startswith("$ fedbench leaderboard")), "$ ")
     commands.append(_reading(prompt.removeprefix("$ "), last))

@@ -9,13 +9,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedbench.core.errors import FedbenchError
+import pandas as pd
+
+from fedbench.core.errors import DIVERGED, FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.exchange.checks import Checked
 from fedbench.exchange.folder import named
 from fedbench.exchange.manifest import environment_here
 from fedbench.exchange.numbers import finals
-from fedbench.leaderboard.results import load_results
+from fedbench.leaderboard.results import load_runs
 from fedbench.runs.engines.scheduler import Policy
 from fedbench.runs.prepare import Settings
 from fedbench.tracking.schema import FINAL
@@ -52,6 +54,8 @@ class Verified:
     differences: tuple[OtherNumber, ...] = ()
     failure: str = ""
     """Why it could not be repeated."""
+    has_diverged: bool = False
+    """As in the folder."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -65,6 +69,8 @@ class Verified:
         if self.differences:
             return f"{self.title}{why}: {'; '.join(map(str, self.differences))}"
         how = "the same to the last bit" if self.tolerance is None else f"the same within {self.tolerance:g} points"
+        if self.has_diverged:
+            how = "diverged again"
         return f"{self.title}: {how}{why}"
 
 
@@ -91,16 +97,19 @@ def verify(
             raise carried.stopped
         now = _results(carried, checked.suite.name)
     failures = {failed.spec.run_id: failed.reason for failed in carried.failures}
-    lines = {str(line["run_id"]): line for line in checked.folder.results.to_dict("records")}
+    recorded_runs = _by_id(checked.folder.results, checked.diverged)
     elsewhere = _elsewhere(checked)
     for spec in chosen:
-        recorded = lines[spec.run_id]
+        recorded, again = recorded_runs[spec.run_id], now.get(spec.run_id)
         title = named(recorded)
-        if spec.run_id not in now:
+        if again is None:
             yield Verified(title, None, failure=failures.get(spec.run_id, "its row is not for its backbone"))
             continue
-        differs = (*elsewhere, *_differing(recorded, now[spec.run_id]))
-        again, points = now[spec.run_id], None
+        differs = (*elsewhere, *_differing(recorded, again))
+        if "failure" in recorded or "failure" in again:
+            yield _ended(title, recorded.get("failure", ""), again.get("failure", ""), differs)
+            continue
+        points = None
         found = tuple(_differences(recorded, again, points, checked.headlines))
         # elsewhere, too, all may be the same to the last bit, which is worth more
         if found and differs:
@@ -109,11 +118,26 @@ def verify(
         yield Verified(title, points, differs, found)
 
 
+def _ended(title: str, recorded: str, now: str, differs: tuple[str, ...]) -> Verified:
+    """A run that diverged, or that does now: with the same words or, where anything differs, in whatever round."""
+    if recorded and (now == recorded or (differs and now.startswith(DIVERGED))):
+        return Verified(title, None, differs, has_diverged=True)
+    if not recorded:
+        return Verified(title, None, differs, failure=now)
+    return Verified(title, None, differs, failure=f"{now or 'it ended with a number'}; in the folder: {recorded}")
+
+
 def _results(carried: Carried, suite: str) -> dict[str, Mapping[Any, Any]]:
     try:
-        return {str(line["run_id"]): line for line in load_results(carried.uri, suite).to_dict("records")}
-    except FedbenchError:  # none has finished
+        stored = load_runs(carried.uri, suite)
+    except FedbenchError:  # none has come so far
         return {}
+    return _by_id(stored.finished, stored.failed)
+
+
+def _by_id(finished: pd.DataFrame, failed: pd.DataFrame) -> dict[str, Mapping[Any, Any]]:
+    """A line each; those that failed have a ``failure``."""
+    return {str(line["run_id"]): line for frame in (finished, failed) for line in frame.to_dict("records")}
 
 
 def _elsewhere(checked: Checked) -> list[str]:

@@ -96,12 +96,11 @@ def read_board(
     return ReadResults(suite, stored, results, curves, board)
 
 
-def board_of_runs(suite: Suite, given: ReadingOptions, results: pd.DataFrame) -> Board:
-    """The board that the finished runs of ``results`` make alone: without curves, so without rounds to a target."""
-    stored = StoredResults(results, results.iloc[:0].assign(failure=""))
+def board_of_runs(suite: Suite, given: ReadingOptions, stored: StoredResults) -> Board:
+    """The board that the runs of ``stored`` make alone: without curves, so without rounds to a target."""
     suite = _overruled(suite, given, stored)
-    published = _published(suite, results, None, lambda _: None)
-    return of_suite(suite, results, None, published, Test(given.test), stored.failed)
+    published = _published(suite, stored.finished, None, lambda _: None)
+    return of_suite(suite, stored.finished, None, published, Test(given.test), stored.failed)
 
 
 def made_by(stored: StoredResults, given: ReadingOptions) -> str:

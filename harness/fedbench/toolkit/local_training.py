@@ -9,7 +9,7 @@ from math import cos, pi
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import Unworkable
+from fedbench.core.errors import diverged
 from fedbench.core.method.answers import require_gradients, require_loss
 from fedbench.core.method.tasks import ClientTask, LocalStep
 from fedbench.core.spec import Training
@@ -127,8 +127,8 @@ def each_model(names: Collection[str], own: Collection[str]) -> list[list[str]]:
 def trained(task: ClientTask, weights: Tensors, buffers: Tensors, mean_loss: float) -> Update:
     """The update of a client that ended at ``weights``; Unworkable where its mean loss is not finite."""
     if not torch.isfinite(torch.tensor(mean_loss)):
-        raise Unworkable(
-            f"training diverged: the loss of client {task.client} in round {task.round} is {mean_loss}; "
+        raise diverged(
+            f"the loss of client {task.client} in round {task.round} is {mean_loss}; "
             f"lower the learning rate (lr={task.training.lr:g}, momentum={task.training.momentum:g})."
         )
     return Update(

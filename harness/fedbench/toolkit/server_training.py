@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
-from fedbench.core.errors import Unworkable
+from fedbench.core.errors import diverged
 from fedbench.core.method.hyper import hyper
 from fedbench.core.method.tasks import AggregationTask, ServerData
 from fedbench.core.types import GlobalModel, InputSource, Model, Tensors
@@ -144,7 +144,7 @@ def trained_copy(
     last = [value.detach() for value in weights.values()]
     final = dict(zip(weights, average.mean or last, strict=True))
     if not all(torch.isfinite(value).all() for value in final.values()):
-        raise Unworkable("training on the server diverged: its weights are no longer finite; lower its learning rate.")
+        raise diverged("weights trained on the server are no longer finite; lower its learning rate.")
     found = GlobalModel(final, buffers)
     return GlobalModel(final, statistics_of(model, found, inputs)) if average.mean else found
 

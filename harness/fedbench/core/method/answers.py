@@ -9,7 +9,7 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import MethodFault, Unworkable
+from fedbench.core.errors import MethodFault, diverged
 from fedbench.core.method.tasks import AggregationTask, ClientTask, EvaluationTask, LocalStep
 from fedbench.core.metric_names import is_reserved
 from fedbench.core.types import GlobalModel, Predictions, StepGradients, Tensors, Update
@@ -139,8 +139,8 @@ def require_finite_updates(tasks: Sequence[ClientTask], updates: Sequence[Update
         name = not_finite(*mappings)
         if name:
             training = task.training
-            raise Unworkable(
-                f"training diverged: {name!r} of client {task.client} is not finite in round {task.round}; "
+            raise diverged(
+                f"{name!r} of client {task.client} is not finite in round {task.round}; "
                 f"lower the learning rate (lr={training.lr:g}, momentum={training.momentum:g})."
             )
 
@@ -158,8 +158,8 @@ def require_global(
     require_fit(task.buffers, buffers, owner, "aggregate")
     name = not_finite(weights, buffers)
     if name:
-        raise Unworkable(
-            f"training diverged: {name!r} of the global model is not finite after round {task.round}; lower the "
+        raise diverged(
+            f"{name!r} of the global model is not finite after round {task.round}; lower the "
             "learning rate of the clients, or that of the server."
         )
     return weights, buffers

@@ -1,0 +1,45 @@
+"""Runs of a folder that diverged: an outcome of their values, which its board shows and results.csv has no line of.
+
+Whatever else ended a run, such as too little memory, says nothing of its values: a folder with such a run is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from fedbench.core.errors import DIVERGED, FedbenchError
+from fedbench.exchange.folder import ResultFolder, named
+from fedbench.tracking.schema import FINAL
+
+
+def diverged_runs(folder: ResultFolder) -> pd.DataFrame:
+    """A line each, as `fedbench.leaderboard.results.StoredResults.failed` has them; what is none of the one run is that
+    of its row's finished ones.
+
+    FedbenchError, which names the row, where a run failed otherwise, where none of its row has finished, and where a
+    seed has both finished and failed.
+    """
+    results = folder.results
+    metrics = [name for name in results if str(name).startswith(FINAL)]
+    none = results.iloc[:0].assign(failure="")
+    lines = [line for row in folder.board.to_dict("records") for line in _of_row(row, results)]
+    found = pd.DataFrame(lines).astype(results.dtypes) if lines else none
+    return found.drop(columns=metrics)
+
+
+def _of_row(row: dict[Any, Any], results: pd.DataFrame) -> Iterator[dict[Any, Any]]:
+    failures = json.loads(row["failures"] or "[]")
+    if not failures:
+        return
+    finished = results[results["run_id"].isin(json.loads(row["runs"]).values())]
+    for one in failures:
+        if one["seed"] in set(finished["seed"]):
+            raise FedbenchError(f"{named(row)}: seed {one['seed']} has finished and failed; keep one of the two runs.")
+        if finished.empty or not one["reason"].startswith(DIVERGED) or one["code"]:
+            raise FedbenchError(f"{named(row)}: seed {one['seed']} failed: {one['reason']}.")
+        of_run = {name: one[name] for name in ("seed", "run_id", "mlflow_id")}
+        yield finished.iloc[0].to_dict() | of_run | {"failure": one["reason"]}
