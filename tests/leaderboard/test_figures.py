@@ -118,6 +118,12 @@ def test_files_are_the_same_every_time(suffix, results, tmp_path):
         draw.save(draw.lines(series, "fedprox.mu", "global_accuracy"), tmp_path / "one.jpg")
 
 
+def test_a_point_of_fewer_seeds_says_of_how_many():
+    points = [Point((1.0,), 50.0, 1.0, 3), Point((2.0,), 60.0, math.nan, 1)]
+    (axes,) = draw.lines({"fedprox": points}, "fedprox.mu", "global_accuracy").axes
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [("1 of 3 seeds", (2.0, 60.0))]
+
+
 def test_the_command_draws_recorded_runs_and_says_what_is_missing(tmp_path):
     (tmp_path / "mine.yaml").write_text(SUITE)
     uri = store_uri(str(tmp_path / "store"))

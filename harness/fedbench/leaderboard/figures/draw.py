@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import replacing
 from fedbench.core.metric_names import OF_EACH
-from fedbench.core.wording import heading
+from fedbench.core.wording import counted, heading
 from fedbench.leaderboard.figures.points import Point
 
 if TYPE_CHECKING:
@@ -46,7 +46,11 @@ def figure(panels: int = 1, height: float = 2.5) -> tuple[Figure, list[Axes]]:
 
 
 def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figure:
-    """``metric`` over the values of one setting, a line a method, with its deviation over seeds."""
+    """``metric`` over the values of one setting, a line a method, with its deviation over seeds.
+
+    A point of fewer seeds than others, the rest of which diverged or were not run, says of how many.
+    """
+    most = max(point.seeds for points in series.values() for point in points)
     made, (axes,) = figure()
     values = [point.at[0] for points in series.values() for point in points]
     numbers = [value for value in values if isinstance(value, float)]
@@ -64,6 +68,10 @@ def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figur
             capsize=2,
             **_look(place),
         )
+        for point in points:
+            if point.seeds < most:
+                few, at = f"{point.seeds} of {counted(most, 'seed')}", (point.at[0], point.mean)
+                axes.annotate(few, at, (0, -10), textcoords="offset points", ha="center", fontsize=6)
     _finish(axes, key, heading(metric), len(series))
     return made
 
