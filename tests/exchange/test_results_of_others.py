@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from mlflow import MlflowClient
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
 from fedbench.exchange.checks import _beside_suite, _notes, check_alike, check_folder
+from fedbench.exchange.diverged import _of_row
 from fedbench.exchange.folder import read_folder
 from fedbench.exchange.identity import spec_of
+from fedbench.exchange.joining import _diverged
 from fedbench.exchange.manifest import FILES, MANIFEST, digests
 from fedbench.exchange.merging import merge
 from fedbench.exchange.verifying import _differences, drawn
@@ -333,12 +335,12 @@ def test_results_of_another_version_of_the_suite_are_refused(made: Made, tmp_pat
 
 
 def test_drawing_takes_one_at_least_and_depends_on_the_seed_alone(made: Made) -> None:
-    specs = check_folder(made.place / "out", made.suite).specs
-    assert len(drawn(specs, 0.0, 0)) == 1
-    assert len(drawn(specs, 0.3, 0)) == 2
-    assert len(drawn(specs, 1.0, 0)) == 4
-    assert drawn(specs, 0.3, 5) == drawn(specs[::-1], 0.3, 5)
-    assert len({drawn(specs, 0.1, seed)[0].run_id for seed in range(20)}) > 1
+    checked = check_folder(made.place / "out", made.suite)
+    assert len(drawn(checked, 0.0, 0)) == 1
+    assert len(drawn(checked, 0.3, 0)) == 2
+    assert len(drawn(checked, 1.0, 0)) == 4
+    assert drawn(checked, 0.3, 5) == drawn(replace(checked, specs=checked.specs[::-1]), 0.3, 5)
+    assert len({drawn(checked, 0.1, seed)[0].run_id for seed in range(20)}) > 1
 
 
 def verify(made: Made, folder: Path, *further: str) -> int:
@@ -567,13 +569,17 @@ def test_a_run_that_diverged_is_a_result_and_diverges_again(
     assert brittle.verify(brittle.place / "out") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "brittle · clip:embedded, seed 1: diverged again" in shown and "is confirmed by 4 runs" in shown
+    # it is among those drawn, whoever draws
+    checked = check_folder(brittle.place / "out", brittle.options[1], (brittle.place / "brittle.py",))
+    assert all(set(checked.diverged["run_id"]) <= {one.run_id for one in drawn(checked, 0.1, s)} for s in range(5))
 
 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"reason": ELSE}, f"brittle · clip:embedded: seed 1 failed: {ELSE}."),
-        ({"code": "12345678"}, "seed 1 failed: training diverged"),
+        ({"reason": ELSE}, f"brittle · clip:embedded: seed 1 failed: {ELSE}; run it again."),
+        ({"code": "12345678"}, "seed 1 diverged with other code (12345678) than the row's"),
+        ({"seed": 10**30}, "can't be read as a result folder"),
         ({"seed": 0}, "seed 0 has finished and failed"),
         ({"seed": 2}, "is not that of its recorded settings"),
         ({"run_id": "0" * 16}, "run_id 0000000000000000 is not that of its recorded settings"),
@@ -598,13 +604,43 @@ def test_a_seed_that_only_is_said_to_have_diverged_is_found(
     (tmp_path / "brittle.py").write_text(DIVERGING.replace("seed == 1", "seed == 7"), encoding="utf-8")
     assert Brittle(tmp_path, brittle.cache).verify(brittle.place / "out") == 1
     shown = " ".join(capsys.readouterr().out.split())
-    assert "seed 1: not repeated: it ended with a number; in the folder: training diverged:" in shown
+    assert re.search(r"seed 1 \(code .{8} then, .{8} now\): not repeated: now it ends with a number; in the", shown)
 
 
-def test_what_diverged_is_joined_too(brittle: Brittle, tmp_path: Path) -> None:
+def test_an_empty_reason_in_results_is_no_divergence(made: Made, tmp_path: Path) -> None:
+    folder = made.copy(tmp_path)
+    rewritten_with(folder, made.suite, lambda results: raising("global_accuracy", 0.25)(results.assign(failure="")))
+    assert call("submit", str(folder), "--suite", made.suite) == 0
+    assert verify(made, folder, "--share", "1") == 1
+
+
+def test_what_diverged_is_joined_too(brittle: Brittle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     into, whole = tmp_path / "all", str(brittle.place / "out")
     assert call("merge", whole, whole, "--into", str(into), *brittle.options) == 0
     assert call("submit", str(into), *brittle.options) == 0
+    checked = check_folder(brittle.place / "out", brittle.options[1], (brittle.place / "brittle.py",))
+    results = checked.folder.results
+    number = pd.concat([results, results.iloc[:1].assign(run_id=checked.diverged["run_id"].iloc[0])])
+    with pytest.raises(FedbenchError, match="seed 1: it diverged in one folder and ended with a number in another"):
+        _diverged([checked], number)
+
+
+def test_a_row_of_which_every_seed_diverged_is_refused(brittle: Brittle) -> None:
+    read = read_folder(brittle.place / "out")
+    row = next(line for line in read.board.to_dict("records") if line["failures"] not in ("", "[]"))
+    with pytest.raises(FedbenchError, match="brittle.*: seed 1 diverged, as all of its row"):
+        list(_of_row(row | {"runs": "{}"}, read.results))
+
+
+def test_another_command_of_what_diverged_is_no_reason_to_refuse(brittle: Brittle, tmp_path: Path) -> None:
+    """As where a seed was run by itself."""
+    folder = Path(shutil.copytree(brittle.place / "out", tmp_path / "out"))
+    page = folder / "leaderboard.md"
+    page.write_text(
+        page.read_text("utf-8").replace("$ fedbench lead", "$ fedbench run --seed 1\n$ fedbench lead"), "utf-8"
+    )
+    with_new_digests(folder)
+    assert call("submit", str(folder), *brittle.options) == 0
 
 
 def test_rows_beside_the_suite_are_told(made: Made, tmp_path: Path) -> None:

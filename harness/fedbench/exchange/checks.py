@@ -68,7 +68,8 @@ def check_folder(given: Path, suite: str | None = None, plugins: tuple[Path, ...
     """
     try:
         return _checked(given, suite, plugins)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # whatever else somebody may have written there
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        # whatever else somebody may have written there
         why = " ".join(str(error).split())
         raise FedbenchError(f"{str(given)!r} can't be read as a result folder: {why}.") from None
 

@@ -20,14 +20,13 @@ def diverged_runs(folder: ResultFolder) -> pd.DataFrame:
     """A line each, as `fedbench.leaderboard.results.StoredResults.failed` has them; what is none of the one run is that
     of its row's finished ones.
 
-    FedbenchError, which names the row, where a run failed otherwise, where none of its row has finished, and where a
-    seed has both finished and failed.
+    FedbenchError, which names the row, where a run failed otherwise or was run with other code, where none of its row
+    has finished, and where a seed has both finished and failed.
     """
     results = folder.results
     metrics = [name for name in results if str(name).startswith(FINAL)]
-    none = results.iloc[:0].assign(failure="")
     lines = [line for row in folder.board.to_dict("records") for line in _of_row(row, results)]
-    found = pd.DataFrame(lines).astype(results.dtypes) if lines else none
+    found = pd.DataFrame(lines).astype(results.dtypes) if lines else results.iloc[:0].assign(failure="")
     return found.drop(columns=metrics)
 
 
@@ -37,9 +36,14 @@ def _of_row(row: dict[Any, Any], results: pd.DataFrame) -> Iterator[dict[Any, An
         return
     finished = results[results["run_id"].isin(json.loads(row["runs"]).values())]
     for one in failures:
+        title = f"{named(row)}: seed {one['seed']}"
         if one["seed"] in set(finished["seed"]):
-            raise FedbenchError(f"{named(row)}: seed {one['seed']} has finished and failed; keep one of the two runs.")
-        if finished.empty or not one["reason"].startswith(DIVERGED) or one["code"]:
-            raise FedbenchError(f"{named(row)}: seed {one['seed']} failed: {one['reason']}.")
+            raise FedbenchError(f"{title} has finished and failed; keep one of the two runs.")
+        if not one["reason"].startswith(DIVERGED):
+            raise FedbenchError(f"{title} failed: {one['reason'].removesuffix('.')}; run it again.")
+        if one["code"]:
+            raise FedbenchError(f"{title} diverged with other code ({one['code']}) than the row's; run it again.")
+        if finished.empty:
+            raise FedbenchError(f"{title} diverged, as all of its row; there is no run to tell its values by.")
         of_run = {name: one[name] for name in ("seed", "run_id", "mlflow_id")}
         yield finished.iloc[0].to_dict() | of_run | {"failure": one["reason"]}

@@ -30,16 +30,15 @@ from fedbench.tracking.schema import FINAL
 def join(folders: Sequence[Checked], into: Path) -> int:
     """Write the board of all runs of ``folders`` into the folder ``into``; how many runs it has.
 
-    FedbenchError where suite, licence or way of reading differ, where two folders have a run with other numbers, and
-    where rows would lack seeds or have other data than the others.
+    FedbenchError where suite, licence or way of reading differ, where two folders have a run with other numbers or an
+    other end, and where rows would lack seeds or have other data than the others.
     """
     into, first = usable_folder(into, "--into"), folders[0]
     for other in folders[1:]:
         _refuse_others(first, other)
     suite, given = first.suite, first.folder.manifest.options
     results = _joined(folders)
-    diverged = pd.concat([folder.diverged for folder in folders]).drop_duplicates("run_id")
-    stored = StoredResults(results, diverged[~diverged["run_id"].isin(results["run_id"])])
+    stored = StoredResults(results, _diverged(folders, results))
     check_alike(pd.concat([results, stored.failed]), suite)
     board = board_of_runs(suite, given, stored)
     read = ReadResults(suite, stored, results, pd.DataFrame(), board)
@@ -84,6 +83,18 @@ def _joined(folders: Sequence[Checked]) -> pd.DataFrame:
     # a text that one of the folders has no column of
     lacking = [str(name) for name in frame if not str(name).startswith(FINAL) and frame[name].isna().any()]
     return frame.assign(**{name: frame[name].fillna("") for name in lacking})
+
+
+def _diverged(folders: Sequence[Checked], results: pd.DataFrame) -> pd.DataFrame:
+    """The runs that diverged, each once. FedbenchError for one that ended with a number in another folder."""
+    every = pd.concat([folder.diverged for folder in folders]).drop_duplicates("run_id")
+    both = every[every["run_id"].isin(results["run_id"])]
+    if len(both):
+        raise FedbenchError(
+            f"{named(both.iloc[0].to_dict())}: it diverged in one folder and ended with a number in another; fedbench "
+            "verify tells which comes out again."
+        )
+    return every
 
 
 def _networks(folder: Checked) -> str:

@@ -133,8 +133,12 @@ def _compare_texts(folder: ResultFolder, stored: StoredResults, board: Board) ->
     files = {name: folder.path / name for name in (_MARKDOWN, _LATEX)}
     shown = {name: file.read_text(encoding="utf-8").splitlines() for name, file in files.items() if file.is_file()}
     *commands, last = made_by(stored, folder.manifest.options).splitlines()
-    prompt = next((line for line in shown[_MARKDOWN] if line.startswith("$ fedbench leaderboard")), "$ ")
-    commands.append(_reading(prompt.removeprefix("$ "), last))
+    prompts = [line.removeprefix("$ ") for line in shown[_MARKDOWN] if line.startswith("$ fedbench ")]
+    reading = next((line for line in prompts if line.startswith("fedbench leaderboard")), "")
+    # which command a run that diverged is of, no file of the folder says
+    if len(stored.failed):
+        commands = [line for line in prompts if line != reading] if set(commands) <= set(prompts) else commands
+    commands.append(_reading(reading, last))
     given = {_MARKDOWN: markdown_page(board, "\n".join(commands)).splitlines(), _LATEX: to_latex(board).splitlines()}
     for name, lines in shown.items():
         for has, lacks, what in ((given[name], set(lines), "lacks"), (lines, set(given[name]), "has")):

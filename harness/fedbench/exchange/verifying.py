@@ -63,9 +63,9 @@ class Verified:
         return not self.differences and not self.failure
 
     def __str__(self) -> str:
-        if self.failure:
-            return f"{self.title}: not repeated: {self.failure}"
         why = f" ({', '.join(self.differs)})" if self.differs else ""
+        if self.failure:
+            return f"{self.title}{why}: not repeated: {self.failure}"
         if self.differences:
             return f"{self.title}{why}: {'; '.join(map(str, self.differences))}"
         how = "the same to the last bit" if self.tolerance is None else f"the same within {self.tolerance:g} points"
@@ -74,11 +74,15 @@ class Verified:
         return f"{self.title}: {how}{why}"
 
 
-def drawn(specs: Sequence[RunSpec], share: float, seed: int) -> list[RunSpec]:
-    """A random ``share`` of the runs, at least one; in the order of their ids, so that of the folder has no part."""
-    by_id = sorted(specs, key=lambda spec: spec.run_id)
+def drawn(checked: Checked, share: float, seed: int) -> list[RunSpec]:
+    """A random ``share`` of the runs, at least one, and all that diverged: whoever says so is rid of a seed.
+
+    In the order of their ids, so that of the folder has no part.
+    """
+    by_id = sorted(checked.specs, key=lambda spec: spec.run_id)
     count = min(len(by_id), max(1, math.ceil(share * len(by_id))))
-    return sorted(random.Random(seed).sample(by_id, count), key=lambda spec: spec.run_id)
+    picked = {spec.run_id for spec in random.Random(seed).sample(by_id, count)} | set(checked.diverged["run_id"])
+    return [spec for spec in by_id if spec.run_id in picked]
 
 
 def verify(
@@ -106,8 +110,9 @@ def verify(
             yield Verified(title, None, failure=failures.get(spec.run_id, "its row is not for its backbone"))
             continue
         differs = (*elsewhere, *_differing(recorded, again))
-        if "failure" in recorded or "failure" in again:
-            yield _ended(title, recorded.get("failure", ""), again.get("failure", ""), differs)
+        before, after = recorded.get("failure"), again.get("failure")
+        if before or after:
+            yield _ended(title, before or "", after or "", differs)
             continue
         points = None
         found = tuple(_differences(recorded, again, points, checked.headlines))
@@ -122,9 +127,8 @@ def _ended(title: str, recorded: str, now: str, differs: tuple[str, ...]) -> Ver
     """A run that diverged, or that does now: with the same words or, where anything differs, in whatever round."""
     if recorded and (now == recorded or (differs and now.startswith(DIVERGED))):
         return Verified(title, None, differs, has_diverged=True)
-    if not recorded:
-        return Verified(title, None, differs, failure=now)
-    return Verified(title, None, differs, failure=f"{now or 'it ended with a number'}; in the folder: {recorded}")
+    then = recorded or "it ended with a number"
+    return Verified(title, None, differs, failure=f"now {now or 'it ends with a number'}; in the folder {then}")
 
 
 def _results(carried: Carried, suite: str) -> dict[str, Mapping[Any, Any]]:

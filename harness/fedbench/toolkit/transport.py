@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import Unworkable
+from fedbench.core.errors import diverged
 
 ENTRIES = 2**23
 """Of plans, b K P, at once where no gradient is needed: images of a batch do not depend on each other."""
@@ -80,7 +80,7 @@ class Plans(torch.autograd.Function):
         """T (N, ..., P)."""
         plans = transport_plans(similarities.float().contiguous(), how)
         if checked and bool(plans.isnan().any()):
-            raise Unworkable("the transport plan of a prompt is not a number; lower the learning rate.")
+            raise diverged("the transport plan of a prompt is not a number; lower the learning rate.")
         return plans
 
     @staticmethod

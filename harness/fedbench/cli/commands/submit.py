@@ -32,7 +32,8 @@ _Suite = Annotated[
 def submit(folder: _Folder, suite: _Suite = None, plugin: Plugins = None) -> None:
     """Check that a result folder is in order: runs, seeds, data, the board that follows from them, its manifest.
 
-    What is not ends with exit code 2, and one sentence that names the row and the reason. Nothing is run.
+    What is not ends with exit code 2, and one sentence that names the row and the reason. A run that diverged is a
+    result, one that failed otherwise is none. Nothing is run.
     """
     from fedbench.exchange.checks import check_folder
 
@@ -45,7 +46,10 @@ def submit(folder: _Folder, suite: _Suite = None, plugin: Plugins = None) -> Non
 def verify(
     folder: _Folder,
     share: Annotated[
-        float, typer.Option(metavar="NUMBER", min=0, max=1, callback=finite, help="Of the runs; at least one.")
+        float,
+        typer.Option(
+            metavar="NUMBER", min=0, max=1, callback=finite, help="Of the runs; at least one, and all that diverged."
+        ),
     ] = 0.1,
     seed: Annotated[
         int | None, typer.Option(metavar="INT", min=0, help="Draws which; by default one that nobody knows before.")
@@ -65,7 +69,8 @@ def verify(
 ) -> None:
     """Carry out some of a folder's runs once more, and compare their final metrics with the recorded ones.
 
-    On the same platform, torch and code they are the same to the last bit. A number that differs ends with exit code 1.
+    On the same platform, torch and code they are the same to the last bit, and what diverged does so again. What
+    differs ends with exit code 1.
     """
     from fedbench.cli.screen import Terminal
     from fedbench.core.files import expanded
@@ -79,7 +84,7 @@ def verify(
     files = plugin_files(plugin)
     checked = check_folder(folder, suite, files)
     seed = secrets.randbelow(10**6) if seed is None else seed
-    chosen = drawn(checked.specs, share, seed)
+    chosen = drawn(checked, share, seed)
     say(f"{counted(len(chosen), 'run')} of {len(checked.specs)}, drawn with --seed {seed}, again:")
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), files)
     place = Place(engine, workers, "", 1.0, 0.0)

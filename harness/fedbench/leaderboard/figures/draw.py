@@ -48,9 +48,8 @@ def figure(panels: int = 1, height: float = 2.5) -> tuple[Figure, list[Axes]]:
 def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figure:
     """``metric`` over the values of one setting, a line a method, with its deviation over seeds.
 
-    A point of fewer seeds than others, the rest of which diverged or were not run, says of how many.
+    A point of fewer seeds than others of its line, the rest of which diverged or were not run, says of how many.
     """
-    most = max(point.seeds for points in series.values() for point in points)
     made, (axes,) = figure()
     values = [point.at[0] for points in series.values() for point in points]
     numbers = [value for value in values if isinstance(value, float)]
@@ -68,6 +67,7 @@ def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figur
             capsize=2,
             **_look(place),
         )
+        most = max(point.seeds for point in points)
         for point in points:
             if point.seeds < most:
                 few, at = f"{point.seeds} of {counted(most, 'seed')}", (point.at[0], point.mean)
