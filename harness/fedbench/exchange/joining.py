@@ -87,7 +87,7 @@ def _joined(folders: Sequence[Checked]) -> pd.DataFrame:
 
 def _diverged(folders: Sequence[Checked], results: pd.DataFrame) -> pd.DataFrame:
     """The runs that diverged, each once. FedbenchError for one that ended with a number in another folder."""
-    every = pd.concat([folder.diverged for folder in folders]).drop_duplicates("run_id")
+    every = pd.concat([folder.diverged for folder in folders], ignore_index=True).drop_duplicates("run_id")
     both = every[every["run_id"].isin(results["run_id"])]
     if len(both):
         raise FedbenchError(

@@ -56,6 +56,8 @@ class Verified:
     """Why it could not be repeated."""
     has_diverged: bool = False
     """As in the folder."""
+    is_unsettled: bool = False
+    """It diverged on another platform and ends here, which rounding alone may decide: no reason to doubt the folder."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -65,7 +67,7 @@ class Verified:
     def __str__(self) -> str:
         why = f" ({', '.join(self.differs)})" if self.differs else ""
         if self.failure:
-            return f"{self.title}{why}: not repeated: {self.failure}"
+            return f"{self.title}{why}: {'unsettled' if self.is_unsettled else 'not repeated'}: {self.failure}"
         if self.differences:
             return f"{self.title}{why}: {'; '.join(map(str, self.differences))}"
         how = "the same to the last bit" if self.tolerance is None else f"the same within {self.tolerance:g} points"
@@ -112,7 +114,7 @@ def verify(
         differs = (*elsewhere, *_differing(recorded, again))
         before, after = recorded.get("failure"), again.get("failure")
         if before or after:
-            yield _ended(title, before or "", after or "", differs)
+            yield _ended(title, before or "", after or "", differs, is_elsewhere=bool(elsewhere))
             continue
         points = None
         found = tuple(_differences(recorded, again, points, checked.headlines))
@@ -123,12 +125,12 @@ def verify(
         yield Verified(title, points, differs, found)
 
 
-def _ended(title: str, recorded: str, now: str, differs: tuple[str, ...]) -> Verified:
+def _ended(title: str, recorded: str, now: str, differs: tuple[str, ...], *, is_elsewhere: bool) -> Verified:
     """A run that diverged, or that does now: with the same words or, where anything differs, in whatever round."""
     if recorded and (now == recorded or (differs and now.startswith(DIVERGED))):
         return Verified(title, None, differs, has_diverged=True)
-    then = recorded or "it ended with a number"
-    return Verified(title, None, differs, failure=f"now {now or 'it ends with a number'}; in the folder {then}")
+    what = f"now {now or 'it ends with a number'}; in the folder {recorded or 'it ended with a number'}"
+    return Verified(title, None, differs, failure=what, is_unsettled=is_elsewhere and not now)
 
 
 def _results(carried: Carried, suite: str) -> dict[str, Mapping[Any, Any]]:
