@@ -24,7 +24,7 @@ from fedbench.exchange.identity import spec_of
 from fedbench.exchange.joining import _diverged
 from fedbench.exchange.manifest import FILES, MANIFEST, digests
 from fedbench.exchange.merging import merge
-from fedbench.exchange.verifying import _differences, drawn
+from fedbench.exchange.verifying import _differences, _ended, drawn
 from fedbench.leaderboard.formats.files import write
 from fedbench.leaderboard.reading import board_of_runs, made_by
 from fedbench.leaderboard.results import StoredResults, load_curves, load_results
@@ -611,6 +611,29 @@ def test_a_seed_that_only_is_said_to_have_diverged_is_found(
     assert Brittle(tmp_path, brittle.cache).verify(elsewhere) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "now): unsettled: now it ends with a number" in shown and "is confirmed by 3 runs, 1 unsettled" in shown
+
+
+NAN, CRASH = "training diverged: nan.", "out of memory"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now", "elsewhere", "confirmed", "unsettled"),
+    [
+        (NAN, NAN, False, True, False),
+        (NAN, "training diverged: inf.", True, True, False),
+        (NAN, "", True, False, True),
+        ("", NAN, True, False, True),
+        (NAN, "", False, False, False),
+        ("", NAN, False, False, False),
+        ("", CRASH, True, False, False),
+        (NAN, CRASH, True, False, False),
+    ],
+)
+def test_two_ends_are_settled_on_one_platform_alone(
+    recorded: str, now: str, elsewhere: bool, confirmed: bool, unsettled: bool
+) -> None:
+    found = _ended("row, seed 0", recorded, now, ("torch 1 then, 2 now",) * elsewhere, is_elsewhere=elsewhere)
+    assert (found.is_confirmed, found.is_unsettled) == (confirmed, unsettled)
 
 
 def test_an_empty_reason_in_results_is_no_divergence(made: Made, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Verified:
     has_diverged: bool = False
     """As in the folder."""
     is_unsettled: bool = False
-    """It diverged on another platform and ends here, which rounding alone may decide: no reason to doubt the folder."""
+    """It diverged on one of two platforms and ended on the other, which rounding alone may decide."""
 
     @property
     def is_confirmed(self) -> bool:
@@ -130,7 +130,9 @@ def _ended(title: str, recorded: str, now: str, differs: tuple[str, ...], *, is_
     if recorded and (now == recorded or (differs and now.startswith(DIVERGED))):
         return Verified(title, None, differs, has_diverged=True)
     what = f"now {now or 'it ends with a number'}; in the folder {recorded or 'it ended with a number'}"
-    return Verified(title, None, differs, failure=what, is_unsettled=is_elsewhere and not now)
+    # of the two one has a number; the other diverged, or failed otherwise
+    is_unsettled = is_elsewhere and (recorded or now).startswith(DIVERGED) and not (recorded and now)
+    return Verified(title, None, differs, failure=what, is_unsettled=is_unsettled)
 
 
 def _results(carried: Carried, suite: str) -> dict[str, Mapping[Any, Any]]:

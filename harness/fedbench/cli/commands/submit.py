@@ -70,7 +70,7 @@ def verify(
     """Carry out some of a folder's runs once more, and compare their final metrics with the recorded ones.
 
     On the same platform, torch and code they are the same to the last bit, and what diverged does so again; elsewhere
-    rounding may decide that, and a run that ends is unsettled. What differs ends with exit code 1.
+    rounding may decide that, and a run with both ends is unsettled. What differs ends with exit code 1.
     """
     from fedbench.cli.screen import Terminal
     from fedbench.core.files import expanded
