@@ -10,6 +10,7 @@ from fedbench.exchange.manifest import MANIFEST
 BOARDS = Path(__file__).parents[2] / "leaderboards"
 FOLDERS = sorted(file.parent.name for file in BOARDS.glob(f"*/{MANIFEST}"))
 OF_ANOTHER = {
+    "longtail-tuned": "longtail",
     "label-skew-tuned": "label-skew",
     "feature-skew-tuned": "feature-skew",
     "unsupervised-cifar10": "unsupervised",
