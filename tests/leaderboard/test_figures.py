@@ -80,9 +80,12 @@ def test_gains_are_to_the_baseline_and_refused_without_one(results):
     # fedavg has the default rate of 0.01
     assert widths[:3] == [0.2, 0.3, 1.1] and set(widths[6:]) == {0.0}
     # what is not measured is no bar, and not level with the baseline
-    one, two = (Point((), mean, math.nan, 1) for mean in (1.0, 3.0))
+    one, two = pd.Series({0: 1.0}), pd.Series({0: 3.0})
     lacking = draw.gains({"a": {"x": one}, "b": {"x": two, "y": one}}, "b", ["x", "y"])
     assert np.array_equal([bar.get_width() for bar in lacking.axes[0].patches], [-2.0, np.nan], equal_nan=True)
+    # over the seeds that both have: 5 - 3, though the means are 5 and 6
+    fewer = draw.gains({"a": {"x": pd.Series({1: 5.0})}, "b": {"x": pd.Series({0: 9.0, 1: 3.0})}}, "b", ["x"])
+    assert [bar.get_width() for bar in fewer.axes[0].patches] == [2.0]
     with pytest.raises(FedbenchError, match="there is no row 'fedavgm'"):
         draw.gains(rows, "fedavgm", ["global_accuracy"])
 

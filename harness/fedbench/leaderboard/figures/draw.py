@@ -113,7 +113,7 @@ def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[st
         axes.set_title(_titled(metric), fontsize=8)
         axes.set_xlabel("round")
     panels[0].set_ylabel("%" if all("accuracy" in metric for metric in known) else "")
-    made.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=6, frameon=False)
+    _legend_below(made, panels[0])
     return made
 
 
@@ -139,8 +139,8 @@ def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:
     return made
 
 
-def gains(rows: Mapping[str, Mapping[str, Point]], base: str, metrics: Sequence[str]) -> Figure:
-    """By how much each row is above the row ``base`` in each of ``metrics``, as bars."""
+def gains(rows: Mapping[str, Mapping[str, pd.Series]], base: str, metrics: Sequence[str]) -> Figure:
+    """By how much each row is above the row ``base`` in each of ``metrics``, as bars: means over the seeds of both."""
     others = [name for name, own in rows.items() if name != base and any(metric in own for metric in metrics)]
     known = [metric for metric in metrics if metric in rows.get(base, {})]
     if base not in rows or not others or not known:
@@ -150,13 +150,14 @@ def gains(rows: Mapping[str, Mapping[str, Point]], base: str, metrics: Sequence[
     for place, metric in enumerate(known):
         at = np.arange(len(others)) + (place - (len(known) - 1) / 2) * thickness
         above = [
-            rows[name][metric].mean - rows[base][metric].mean if metric in rows[name] else math.nan for name in others
+            (rows[name][metric] - rows[base][metric]).mean() if metric in rows[name] else math.nan for name in others
         ]
         axes.barh(at, above, thickness, label=heading(metric), color=COLOURS[place % len(COLOURS)])
     axes.set_yticks(range(len(others)), others)
     axes.set_ylim(len(others) - 0.4, -0.6)
     axes.axvline(0, color="black", linewidth=0.6)
-    _finish(axes, f"points above {base}", "", len(known))
+    _finish(axes, f"points above {base}", "", 1)
+    _legend_below(made, axes)
     return made
 
 
@@ -185,6 +186,10 @@ def _finish(axes: Axes, across: str, up: str, count: int) -> None:
     axes.grid(alpha=0.25, linewidth=0.5)
     if count > 1:
         axes.legend(fontsize=6, frameon=False)
+
+
+def _legend_below(made: Figure, of: Axes) -> None:
+    made.legend(*of.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=6, frameon=False)
 
 
 def _text(value: float | str) -> str:

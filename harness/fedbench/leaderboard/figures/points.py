@@ -63,18 +63,22 @@ def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, 
     return series
 
 
-def by_row(results: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, Point]]:
-    """Row -> metric -> its mean over seeds, of the metrics that the row has."""
-    rows: dict[str, dict[str, Point]] = {}
+def by_row(results: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, pd.Series]]:
+    """Row -> metric -> its value by seed, of the metrics that the row has."""
+    rows: dict[str, dict[str, pd.Series]] = {}
     for row, runs in results.groupby("row", sort=False):
         known = [metric for metric in metrics if FINAL + metric in runs and runs[FINAL + metric].notna().all()]
-        rows[label_of(str(row))] = {metric: _point((metric,), runs, metric) for metric in known}
+        rows[label_of(str(row))] = {metric: _of_seeds(runs, metric) for metric in known}
     return rows
 
 
 def _point(values: Any, runs: pd.DataFrame, metric: str) -> Point:
-    own = runs.drop_duplicates("seed", keep="last")[FINAL + metric]
+    own = _of_seeds(runs, metric)
     return Point(tuple(values), float(own.mean(skipna=False)), float(own.std(ddof=1)), len(own))
+
+
+def _of_seeds(runs: pd.DataFrame, metric: str) -> pd.Series:
+    return runs.drop_duplicates("seed", keep="last").set_index("seed")[FINAL + metric]
 
 
 def _value(text: str) -> float | str:
