@@ -86,8 +86,16 @@ def test_gains_are_to_the_baseline_and_refused_without_one(results):
     # over the seeds that both have: 5 - 3, though the means are 5 and 6
     fewer = draw.gains({"a": {"x": pd.Series({1: 5.0})}, "b": {"x": pd.Series({0: 9.0, 1: 3.0})}}, "b", ["x"])
     assert [bar.get_width() for bar in fewer.axes[0].patches] == [2.0]
-    with pytest.raises(FedbenchError, match="there is no row 'fedavgm'"):
+    with pytest.raises(FedbenchError, match=r"there is no row 'fedavgm'.*--baseline is one of fedavg, "):
         draw.gains(rows, "fedavgm", ["global_accuracy"])
+
+
+def test_rows_of_one_label_stand_apart(results):
+    own = results[results["method"] == "fedavg"]
+    row = own["row"].iloc[0]
+    both = pd.concat([own, own.assign(row=f"{row} (tuned)", **{ACCURACY: 90.0})])
+    rows = by_row(both, ["global_accuracy"])
+    assert list(rows) == [row, f"{row} (tuned)"] and set(rows[f"{row} (tuned)"]["global_accuracy"]) == {90.0}
 
 
 def test_rounds_are_a_panel_a_group_and_a_line_a_row(results):

@@ -144,7 +144,10 @@ def gains(rows: Mapping[str, Mapping[str, pd.Series]], base: str, metrics: Seque
     others = [name for name, own in rows.items() if name != base and any(metric in own for metric in metrics)]
     known = [metric for metric in metrics if metric in rows.get(base, {})]
     if base not in rows or not others or not known:
-        raise FedbenchError(f"there is no row {base!r}, or nothing beside it, with {', '.join(map(heading, metrics))}.")
+        raise FedbenchError(
+            f"there is no row {base!r}, or nothing beside it, with {', '.join(map(heading, metrics))}; --baseline is "
+            f"one of {', '.join(rows)}."
+        )
     made, (axes,) = figure(height=max(2.5, 0.075 * len(others) * len(known) + 1.0))
     thickness = 0.8 / len(known)
     for place, metric in enumerate(known):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +10,9 @@ from matplotlib.figure import Figure
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.leaderboard.figures import draw
-from fedbench.leaderboard.figures.points import by_row, swept
+from fedbench.leaderboard.figures.points import by_row, named, swept
 from fedbench.leaderboard.named import metric_named
 from fedbench.leaderboard.results import GROUPS, load_curves, load_measured, load_rounds
-from fedbench.leaderboard.rows.identity import label_of
 from fedbench.leaderboard.rows.own_models import OF_GROUPS, ranks_own_models
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
@@ -74,11 +72,9 @@ def _chosen(results: pd.DataFrame, setting: str | None, methods: Collection[str]
 
 
 def owners_of(results: pd.DataFrame) -> dict[str, str]:
-    """MLflow id -> the row's label; the whole row where others, on another backbone, have the same."""
-    rows = [str(row) for row in results["row"]]
-    alike = Counter(map(label_of, dict.fromkeys(rows)))
-    names = [label_of(row) if alike[label_of(row)] == 1 else row for row in rows]
-    return dict(zip(map(str, results["mlflow_id"]), names, strict=True))
+    """MLflow id -> the row, as ``named``."""
+    names = named(results)
+    return {str(run): names[str(row)] for run, row in zip(results["mlflow_id"], results["row"], strict=True)}
 
 
 def _of_rounds(uri: str, results: pd.DataFrame, metric: str | None, headline: str, groups: Sequence[str]) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,12 +64,20 @@ def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, 
     return series
 
 
+def named(results: pd.DataFrame) -> dict[str, str]:
+    """Row -> its label; the whole row where others, tuned or on another backbone, have the same."""
+    rows = [str(row) for row in results["row"].unique()]
+    alike = Counter(map(label_of, rows))
+    return {row: label_of(row) if alike[label_of(row)] == 1 else row for row in rows}
+
+
 def by_row(results: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, pd.Series]]:
-    """Row -> metric -> its value by seed, of the metrics that the row has."""
+    """Row, as ``named`` -> metric -> its value by seed, of the metrics that the row has."""
     rows: dict[str, dict[str, pd.Series]] = {}
+    names = named(results)
     for row, runs in results.groupby("row", sort=False):
         known = [metric for metric in metrics if FINAL + metric in runs and runs[FINAL + metric].notna().all()]
-        rows[label_of(str(row))] = {metric: _of_seeds(runs, metric) for metric in known}
+        rows[names[str(row)]] = {metric: _of_seeds(runs, metric) for metric in known}
     return rows
 
 
