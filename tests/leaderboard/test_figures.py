@@ -96,6 +96,9 @@ def test_rows_of_one_label_stand_apart(results):
     both = pd.concat([own, own.assign(row=f"{row} (tuned)", **{ACCURACY: 90.0})])
     rows = by_row(both, ["global_accuracy"])
     assert list(rows) == [row, f"{row} (tuned)"] and set(rows[f"{row} (tuned)"]["global_accuracy"]) == {90.0}
+    # a seed without the metric is left out, not the metric
+    lacking = own.assign(**{ACCURACY: [math.nan, *own[ACCURACY][1:]]})
+    assert list(by_row(lacking, ["global_accuracy"])["fedavg"]["global_accuracy"].index) == list(own["seed"][1:])
 
 
 def test_rounds_are_a_panel_a_group_and_a_line_a_row(results):

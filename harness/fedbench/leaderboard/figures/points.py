@@ -12,7 +12,7 @@ import pandas as pd
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.spec import BUDGET
-from fedbench.leaderboard.rows.identity import label_of
+from fedbench.leaderboard.rows.identity import label_of, scores_of
 from fedbench.tracking.schema import FINAL
 
 
@@ -76,18 +76,14 @@ def by_row(results: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str,
     rows: dict[str, dict[str, pd.Series]] = {}
     names = named(results)
     for row, runs in results.groupby("row", sort=False):
-        known = [metric for metric in metrics if FINAL + metric in runs and runs[FINAL + metric].notna().all()]
-        rows[names[str(row)]] = {metric: _of_seeds(runs, metric) for metric in known}
+        scores = {metric: scores_of(runs, metric) for metric in metrics}
+        rows[names[str(row)]] = {metric: pd.Series(own) for metric, own in scores.items() if own}
     return rows
 
 
 def _point(values: Any, runs: pd.DataFrame, metric: str) -> Point:
-    own = _of_seeds(runs, metric)
+    own = runs.drop_duplicates("seed", keep="last")[FINAL + metric]
     return Point(tuple(values), float(own.mean(skipna=False)), float(own.std(ddof=1)), len(own))
-
-
-def _of_seeds(runs: pd.DataFrame, metric: str) -> pd.Series:
-    return runs.drop_duplicates("seed", keep="last").set_index("seed")[FINAL + metric]
 
 
 def _value(text: str) -> float | str:
