@@ -1,5 +1,6 @@
 """Data sets by name: every source on small files of its real format, and every error by its text."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -28,6 +29,7 @@ from fedbench.datasets.embedded import CLASSNAMES
 from fedbench.datasets.images import ImageFiles
 from fedbench.datasets.names import parse_name
 from fedbench.datasets.readers import embedded as procedural
+from fedbench.datasets.readers import torchvision_layout
 from fedbench.runs.prepare import Settings, image_size_for, prepare
 from tests.datasets.pictures import picture, png
 
@@ -835,6 +837,28 @@ def test_short_and_missing_fashion_mnist_files(load, tmp_path):
     assert "fashion-mnist can't be read from" in error_of(load, "fashion-mnist")
     file.unlink()
     assert "train-images-idx3-ubyte' is missing" in error_of(load, "fashion-mnist")
+
+
+def test_fashion_mnist_is_found_where_debian_puts_it(load, tmp_path, monkeypatch):
+    packed = tmp_path / "debian"
+    monkeypatch.setattr(torchvision_layout, "DEBIAN", packed)
+    assert "install Debian's package dataset-fashion-mnist" in error_of(load, "fashion-mnist")
+    packed.mkdir()
+    assert "train-images-idx3-ubyte.gz' can't be unpacked" in error_of(load, "fashion-mnist")
+    for file in write_fashion(tmp_path / "elsewhere").iterdir():
+        (packed / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    assert load("fashion-mnist").train.labels.tolist() == [0, 1, 2]
+
+
+def test_debians_own_fashion_mnist(load, monkeypatch):
+    shared = Path(__file__).parents[3] / "shared" / "data" / "fashion-mnist"
+    found = next((folder for folder in (torchvision_layout.DEBIAN, shared) if folder.is_dir()), None)
+    if found is None:
+        pytest.skip("Debian's package dataset-fashion-mnist is not installed")
+    monkeypatch.setattr(torchvision_layout, "DEBIAN", found)
+    data = load("fashion-mnist")
+    assert torch.bincount(data.train.labels).tolist() == [6000] * 10
+    assert torch.bincount(data.test.labels).tolist() == [1000] * 10
 
 
 # --- real data

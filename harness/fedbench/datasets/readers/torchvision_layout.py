@@ -1,12 +1,16 @@
 """``cifar10``, ``cifar100``, ``fashion-mnist``: torchvision's files below ``data_dir``, or with ``?download=true``.
 
+``fashion-mnist`` is also read from where Debian's package ``dataset-fashion-mnist`` puts it, packed.
+
 CIFAR comes as pickles: torchvision compares each file's checksum with the published one before it opens any.
 """
 
 from __future__ import annotations
 
+import gzip
 import shlex
 import struct
+import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,9 @@ from fedbench.datasets.classnames import words_for
 from fedbench.datasets.content import dataset
 from fedbench.datasets.names import DatasetName
 
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's package ``dataset-fashion-mnist`` puts its four archives."""
+
 
 def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     """The data set called by its scheme, both splits in memory."""
@@ -34,8 +41,29 @@ def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     kind = of_scheme[parsed.scheme]
     download = parsed.choice("download", ("true", "false")) == "true"
     folder = data_dir / (kind.__name__ if parsed.scheme == "fashion-mnist" else kind.base_folder)
+    if parsed.scheme == "fashion-mnist" and not download and not folder.is_dir() and DEBIAN.is_dir():
+        with tempfile.TemporaryDirectory() as unpacked:
+            _unpack(kind, Path(unpacked, kind.__name__, "raw"))
+            return _read(parsed, kind, Path(unpacked), DEBIAN, download=False)
     if not download:
         _check_files(parsed.scheme, kind, folder)
+    return _read(parsed, kind, data_dir, folder, download=download)
+
+
+def _unpack(kind: Any, raw: Path) -> None:
+    """Debian's archives as torchvision's files; FedbenchError for one that is missing or damaged."""
+    raw.mkdir(parents=True)
+    for name, _ in kind.resources:
+        try:
+            (raw / Path(name).stem).write_bytes(gzip.decompress(read_bytes(DEBIAN / name)))
+        except (OSError, EOFError, zlib.error) as error:
+            raise FedbenchError(
+                f"fashion-mnist: {str(DEBIAN / name)!r} can't be unpacked ({error}); install the package "
+                "dataset-fashion-mnist again."
+            ) from error
+
+
+def _read(parsed: DatasetName, kind: Any, data_dir: Path, folder: Path, *, download: bool) -> Dataset:
     try:
         train, test = (kind(str(data_dir), train=is_train, download=download) for is_train in (True, False))
     # torchvision raises RuntimeError for files that are missing or fail their checksum and OSError (URLError) for
@@ -88,7 +116,10 @@ def _check_unpacked(file: Path, packed: Path, md5: str, scheme: str) -> None:
 
 
 def _todo(scheme: str) -> str:
-    return f"type {scheme}?download=true to download it, or point --data-dir at the folder that holds its files"
+    package = ", install Debian's package dataset-fashion-mnist" if scheme == "fashion-mnist" else ""
+    return (
+        f"type {scheme}?download=true to download it{package}, or point --data-dir at the folder that holds its files"
+    )
 
 
 def _split(source: Any) -> Split:
