@@ -73,7 +73,7 @@ class HookSpecs:
         It may deal the training samples to other clients, and change nothing else. Labels of test, validation and
         server samples are withheld, and of training samples where the scenario hides them.
 
-        Default: the scenario's. Answered by `clip-linear-centralized`, which pools all clients into one.
+        Default: the scenario's. Answered for example by `clip-linear-centralized`, which pools all clients into one.
         """
 
     @_spec(firstresult=True)
@@ -83,8 +83,8 @@ class HookSpecs:
         Where a scenario has unseen classes, another object of the plugin builds the model of their names. It is
         tested with the trained tensors if all have the names and shapes of those here, for any number of classes.
 
-        Default: a text-initialised linear head on frozen CLIP features, or the whole network. Answered by `fedclip`
-        (an adapter), `clip-zs` (nothing to train).
+        Default: a text-initialised linear head on frozen CLIP features, or the whole network. Answered for example by
+        `fedclip` (an adapter), `clip-zs` (nothing to train).
         """
 
     @_spec(firstresult=True)
@@ -108,8 +108,8 @@ class HookSpecs:
     def start(self, task: StartTask) -> Tensors | None:
         """Collected: fill the server's state from what clients report, once, before round 1; returns what they sent.
 
-        The bytes of the answer (label histograms, say) count as sent up in round 0. Default: nothing. Answered by
-        `capt` (clusters of clients) and `creff` (federated features).
+        The bytes of the answer (label histograms, say) count as sent up in round 0. Default: nothing. Answered for
+        example by `capt` (clusters of clients) and `creff` (federated features).
         """
 
     @_spec
@@ -118,7 +118,7 @@ class HookSpecs:
 
         The harness keeps them with each client, trains them with the rest and leaves them out of what is sent, counted
         and averaged. All of ``model.own`` has to be among them: a run refuses a model of clients' own that is sent.
-        Default: none. Answered by `fedbn` (batch-norm layers), `fedloge` (a head of each client's own).
+        Default: none. Answered for example by `fedbn` (batch-norm layers), `fedloge` (a head of each client's own).
         """
 
     @_spec(firstresult=True)
@@ -127,7 +127,7 @@ class HookSpecs:
     ) -> Literal["nobody", "cohort", "everyone"] | None:
         """First result: which clients answer `report` before round ``round`` trains; rounds + 1 is after the last.
 
-        Default: nobody. Answered by `ccvr` (everyone, at the end) and `rucr` (the cohort, before every round).
+        Default: nobody. Answered for example by `ccvr` (everyone, at the end), `rucr` (the cohort, before every round).
         """
 
     @_spec
@@ -135,7 +135,8 @@ class HookSpecs:
         """Collected: what a client that is surveyed tells the server about its data, without training.
 
         ``task`` is that of a round, with the model the server sends. The answer counts as sent up; so does the model as
-        sent down, to clients that are not about to receive it for training. Default: nothing. Answered by `ccvr`.
+        sent down, to clients that are not about to receive it for training. Default: nothing. Answered for example by
+        `ccvr`.
         """
 
     @_spec
@@ -146,15 +147,15 @@ class HookSpecs:
     def exchanges(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int | None:
         """First result: how often the cohort trains and the server aggregates within a round.
 
-        Default: once. Answered by `capt`, whose scheduler adds iterations inside clusters.
+        Default: once. Answered for example by `fedpurel` (an exchange for each of its two stages).
         """
 
     @_spec(firstresult=True)
     def broadcast(self, task: BroadcastTask) -> Broadcast | None:
         """First result: what the server sends to one client. Must not change the task's tensors.
 
-        Default: the global weights. Answered by `capt` (the prompts of the client's clusters), `creff` (also the
-        re-trained head).
+        Default: the global weights. Answered for example by `capt` (the prompts of the client's clusters), `creff`
+        (also the re-trained head).
         """
 
     @_spec(firstresult=True)
@@ -184,15 +185,15 @@ class HookSpecs:
 
     @_spec(firstresult=True)
     def local_loss(self, step: LocalStep) -> Tensor | None:
-        """First result: the base loss of a batch, a scalar with a gradient. Default: cross-entropy. Answered by
-        `fedclip`.
+        """First result: the base loss of a batch, a scalar with a gradient. Default: cross-entropy. Answered
+        for example by `fedclip`.
         """
 
     @_spec
     def loss_terms(self, step: LocalStep) -> Tensor | None:
         """Collected and added to the base loss: a scalar with a gradient, or None in a step without a term.
 
-        Default: none. Answered by `fedprox`, `moon`, `fedntd`.
+        Default: none. Answered for example by `fedprox`, `moon`, `fedntd`.
         """
 
     @_spec
@@ -201,7 +202,7 @@ class HookSpecs:
 
         Whether the update arrives is not known yet. If it does not, that state is undone; see
         `fedbench.core.method.base.Method.keeps_lost_training`.
-        Default: nothing. Answered by `creff` (class gradients) and `moon` (keeps its weights, sends nothing).
+        Default: nothing. Answered for example by `creff` (class gradients), `moon` (keeps its weights, sends nothing).
         """
 
     @_spec(firstresult=True)
@@ -209,17 +210,18 @@ class HookSpecs:
         """First result: the server's next weights. Running statistics are averaged by the harness, for every method,
         unless the answer is a `GlobalModel`, which has its own.
 
-        Default: the mean of the clients' weights, weighted by `num_examples`. Answered by `creff` (which also re-trains
-        a head), `capt` (inside clusters), `fst-cbdg` (unweighted).
+        Default: the mean of the clients' weights, weighted by `num_examples`. Answered for example by `creff` (which
+        also re-trains a head), `capt` (inside clusters), `fst-cbdg` (unweighted).
         """
 
     @_spec(firstresult=True)
     def evaluate(self, task: EvaluationTask) -> Predictions | None:
         """First result: predicted classes; the harness scores them, so that every method is measured alike.
 
-        Default: the largest logit of the global model and, where tensors are private, of each client's own. Answered by
-        `creff` (with the re-trained head); a method with a model of each client's own adds the predictions of those in
-        ``task.clients``. ``task.client`` says whose own model it is where a client was fine-tuned after the last round.
+        Default: the largest logit of the global model and, where tensors are private, of each client's own. Answered
+        for example by `creff` (with the re-trained head); a method with a model of each client's own adds the
+        predictions of those in ``task.clients``. ``task.client`` says whose own model it is where a client was
+        fine-tuned after the last round.
         With ``task.is_unseen`` the classes are those of ``task.model``, not those trained on: a method that answers by
         what it has kept of each class gives ``Predictions(None)``.
         """
@@ -230,8 +232,8 @@ class HookSpecs:
 
         Numbers by name, or tensors (C,) with a number for every class, NaN where there is none: of those the mean is
         recorded, and the mean over each reporting group. What is measured changes nothing, and its time does not count
-        as the round's. Default: nothing. Answered by `cka` and `drift`, which any stack may
-        name, and by `creff` and `clip2fl`.
+        as the round's. Default: nothing. Answered for example by `cka` and `drift`,
+        which any stack may name.
         """
 
 
