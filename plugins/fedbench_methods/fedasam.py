@@ -47,6 +47,8 @@ class FedASAM(Method[FedASAMParams]):
 
     name = "fedasam"
     citation = "Caldarola, Caputo, Ciccone, Improving Generalization by Seeking Flat Minima, ECCV 2022"
+    requires = ("own_ascent",)
+    prevents = ("own_ascent",)
 
     @wrapper
     def local_gradients(self, step: LocalStep, rest: Gradients) -> StepGradients:

@@ -15,7 +15,8 @@ Left open / contradicted:
 - The released code has α_k = α / ω_k with ω_k = N n_k / Σ n (`scaling=samples`, four bytes down). Default: one α.
 - It adds α to the weight decay, so that the pull passes through neither loss nor its record. Here it is a loss term.
 - Widely used re-implementations lack the quadratic term: then nothing holds w near x but clipping.
-- It clips gradients at a norm of 10, without which runs diverge late: the recipe. Running statistics are averaged.
+- It clips gradients at a norm of 10, without which runs diverge late: the recipe. The run's `clip_norm` covers the
+  pull too: it clips the gradient of F_k and of the pull together. Running statistics are averaged.
 - The official tables report the mean of all clients' last models; here it is x.
 """
 

@@ -6,7 +6,8 @@ Clients step by the gradient at the worst of the weights nearby, of the same bat
 
 Wraps: local_gradients. Stacks with any learner, local objective and server; all terms of the stack's loss are in both
 gradients. A model that a client keeps beside the global one (`ditto`) climbs by a norm of its own. Clients train one
-after another. ρ = 0 is FedAvg bit for bit. Cost: twice the local computation, no byte more.
+after another. A stack climbs once: `fedasam` and `fedspeed` are refused beside it. ρ = 0 is FedAvg bit for bit.
+Cost: twice the local computation, no byte more.
 Left open / contradicted: both passes of the released code move running statistics unless told otherwise; here the
 second alone does, and so does what a loss keeps from step to step. The recorded loss is that at w, comparable with
 other methods'. The server's weight averaging of the ECCV paper is not part of this.
@@ -42,6 +43,8 @@ class FedSAM(Method[FedSAMParams]):
 
     name = "fedsam"
     citation = "Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML 2022"
+    requires = ("own_ascent",)
+    prevents = ("own_ascent",)
 
     @wrapper
     def local_gradients(self, step: LocalStep, rest: Gradients) -> StepGradients:

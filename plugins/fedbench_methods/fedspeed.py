@@ -13,7 +13,8 @@ not taken uphill, and not in the recorded loss, which is F_k's at w. Bytes are F
 Left open / contradicted:
 - The released code's server is FedDyn's, the mean of the y_k and of all clients' drifts (`server=all`).
 - It calls 1/λ lamb, 0.1, and adds it to the weight decay. In the paper's terms its λ is 10, the default here.
-- Its mix is a = 1; its norm of g₁ is 1e-7 larger. It clips at a norm of 10: the recipe.
+- Its mix is a = 1; its norm of g₁ is 1e-7 larger. It clips at a norm of 10: the recipe. The run's `clip_norm` covers
+  the pull too: it clips the mixed gradient and the pull together.
 - The mean is plain in both (`weighting`). Running statistics are moved by the second pass only, and averaged.
 Cost: twice the local computation; memory as `feddyn`.
 """
@@ -58,9 +59,9 @@ class FedSpeed(fb.Method[FedSpeedParams]):
 
     name = "fedspeed"
     citation = "Sun et al., FedSpeed: Larger Local Interval, Less Communication Round, ICLR 2023"
-    requires = ("global_model", "sent_start")
+    requires = ("global_model", "sent_start", "own_ascent")
     recipe = {"clip_norm": 10.0}
-    prevents = ("plain_steps",)
+    prevents = ("plain_steps", "own_ascent")
 
     @fb.wrapper
     def broadcast(self, task: fb.BroadcastTask, rest: Send) -> fb.Broadcast:

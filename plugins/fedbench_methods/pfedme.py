@@ -12,7 +12,8 @@ Clients train one by one, since θ goes on from step to step.
 θ starts a round at the received w and each later step where the last one ended, as in released code, where θ has a
 decay μ of its own too, which is left out here. The θ of a client's last step is its own model, with the running
 statistics at its end; it is kept where the update was lost. One that has not taken part has the global model.
-Left open / contradicted: the server's mean is the run's own (n_k by default; `weighting=uniform` is the paper's).
+Left open / contradicted: η_p is 0.01 here, and 0.09 by default in the released main.py. The server's mean is the run's
+own (n_k by default; `weighting=uniform` is the paper's).
 With the paper's η = 0.005 w moves by 0.075 of its way to θ in a step: the run's rate can be larger than for FedAvg.
 Cost: K times the local computation, no byte more; one copy of the weights a client, saved with the run.
 """
@@ -46,7 +47,7 @@ class PFedMeParams:
 
     pull: float = fb.hyper(15.0, symbol="λ", low=0.1, high=100.0, log=True, search=(1.0, 50.0), source="paper: 15")
     inner_lr: float = fb.hyper(
-        0.01, symbol="η_p", low=1e-5, high=1.0, log=True, search=(1e-3, 0.1), source="released code: 0.01"
+        0.01, symbol="η_p", low=1e-5, high=1.0, log=True, search=(1e-3, 0.1), source="set here; main.py: 0.09"
     )
     inner_steps: int = fb.hyper(5, symbol="K", low=1, high=50, search=(1, 10), source="paper: 5")
     beta: float = fb.hyper(1.0, symbol="β", low=0.01, high=4.0, search=False, source="paper: 1, it tries up to 4")

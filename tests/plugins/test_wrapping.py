@@ -156,6 +156,9 @@ def test_a_stack_has_one_personalisation():
         ("moon", "pfedme", "sent_steps"),
         ("fedavgm", "fedconcat", "global_model"),
         ("fedadam", "capt", "global_model"),
+        ("fedasam", "fedsam", "own_ascent"),
+        ("fedspeed", "fedasam", "own_ascent"),
+        ("fedspeed", "fedsam", "own_ascent"),
     ],
 )
 def test_what_a_method_needs_and_another_prevents_is_no_stack(needing, preventing, requirement):

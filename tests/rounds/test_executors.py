@@ -407,6 +407,16 @@ def test_what_a_loss_writes_into_its_clients_state_is_written_once_a_step():
     assert "client keeps" in run.executor.description or "vectorised" in run.executor.description
 
 
+def test_a_record_has_no_message_of_pythons_as_the_reason():
+    run = tiny_run(tiny_spec("fed-grab", rounds=2, backbone="clip:embedded"))
+    told = [record.executor for _, record, _ in rounds(run, run.initial_state())]
+    assert set(told) == {"sequential: its loss cannot be vectorised (it changes what the client keeps)"}
+    run = run_with(Terms(lambda step: step.outputs.logits.mean() if step.batch.labels.sum() > 3 else None))
+    final_state(run)
+    wanted = "its loss cannot be vectorised (it does what PyTorch cannot do for many clients at once)"
+    assert run.executor.description == f"sequential: {wanted}"
+
+
 def test_a_loss_without_a_gradient_at_the_start_fails_as_it_does_sequentially():
     term = lambda s: (s.weights["head.bias"] - s.received["head.bias"]).square().sum().sqrt()  # noqa: E731
     with pytest.raises(Unworkable, match="diverged"):

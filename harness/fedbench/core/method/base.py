@@ -22,6 +22,7 @@ REQUIREMENTS = {
     "plain_steps": "steps along the loss's gradients, as many as are counted",
     "sent_start": "clients that train on from the one model of the server",
     "sent_steps": "clients that minimise the stack's loss at the model they send",
+    "own_ascent": "a stack without another step uphill",
     "global_model": "one model that clients send, round after round",
     "weighed_clients": "a mean of clients by the samples they report",
     "kept_factors": "low-rank factors that go on from round to round",
@@ -73,7 +74,8 @@ class Method(Generic[P]):
     prevents: tuple[str, ...] = ()
     """Those of `REQUIREMENTS` that no other method of its stack can have: ``plain_steps`` where it moves weights
     otherwise, ``sent_start`` where clients begin elsewhere, ``sent_steps`` where only a model of their own learns,
-    ``weighed_clients`` where it counts clients alike. A constructor may drop some that its values do not prevent."""
+    ``weighed_clients`` where it counts clients alike, ``own_ascent`` where it takes gradients uphill. A
+    constructor may drop some that its values do not prevent."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Those of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that it looks at. The last
     two need no mention where it leaves `build_model` to the default."""

@@ -116,7 +116,7 @@ class Cohort:
                 raise
             except Exception as error:
                 # whatever is wrong with the loss itself, the sequential executor meets as well
-                plan = Plan(None, reason=f"its loss is not what it was in the trial ({_first_line(error)})")
+                plan = Plan(None, reason=f"its loss is not what it was in the trial ({_in_words(error)})")
         self._plans[kind] = plan
         if plan.gradients is not None:
             return [completed(task, update) for task, update in zip(tasks, updates, strict=True)], plan.gradients.name
@@ -155,7 +155,7 @@ class Cohort:
                 reason = str(error)
             except Exception as error:
                 # vmap refuses branches on data, for one; what is really wrong, the sequential executor will say
-                reason = f"its loss cannot be vectorised ({_first_line(error)})"
+                reason = f"its loss cannot be vectorised ({_in_words(error)})"
         return Plan(None, reason=reason)
 
     def _candidates(self, task: ClientTask) -> list[Gradients]:
@@ -289,5 +289,10 @@ def _is_untouched(before: Mapping[str, Tensors], after: Mapping[str, Tensors]) -
     return all(now is then and now._version == 0 for then, now in pairs)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]
+def _in_words(error: Exception) -> str:
+    """What went wrong, in a sentence of this package: a record has no message of Python's or PyTorch's."""
+    if isinstance(error, OneClientOnly | Disagreement | FedbenchError):
+        return (str(error).splitlines() or ["it gives no reason"])[0]
+    if isinstance(error, TypeError) and "mappingproxy" in str(error):
+        return "it changes what the client keeps"
+    return "it does what PyTorch cannot do for many clients at once"
