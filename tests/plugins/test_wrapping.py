@@ -156,7 +156,7 @@ def test_a_stack_has_one_personalisation():
         ("moon", "pfedme", "sent_steps"),
         ("fedavgm", "fedconcat", "global_model"),
         ("fedadam", "capt", "global_model"),
-        ("fedasam", "fedsam", "own_ascent"),
+        ("fedsam", "fedasam", "own_ascent"),
         ("fedspeed", "fedasam", "own_ascent"),
         ("fedspeed", "fedsam", "own_ascent"),
     ],

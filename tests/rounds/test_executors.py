@@ -97,7 +97,9 @@ def test_clipping_is_of_all_weights_of_one_client_together():
 
 @pytest.mark.parametrize("method", ["apfl", "fedetf"])
 def test_weights_that_are_single_numbers_are_clipped_with_the_others(method):
-    run = tiny_run(tiny_spec(method, rounds=2, clip_norm=0.1), executor="cohort")
+    spec = tiny_spec(method, rounds=2, clip_norm=0.1)
+    params = {"apfl": {"alpha_moves": "step"}} if method == "apfl" else {}
+    run = tiny_run(spec.model_copy(update={"params": params}), executor="cohort")
     assert any(value.ndim == 0 for value in run.model.weights.values())
     at_once, wanted = final_state(run), final_state(one_by_one(run))
     for name, value in wanted.weights.items():
@@ -410,7 +412,7 @@ def test_what_a_loss_writes_into_its_clients_state_is_written_once_a_step():
 def test_a_record_has_no_message_of_pythons_as_the_reason():
     run = tiny_run(tiny_spec("fed-grab", rounds=2, backbone="clip:embedded"))
     told = [record.executor for _, record, _ in rounds(run, run.initial_state())]
-    assert set(told) == {"sequential: its loss cannot be vectorised (it changes what the client keeps)"}
+    assert set(told) - {""} == {"sequential: its loss cannot be vectorised (it changes what the client keeps)"}
     run = run_with(Terms(lambda step: step.outputs.logits.mean() if step.batch.labels.sum() > 3 else None))
     final_state(run)
     wanted = "its loss cannot be vectorised (it does what PyTorch cannot do for many clients at once)"
