@@ -19,6 +19,7 @@ _ANSWERED = {
     "local_loss": "local objective",
     "loss_terms": "local objective",
     "aggregate": "aggregation",
+    "turns": "aggregation",
     "broadcast": "aggregation",
     "evaluate": "aggregation",
 }

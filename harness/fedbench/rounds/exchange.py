@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import overload
 
+from fedbench.core.errors import MethodFault
 from fedbench.core.federation import Federation
 from fedbench.core.method.answers import require_finite_updates, require_global
 from fedbench.core.method.tasks import AggregationTask, ClientTask
-from fedbench.core.types import ClientReport, Update
+from fedbench.core.types import ClientReport, Tensors, Update
 from fedbench.rounds.faults import damaged, reason_to_reject
 from fedbench.rounds.private import kept_and_sent, shared
 from fedbench.rounds.run import Run
@@ -34,9 +35,34 @@ def train_clients(run: Run, state: RunState, tasks: Sequence[ClientTask]) -> tup
     """What the clients send up; what they keep to themselves is in ``state``. Raises Unworkable where one diverged."""
     if not tasks:
         return ()
-    updates = run.executor.train(tasks)
-    require_finite_updates(tasks, updates)
+    hooks, first = run.assembly.hooks, tasks[0]
+    order = hooks.turns(clients=tuple(task.client for task in tasks), round=first.round, spec=run.spec)
+    if order is None:
+        updates = run.executor.train(tasks)
+        require_finite_updates(tasks, updates)
+    else:
+        updates = _in_turn(run, tasks, order)
     return keep_private(run, state, updates)
+
+
+def _in_turn(run: Run, tasks: Sequence[ClientTask], order: Sequence[int]) -> list[Update]:
+    """The updates in the order of ``tasks``: clients train in this ``order``, each from where the one before ended."""
+    by_client = {task.client: task for task in tasks}
+    if sorted(order) != sorted(by_client):
+        raise MethodFault(
+            f"{run.assembly.answers_first('turns')} answers the hook turns with {list(order)}; it must be an order of "
+            f"the clients {sorted(by_client)}."
+        )
+    updates: dict[int, Update] = {}
+    weights, buffers = Tensors(), Tensors()
+    for client in order:
+        task = by_client[client]
+        task = replace(task, received={**task.received, **weights}, buffers={**task.buffers, **buffers})
+        [update] = run.executor.train([task])
+        require_finite_updates([task], [update])
+        weights, buffers = shared(update.weights, run.private), shared(update.buffers, run.private)
+        updates[client] = update
+    return [updates[task.client] for task in tasks]
 
 
 def keep_private(run: Run, state: RunState, updates: Sequence[Update]) -> tuple[Update, ...]:

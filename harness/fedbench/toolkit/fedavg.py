@@ -10,7 +10,7 @@ stands in plain functions, so that a method that wants the default for some roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -202,6 +202,12 @@ class FedAvg(Method[NoParams]):
         """One exchange a round."""
         self._refuse_if_replaced("exchanges")
         return 1
+
+    @default_hookimpl
+    def turns(self, clients: tuple[int, ...], round: int, spec: RunSpec) -> Sequence[int] | None:
+        """None: all train from what the server sends."""
+        self._refuse_if_replaced("turns")
+        return None
 
     @default_hookimpl
     def broadcast(self, task: BroadcastTask) -> Broadcast:

@@ -9,7 +9,7 @@ notified of is in `fedbench.core.method.notifications`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 
 import pluggy
@@ -151,6 +151,15 @@ class HookSpecs:
         """
 
     @_spec(firstresult=True)
+    def turns(self, clients: tuple[int, ...], round: int, spec: RunSpec) -> Sequence[int] | None:
+        """First result: the order in which ``clients`` train one after another, all of them once.
+
+        The first trains from what the server sends, each other one from the shared weights and running statistics that
+        the one before it ended at. The server gets the update of each. Default: none, all train from what the server
+        sends. Answered by `in-turn`.
+        """
+
+    @_spec(firstresult=True)
     def broadcast(self, task: BroadcastTask) -> Broadcast | None:
         """First result: what the server sends to one client. Must not change the task's tensors.
 
@@ -253,6 +262,7 @@ class Hooks(Protocol):
     def report(self, *, task: ClientTask) -> list[Tensors]: ...
     def reported(self, *, task: ReportedTask) -> None: ...
     def exchanges(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int: ...
+    def turns(self, *, clients: tuple[int, ...], round: int, spec: RunSpec) -> Sequence[int] | None: ...
     def broadcast(self, *, task: BroadcastTask) -> Broadcast: ...
     def local_train(self, *, task: ClientTask) -> Update: ...
     def local_gradients(self, *, step: LocalStep) -> StepGradients: ...

@@ -1,0 +1,18 @@
+"""The order in which clients train one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from fedbench.core.randomness import torch_generator
+
+
+def drawn_order(clients: Iterable[int], round: int, seed: int) -> list[int]:
+    """``clients`` in an order drawn anew every round; that of any two does not depend on who else takes part."""
+
+    def drawn(client: int) -> float:
+        return float(torch.rand((), generator=torch_generator(seed, "turns", round, client)))
+
+    return sorted(clients, key=drawn)

@@ -1,0 +1,124 @@
+"""Clients in turn: Li and Lyu 2023, Algorithm 1."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.rounds.broadcast import broadcasts, client_task
+from fedbench.rounds.exchange import aggregated_state, train_clients
+from fedbench.rounds.loop import rounds
+from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.toolkit.fedavg import average_buffers, weighted_mean
+from fedbench.toolkit.local_training import local_sgd
+from fedbench.toolkit.turns import drawn_order
+
+CLIP = "clip:embedded"
+
+
+def turn_run(method="in-turn", end="last", scenario=None, **training):
+    spec = tiny_spec(method, **{"backbone": CLIP, "rounds": 2, **training})
+    spec = spec.model_copy(update={"params": {**spec.params, "in-turn": {"end": end}}})
+    return tiny_run(spec if scenario is None else spec.model_copy(update={"scenario": scenario}))
+
+
+def trained(run, clients=(0, 1, 3)):
+    state = run.initial_state()
+    sent = broadcasts(run, state, clients, 0)
+    tasks = [client_task(run, state, 1, 0, client, sent[client]) for client in clients]
+    return state, tasks, train_clients(run, state, tasks)
+
+
+def test_the_order_is_of_the_round_and_seed_and_keeps_for_those_who_are_left():
+    orders = {tuple(drawn_order(range(6), number, seed)) for number in range(4) for seed in range(4)}
+    assert len(orders) == 16 and all(sorted(order) == list(range(6)) for order in orders)
+    whole = drawn_order(range(6), 3, 1)
+    assert drawn_order({5, 0, 2}, 3, 1) == [client for client in whole if client in {5, 0, 2}]
+
+
+def test_each_client_goes_on_from_where_the_one_before_it_ended():
+    run = turn_run()
+    _, tasks, updates = trained(run)
+    assert [update.client for update in updates] == [0, 1, 3]
+    by_client, weights = {task.client: task for task in tasks}, {}
+    for client in drawn_order(by_client, 1, run.spec.seed):
+        task = by_client[client]
+        wanted = local_sgd(replace(task, received={**task.received, **weights}, inputs=task.inputs.resident()))
+        [found] = [update for update in updates if update.client == client]
+        assert all(torch.equal(found.weights[name], wanted.weights[name]) for name in wanted.weights)
+        weights = wanted.weights
+
+
+@pytest.mark.parametrize("end", ["last", "mean"])
+def test_the_round_ends_at_the_last_clients_model_or_at_the_mean_of_all(end):
+    run = turn_run(end=end)
+    state, _, updates = trained(run)
+    after, _ = aggregated_state(run, state, updates, 0, 1)
+    last = next(u for u in updates if u.client == drawn_order((0, 1, 3), 1, run.spec.seed)[-1])
+    sizes = torch.tensor([update.num_examples for update in updates], dtype=torch.float64)
+    for name, found in after.weights.items():
+        mean = weighted_mean([update.weights[name] for update in updates], sizes / sizes.sum())
+        assert torch.equal(found, last.weights[name] if end == "last" else mean)
+
+
+def test_where_the_last_client_is_lost_the_one_before_it_counts():
+    run = turn_run()
+    state, _, updates = trained(run)
+    *_, before, last = drawn_order((0, 1, 3), 1, run.spec.seed)
+    arrived = tuple(update for update in updates if update.client != last)
+    after, _ = aggregated_state(run, state, arrived, 0, 1)
+    [wanted] = [update.weights for update in updates if update.client == before]
+    assert all(torch.equal(after.weights[name], wanted[name]) for name in wanted)
+
+
+def test_running_statistics_go_on_from_client_to_client():
+    run = turn_run("in-turn", backbone="resnet8?width=1")
+    state, _, updates = trained(run)
+    first, *_, last = drawn_order((0, 1, 3), 1, run.spec.seed)
+    by_client = {update.client: update for update in updates}
+    after, _ = aggregated_state(run, state, updates, 0, 1)
+    counters = [name for name, value in state.buffers.items() if not value.is_floating_point()]
+    for name, found in after.buffers.items():
+        assert torch.equal(found, by_client[last].buffers[name])
+    assert counters and all(after.buffers[n] > by_client[first].buffers[n] for n in counters)
+    averaged = average_buffers(updates, "samples", state.buffers)
+    assert any(not torch.equal(after.buffers[n], averaged[n]) for n in averaged)
+
+
+def test_with_one_client_a_round_it_is_fedavg_bit_for_bit_and_with_more_it_is_not():
+    plain = tiny_spec("fedavg", backbone=CLIP, rounds=3)
+    alone = plain.scenario.model_copy(update={"participation": 1 / plain.scenario.clients})
+    for scenario, is_same in ((alone, True), (plain.scenario, False)):
+        wanted = tiny_run(plain.model_copy(update={"scenario": scenario}), executor="sequential")
+        found = turn_run(scenario=scenario, rounds=3)
+        assert (digest(final_state(found)) == digest(final_state(wanted))) == is_same
+
+
+def test_a_private_prompt_stays_with_its_client():
+    run = turn_run("fedotp+in-turn")
+    state, tasks, updates = trained(run)
+    assert run.private and not any(run.private & update.weights.keys() for update in updates)
+    assert sorted(state.own) == [0, 1, 3]
+    names = run.private
+    for client in (1, 3):
+        assert any(not torch.equal(state.own[0][name], state.own[client][name]) for name in names)
+
+
+def test_a_record_says_that_clients_train_in_turn():
+    run = turn_run("promptfl+in-turn")
+    told = {record.executor for _, record, _ in rounds(run, run.initial_state()) if record.executor}
+    assert told == {"sequential: in-turn lets clients train in turn"}
+
+
+def test_a_method_that_needs_the_servers_model_at_every_client_is_refused():
+    for other in ("scaffold", "feddyn"):
+        with pytest.raises(FedbenchError, match=f"{other} needs clients that train on from the one model"):
+            turn_run(f"in-turn+{other}")
+
+
+def test_an_order_of_other_clients_is_refused(monkeypatch):
+    run = turn_run()
+    monkeypatch.setattr("fedbench_methods.in_turn.drawn_order", lambda clients, round, seed: [0, 1])
+    with pytest.raises(MethodFault, match=r"in-turn answers the hook turns with \[0, 1\]"):
+        trained(run)

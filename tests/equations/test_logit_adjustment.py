@@ -1,0 +1,85 @@
+"""Logit adjustment: Menon et al. 2021, Eq. 10."""
+
+from math import log
+
+import pytest
+import torch
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.types import Model, Outputs
+from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.loop import start
+from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench_methods.logit_adjustment import PRIOR, adjusted, class_prior
+
+CLIP = "clip:embedded"
+
+
+def adjusted_run(method, tau, executor="sequential", **training):
+    spec = tiny_spec(method, backbone=CLIP, **{"rounds": 2, **training})
+    return tiny_run(
+        spec.model_copy(update={"params": {**spec.params, "logit-adjustment": {"tau": tau}}}), executor=executor
+    )
+
+
+def test_the_prior_is_the_share_of_all_samples():
+    assert class_prior(torch.tensor([[3, 0, 1], [2, 0, 2]])).tolist() == [0.625, 0.0, 0.375]
+
+
+def test_logits_by_hand_also_of_a_class_that_nobody_has():
+    found = adjusted(torch.tensor([[1.0, 2.0, 0.0]]), torch.tensor([0.75, 0.25, 0.0]), 2.0)
+    wanted = torch.tensor([[1 + 2 * log(0.75), 2 + 2 * log(0.25), 2 * log(1e-8)]])
+    torch.testing.assert_close(found, wanted)
+
+
+def test_loss_and_gradient_by_hand(make_step):
+    model = Model({"w": torch.eye(2)}, lambda tensors, inputs, training: Outputs(inputs @ tensors["w"].T, inputs))
+    step = make_step(
+        model,
+        torch.tensor([[1.0, 0.0]]),
+        [1],
+        weights={"w": torch.eye(2, requires_grad=True)},
+        method="logit-adjustment",
+        params={"logit-adjustment": {"tau": 1.0}},
+        payload={PRIOR: torch.tensor([0.8, 0.2])},
+        num_classes=2,
+    )
+    loss = step.task.hooks.local_objective(step=step)
+    # o = (1, 0), so the adjusted odds of class 0 are 4 e: L = log(1 + 4 e)
+    odds = 4 * torch.tensor(1.0).exp()
+    torch.testing.assert_close(loss, (1 + odds).log())
+    loss.backward()
+    p = odds / (1 + odds)
+    torch.testing.assert_close(step.weights["w"].grad, torch.stack([torch.stack([p, 0 * p]), torch.stack([-p, 0 * p])]))
+    # outside training the logits are the model's
+    assert torch.equal(step.received_outputs.logits, step.batch.inputs)
+
+
+def test_all_clients_are_sent_the_prior_of_all_and_report_their_counts_once():
+    run = adjusted_run("logit-adjustment", 1.0)
+    state = run.initial_state()
+    # 8 bytes a class and client
+    assert start(run, state) == 8 * run.federation.num_classes * len(run.federation.clients)
+    counts = torch.stack([run.federation.class_counts(client) for client in range(len(run.federation.clients))])
+    for client in range(2):
+        task = client_task(run, state, 1, 0, client, broadcast(run, state, client))
+        torch.testing.assert_close(task.payload[PRIOR], counts.sum(0) / counts.sum())
+
+
+@pytest.mark.parametrize("learner", ["fedavg", "promptfl"])
+def test_tau_zero_is_the_learner_bit_for_bit_and_one_is_not(learner):
+    plain = tiny_run(tiny_spec(learner, backbone=CLIP, rounds=2), executor="sequential")
+    stack = "logit-adjustment" if learner == "fedavg" else f"{learner}+logit-adjustment"
+    wanted = digest(final_state(plain))
+    assert digest(final_state(adjusted_run(stack, 0.0))) == wanted
+    assert digest(final_state(adjusted_run(stack, 1.0))) != wanted
+
+
+def test_a_cohort_at_once_gives_the_same_weights():
+    one, other = (final_state(adjusted_run("promptfl+logit-adjustment", 1.0, way)) for way in ("sequential", "cohort"))
+    torch.testing.assert_close(one.weights, other.weights, rtol=1e-4, atol=1e-6)
+
+
+def test_a_personalisation_that_minimises_elsewhere_is_refused():
+    with pytest.raises(FedbenchError, match="logit-adjustment needs"):
+        adjusted_run("logit-adjustment+pfedme", 1.0)
