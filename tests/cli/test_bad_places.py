@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,8 @@ from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import expanded, usable_folder
 from fedbench.datasets.classnames import read_words
-from fedbench.tracking import masking
-from fedbench.tracking.databases import checked_uri, shown
+from fedbench.tracking import masking, store
+from fedbench.tracking.databases import check_server, checked_uri, shown
 from fedbench.tracking.masking import masked
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import open_store
@@ -249,6 +250,11 @@ def test_nothing_that_a_client_library_says_of_a_store_out_of_reach_has_a_secret
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     uri = f"http://me:{SECRETS[1]}@127.0.0.1:9/?token={SECRETS[0]}"
     with pytest.raises(FedbenchError) as caught:
+        check_server(uri)
+    assert not any(secret in str(caught.value) for secret in SECRETS)
+    # as of one that dies behind the check
+    monkeypatch.setattr(store, "check_server", lambda uri: None)
+    with pytest.raises(FedbenchError) as caught:
         open_store(uri, create=True)
     out, err = capfd.readouterr()
     for secret in SECRETS:
@@ -259,6 +265,29 @@ def test_nothing_that_a_client_library_says_of_a_store_out_of_reach_has_a_secret
     assert not any(secret in str(caught.value) for secret in SECRETS)
     with pytest.raises(FedbenchError, match=r"token=\*\*\*"):
         storage_url(None, uri)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:9", "https://127.0.0.1:9/x", "http://127.0.0.1:99999", "http://[::1"]
+)
+@pytest.mark.parametrize("verb", [("leaderboard",), ("run", "--method", "fedavg"), ("runs", "list")])
+def test_a_server_that_is_not_there_is_told_at_once(
+    verb: tuple[str, ...], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.delenv("https_proxy", raising=False)
+    began = time.monotonic()
+    said = refused(*verb, "--store", address)
+    assert time.monotonic() - began < 10
+    assert f"no server answers at the store '{address}' (" in said and "); start it, or choose another" in said
+
+
+def test_a_server_behind_a_proxy_is_left_to_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "near.invalid")
+    check_server("http://far.invalid")
+    with pytest.raises(FedbenchError, match="no server answers"):
+        check_server("http://near.invalid")
 
 
 def test_warnings_and_tracebacks_of_any_library_are_masked(caplog: pytest.LogCaptureFixture) -> None:

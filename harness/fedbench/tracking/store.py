@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
-from urllib.request import getproxies, proxy_bypass
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("DO_NOT_TRACK", "true")
@@ -33,7 +31,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import name_once
 from fedbench.suites.single import is_read_as, may_hold
-from fedbench.tracking.databases import check_database, shown
+from fedbench.tracking.databases import check_database, check_server, shown
 from fedbench.tracking.masking import mask_messages, masked
 from fedbench.tracking.recorded.seal import check_seal
 from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SMALL_TABLES, SQLITE, TUNING, database_of, filed_as
@@ -42,8 +40,6 @@ from fedbench.tracking.webview import VIEW_TAG, experiment_tags, page
 _PAGE = 1000
 _TABLES_SECONDS = 120
 """For which another process may take to make the tables of a database."""
-_CONNECTION_SECONDS = 4
-"""For which each address of a server may take to be connected to."""
 
 for _noisy in ("mlflow", "alembic"):
     logging.getLogger(_noisy).setLevel(logging.WARNING)
@@ -58,6 +54,7 @@ def open_store(uri: str, *, create: bool) -> MlflowClient | None:
     Raises FedbenchError for a URI that MLflow does not support, a server out of reach, a folder out of bounds, a
     damaged database.
     """
+    check_server(uri)
     database = database_of(uri)
     try:
         if database is not None and not database.exists():
@@ -66,7 +63,6 @@ def open_store(uri: str, *, create: bool) -> MlflowClient | None:
             _create(database)
         if database is not None:
             check_database(database, "the store's database", SMALL_TABLES, "--store")
-        _check_server(uri)
         return _reached(uri)
     except ImportError as error:
         raise FedbenchError(
@@ -78,19 +74,6 @@ def open_store(uri: str, *, create: bool) -> MlflowClient | None:
         raise FedbenchError(
             f"the store {shown(uri)!r} cannot be used: {reason} Choose another with --store."
         ) from error
-
-
-def _check_server(uri: str) -> None:
-    """OSError where no server answers at a web address; MLflow would say so after minutes."""
-    address = urlparse(uri)
-    host, ports = address.hostname, {"http": 80, "https": 443}
-    # through a proxy it may be in reach all the same
-    if not host or address.scheme not in ports or (address.scheme in getproxies() and not proxy_bypass(host)):
-        return
-    try:
-        socket.create_connection((host, address.port or ports[address.scheme]), _CONNECTION_SECONDS).close()
-    except (OSError, ValueError) as error:
-        raise OSError(f"no server answers there ({error}); start it, or correct the address.") from error
 
 
 def _reached(uri: str) -> MlflowClient:

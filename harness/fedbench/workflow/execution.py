@@ -25,6 +25,7 @@ from fedbench.runs.engines.scheduler import Policy, default_workers, execute, wi
 from fedbench.runs.prepare import Settings
 from fedbench.suites.single import asked_for
 from fedbench.suites.suite import Suite
+from fedbench.tracking.databases import check_server
 from fedbench.tracking.invocation import Invocation
 from fedbench.tracking.resuming import stored_runs
 from fedbench.tracking.schema import store_uri
@@ -92,6 +93,7 @@ def carry_out(
     Ctrl-C and whatever else stops it is in the outcome: by then no run is marked as running.
     """
     uri = store_uri(storing.store)
+    check_server(uri)  # before minutes go into data
     found = plan.plan(suite, specs, settings, screen, in_process=place.engine == "in-process")
     planned, failed = found.rows, found.failed
     # a row that has failed here fails as a run as well, which is recorded like any other
