@@ -108,7 +108,7 @@ def test_a_private_prompt_stays_with_its_client():
 def test_a_record_says_that_clients_train_in_turn():
     run = turn_run("promptfl+in-turn")
     told = {record.executor for _, record, _ in rounds(run, run.initial_state()) if record.executor}
-    assert told == {"sequential: in-turn lets clients train in turn"}
+    assert told == {"sequential: in-turn orders the clients of a round"}
 
 
 def test_a_method_that_needs_the_servers_model_at_every_client_is_refused():

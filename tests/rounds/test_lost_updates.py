@@ -20,6 +20,7 @@ from fedbench.testing import tiny_run, tiny_spec
 
 STAYS = {"moon", "dp-fpl", "fst-cbdg", "fedbn", "fedloge", "fedotp", "fedpgp", "fedpha", "fedproto", "promptfolio"}
 STAYS |= {"apfl", "ditto", "fedper", "fedrep", "fedrod", "fedsa-lora", "lg-fedavg", "local", "pfedme", "pfedmoap"}
+STAYS |= {"fedpurel"}
 """What these keep is of the client's own data or model alone."""
 UNDONE = {"scaffold", "fedpcl", "fed-grab", "feddc"}
 """What these keep has a counterpart on the server."""

@@ -43,6 +43,42 @@ def reward(before: float, loss: float, bytes_share: float, cost: float) -> float
     return fall - cost * bytes_share
 
 
+WINDOW = 5
+"""Evaluations over which the released code of CAPT takes the speed of convergence."""
+
+
+def index(values: Tensor, plays: Tensor) -> Tensor:
+    """Q/n + sqrt(2 ln(N + 1) / n), (A,) float64, with n + 1e-5 for n = ``plays`` and N their sum (CAPT's code)."""
+    counted = plays.double() + 1e-5
+    return values / counted + torch.sqrt(2 * torch.log1p(plays.sum().double()) / counted)
+
+
+def draw(values: Tensor, plays: Tensor, count: int, generator: torch.Generator) -> list[int]:
+    """``count`` arms, each uniform with probability 0.1, else of the largest `index`, the first of equal ones."""
+    explored = torch.rand(count, generator=generator) < 0.1
+    anyone = torch.randint(len(values), (count,), generator=generator)
+    return torch.where(explored, anyone, index(values, plays).argmax()).tolist()
+
+
+def points(accuracies: Sequence[float], f1: float) -> float:
+    """0.6 a + 0.3 F1 + 0.1 (a - a') / 5 of the ``accuracies`` so far: a is the last, a' the fourth before it.
+
+    Without that one the last term is 0.
+    """
+    speed = (accuracies[-1] - accuracies[-WINDOW]) / WINDOW if len(accuracies) >= WINDOW else 0.0
+    return 0.6 * accuracies[-1] + 0.3 * f1 + 0.1 * speed
+
+
+def earned(values: Tensor, plays: Tensor, arms: Sequence[int], reward: float, round: int) -> Tensors:
+    """``values`` Q and ``plays`` n after each of ``arms`` got ``reward`` r in ``round`` t (1 is the first):
+    n + 1, then Q + 0.1 * 0.95^(t - 1) (r - Q)."""
+    values, plays = values.clone(), plays.clone()
+    for arm in arms:
+        plays[arm] += 1
+        values[arm] += 0.1 * 0.95 ** (round - 1) * (reward - values[arm])
+    return {"values": values, "plays": plays}
+
+
 def mean_loss(updates: Sequence[Update]) -> float:
     """The clients' mean training loss, weighted by their samples."""
     total = sum(update.num_examples for update in updates)

@@ -149,6 +149,20 @@ def complementary_clients(counts: Tensor, count: int, algorithm: Algorithm | Non
     return cluster_rows(complementarity(head, tail), count, algorithm, seed)
 
 
+def complete_linkage(shares: Tensor, count: int) -> list[int]:
+    """The cluster of each client, by complete linkage at 1 - C / max C, from class ``shares`` (N, K): clients whose
+    classes complement each other are near. C_ij = sum_k p_i(k) (1 - p_j(k)); at most ``count`` clusters, from 0.
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    if len(shares) == 1:
+        return [0]
+    above = torch.triu_indices(len(shares), len(shares), offset=1)
+    found = (shares[above[0]] * (1 - shares[above[1]])).sum(dim=1)
+    distances = 1 - found / found.max().clamp(min=1e-12)
+    return [int(c) - 1 for c in fcluster(linkage(distances.numpy(), method="complete"), count, criterion="maxclust")]
+
+
 def weighted_means(values: Sequence[Tensor], weights: Tensor, otherwise: Tensor) -> Tensor:
     """sum_i w_i v_i / sum_i w_i of values (...), in float64; ``otherwise`` (...) where the weights sum to zero.
 
@@ -172,6 +186,12 @@ def cluster_means(old: Tensor, values: Sequence[Tensor], clusters: Sequence[int]
         members = [i for i, own in enumerate(clusters) if own == cluster]
         means.append(weighted_means([values[i] for i in members], weights[members], before))
     return torch.stack(means)
+
+
+def means_inside(values: Sequence[Tensor], clusters: Sequence[int]) -> list[Tensor]:
+    """Each client's ``values`` (...), replaced by the plain mean over its cluster."""
+    means = cluster_means(torch.stack([values[0]] * (max(clusters) + 1)), values, clusters, torch.ones(len(values)))
+    return [means[cluster] for cluster in clusters]
 
 
 def client_weights(counts: Tensor, weighting: str) -> Tensor:

@@ -206,7 +206,6 @@ class FedAvg(Method[NoParams]):
     @default_hookimpl
     def turns(self, clients: tuple[int, ...], round: int, spec: RunSpec) -> Sequence[int] | None:
         """None: all train from what the server sends."""
-        self._refuse_if_replaced("turns")
         return None
 
     @default_hookimpl

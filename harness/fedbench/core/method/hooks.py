@@ -155,8 +155,8 @@ class HookSpecs:
         """First result: the order in which ``clients`` train one after another, all of them once.
 
         The first trains from what the server sends, each other one from the shared weights and running statistics that
-        the one before it ended at. The server gets the update of each. Default: none, all train from what the server
-        sends. Answered by `in-turn`.
+        the one before it ended at. The server gets the update of each. Default: None, all train from what the server
+        sends. Answered by `in-turn` and `capt-released`.
         """
 
     @_spec(firstresult=True)

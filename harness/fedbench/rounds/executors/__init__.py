@@ -75,7 +75,7 @@ def executor_for(name: ExecutorName, training: Training, assembly: Assembly, mod
 def _obstacle(training: Training, assembly: Assembly, model: Model) -> str | None:
     """Why no cohort can be trained at once, whatever the loss; None where it may be."""
     if assembly.answers_first("turns") != "fedavg":
-        return f"{assembly.answers_first('turns')} lets clients train in turn"
+        return f"{assembly.answers_first('turns')} orders the clients of a round"
     trainer = assembly.answers_first("local_train")
     if trainer != "fedavg":
         return f"{trainer} trains its clients itself"
