@@ -341,6 +341,7 @@ def test_a_run_that_fails_is_a_row_with_its_reason(tmp_path, cache, capfd):
         ({"methods": [Impostor]}, "calls itself 'fedprox', as an installed method"),
         ({"methods": [Net]}, "lacks name, citation"),
         ({"methods": ["fedprxo"]}, "did you mean 'fedprox'"),
+        ({"methods": ["fedprox+fedprox"]}, "names 'fedprox' twice"),
         ({"methods": []}, "nothing to run"),
         ({"roundz": 5}, "did you mean 'rounds'"),
         ({"rounds": 2, "set": {"rounds": 3}}, "rounds is set twice"),

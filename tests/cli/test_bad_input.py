@@ -53,6 +53,23 @@ CASES = {
         [*RUN, "--set", "rounds=2", "--set", "rounds=3"],
         r"rounds is set twice, by 'rounds=2' and 'rounds=3'",
     ),
+    "set twice, by --dataset as well": (
+        ["run", "--method", "fedavg", "--dataset", "embedded", "--set", "dataset=cifar10"],
+        r"dataset is set twice, by 'dataset=embedded' and 'dataset=cifar10'; leave one out",
+    ),
+    "set twice, by --scenario as well": (
+        ["run", "--method", "fedavg", "--scenario", "iid", "--set", "rounds=2", "scenario=longtail"],
+        r"scenario is set twice, by 'scenario=iid' and 'scenario=longtail'",
+    ),
+    "set twice, by --backbone as well": (
+        [*RUN, "--backbone", "convnet", "--set", "backbone=resnet8"],
+        r"backbone is set twice, by 'backbone=convnet' and 'backbone=resnet8'",
+    ),
+    "a method twice in a stack": (
+        ["run", "--method", "fedavg+fedavg"],
+        r"method 'fedavg\+fedavg' names 'fedavg' twice; a stack has each method once, so leave one out",
+    ),
+    "a method twice in a stack of three": ([*RUN, "--method", "fedntd+fedprox +fedntd"], r"names 'fedntd' twice"),
     "a sweep with a hole": ([*RUN, "--set", "rounds=2,,3"], r"--set rounds=2,,3: there is an empty value"),
     "a sweep over one value": ([*RUN, "--set", "rounds=2,2"], r"rounds=2,2: a sweep's values must differ"),
     "set twice": ([*RUN, "--set", "rounds=2", "rounds=3"], r"rounds is set twice, by 'rounds=2' and 'rounds=3'"),

@@ -93,7 +93,8 @@ def all_assignments(
     FedbenchError for a word that is none, and for a setting that is set twice.
     """
     texts: dict[str, str] = {}
-    for word in (*(given or ()), *(further or ())):
+    short = tuple(f"{key}={value}" for key, value in shorthands.items() if value is not None)
+    for word in (*short, *(given or ()), *(further or ())):
         key, sign, _ = word.partition("=")
         if not sign and word in (further or ()):
             raise FedbenchError(
@@ -102,7 +103,6 @@ def all_assignments(
             )
         if texts.setdefault(key.strip(), word) != word:
             raise FedbenchError(f"{key.strip()} is set twice, by {texts[key.strip()]!r} and {word!r}; leave one out.")
-    short = (f"{key}={value}" for key, value in shorthands.items() if value is not None)
     return (*short, *(given or ()), *(further or ()))
 
 

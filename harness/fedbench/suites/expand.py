@@ -34,7 +34,7 @@ def _expanded(suite: Suite, overrides: Overrides) -> list[RunSpec]:
     if overrides.methods:
         rows = []
         for method in overrides.methods:
-            wanted = stack_names(method)
+            wanted = _stack_of(method)
             chosen = [row for row in suite.rows if row.stack == wanted]
             rows.extend(chosen or (one.row for one in added_rows(suite, "+".join(wanted), narrowed(suite, overrides))))
     find = finder(overrides)
@@ -69,6 +69,15 @@ def _expanded(suite: Suite, overrides: Overrides) -> list[RunSpec]:
             "see its rows' `only`, or choose another --scale or --setting."
         )
     return list(specs.values())
+
+
+def _stack_of(method: str) -> tuple[str, ...]:
+    """The methods of a stack that is asked for, where each is named once."""
+    names = [part.strip() for part in method.split("+")]
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise FedbenchError(f"method {method!r} names {twice!r} twice; a stack has each method once, so leave one out.")
+    return stack_names(method)
 
 
 def narrowed(suite: Suite, overrides: Overrides) -> Overrides:
