@@ -433,6 +433,37 @@ def test_the_api_is_imported_when_it_is_used_and_a_script_needs_no_main_guard(tm
     assert [line for line in lines if line.startswith(("begins", "ends"))] == ["begins []", "ends 2"]
 
 
+NO_GUARD = {
+    "embedded data": "import fedbench\nfedbench.federation('iid', dataset='embedded?train=2400&test=40', "
+    "cache_dir='new')",
+    "embedded data of a run": "import fedbench\nfedbench.run('clip-zs', dataset='embedded?train=2400&test=40', "
+    "scenario='iid', clients=2, cache_dir='new')",
+    "trials": "import fedbench\nfedbench.tune('own.yaml', trials=1, confirm=0, seeds=0, jobs=1, cache_dir='new')",
+    "pretraining images": "from dataclasses import replace\nfrom fedbench.models.embedded import pretrain\n"
+    "from fedbench.models.embedded.pretrain.corpus import render_corpus\n"
+    "render_corpus(replace(pretrain.SMOKE, render_parts=2, render_processes=2))",
+}
+OWN_SUITE = """
+name: own
+dataset: embedded?train=200&test=40
+backbone: convnet
+scenario: {preset: iid, clients: 2}
+training: {rounds: 1}
+rows: [{method: fedprox}]
+"""
+
+
+@pytest.mark.parametrize("what", NO_GUARD)
+def test_what_starts_processes_does_not_begin_a_script_without_a_main_guard_again(what, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(f"print('begins', flush=True)\n{NO_GUARD[what]}\nprint('ends')\n")
+    (tmp_path / "own.yaml").write_text(OWN_SUITE)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=240)
+    lines = [line for line in done.stdout.splitlines() if line in ("begins", "ends")]
+    assert lines == ["begins", "ends"], done.stderr
+    assert "freeze_support" not in done.stderr
+
+
 def test_the_package_is_the_command():
     done = subprocess.run([sys.executable, "-m", "fedbench", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"fedbench {fedbench.__version__}\n")

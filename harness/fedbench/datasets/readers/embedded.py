@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fedbench.core.federation import Dataset, Split
+from fedbench.core.main_program import without_main
 from fedbench.core.types import Tensors
 from fedbench.datasets.cache import stored
 from fedbench.datasets.content import dataset
@@ -78,7 +79,9 @@ def _map_parts(render: partial[Rendered], seeds: list[int], counts: list[int]) -
         try:
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(PROCESSES, mp_context=context) as pool:
-                return list(pool.map(render, seeds, counts))
+                with without_main():  # its processes begin in `map`
+                    parts = pool.map(render, seeds, counts)
+                return list(parts)
         except (BrokenProcessPool, ImportError, OSError) as error:
             log.info("rendering in this process, since a second one couldn't be started: %s", error)
     return [render(seed, count) for seed, count in zip(seeds, counts, strict=True)]

@@ -16,7 +16,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedbench.core.main_program import without_main
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -43,23 +45,6 @@ def context() -> ForkServerContext | SpawnContext:
 def warm_up() -> None:
     """Let the imports of workers begin now, beside whatever this process does until it needs them."""
     context()
-
-
-@contextmanager
-def without_main() -> Iterator[None]:
-    """Processes that begin inside do not import the program that runs this one.
-
-    A run needs nothing of it, and a script without a main guard would begin again in each of them.
-    """
-    main = vars(sys.modules["__main__"])
-    before: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}
-    main.pop("__file__", None)
-    main["__spec__"] = None
-    try:
-        yield
-    finally:
-        main.pop("__spec__")
-        main.update(before)
 
 
 def _start_server() -> None:

@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from fedbench.core.main_program import without_main
 from fedbench.runs.engines.forks import STOP, Work, alone, kill_below, serve
-from fedbench.runs.engines.forkserver import context, without_main
+from fedbench.runs.engines.forkserver import context
 from fedbench.runs.prepare import Settings
 
 _PATIENCE = 5.0

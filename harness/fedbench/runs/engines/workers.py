@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
+from fedbench.core.main_program import without_main
 from fedbench.runs.engines.forks import quiet_worker
 from fedbench.runs.engines.forkserver import context
 from fedbench.runs.engines.processes import exit_text
@@ -74,8 +75,8 @@ class LocalWorkers:
         pickled = pickle.dumps(partial(body, *arguments))
         # not a daemon, which may have no children
         process = self._context.Process(target=_begin, args=(self._settings, pickled, there))
-        process.start()
-        there.close()
+        with there, without_main():
+            process.start()
         self._processes[here] = process
         return here
 

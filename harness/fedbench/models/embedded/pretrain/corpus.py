@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedbench.core.main_program import without_main
 from fedbench.datasets.embedded import CLASSNAMES, Attributes, Rendered, Sampling, generate
 from fedbench.datasets.embedded.captions import captions
 from fedbench.models.clip.tokens import FoldedTokenizer
@@ -50,7 +51,9 @@ def render_corpus(recipe: Recipe) -> Rendered:
     if recipe.render_processes == 1:
         rendered = [job(part) for part in parts]
     else:
-        with get_context("spawn").Pool(recipe.render_processes) as pool:
+        with without_main():
+            started = get_context("spawn").Pool(recipe.render_processes)
+        with started as pool:
             rendered = pool.map(job, parts, chunksize=1)
     attributes = Attributes.join([part.attributes for part in rendered])
     images = np.concatenate([part.images for part in rendered])
