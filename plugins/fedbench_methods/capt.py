@@ -12,7 +12,8 @@ A general prompt P_g (M, d_t), a prompt of each class P_c (K, m, d_t) and a coup
     Q(a) ← Q(a) + (r − Q(a)) / N(a);  ε-greedy on Q(a) + c √(ln(t+1) / (N(a)+1))                          (Eqs. 7, 8)
 
 Answers: build_model, start, exchanges, broadcast, local_loss, aggregate. Stacks with methods that add loss terms.
-No code is published, and the text used here lacks the formulas: all equations are reconstructions. The prose fixes
+This form is reconstructed from the paper, whose text at hand lacks the formulas; `capt-released` is what the published
+code does, which differs in every loss. The prose fixes
 λ = 1, π_k = N_k / N, that only the true class's prompt is updated, JS, k-means, and what is averaged where. The rest:
 - The bandit: 1/N(a), ε, c; arms {1, 2, 3} exchanges a round × {1, 2, 5} rounds between global means; r = relative fall
   of the mean training loss − κ bytes / most bytes. More exchanges also train more.
