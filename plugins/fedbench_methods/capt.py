@@ -1,181 +1,219 @@
-"""CAPT - Hou, Shang, Gowda, Lu, Wu, Yan, Wang, "CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning with
-Vision-Language Model", arXiv 2503.06993, 2025.
+"""CAPT - Hou, Shang, Gowda, Lu, Wu, Yan, Wang, "CAPT: Class-Aware Prompt Tuning for Federated
+Long-Tailed Learning with Vision-Language Model", arXiv 2503.06993, 2025; code: shihaohou/CAPT, commit 840b7cab.
 
-A general prompt P_g (M, d_t), a prompt of each class P_c (K, m, d_t) and a coupling F are trained; CLIP is frozen.
-    t^g_k = g([P_g; name_k]),  t^c_k = g([P_c,k; name_k]),  f_x = f(x, V),  all unit vectors
-    L_g = −log softmax_y(s f_x·t^g)                                                                       (Eq. 1)
-    L_c = −log softmax_y(s f_x·t^c + log π), where only t^c_y has a gradient                              (Eq. 2)
-    V = F(P_g) = W P_g + b, tokens behind the image patches                                               (Eq. 3)
-    L = L_g + λ L_c;  prediction by t_k = g([P_g; P_c,k; name_k])                                         (Eq. 4)
-    JS(p_i, p_j) → k-means on the rows of 1 − JS: clusters inside which P_c is averaged                   (Eq. 5)
-    C_ij = h_i t_j + t_i h_j from head and tail shares: clusters inside which P_g is averaged             (Eq. 6)
-    Q(a) ← Q(a) + (r − Q(a)) / N(a);  ε-greedy on Q(a) + c √(ln(t+1) / (N(a)+1))                          (Eqs. 7, 8)
+A general token p_g (1, d), class tokens p_c (K, 3, d) and a coupling F are trained; CLIP is frozen. u(x) = x / |x|;
+π are the class shares of all clients, T = 0.1, s CLIP's scale.
+    t_k = g([p_g; p_c,k; name_k]),  f = f(x, F p_g), one text a class and one token behind the patches     (capt.py)
+    L_g = −mean_bm log [exp(f_b·u(p_g,m) / T) / Σ_b'm' exp(f_b'·u(p_g,m') / T)], without labels     (prompt_loss.py)
+    L_c = −mean_b log softmax_y(f_b·mean_m u(p_c,k,m) / T + log π),   L_a = −mean_b log softmax_y(s f_b·t_k + log π)
+    L = L_g + L_c + L_a;   prediction by s f·t_k
+The cohort trains in turn on one model (`in-turn`). A global mean is due in every a-th round, of this cohort alone; till
+then that model goes on, and the server's stays as it was                                       (federated_main.py)
+    1. p_c is averaged inside 4 clusters by k-means on the rows of 1 − JS(p_i, p_j), p_g inside 4 complete-linkage
+       clusters at the distance 1 − C / max C, C_ij = Σ_k p_i(k) (1 − p_j(k)), with p_i the class shares of client i
+    2. p_c,k is the plain mean over clients with p_i(k) > 0.1, else the server's old one; the rest by samples
+`scheduler=bandit` draws a from {1, 2, 3, 5, 7, 10}, by ε-greedy on Q/n + √(2 ln(N + 1) / n), n + 1e-5 for n; after a
+mean Q ← Q + 0.1 · 0.95^t (r − Q), r = 0.6 accuracy + 0.3 F1 + 0.1 (accuracy − that of four means ago) / 5, in points.
 
-Answers: build_model, start, exchanges, broadcast, local_loss, aggregate. Stacks with methods that add loss terms.
-This form is reconstructed from the paper, whose text at hand lacks the formulas; `capt-released` is what the published
-code does, which differs in every loss. The prose fixes
-λ = 1, π_k = N_k / N, that only the true class's prompt is updated, JS, k-means, and what is averaged where. The rest:
-- The bandit: 1/N(a), ε, c; arms {1, 2, 3} exchanges a round × {1, 2, 5} rounds between global means; r = relative fall
-  of the mean training loss − κ bytes / most bytes. More exchanges also train more.
-- `het_cluster=balanced` deals clients in turn by tail share; `literal`, k-means on the rows of C, gathers like ones,
-  the opposite of the stated aim. Head and tail: 75 / 95 % of all that is reported (appendix B).
-- L_c reads t_k (`loss_on=integrated`), other classes' constant. With `parts`: 52 to 58 % on the embedded long tail
-  (zero-shot CLIP: 68). F is averaged over all, global prompts over clusters by samples, taken over at a global mean.
-SGD at 1e-3 is the paper's; decay would move prompts of absent classes. `vl_align=off` makes features cacheable.
+Answers: build_model, start, turns, broadcast, local_loss, aggregate. `capt-reconstructed` is read from the paper alone.
+Paper against code: L_a is in the code alone. Only the true class's prompt is to be updated; the code masks gradients
+after the step, which does nothing. C is summed over head and over tail classes: over all, so that these are no matter.
+Contradicted here:
+- The code takes r on the test data. Here r is of labelled samples at the server (`scenario.server_samples`), which no
+  client trains on; without them a is fixed, 1 by default. Three more arms that the code draws are used for nothing,
+  but move the bandit, and so they do here.
+- The code keeps the optimiser's momentum from client to client; here it begins anew with each.
+- Where d differs between towers (RN50; the embedded CLIP), tokens in L_g and L_c pass through g's last projection. The
+  code's RN50 form of F is not here: `vl_align=off`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
+from torch.nn.functional import normalize
 
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import clip_of, scaled_logits
-from fedbench.models.prompts.context import Init, initial_context
+from fedbench.models.prompts.context import random_context
 from fedbench.models.prompts.image_tokens import require_vision_transformer
-from fedbench.models.prompts.prompted_clip import coupling, prompted, prompted_clip
-from fedbench.toolkit import clustering as grouping
-from fedbench.toolkit.bandit import Pace, mean_loss
-from fedbench.toolkit.fedavg import average
+from fedbench.models.prompts.prompted_clip import PromptedClip, coupling, prompted, prompted_clip
+from fedbench.toolkit.bandit import draw, earned, points
+from fedbench.toolkit.clustering import class_shares, complete_linkage, means_inside, similar_clients, weighted_means
+from fedbench.toolkit.fedavg import average, participant_shares, predicted_classes, weighted_mean
+from fedbench.toolkit.losses import FEWEST, mean_cross_entropy
+from fedbench.toolkit.server_training import granted
+from fedbench.toolkit.turns import drawn_order
 
-ARMS = tuple((exchanges, rounds) for exchanges in (1, 2, 3) for rounds in (1, 2, 5))
-BLOCKS = {"general": ("prompt.general",), "class": ("prompt.class",), "both": ("prompt.general", "prompt.class")}
-DRAWN, GROUPED = {"init": ("random",)}, {"clustering": (True,)}
-GENERAL, OF_CLASS = {**DRAWN, "prompts": ("both", "general")}, {**DRAWN, "prompts": ("both", "class")}
+GENERAL, OF_CLASS = "prompt.general", "prompt.class"
+ARMS = (1, 2, 3, 5, 7, 10)
+DRAWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptParams:
     """Hyper-parameters of CAPT."""
 
-    context_length: int = hyper(4, symbol="M", low=1, high=32, search=(1, 8), when=GENERAL, source="appendix B")
-    class_length: int = hyper(4, symbol="m", low=1, high=32, search=(1, 8), when=OF_CLASS, source="reconst.: as M")
-    init: Init = hyper("random", symbol="P⁰", source="section 3.1 names both")
-    balance: float = hyper(1.0, symbol="λ", low=0.01, high=10.0, log=True, off=0.0, source="Eq. 4; section 4.1: 1")
-    loss_on: Literal["parts", "integrated"] = hyper("integrated", symbol="t in L_c", source="reconstruction")
-    prompts: str = hyper("both", symbol="P_g, P_c", choices=tuple(BLOCKS), source="Table 4")
-    vl_align: bool = hyper(True, symbol="F", source="Eq. 3, as MaPLe; Table 5")
-    clustering: bool = hyper(True, symbol="clusters", source="section 3.3; Table 4")
-    similar_clusters: int = hyper(3, symbol="k_s", low=1, high=20, search=(1, 6), when=GROUPED, source="section 4.1: 3")
-    complementary_clusters: int = hyper(3, symbol="k_h", low=1, high=20, search=(1, 6), when=GROUPED, source="Fig 6: 4")
-    similarity: grouping.Similarity = hyper("js", symbol="S", source="Eq. 5; Table 8")
-    algorithm: grouping.Algorithm = hyper("kmeans", symbol="clusterer", source="Table 9")
-    het_cluster: Literal["balanced", "literal"] = hyper("balanced", symbol="C_ij", source="Eq. 6, see above")
-    class_weighting: Literal["samples", "class_counts"] = hyper("samples", symbol="n_i", source="n_i,k for P_c,k")
-    scheduler: Literal["bandit", "fixed"] = hyper("bandit", symbol="MAB", source="Table 5; fixed: arm (1, 1)")
-    epsilon: float = hyper(0.1, symbol="ε", low=0.0, high=1.0, search=False, source="Eq. 8; value: reconstruction")
-    bonus: float = hyper(0.5, symbol="c", low=0.0, high=2.0, search=False, source="Eq. 8; value: reconstruction")
-    cost: float = hyper(0.01, symbol="κ", low=0.0, high=1.0, search=False, source="reconstruction")
+    general_length: int = hyper(1, symbol="M", low=1, high=32, search=False, source="released script: 1")
+    class_length: int = hyper(3, symbol="m", low=1, high=32, search=(1, 8), source="released script: 4 in all")
+    general_loss: float = hyper(1.0, symbol="L_g", low=0.01, high=10.0, log=True, off=0.0, source="released code: 1")
+    class_loss: float = hyper(1.0, symbol="L_c", low=0.01, high=10.0, log=True, off=0.0, source="released code: 1")
+    main: Literal["adjusted", "plain", "off"] = hyper(
+        "adjusted", symbol="L_a", source="released code; plain: without log π; off: without L_a"
+    )
+    temperature: float = hyper(0.1, symbol="T", low=0.01, high=1.0, log=True, search=False, source="released code: 0.1")
+    vl_align: bool = hyper(True, symbol="F", source="Eq. 3; released code")
+    clustering: bool = hyper(True, symbol="clusters", source="released code")
+    clusters: int = hyper(4, symbol="k", low=1, high=20, search=False, source="released script: 4 and 4")
+    least_share: float = hyper(0.1, symbol="p_i(k)", low=0.0, high=1.0, search=False, source="released code: 0.1")
+    in_turn: bool = hyper(True, symbol="in turn", source="released code; off: from the server's model, a mean a round")
+    scheduler: Literal["fixed", "bandit"] = hyper("fixed", symbol="a", source="released code: bandit, on test data")
+    period: int = hyper(1, symbol="a", low=1, high=10, search=False, source="fixed: rounds to a global mean")
 
 
-def class_aware_loss(images: Tensor, texts: Tensor, labels: Tensor, prior: Tensor, scale: float) -> Tensor:
-    """L_c (Eq. 2), a scalar, of unit ``images`` f_x (B, d), ``texts`` t (K, d), ``labels`` (B,), ``prior`` π (K,)."""
-    # a sample moves the text of its own class only; log 0 = −∞ leaves out classes that nobody has
-    own = one_hot(labels, len(texts)).bool()
-    cosines = torch.where(own, images @ texts.T, images @ texts.detach().T)
-    return cross_entropy(scale * cosines + prior.log(), labels)
+def general_loss(images: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    """L_g, a scalar, of unit ``images`` f (b, d) and ``tokens`` p_g (M, d)."""
+    return -torch.log_softmax((images @ normalize(tokens, dim=-1).T / temperature).flatten(), dim=0).mean()
+
+
+def class_loss(images: Tensor, tokens: Tensor, labels: Tensor, prior: Tensor, temperature: float) -> Tensor:
+    """L_c, a scalar, of unit ``images`` f (b, d), ``tokens`` p_c (K, m, d), ``labels`` (b,) and ``prior`` π (K,)."""
+    means = normalize(tokens, dim=-1).mean(dim=1)
+    return adjusted_loss(images @ means.T / temperature, labels, prior)
+
+
+def adjusted_loss(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
+    """−mean log softmax_y(o + log π), a scalar, of ``logits`` o (b, K); a class that nobody has is as rare as 1e-8."""
+    return mean_cross_entropy(logits + prior.clamp(min=FEWEST).log(), labels)
 
 
 class CAPT(fb.Method[CaptParams]):
-    """General and class-aware prompts, averaged inside clusters of clients."""
+    """General and class-aware prompts as the released code trains them, clients in turn."""
 
     name = "capt"
     citation = "Hou et al., CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning, 2025"
-    recipe = {"optimizer": "sgd", "lr": 1e-3, "weight_decay": 0.0}
-    requires = ("labels", "clip", "context", "whole_model")
+    recipe = {"optimizer": "sgd", "lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+    requires: tuple[str, ...] = ("labels", "clip", "context", "whole_model")
     prevents = ("sent_start", "global_model")
+
+    def __init__(self, params: CaptParams) -> None:
+        super().__init__(params)
+        if params.main == "off" and not params.general_loss and not params.class_loss:
+            raise FedbenchError("capt without any of its three losses trains nothing; leave one on.")
+        if params.scheduler == "bandit":
+            self.requires = (*self.requires, "server_labels")
 
     @hookimpl
     def build_model(self, setup: fb.ModelSetup) -> fb.Model:
-        """The prompts, and with `vl_align` their coupling to the image tower (Eq. 3)."""
+        """The prompts, and with `vl_align` their coupling to the image tower."""
         clip, params, names, seed = clip_of(setup), self.params, setup.classnames, setup.spec.seed
-        general = initial_context(clip, seed, params.context_length, params.init)
-        of_class = initial_context(clip, seed, params.class_length, params.init, classes=len(names))
-        drawn = {"prompt.general": general, "prompt.class": of_class}
-        weights = {name: drawn[name] for name in BLOCKS[params.prompts]}
+        general = random_context(seed, "context", params.general_length, clip.text.width)
+        of_class = random_context(seed, "contexts of classes", len(names), params.class_length, clip.text.width)
+        weights, blocks = {GENERAL: general, OF_CLASS: of_class}, {"both": (GENERAL, OF_CLASS)}
         if not params.vl_align:
-            model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, None)
+            model = prompted_clip(clip, names, blocks, weights, "both")
             return fb.Model(weights=weights, forward=model, encoder=clip.image_encoder())
-        if params.prompts == "class":
-            raise FedbenchError("capt.prompts=class has nothing to couple with images; set capt.vl_align=off.")
-        visual = require_vision_transformer(clip, "capt appends tokens to the image tower", "capt.vl_align=off")
-        model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, visual)
-        weights |= coupling(general.shape[-1], visual.width, seed)
+        visual = require_vision_transformer(clip, "capt appends a token to the image tower", "vl_align=off")
+        model = prompted_clip(clip, names, blocks, weights, "both", visual)
+        weights |= coupling(clip.text.width, visual.width, seed)
         return fb.Model(weights=weights, forward=model, transform=clip.transform)
 
     @hookimpl
     def start(self, task: fb.StartTask) -> fb.Tensors:
-        """Label counts go up once; prior and clusters follow from them (Eqs. 2, 5, 6)."""
-        counts, params = task.class_counts, self.params
-        state = {"prior": counts.sum(dim=0).float() / counts.sum()}
-        state |= self._pace.begin(task.generator("capt-bandit", 1))
-        for name in BLOCKS[params.prompts]:
-            by_class = name == "prompt.class" and params.class_weighting == "class_counts"
-            weighting = params.class_weighting if by_class else task.spec.training.weighting
-            state[f"{name}.held"] = grouping.client_weights(counts, weighting)
-            state[f"{name}.clusters"] = clusters = self._clusters(name, counts, task.spec.seed)
-            state[name] = torch.stack([task.model.weights[name].to(task.spec.device)] * (int(clusters.max()) + 1))
-        task.state[self.name] = state
+        """Label counts go up once."""
+        counts, arms = task.class_counts, len(ARMS)
+        state = {"counts": counts, "prior": counts.sum(dim=0).float() / counts.sum()}
+        state |= {"values": torch.zeros(arms).double(), "plays": torch.zeros(arms).double()}
+        task.state[self.name] = state | {"accuracies": torch.zeros(0).double()}
         return {"class_counts": counts}
 
     @hookimpl
-    def exchanges(self, round: int, spec: fb.RunSpec, state: Mapping[str, fb.Tensors]) -> int:
-        """Iterations inside clusters, of the arm in play."""
-        return self._pace.exchanges(state[self.name])
+    def turns(self, clients: tuple[int, ...], round: int, spec: fb.RunSpec) -> Sequence[int] | None:
+        """An order drawn anew every round."""
+        return drawn_order(clients, round, spec.seed) if self.params.in_turn else None
 
     @hookimpl
     def broadcast(self, task: fb.BroadcastTask) -> fb.Broadcast:
-        """The prompts of the client's two clusters, the coupling, and the global prior."""
-        state, names = task.state[self.name], BLOCKS[self.params.prompts]
-        own = {name: state[name][state[f"{name}.clusters"][task.client]] for name in names}
-        return fb.Broadcast({**task.weights, **own}, {"prior": state["prior"]})
+        """The model that goes on, and π."""
+        state = task.state[self.name]
+        going = {name: state.get(f"going.{name}", weight) for name, weight in task.weights.items()}
+        return fb.Broadcast(going, {"prior": state["prior"]})
 
     @hookimpl
     def local_loss(self, step: fb.LocalStep) -> Tensor:
-        """L_g + λ L_c (Eqs. 1, 2, 4) on one pass of the images."""
-        model, params, labels, terms = prompted(step.model.forward, self.name), self.params, step.labels, []
-        images = model.images(step.weights, step.batch.inputs)
-        if params.prompts != "class":
-            logits = scaled_logits(images, model.texts("general", step.weights), None, model.scale)
-            terms.append(cross_entropy(logits, labels))
-        if params.prompts != "general":
-            texts = model.texts("class" if params.loss_on == "parts" else params.prompts, step.weights)
-            prior = step.task.payload["prior"].to(images.device)
-            terms.append(params.balance * class_aware_loss(images, texts, labels, prior, model.scale))
+        """L on one pass of the images."""
+        model, params, labels, weights = prompted(step.model.forward, self.name), self.params, step.labels, step.weights
+        images, prior = model.images(weights, step.batch.inputs), step.task.payload["prior"]
+        terms = []
+        if params.general_loss:
+            tokens = self._in_feature_space(weights[GENERAL], model, images)
+            terms.append(params.general_loss * general_loss(images, tokens, params.temperature))
+        if params.class_loss:
+            tokens = self._in_feature_space(weights[OF_CLASS], model, images)
+            terms.append(params.class_loss * class_loss(images, tokens, labels, prior, params.temperature))
+        if params.main != "off":
+            logits = scaled_logits(images, model.texts("both", weights), None, model.scale)
+            adjusted = params.main == "adjusted"
+            terms.append(adjusted_loss(logits, labels, prior) if adjusted else mean_cross_entropy(logits, labels))
         return torch.stack(terms).sum()
 
     @hookimpl
     def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
-        """Means inside clusters, their mean as global weights; a round's last exchange earns the arm its reward."""
-        weights, state, names = average(task), dict(task.state[self.name]), BLOCKS[self.params.prompts]
-        for name in names:
-            how = ([update.client for update in task.updates], state[f"{name}.clusters"], state[f"{name}.held"])
-            values = [update.weights[name] for update in task.updates]
-            state[name], weights[name] = grouping.clustered_average(state[name], values, *how)
-        if task.exchange + 1 == task.exchanges:
-            generator = fb.torch_generator(task.spec.seed, "capt-bandit", task.round + 1)
-            ended, is_due = self._pace.end_round(state, mean_loss(task.updates), generator)
-            state |= ended | {n: weights[n].expand_as(state[n]).clone() for n in names if is_due}
-        task.state[self.name] = state
+        """A global mean where one is due; else the last client's model goes on, and the server's stays."""
+        state, params = dict(task.state[self.name]), self.params
+        arms = self._drawn(task, state) if params.scheduler == "bandit" else []
+        period = ARMS[arms[-1]] if arms else params.period
+        if params.in_turn and (task.round - 1) % period:
+            arrived = {update.client: update.weights for update in task.updates}
+            last = arrived[drawn_order(arrived, task.round, task.spec.seed)[-1]]
+            task.state[self.name] = state | {f"going.{name}": weight for name, weight in last.items()}
+            return dict(task.weights)
+        weights = self._mean(task, state["counts"].cpu())
+        if arms:
+            state |= self._rewarded(task, state, weights, arms)
+        task.state[self.name] = {name: value for name, value in state.items() if not name.startswith("going.")}
         return weights
 
-    @property
-    def _pace(self) -> Pace:
-        arms = ARMS if self.params.scheduler == "bandit" else ARMS[:1]
-        return Pace(arms, self.params.epsilon, self.params.bonus, self.params.cost)
+    def _mean(self, task: fb.AggregationTask, counts: Tensor) -> fb.Tensors:
+        """Steps 1 and 2, of all clients' ``counts`` (N, K)."""
+        params, weights = self.params, average(task)
+        counts = counts[[update.client for update in task.updates]]
+        shares = class_shares(counts)
+        general, of_class = ([update.weights[name] for update in task.updates] for name in (GENERAL, OF_CLASS))
+        if params.clustering:
+            alike = similar_clients(counts, "js", params.clusters, "kmeans", task.spec.seed)
+            of_class = means_inside(of_class, alike.tolist())
+            general = means_inside(general, complete_linkage(shares, params.clusters))
+        held = (shares > params.least_share).double()
+        weights[OF_CLASS] = weighted_means(of_class, held, task.weights[OF_CLASS])
+        weights[GENERAL] = weighted_mean(general, participant_shares(task.updates, task.spec.training.weighting))
+        return weights
 
-    def _clusters(self, name: str, counts: Tensor, seed: int) -> Tensor:
-        """Each client's cluster (N,): like class shares for P_c (Eq. 5), head beside tail for P_g (Eq. 6)."""
-        params = self.params
-        if not params.clustering:
-            return torch.zeros(len(counts), dtype=torch.int64)
-        if name == "prompt.class":
-            return grouping.similar_clients(counts, params.similarity, params.similar_clusters, params.algorithm, seed)
-        rule, count = params.algorithm if params.het_cluster == "literal" else None, params.complementary_clusters
-        return grouping.complementary_clients(counts, count, rule, seed)
+    def _drawn(self, task: fb.AggregationTask, state: fb.Tensors) -> list[int]:
+        """The positions of four arms, of which the last one counts."""
+        return draw(state["values"].cpu(), state["plays"].cpu(), DRAWN, task.generator("capt-bandit"))
+
+    def _rewarded(
+        self, task: fb.AggregationTask, state: fb.Tensors, weights: fb.Tensors, arms: Sequence[int]
+    ) -> fb.Tensors:
+        """The bandit after the mean ``weights``: ``arms`` earn what the model scores on the server's samples."""
+        from sklearn.metrics import f1_score
+
+        server = granted(task)
+        assert server.labels is not None, "the harness grants what `requires` names"
+        asked = fb.EvaluationTask(task.model, weights, task.buffers, server.inputs, len(state["prior"]))
+        labels, answer = server.labels.cpu(), predicted_classes(asked, weights, task.buffers).cpu()
+        accuracies = torch.cat([state["accuracies"].cpu(), 100 * (answer == labels).double().mean()[None]])
+        reward = points(accuracies.tolist(), 100 * float(f1_score(labels, answer, average="macro")))
+        after = earned(state["values"].cpu(), state["plays"].cpu(), arms, reward, task.round)
+        return {**after, "accuracies": accuracies}
+
+    @staticmethod
+    def _in_feature_space(tokens: Tensor, model: PromptedClip, images: Tensor) -> Tensor:
+        """``tokens`` (..., d_t) as (..., d), as they are where the widths are one."""
+        return tokens if tokens.shape[-1] == images.shape[-1] else model.towers["both"].text.project(tokens)

@@ -85,7 +85,7 @@ def _checked(given: Path, suite: str | None, plugins: tuple[Path, ...]) -> Check
     check_alike(every, read)
     check_board(folder, read, StoredResults(folder.results, diverged))
     _check_manifest(folder, read)
-    return Checked(folder, read, specs, diverged, (*_notes(folder.results), *_beside_suite(specs, read, plugins)))
+    return Checked(folder, read, specs, diverged, (*_notes(folder.results, read), *_beside_suite(specs, read, plugins)))
 
 
 def _suite(folder: ResultFolder, given: str | None) -> Suite:
@@ -107,11 +107,6 @@ def _check_suite(folder: ResultFolder, suite: Suite) -> None:
             raise FedbenchError(
                 f"{named(line)}: it is of version {line['suite_version']} of suite {suite.name!r}, which is at version "
                 f"{suite.version} here."
-            )
-        if line["suite_hash"] != suite.text_hash:
-            raise FedbenchError(
-                f"{named(line)}: it was run with another text of suite {suite.name!r} "
-                f"({line['suite_hash'][:8] or 'none'}, here {suite.text_hash[:8]}); run it again with this one."
             )
 
 
@@ -240,7 +235,11 @@ def _beside_suite(specs: Sequence[RunSpec], suite: Suite, plugins: tuple[Path, .
             yield f"rows on {which} are without seed {', '.join(map(str, sorted(few)))} of the suite"
 
 
-def _notes(results: pd.DataFrame) -> Iterator[str]:
+def _notes(results: pd.DataFrame, suite: Suite) -> Iterator[str]:
+    # a board grows by a row without running the others again: their ids say what they are
+    earlier = int((results["suite_hash"] != suite.text_hash).sum())
+    if earlier:
+        yield f"{counted(earlier, 'run')} made with another text of the suite"
     for is_odd, what in _ODD:
         count = int(results["commit"].map(is_odd).sum())
         if count:
