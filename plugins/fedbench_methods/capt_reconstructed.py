@@ -1,5 +1,5 @@
-"""CAPT, reconstructed form - Hou, Shang, Gowda, Lu, Wu, Yan, Wang, "CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning with
-Vision-Language Model", arXiv 2503.06993, 2025.
+"""CAPT, reconstructed form - Hou, Shang, Gowda, Lu, Wu, Yan, Wang, "CAPT: Class-Aware Prompt Tuning for Federated
+Long-Tailed Learning with Vision-Language Model", arXiv 2503.06993, 2025.
 
 A general prompt P_g (M, d_t), a prompt of each class P_c (K, m, d_t) and a coupling F are trained; CLIP is frozen.
     t^g_k = g([P_g; name_k]),  t^c_k = g([P_c,k; name_k]),  f_x = f(x, V),  all unit vectors
@@ -51,7 +51,7 @@ GENERAL, OF_CLASS = {**DRAWN, "prompts": ("both", "general")}, {**DRAWN, "prompt
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptReconstructedParams:
+class ReconstructedParams:
     """Hyper-parameters of CAPT\'s reconstructed form."""
 
     context_length: int = hyper(4, symbol="M", low=1, high=32, search=(1, 8), when=GENERAL, source="appendix B")
@@ -82,7 +82,7 @@ def class_aware_loss(images: Tensor, texts: Tensor, labels: Tensor, prior: Tenso
     return cross_entropy(scale * cosines + prior.log(), labels)
 
 
-class CaptReconstructed(fb.Method[CaptReconstructedParams]):
+class CaptReconstructed(fb.Method[ReconstructedParams]):
     """General and class-aware prompts as the paper\'s prose has them, averaged inside clusters of clients."""
 
     name = "capt-reconstructed"
@@ -103,8 +103,8 @@ class CaptReconstructed(fb.Method[CaptReconstructedParams]):
             model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, None)
             return fb.Model(weights=weights, forward=model, encoder=clip.image_encoder())
         if params.prompts == "class":
-            raise FedbenchError("capt-reconstructed.prompts=class has nothing to couple with images; set capt-reconstructed.vl_align=off.")
-        visual = require_vision_transformer(clip, "capt appends tokens to the image tower", "capt-reconstructed.vl_align=off")
+            raise FedbenchError(f"{self.name}.prompts=class has nothing to couple with images; set vl_align=off.")
+        visual = require_vision_transformer(clip, f"{self.name} appends tokens to the image tower", "vl_align=off")
         model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, visual)
         weights |= coupling(general.shape[-1], visual.width, seed)
         return fb.Model(weights=weights, forward=model, transform=clip.transform)

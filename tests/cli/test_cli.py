@@ -839,7 +839,7 @@ def test_results_keep_settings_keys_and_labels_and_tables_come_in_the_suites_ord
     [
         ("imagefolder:OfficeHomeDataset_10072016", ["data set", "Office-Home, 65 classes", "Art, Clipart, Product"]),
         ("unsupervised", ["suite unsupervised", "180 runs", "scenario unsupervised", "hidden"]),
-        ("capt", ["suite capt", "scale paper", "Hou et al.", "similar_clusters"]),
+        ("capt", ["suite capt", "scale paper", "Hou et al.", "class_loss"]),
         ("clip:ViT-B-32-quickgelu@openai", ["backbone", "224 x 224", "download it from"]),
         ("resnet8?width=1", ["ResNet-8", "width"]),
     ],

@@ -44,8 +44,8 @@ STOPS_BY_DATA = ("fedotp", "plot")
 """Their iteration ends where the data say so, and a plan that is no number is an error: both are read in every step."""
 KEPT_BY_THE_SERVER = ("climb", "feddg-ga", "promptsrc")
 """What they keep is small and computed on the CPU; a saved state comes back on the device."""
-READS_IN_LOSS = {*STOPS_BY_DATA, "capt", "proda"}
-"""capt and proda lay out texts in the first loss that reads them, once."""
+READS_IN_LOSS = {*STOPS_BY_DATA, "capt", "capt-reconstructed", "proda"}
+"""These lay out texts in the first loss that reads them, once."""
 TOLERANCE = 2e-5
 """Optimisers and sums take other ways on an accelerator; clip-lora, whose first steps divide zero by zero, 50 times."""
 

@@ -19,9 +19,9 @@ from fedbench.toolkit.clustering import class_shares, complete_linkage, means_in
 from fedbench.toolkit.turns import drawn_order
 from fedbench_methods.capt import (
     ARMS,
+    CAPT,
     GENERAL,
     OF_CLASS,
-    CAPT,
     CaptParams,
     adjusted_loss,
     class_loss,

@@ -21,14 +21,14 @@ from fedbench.toolkit.bandit import Pace, choose, mean_loss, reward, updated
 from fedbench.toolkit.clustering import complementary_clients, head_and_tail
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import batch_table
-from fedbench_methods.capt_reconstructed import ARMS, CaptReconstructed, CaptReconstructedParams, class_aware_loss
+from fedbench_methods.capt_reconstructed import ARMS, CaptReconstructed, ReconstructedParams, class_aware_loss
 
-NAMES = tiny_dataset().classnames
+NAME, NAMES = "capt-reconstructed", tiny_dataset().classnames
 
 
 def capt_spec(params=None, **training):
-    spec = tiny_spec("capt-reconstructed", **training)
-    return spec.model_copy(update={"params": {"capt-reconstructed": {**spec.params["capt-reconstructed"], **(params or {})}}})
+    spec = tiny_spec(NAME, **training)
+    return spec.model_copy(update={"params": {NAME: {**spec.params[NAME], **(params or {})}}})
 
 
 def capt_run(params=None, **training):
@@ -85,8 +85,8 @@ def local_step(make_step, run, labels, prior, params=None, weights=None):
         inputs,
         labels,
         weights=weights,
-        method="capt-reconstructed",
-        params={"capt-reconstructed": params or {}},
+        method=NAME,
+        params={NAME: params or {}},
         payload={"prior": torch.tensor(prior)},
         num_classes=4,
     )
@@ -107,12 +107,12 @@ def test_local_loss_is_general_plus_lambda_times_class_aware(make_step, params):
     aware = cross_entropy(clip.logit_scale * images @ texts.T + torch.tensor(prior).log(), torch.tensor(labels))
     step = local_step(make_step, run, labels, prior)
     for balance in (1.0, 0.3):
-        method = CaptReconstructed(CaptReconstructedParams(vl_align=False, balance=balance, **params))
+        method = CaptReconstructed(ReconstructedParams(vl_align=False, balance=balance, **params))
         assert method.local_loss(step).item() == pytest.approx((general + balance * aware).item(), abs=1e-5)
 
 
 def test_prior_is_the_one_the_server_sent(make_step):
-    run, method = capt_run(), CaptReconstructed(CaptReconstructedParams(vl_align=False))
+    run, method = capt_run(), CaptReconstructed(ReconstructedParams(vl_align=False))
     losses = [
         method.local_loss(local_step(make_step, run, [0, 1, 1], prior)).item()
         for prior in ([0.25, 0.25, 0.25, 0.25], [0.7, 0.1, 0.1, 0.1])
@@ -124,7 +124,7 @@ def test_a_batch_of_one_class_leaves_all_other_class_prompts_without_gradient(ma
     run = capt_run()
     weights = {name: value.clone().requires_grad_() for name, value in run.model.weights.items()}
     step = local_step(make_step, run, [2, 2, 2], [0.4, 0.3, 0.2, 0.1], weights=weights)
-    CaptReconstructed(CaptReconstructedParams(vl_align=False)).local_loss(step).backward()
+    CaptReconstructed(ReconstructedParams(vl_align=False)).local_loss(step).backward()
     gradient = weights["prompt.class"].grad
     assert torch.equal(gradient[[0, 1, 3]], torch.zeros(3, 4, 64))
     assert gradient[2].abs().max() > 0 and weights["prompt.general"].grad.abs().max() > 0
@@ -159,7 +159,7 @@ def test_a_step_encodes_the_images_once_and_trains_the_coupling(make_step):
     weights = {name: value.clone().requires_grad_() for name, value in run.model.weights.items()}
     step = local_step(make_step, run, [0, 1, 2], [0.25] * 4, weights=weights)
     handle = clip.module.visual.ln_pre.register_forward_pre_hook(lambda *_: passes.append(1))
-    CaptReconstructed(CaptReconstructedParams()).local_loss(step).backward()
+    CaptReconstructed(ReconstructedParams()).local_loss(step).backward()
     handle.remove()
     assert len(passes) == 1
     assert all(value.grad.abs().max() > 0 for value in weights.values())
@@ -186,7 +186,7 @@ def test_general_prompt_alone_is_promptfl_round_by_round(prompts):
 def test_without_clusters_and_bandit_every_prompt_is_the_plain_average():
     run = capt_run({"clustering": False, "scheduler": "fixed"}, lr=0.05, rounds=2)
     state = final_state(run, until=1)
-    server = state.server["capt-reconstructed"]
+    server = state.server[NAME]
     assert server["prompt.general"].shape[0] == server["prompt.class"].shape[0] == 1
     updates = []
     for client in (0, 2, 3):
@@ -194,11 +194,11 @@ def test_without_clusters_and_bandit_every_prompt_is_the_plain_average():
         size = len(run.federation.clients[client].indices)
         updates.append(Update(client, weights, {}, size, metrics={"train_loss": 1.0}))
     task = AggregationTask(2, state.weights, {}, tuple(updates), run.model, run.spec, state.server)
-    got = CaptReconstructed(CaptReconstructedParams(vl_align=False, clustering=False, scheduler="fixed")).aggregate(task)
+    got = CaptReconstructed(ReconstructedParams(vl_align=False, clustering=False, scheduler="fixed")).aggregate(task)
     expected = average(task)
     assert set(got) == set(expected)
     assert all(torch.equal(got[name], expected[name]) for name in expected)
-    assert torch.equal(task.state["capt-reconstructed"]["prompt.class"][0], expected["prompt.class"])
+    assert torch.equal(task.state[NAME]["prompt.class"][0], expected["prompt.class"])
 
 
 # the server
@@ -218,17 +218,17 @@ PROMPTS = {"prompt.general": torch.zeros(1, 1), "prompt.class": torch.zeros(3, 1
 
 
 def test_start_sends_counts_up_and_makes_prior_and_clusters():
-    method = CaptReconstructed(CaptReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2))
+    method = CaptReconstructed(ReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2))
     state, sent, *_ = server_state(method, SIX, PROMPTS)
     assert torch.equal(sent["class_counts"], SIX)
     # 27 + 6 + 27 = 60 samples
-    torch.testing.assert_close(state["capt-reconstructed"]["prior"], torch.tensor([0.45, 0.1, 0.45]))
-    assert state["capt-reconstructed"]["prompt.class.clusters"].tolist() == [0, 1, 0, 1, 0, 1]
+    torch.testing.assert_close(state[NAME]["prior"], torch.tensor([0.45, 0.1, 0.45]))
+    assert state[NAME]["prompt.class.clusters"].tolist() == [0, 1, 0, 1, 0, 1]
     # 27, 27 and 6 reach 45, 90 and 100 %: class 0 is head, class 1 tail with shares .1 1/9 .2 0 0 2/11, falling
     # 2 5 1 0 3 4, by 0 1 1 0 0 1
-    assert state["capt-reconstructed"]["prompt.general.clusters"].tolist() == [0, 1, 0, 0, 1, 1]
-    assert state["capt-reconstructed"]["prompt.general"].shape == (2, 1, 1)
-    assert state["capt-reconstructed"]["prompt.class"].shape == (2, 3, 1, 1)
+    assert state[NAME]["prompt.general.clusters"].tolist() == [0, 1, 0, 0, 1, 1]
+    assert state[NAME]["prompt.general"].shape == (2, 1, 1)
+    assert state[NAME]["prompt.class"].shape == (2, 3, 1, 1)
 
 
 # 36, 15 and 9 of 60 reach 60, 85 and 100 %: head 0, tail 2
@@ -236,23 +236,23 @@ TAILED = torch.tensor([[9, 1, 0], [3, 4, 3], [8, 2, 0], [3, 3, 4], [9, 1, 0], [4
 
 
 def test_tail_of_what_is_reported_decides_who_is_with_whom():
-    method = CaptReconstructed(CaptReconstructedParams(vl_align=False, complementary_clusters=2))
+    method = CaptReconstructed(ReconstructedParams(vl_align=False, complementary_clusters=2))
     state, *_ = server_state(method, TAILED, PROMPTS)
     # shares of class 2: 0, .3, 0, .4, 0, .2; falling 3 1 5 0 2 4, by 0 1 1 0 0 1
-    assert state["capt-reconstructed"]["prompt.general.clusters"].tolist() == [0, 1, 0, 0, 1, 1]
+    assert state[NAME]["prompt.general.clusters"].tolist() == [0, 1, 0, 0, 1, 1]
 
 
 def test_literal_heterogeneity_clusters_gather_clients_of_like_tail():
-    method = CaptReconstructed(CaptReconstructedParams(vl_align=False, complementary_clusters=2, het_cluster="literal"))
+    method = CaptReconstructed(ReconstructedParams(vl_align=False, complementary_clusters=2, het_cluster="literal"))
     state, *_ = server_state(method, TAILED, PROMPTS)
-    assert state["capt-reconstructed"]["prompt.general.clusters"].tolist() == [0, 1, 0, 1, 0, 1]
+    assert state[NAME]["prompt.general.clusters"].tolist() == [0, 1, 0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
     ("factor", "scenario"), [(2.0, {"groups": "shots"}), (10.0, {"server_samples": 6}), (10.0, {"validation": 0.3})]
 )
 def test_clusters_follow_from_what_clients_report_whatever_groups_are_scored(factor, scenario):
-    spec = tiny_spec("capt-reconstructed", backbone="clip:embedded")
+    spec = tiny_spec(NAME, backbone="clip:embedded")
     tail = {"imbalance": "exponential", "imbalance_factor": factor, **scenario}
     run = tiny_run(spec.model_copy(update={"scenario": spec.scenario.model_copy(update=tail)}))
     state = run.initial_state()
@@ -261,20 +261,20 @@ def test_clusters_follow_from_what_clients_report_whatever_groups_are_scored(fac
     scored = tuple(run.federation.groups.get(name, ()) for name in ("head", "tail"))
     assert head_and_tail(reported.sum(dim=0)) != scored and run.federation.groups
     wanted = complementary_clients(reported, 3, None, seed=0)
-    assert torch.equal(state.server["capt-reconstructed"]["prompt.general.clusters"], wanted)
+    assert torch.equal(state.server[NAME]["prompt.general.clusters"], wanted)
 
 
 def test_hidden_labels_are_refused():
     reports = (ClientReport(0, 5, None),)
     task = StartTask(reports, Model(weights=PROMPTS, forward=None), capt_spec(), {})
     with pytest.raises(FedbenchError, match="label"):
-        CaptReconstructed(CaptReconstructedParams()).start(task)
+        CaptReconstructed(ReconstructedParams()).start(task)
 
 
 def test_a_client_receives_the_prompts_of_its_clusters_the_coupling_and_the_prior():
-    method = CaptReconstructed(CaptReconstructedParams(similar_clusters=2, complementary_clusters=2))
+    method = CaptReconstructed(ReconstructedParams(similar_clusters=2, complementary_clusters=2))
     state, _, spec, _ = server_state(method, SIX, PROMPTS)
-    inside = state["capt-reconstructed"]
+    inside = state[NAME]
     inside["prompt.general"], inside["prompt.class"] = (
         torch.tensor([[[1.0]], [[2.0]]]),
         torch.arange(6.0).reshape(2, 3, 1, 1),
@@ -295,13 +295,13 @@ def update(client, general, by_class, samples=10, loss=1.0):
 
 def aggregated(method, updates, *, exchange=0, exchanges=1, arm=0):
     state, _, spec, model = server_state(method, SIX, PROMPTS)
-    state["capt-reconstructed"]["arm"] = torch.tensor(arm)
+    state[NAME]["arm"] = torch.tensor(arm)
     task = AggregationTask(1, PROMPTS, {}, updates, model, spec, state, exchange, exchanges)
-    return method.aggregate(task), state["capt-reconstructed"]
+    return method.aggregate(task), state[NAME]
 
 
 def test_prompts_are_averaged_inside_clusters_and_these_by_all_their_samples():
-    method = CaptReconstructed(CaptReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2))
+    method = CaptReconstructed(ReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2))
     updates = (update(0, 1.0, [1.0, 2.0, 3.0]), update(1, 5.0, [4.0, 4.0, 4.0]), update(3, 3.0, [8.0, 8.0, 8.0]))
     # (2, 5) is one arm: 2 exchanges, a global mean every 5 rounds; so clusters stay apart here
     weights, state = aggregated(method, updates, arm=ARMS.index((2, 5)))
@@ -318,7 +318,7 @@ def test_prompts_are_averaged_inside_clusters_and_these_by_all_their_samples():
 
 
 def test_a_cluster_without_participants_keeps_its_prompts():
-    method = CaptReconstructed(CaptReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2))
+    method = CaptReconstructed(ReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2))
     weights, state = aggregated(method, (update(0, 1.0, [1.0, 2.0, 3.0]),), arm=ARMS.index((1, 5)))
     assert state["prompt.general"].flatten().tolist() == [1.0, 0.0]
     assert state["prompt.class"][1].flatten().tolist() == [0.0, 0.0, 0.0]
@@ -327,7 +327,9 @@ def test_a_cluster_without_participants_keeps_its_prompts():
 
 def test_class_counts_as_weights_let_only_owners_of_a_class_speak():
     method = CaptReconstructed(
-        CaptReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2, class_weighting="class_counts")
+        ReconstructedParams(
+            vl_align=False, similar_clusters=2, complementary_clusters=2, class_weighting="class_counts"
+        )
     )
     updates = (update(0, 1.0, [1.0, 1.0, 1.0]), update(4, 1.0, [5.0, 5.0, 5.0]))
     _, state = aggregated(method, updates, arm=ARMS.index((1, 5)))
@@ -336,7 +338,7 @@ def test_class_counts_as_weights_let_only_owners_of_a_class_speak():
 
 
 def test_at_a_global_mean_all_clusters_take_it_over_and_not_before_the_last_exchange():
-    method = CaptReconstructed(CaptReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2))
+    method = CaptReconstructed(ReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2))
     updates = (update(0, 1.0, [1.0, 2.0, 3.0]), update(1, 5.0, [4.0, 4.0, 4.0]))
     arm = ARMS.index((2, 1))
     weights, state = aggregated(method, updates, exchange=0, exchanges=2, arm=arm)
@@ -349,9 +351,9 @@ def test_at_a_global_mean_all_clusters_take_it_over_and_not_before_the_last_exch
 
 
 def test_received_and_stored_tensors_are_left_alone():
-    method = CaptReconstructed(CaptReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2))
+    method = CaptReconstructed(ReconstructedParams(vl_align=False, similar_clusters=2, complementary_clusters=2))
     state, _, spec, model = server_state(method, SIX, PROMPTS)
-    before = {name: (value, value.clone()) for name, value in state["capt-reconstructed"].items()}
+    before = {name: (value, value.clone()) for name, value in state[NAME].items()}
     method.aggregate(AggregationTask(1, PROMPTS, {}, (update(0, 1.0, [1.0] * 3),), model, spec, state))
     assert all(torch.equal(*pair) for pair in before.values())
     assert torch.equal(PROMPTS["prompt.general"], torch.zeros(1, 1))
@@ -359,7 +361,7 @@ def test_received_and_stored_tensors_are_left_alone():
 
 def test_rounds_have_as_many_exchanges_as_the_arm_says_and_each_is_paid_for():
     run = capt_run(rounds=1)
-    method, state = CaptReconstructed(CaptReconstructedParams()), {"capt-reconstructed": {"arm": torch.tensor(ARMS.index((3, 2)))}}
+    method, state = CaptReconstructed(ReconstructedParams()), {NAME: {"arm": torch.tensor(ARMS.index((3, 2)))}}
     assert method.exchanges(1, run.spec, state) == 3
     # with epsilon = 1 the first arm is drawn: one of more than one exchange for one of these seeds
     exchanges = 1
@@ -446,7 +448,7 @@ def test_global_means_come_after_as_many_rounds_as_the_arm_says():
 def test_a_fixed_pace_is_one_exchange_and_a_global_mean_every_round():
     run = capt_run({"scheduler": "fixed"}, rounds=3)
     for state, record, _ in rounds(run, run.initial_state()):
-        server = state.server["capt-reconstructed"]
+        server = state.server[NAME]
         assert all(torch.equal(prompt, state.weights["prompt.general"]) for prompt in server["prompt.general"])
         assert record.round == 0 or record.bytes_up == 2 * run.info.round_bytes
 
@@ -454,7 +456,7 @@ def test_a_fixed_pace_is_one_exchange_and_a_global_mean_every_round():
 def test_clusters_differ_between_global_means():
     run, apart = capt_run({"similar_clusters": 2, "complementary_clusters": 2, "epsilon": 1.0}, rounds=4), False
     for state, *_ in rounds(run, run.initial_state()):
-        general = state.server["capt-reconstructed"]["prompt.general"]
+        general = state.server[NAME]["prompt.general"]
         apart = apart or not torch.equal(general[0], general[1])
     assert apart
 
@@ -504,7 +506,7 @@ def test_prompts_of_classes_that_no_participant_has_do_not_move():
 
 
 def test_recipe_is_sgd_without_decay():
-    chosen = tiny_spec("capt-reconstructed").training
+    chosen = tiny_spec(NAME).training
     assert (chosen.optimizer, chosen.lr, chosen.weight_decay) == ("sgd", 1e-3, 0.0)
 
 

@@ -99,7 +99,7 @@ def _trained(device: str, folder: Path, rounds: int, *, is_tiny: bool) -> Iterat
         return prepare(spec, settings(folder / "w", "auto", 1))
 
     # PromptFL encodes images once, CAPT's tokens pass through the image tower
-    for method, options in (("promptfl", ()), ("capt", (("capt.vl_align", True),))):
+    for method, options in (("promptfl", ()), ("capt-reconstructed", (("capt-reconstructed.vl_align", True),))):
         ways = [(precision, partial(prompts, method, options, precision)) for precision in ("float32", "bfloat16")]
         yield f"{method}, {'tiny' if is_tiny else ARCH}, 8 clients", ways
 

@@ -214,12 +214,12 @@ def test_the_plane_has_a_point_a_sample_and_is_the_same_every_time():
 
 
 def test_clusters_are_those_that_a_method_forms_before_round_1():
-    run = tiny_run(tiny_spec("capt"))
+    run = tiny_run(tiny_spec("capt-reconstructed"))
     state = run.initial_state()
     start(run, state)
     found = models.clusters(run)
     assert found.keys() == {"prompt.general", "prompt.class"}
-    assert found["prompt.class"].tolist() == state.server["capt"]["prompt.class.clusters"].tolist()
+    assert found["prompt.class"].tolist() == state.server["capt-reconstructed"]["prompt.class.clusters"].tolist()
     assert models.clusters(tiny_run(tiny_spec("fedavg"))) == {}
 
 

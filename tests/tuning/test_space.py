@@ -69,9 +69,9 @@ def test_what_belongs_to_a_term_that_is_off_is_not_searched() -> None:
     assert {"fst-cbdg.sigma", "fst-cbdg.gamma"} < set(by_key(spec("fst-cbdg")))
     assert "fedntd.tau" not in by_key(spec("fedntd", **{"fedntd.beta": 0}))
     assert "clip2fl.tau" not in by_key(spec("clip2fl", **{"backbone": "convnet", "clip2fl.eta": 0}))
-    general = by_key(spec("capt", **{"capt.prompts": "general"}))
-    assert "capt.context_length" in general
-    assert "capt.class_length" not in general
+    general = by_key(spec("capt-reconstructed", **{"capt-reconstructed.prompts": "general"}))
+    assert "capt-reconstructed.context_length" in general
+    assert "capt-reconstructed.class_length" not in general
 
 
 def test_a_dependency_on_a_name_that_is_not_there_is_an_error() -> None:

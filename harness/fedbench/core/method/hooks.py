@@ -109,7 +109,7 @@ class HookSpecs:
         """Collected: fill the server's state from what clients report, once, before round 1; returns what they sent.
 
         The bytes of the answer (label histograms, say) count as sent up in round 0. Default: nothing. Answered for
-        example by `capt` (clusters of clients) and `creff` (federated features).
+        example by `capt` (the clients' class shares) and `creff` (federated features).
         """
 
     @_spec
@@ -156,15 +156,15 @@ class HookSpecs:
 
         The first trains from what the server sends, each other one from the shared weights and running statistics that
         the one before it ended at. The server gets the update of each. Default: None, all train from what the server
-        sends. Answered by `in-turn` and `capt-released`.
+        sends. Answered by `in-turn` and `capt`.
         """
 
     @_spec(firstresult=True)
     def broadcast(self, task: BroadcastTask) -> Broadcast | None:
         """First result: what the server sends to one client. Must not change the task's tensors.
 
-        Default: the global weights. Answered for example by `capt` (the prompts of the client's clusters), `creff`
-        (also the re-trained head).
+        Default: the global weights. Answered for example by `capt` (the model that goes on) and `creff` (also the
+        re-trained head).
         """
 
     @_spec(firstresult=True)
