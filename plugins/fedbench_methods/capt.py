@@ -10,21 +10,23 @@ A general token p_g (1, d), class tokens p_c (K, 3, d) and a coupling F are trai
 The cohort trains in turn on one model (`in-turn`). A global mean is due in every a-th round, of this cohort alone; till
 then that model goes on, and the server's stays as it was                                       (federated_main.py)
     1. p_c is averaged inside 4 clusters by k-means on the rows of 1 − JS(p_i, p_j), p_g inside 4 complete-linkage
-       clusters at the distance 1 − C / max C, C_ij = Σ_k p_i(k) (1 − p_j(k)), with p_i the class shares of client i
+       clusters at the distance 1 − C / max C, C_ij = 1 − ⟨p_i, p_j⟩, with p_i the class shares of client i
     2. p_c,k is the plain mean over clients with p_i(k) > 0.1, else the server's old one; the rest by samples
-`scheduler=bandit` draws a from {1, 2, 3, 5, 7, 10}, by ε-greedy on Q/n + √(2 ln(N + 1) / n), n + 1e-5 for n; after a
-mean Q ← Q + 0.1 · 0.95^t (r − Q), r = 0.6 accuracy + 0.3 F1 + 0.1 (accuracy − that of four means ago) / 5, in points.
+`scheduler=bandit` draws a from {1, 2, 3, 5, 7, 10}, by ε-greedy on Q/n + √(2 ln(N + 1) / n), n being n + 1e-5; after a
+mean Q ← Q + 0.1 · 0.95^(t − 1) (r − Q), r = 0.6 accuracy + 0.3 F1 + 0.1 (accuracy − that of four means ago) / 5, in
+percent. By default a is 1.
 
 Answers: build_model, start, turns, broadcast, local_loss, aggregate. `capt-reconstructed` is read from the paper alone.
 Paper against code: L_a is in the code alone. Only the true class's prompt is to be updated; the code masks gradients
-after the step, which does nothing. C is summed over head and over tail classes: over all, so that these are no matter.
+after the step, which does nothing. The code sums C over head and tail classes apart; that is over all: 1 − ⟨p_i, p_j⟩.
 Contradicted here:
 - The code takes r on the test data. Here r is of labelled samples at the server (`scenario.server_samples`), which no
-  client trains on; without them a is fixed, 1 by default. Three more arms that the code draws are used for nothing,
-  but move the bandit, and so they do here.
+  client trains on and which the bandit needs. Three more arms that the code draws are used for nothing, but move the
+  bandit, and so they do here.
 - The code keeps the optimiser's momentum from client to client; here it begins anew with each.
 - Where d differs between towers (RN50; the embedded CLIP), tokens in L_g and L_c pass through g's last projection. The
-  code's RN50 form of F is not here: `vl_align=off`.
+  code's RN50 form of F is not here: `capt.vl_align=off`.
+Cost: one text a class is encoded in every step; clients train one after another, and send in every round.
 """
 
 from __future__ import annotations
@@ -44,15 +46,20 @@ from fedbench.models.prompts.context import random_context
 from fedbench.models.prompts.image_tokens import require_vision_transformer
 from fedbench.models.prompts.prompted_clip import PromptedClip, coupling, prompted, prompted_clip
 from fedbench.toolkit.bandit import draw, earned, points
-from fedbench.toolkit.clustering import class_shares, complete_linkage, means_inside, similar_clients, weighted_means
+from fedbench.toolkit.clustering import (
+    class_shares,
+    complementary_groups,
+    means_inside,
+    similar_clients,
+    weighted_means,
+)
 from fedbench.toolkit.fedavg import average, participant_shares, predicted_classes, weighted_mean
 from fedbench.toolkit.losses import FEWEST, mean_cross_entropy
 from fedbench.toolkit.server_training import granted
 from fedbench.toolkit.turns import drawn_order
 
 GENERAL, OF_CLASS = "prompt.general", "prompt.class"
-ARMS = (1, 2, 3, 5, 7, 10)
-DRAWN = 4
+ARMS, DRAWN = (1, 2, 3, 5, 7, 10), 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +112,10 @@ class CAPT(fb.Method[CaptParams]):
         super().__init__(params)
         if params.main == "off" and not params.general_loss and not params.class_loss:
             raise FedbenchError("capt without any of its three losses trains nothing; leave one on.")
+        if not params.in_turn and (params.period > 1 or params.scheduler == "bandit"):
+            raise FedbenchError("capt without in_turn makes a mean in every round; set neither period nor scheduler.")
+        if params.period > 1 and params.scheduler == "bandit":
+            raise FedbenchError("capt.scheduler=bandit draws the rounds to a mean; leave capt.period out.")
         if params.scheduler == "bandit":
             self.requires = (*self.requires, "server_labels")
 
@@ -118,7 +129,7 @@ class CAPT(fb.Method[CaptParams]):
         if not params.vl_align:
             model = prompted_clip(clip, names, blocks, weights, "both")
             return fb.Model(weights=weights, forward=model, encoder=clip.image_encoder())
-        visual = require_vision_transformer(clip, "capt appends a token to the image tower", "vl_align=off")
+        visual = require_vision_transformer(clip, "capt appends a token to the image tower", "capt.vl_align=off")
         model = prompted_clip(clip, names, blocks, weights, "both", visual)
         weights |= coupling(clip.text.width, visual.width, seed)
         return fb.Model(weights=weights, forward=model, transform=clip.transform)
@@ -148,7 +159,8 @@ class CAPT(fb.Method[CaptParams]):
     def local_loss(self, step: fb.LocalStep) -> Tensor:
         """L on one pass of the images."""
         model, params, labels, weights = prompted(step.model.forward, self.name), self.params, step.labels, step.weights
-        images, prior = model.images(weights, step.batch.inputs), step.task.payload["prior"]
+        images = model.images(weights, step.batch.inputs)
+        prior = step.task.payload["prior"].to(images.device)
         terms = []
         if params.general_loss:
             tokens = self._in_feature_space(weights[GENERAL], model, images)
@@ -166,7 +178,10 @@ class CAPT(fb.Method[CaptParams]):
     def aggregate(self, task: fb.AggregationTask) -> fb.Tensors:
         """A global mean where one is due; else the last client's model goes on, and the server's stays."""
         state, params = dict(task.state[self.name]), self.params
-        arms = self._drawn(task, state) if params.scheduler == "bandit" else []
+        generator = task.generator("capt-bandit")
+        # four arms are drawn, of which the last one counts
+        bandit = params.scheduler == "bandit"
+        arms = draw(state["values"].cpu(), state["plays"].cpu(), DRAWN, generator) if bandit else []
         period = ARMS[arms[-1]] if arms else params.period
         if params.in_turn and (task.round - 1) % period:
             arrived = {update.client: update.weights for update in task.updates}
@@ -188,15 +203,11 @@ class CAPT(fb.Method[CaptParams]):
         if params.clustering:
             alike = similar_clients(counts, "js", params.clusters, "kmeans", task.spec.seed)
             of_class = means_inside(of_class, alike.tolist())
-            general = means_inside(general, complete_linkage(shares, params.clusters))
+            general = means_inside(general, complementary_groups(shares, params.clusters))
         held = (shares > params.least_share).double()
         weights[OF_CLASS] = weighted_means(of_class, held, task.weights[OF_CLASS])
         weights[GENERAL] = weighted_mean(general, participant_shares(task.updates, task.spec.training.weighting))
         return weights
-
-    def _drawn(self, task: fb.AggregationTask, state: fb.Tensors) -> list[int]:
-        """The positions of four arms, of which the last one counts."""
-        return draw(state["values"].cpu(), state["plays"].cpu(), DRAWN, task.generator("capt-bandit"))
 
     def _rewarded(
         self, task: fb.AggregationTask, state: fb.Tensors, weights: fb.Tensors, arms: Sequence[int]
@@ -209,7 +220,8 @@ class CAPT(fb.Method[CaptParams]):
         asked = fb.EvaluationTask(task.model, weights, task.buffers, server.inputs, len(state["prior"]))
         labels, answer = server.labels.cpu(), predicted_classes(asked, weights, task.buffers).cpu()
         accuracies = torch.cat([state["accuracies"].cpu(), 100 * (answer == labels).double().mean()[None]])
-        reward = points(accuracies.tolist(), 100 * float(f1_score(labels, answer, average="macro")))
+        f1 = f1_score(labels, answer, labels=sorted(set(labels.tolist())), average="macro")
+        reward = points(accuracies.tolist(), 100 * float(f1))
         after = earned(state["values"].cpu(), state["plays"].cpu(), arms, reward, task.round)
         return {**after, "accuracies": accuracies}
 

@@ -52,7 +52,7 @@ GENERAL, OF_CLASS = {**DRAWN, "prompts": ("both", "general")}, {**DRAWN, "prompt
 
 @dataclass(frozen=True, kw_only=True)
 class ReconstructedParams:
-    """Hyper-parameters of CAPT\'s reconstructed form."""
+    """Hyper-parameters of CAPT's reconstructed form."""
 
     context_length: int = hyper(4, symbol="M", low=1, high=32, search=(1, 8), when=GENERAL, source="appendix B")
     class_length: int = hyper(4, symbol="m", low=1, high=32, search=(1, 8), when=OF_CLASS, source="reconst.: as M")
@@ -83,7 +83,7 @@ def class_aware_loss(images: Tensor, texts: Tensor, labels: Tensor, prior: Tenso
 
 
 class CaptReconstructed(fb.Method[ReconstructedParams]):
-    """General and class-aware prompts as the paper\'s prose has them, averaged inside clusters of clients."""
+    """General and class-aware prompts as the paper's prose has them, averaged inside clusters of clients."""
 
     name = "capt-reconstructed"
     citation = "Hou et al., CAPT: Class-Aware Prompt Tuning for Federated Long-Tailed Learning, 2025"
@@ -102,9 +102,10 @@ class CaptReconstructed(fb.Method[ReconstructedParams]):
         if not params.vl_align:
             model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, None)
             return fb.Model(weights=weights, forward=model, encoder=clip.image_encoder())
+        remedy = f"{self.name}.vl_align=off"
         if params.prompts == "class":
-            raise FedbenchError(f"{self.name}.prompts=class has nothing to couple with images; set vl_align=off.")
-        visual = require_vision_transformer(clip, f"{self.name} appends tokens to the image tower", "vl_align=off")
+            raise FedbenchError(f"{self.name}.prompts=class has nothing to couple with images; set {remedy}.")
+        visual = require_vision_transformer(clip, f"{self.name} appends tokens to the image tower", remedy)
         model = prompted_clip(clip, names, BLOCKS, weights, params.prompts, visual)
         weights |= coupling(general.shape[-1], visual.width, seed)
         return fb.Model(weights=weights, forward=model, transform=clip.transform)

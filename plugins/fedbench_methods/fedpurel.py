@@ -11,13 +11,15 @@ Each sample has temperatures of its own, by 20 bisections of [0.05, 20]; they ar
 The global model predicts by z_G, a client's own by z_G + z_L. λ = 0: v_G is PromptFL's, bit for bit.
 
 Answers: build_model, private, exchanges, evaluate. Wraps: local_gradients, local_objective, aggregate (stage 2 leaves
-the server's weights). Stacks with losses and server rules, which see stage 1 alone. It is a personalisation itself. v_L
-stays where an update was lost.
+the server's weights). Stacks with losses on outputs and with server rules; they see stage 1 alone. It is itself a
+personalisation. v_L stays where an update was lost.
 All formulas are those of the released code (shihaohou/FedPuReL, commit 20ce20a); the paper's text was not at hand. Left
 open / contradicted:
 - α = 0.99 weighs CE(z_L) in the code, so that v_L hardly learns a residual of z_G, which is what the abstract says. The
   opposite order is α = 0.01.
 - The code steps stage 2 by SGD without momentum or decay; here both stages have the run's optimiser, and the epochs.
+- The code's momentum goes from client to client in stage 1, and its KL clamps probabilities at 1e-12; here momentum
+  begins anew with each, and nothing is clamped.
 - In the code all clients train in round 1; here participation holds. Its schedule of rates, its half precision and its
   forms for LoRA and adapters are not here.
 - z⁰ is of the run's `templates`; the code has one a data set. h = 0 leaves g, where the code divides by zero.

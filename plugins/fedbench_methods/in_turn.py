@@ -6,10 +6,11 @@ The cohort's clients train one after another on one model, in an order π drawn 
 M clients take the steps of one that has the data of all, but sees them client by client.
 
 Answers: turns. Wraps: aggregate (all updates have the last one's weights). Stacks with any learner and personalisation,
-and with local objectives and server steps that do not need the server's model at every client. What a loss compares
-with (`fedprox`) is the model that the client was handed. What a client keeps to itself stays with it. `end=mean`
-averages all w_{π(m)} as FedAvg does; so does the released code of CAPT at a global mean. With one client a round it is
-FedAvg, bit for bit.
+and with local objectives and server steps that do not need the server's model at every client. What makes something
+of the clients' differences (`feddf`, `fedbe`, `fedlaw`) needs `end=mean`: else it has M times one model. What a loss
+compares with (`fedprox`) is the model that the client was handed. What a client keeps to itself stays with it.
+`end=mean` averages all w_{π(m)} as FedAvg does; so does the released code of CAPT at a global mean. With one client a
+round it is FedAvg, bit for bit.
 Left open: who is late or lost. Its model has gone on to the next client; the server takes the last update that arrives.
 The optimiser's momentum begins anew with every client.
 Cost: bytes as FedAvg, counted by way of the server. A round lasts as long as all clients together; clients do not train
@@ -41,7 +42,12 @@ class InTurn(fb.Method[InTurnParams]):
     citation = "Li and Lyu, Convergence Analysis of Sequential FL on Heterogeneous Data, NeurIPS 2023"
     role = "aggregation"
     requires = ("global_model",)
-    prevents = ("sent_start",)
+    prevents: tuple[str, ...] = ("sent_start", "weighed_clients")
+
+    def __init__(self, params: InTurnParams) -> None:
+        super().__init__(params)
+        if params.end == "mean":
+            self.prevents = ("sent_start",)
 
     @fb.hookimpl
     def turns(self, clients: tuple[int, ...], round: int, spec: fb.RunSpec) -> Sequence[int]:

@@ -30,7 +30,7 @@ from fedbench.runs.job import run_spec
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from tests.device import pretend
 
-QUICK = ("fedclip", "fedloge", "fst-cbdg", "promptfl", "ratio-loss", "scaffold")
+QUICK = ("capt", "fedclip", "fedloge", "fst-cbdg", "promptfl", "ratio-loss", "scaffold")
 """One of each kind: pairs, own heads, texts, prompts, the server's own samples, clients' controls in closed form."""
 
 

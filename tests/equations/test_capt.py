@@ -15,7 +15,7 @@ from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.loop import rounds, start, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.toolkit.bandit import draw, earned, index, points
-from fedbench.toolkit.clustering import class_shares, complete_linkage, means_inside
+from fedbench.toolkit.clustering import class_shares, complementary_groups, means_inside
 from fedbench.toolkit.turns import drawn_order
 from fedbench_methods.capt import (
     ARMS,
@@ -120,12 +120,12 @@ def test_one_token_stands_behind_the_patches():
 
 def test_clients_that_complement_each_other_are_together():
     shares = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]])
-    found = complete_linkage(shares, 2)
+    found = complementary_groups(shares, 2)
     # each has one client of either class
     assert len(set(found)) == 2 and found[0] != found[1] and found[2] != found[3]
-    assert complete_linkage(shares[:1], 4) == [0]
+    assert complementary_groups(shares[:1], 4) == [0]
     # nobody complements anybody
-    assert len(complete_linkage(shares[:2], 1)) == 2
+    assert len(complementary_groups(shares[:2], 1)) == 2
 
 
 def test_head_and_tail_are_no_matter_to_complementarity():
@@ -166,15 +166,15 @@ def test_a_class_prompt_is_the_plain_mean_over_clients_with_more_than_a_tenth_of
 
 
 def test_clusters_replace_what_a_client_sent_before_the_mean():
-    # two clients are alike, two others are: four clusters of four would be clients alone, two are pairs
-    counts = [[20, 0], [20, 0], [0, 20], [0, 20]]
+    # like clients are 0 and 1, 2 and 3; 1 - <p_i, p_j> pairs 1 with 2 (1), then 0 with 3 (0.88; 0 with {1, 2} 0.1)
+    counts = [[18, 2], [20, 0], [0, 20], [1, 19]]
     values = [[1.0, 0.0], [3.0, 0.0], [0.0, 5.0], [0.0, 7.0]]
-    sizes = [1, 3, 1, 3]
-    general, of_class, _ = aggregate({"clusters": 2}, counts, [1.0, 2.0, 3.0, 4.0], values, sizes)
+    general, of_class, _ = aggregate({"clusters": 2}, counts, [1.0, 2.0, 3.0, 4.0], values, [1, 3, 1, 3])
+    # of like clients the means are 2 and 6; of complementary ones 2.5 and 2.5
     assert of_class == [2.0, 6.0]
-    groups = complete_linkage(class_shares(torch.tensor(counts)), 2)
-    inside = means_inside([torch.tensor(v) for v in (1.0, 2.0, 3.0, 4.0)], groups)
-    assert general == pytest.approx(sum(n * v.item() for n, v in zip(sizes, inside, strict=True)) / 8)
+    assert general == 2.5
+    general, _, _ = aggregate({"clusters": 2}, counts, [1.0, 2.0, 6.0, 4.0], values, [1, 3, 1, 3])
+    assert general == (1 * 2.5 + 3 * 4 + 1 * 4 + 3 * 2.5) / 8
 
 
 def test_between_global_means_one_model_goes_on_and_the_servers_stays():
@@ -202,15 +202,25 @@ def test_the_last_client_in_turn_is_the_one_that_goes_on():
 
 
 def test_out_of_turn_every_round_ends_in_a_mean_and_clients_start_alike():
-    run = capt_run({"in_turn": False, "period": 3, "clustering": False}, rounds=2)
+    run = capt_run({"in_turn": False, "clustering": False}, rounds=2)
     before = None
     for state, _, _ in rounds(run, run.initial_state()):
         assert before is None or not torch.equal(state.weights[GENERAL], before)
         before = state.weights[GENERAL]
         sent = [broadcast(run, state, client).weights[GENERAL] for client in (0, 1)]
         assert torch.equal(sent[0], sent[1]) and torch.equal(sent[0], before)
-    other = final_state(capt_run({"clustering": False}, rounds=2)).weights[GENERAL]
-    assert not torch.equal(before, other)
+    assert "in turn" not in run.executor.description
+    other = capt_run({"clustering": False}, rounds=2)
+    assert not torch.equal(before, final_state(other).weights[GENERAL])
+    assert other.executor.description == "sequential: clients train in turn"
+
+
+def test_a_period_that_nothing_waits_for_is_refused():
+    for params in ({"in_turn": False, "period": 3}, {"in_turn": False, "scheduler": "bandit"}):
+        with pytest.raises(FedbenchError, match="makes a mean in every round"):
+            capt_run(params)
+    with pytest.raises(FedbenchError, match=r"leave capt\.period out"):
+        capt_run({"scheduler": "bandit", "period": 3})
 
 
 # the bandit

@@ -23,11 +23,15 @@ def turn_run(method="in-turn", end="last", scenario=None, **training):
     return tiny_run(spec if scenario is None else spec.model_copy(update={"scenario": scenario}))
 
 
-def trained(run, clients=(0, 1, 3)):
-    state = run.initial_state()
+def tasks_of(run, state, clients=(0, 1, 3)):
     sent = broadcasts(run, state, clients, 0)
-    tasks = [client_task(run, state, 1, 0, client, sent[client]) for client in clients]
-    return state, tasks, train_clients(run, state, tasks)
+    return [client_task(run, state, 1, 0, client, sent[client]) for client in clients]
+
+
+def trained(run):
+    state = run.initial_state()
+    tasks = tasks_of(run, state)
+    return state, tasks, train_clients(run, state, tasks)[1]
 
 
 def test_the_order_is_of_the_round_and_seed_and_keeps_for_those_who_are_left():
@@ -108,13 +112,31 @@ def test_a_private_prompt_stays_with_its_client():
 def test_a_record_says_that_clients_train_in_turn():
     run = turn_run("promptfl+in-turn")
     told = {record.executor for _, record, _ in rounds(run, run.initial_state()) if record.executor}
-    assert told == {"sequential: in-turn orders the clients of a round"}
+    assert told == {"sequential: clients train in turn"}
 
 
 def test_a_method_that_needs_the_servers_model_at_every_client_is_refused():
     for other in ("scaffold", "feddyn"):
         with pytest.raises(FedbenchError, match=f"{other} needs clients that train on from the one model"):
             turn_run(f"in-turn+{other}")
+
+
+def test_what_weighs_clients_has_something_to_weigh_at_the_mean_alone():
+    with pytest.raises(FedbenchError, match="climb needs a mean of clients by the samples they report"):
+        turn_run("climb+in-turn")
+    turn_run("climb+in-turn", end="mean")
+
+
+def test_drift_is_from_the_model_that_a_client_was_handed():
+    run = turn_run("drift+in-turn")
+    tasks, updates = train_clients(run, (state := run.initial_state()), tasks_of(run, state))
+    first, last = drawn_order((0, 1, 3), 1, run.spec.seed)[::2]
+    received, sent = ({one.client: one for one in these} for these in (tasks, updates))
+    second = next(client for client in (0, 1, 3) if client not in (first, last))
+    assert all(torch.equal(received[first].received[name], value) for name, value in state.weights.items())
+    assert all(torch.equal(received[last].received[name], value) for name, value in sent[second].weights.items())
+    told = [record.measured for _, record, _ in rounds(run, state)]
+    assert all(found["drift"] > 0 for found in told if found)
 
 
 def test_an_order_of_other_clients_is_refused(monkeypatch):

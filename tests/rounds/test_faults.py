@@ -395,6 +395,7 @@ METHODS = {
     "creff": {"backbone": "convnet"},
     "capt": {},
     "capt-reconstructed": {},
+    "in-turn": {"backbone": "clip:embedded"},
     "fedproto": {"backbone": "convnet"},
     "promptfl": {},
     "feddf": {},

@@ -31,22 +31,28 @@ def schedule_of(run: Run, number: int) -> Schedule:
     return schedule(number, clients, scenario, run.spec.seed).among(run.federation.shards.sizes > 0)
 
 
-def train_clients(run: Run, state: RunState, tasks: Sequence[ClientTask]) -> tuple[Update, ...]:
-    """What the clients send up; what they keep to themselves is in ``state``. Raises Unworkable where one diverged."""
+def train_clients(
+    run: Run, state: RunState, tasks: Sequence[ClientTask]
+) -> tuple[Sequence[ClientTask], tuple[Update, ...]]:
+    """The tasks as clients began them, and what they send up; what they keep to themselves is in ``state``.
+
+    Raises Unworkable where one diverged.
+    """
     if not tasks:
-        return ()
+        return (), ()
     hooks, first = run.assembly.hooks, tasks[0]
     order = hooks.turns(clients=tuple(task.client for task in tasks), round=first.round, spec=run.spec)
     if order is None:
         updates = run.executor.train(tasks)
         require_finite_updates(tasks, updates)
     else:
-        updates = _in_turn(run, tasks, order)
-    return keep_private(run, state, updates)
+        tasks, updates = _in_turn(run, tasks, order)
+    return tasks, keep_private(run, state, updates)
 
 
-def _in_turn(run: Run, tasks: Sequence[ClientTask], order: Sequence[int]) -> list[Update]:
-    """The updates in the order of ``tasks``: clients train in this ``order``, each from where the one before ended."""
+def _in_turn(run: Run, tasks: Sequence[ClientTask], order: Sequence[int]) -> tuple[list[ClientTask], list[Update]]:
+    """The tasks as they began and the updates, as ``tasks`` are ordered; each starts where the one before it in
+    ``order`` ended."""
     by_client = {task.client: task for task in tasks}
     if sorted(order) != sorted(by_client):
         raise MethodFault(
@@ -58,11 +64,13 @@ def _in_turn(run: Run, tasks: Sequence[ClientTask], order: Sequence[int]) -> lis
     for client in order:
         task = by_client[client]
         task = replace(task, received={**task.received, **weights}, buffers={**task.buffers, **buffers})
+        by_client[client] = task
         [update] = run.executor.train([task])
         require_finite_updates([task], [update])
         weights, buffers = shared(update.weights, run.private), shared(update.buffers, run.private)
         updates[client] = update
-    return [updates[task.client] for task in tasks]
+    run.executor.description = "sequential: clients train in turn"
+    return [by_client[task.client] for task in tasks], [updates[task.client] for task in tasks]
 
 
 def keep_private(run: Run, state: RunState, updates: Sequence[Update]) -> tuple[Update, ...]:

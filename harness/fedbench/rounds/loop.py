@@ -67,16 +67,17 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
         ]
         tasks = relabelled(run, tasks)
         before = {client: state.kept_by(client) for client in who.late | who.corrupt}
-        arrived = [u for u in train_clients(run, state, tasks) if u.client not in who.late]
+        began, sent_up = train_clients(run, state, tasks)
+        arrived = [u for u in sent_up if u.client not in who.late]
         up += sum(size_in_bytes(u.weights, shared(u.buffers, run.model.of_server), u.payload) for u in arrived)
-        updates = accepted(run, {task.client: task for task in tasks}, arrived, who.corrupt)
+        updates = accepted(run, {task.client: task for task in began}, arrived, who.corrupt)
         undo_lost(run, state, before, updates)
         rejected += len(arrived) - len(updates)
         if not updates:
             continue
         reports += [(u.client, u.metrics) for u in updates]
         state, of_server = aggregated_state(run, state, updates, exchange, exchanges)
-        measured_of = {task.client: task for task in tasks}, updates
+        measured_of = {task.client: task for task in began}, updates
     counts = (len(who.chosen) - len(who.training), len(who.late), len(who.work), rejected)
     loss, further = mean_metrics([metrics for _, metrics in reports])
     state, seconds = replace(state, round=number), time.perf_counter() - started

@@ -149,17 +149,18 @@ def complementary_clients(counts: Tensor, count: int, algorithm: Algorithm | Non
     return cluster_rows(complementarity(head, tail), count, algorithm, seed)
 
 
-def complete_linkage(shares: Tensor, count: int) -> list[int]:
-    """The cluster of each client, by complete linkage at 1 - C / max C, from class ``shares`` (N, K): clients whose
-    classes complement each other are near. C_ij = sum_k p_i(k) (1 - p_j(k)); at most ``count`` clusters, from 0.
+def complementary_groups(shares: Tensor, count: int) -> list[int]:
+    """The group of each client, by complete linkage at the distance 1 - C / max C, from class ``shares`` (N, K).
+
+    C_ij = 1 - <p_i, p_j>: clients whose classes complement each other are near. At most ``count`` groups, from 0.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
 
     if len(shares) == 1:
         return [0]
     above = torch.triu_indices(len(shares), len(shares), offset=1)
-    found = (shares[above[0]] * (1 - shares[above[1]])).sum(dim=1)
-    distances = 1 - found / found.max().clamp(min=1e-12)
+    apart = (shares[above[0]] * (1 - shares[above[1]])).sum(dim=1)
+    distances = 1 - apart / apart.max().clamp(min=1e-12)
     return [int(c) - 1 for c in fcluster(linkage(distances.numpy(), method="complete"), count, criterion="maxclust")]
 
 

@@ -10,7 +10,7 @@ from fedbench.core.randomness import torch_generator
 
 
 def drawn_order(clients: Iterable[int], round: int, seed: int) -> list[int]:
-    """``clients`` in an order drawn anew every round; that of any two does not depend on who else takes part."""
+    """``clients`` in an order drawn anew every round. Any two keep their order, whoever else takes part."""
 
     def drawn(client: int) -> float:
         return float(torch.rand((), generator=torch_generator(seed, "turns", round, client)))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import socket
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import urlparse
-from urllib.request import getproxies, proxy_bypass
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -53,16 +50,18 @@ def checked_uri(uri: str, option: str) -> str:
 
 def check_server(uri: str) -> None:
     """FedbenchError where ``uri`` is a web address and no server answers there; MLflow would say so after minutes."""
+    if not uri.startswith(("http://", "https://")):
+        return
+    import requests
+
     try:
-        address, ports = urlparse(uri), {"http": 80, "https": 443}
-        host, scheme = address.hostname, address.scheme
-        # through a proxy it may be in reach all the same
-        if host and scheme in ports and (scheme not in getproxies() or proxy_bypass(host)):
-            socket.create_connection((host, address.port or ports[scheme]), _CONNECTION_SECONDS).close()
+        requests.get(uri, timeout=_ANSWER_SECONDS, stream=True, allow_redirects=False).close()
+    except requests.exceptions.SSLError:
+        return  # it is there; what is wrong with its certificate MLflow says at once
     except (OSError, ValueError) as error:
         raise FedbenchError(
-            f"no server answers at the store {shown(uri)!r} ({masked(str(error))}); start it, or choose another with "
-            "--store."
+            f"no server answers at the store {shown(uri)!r} within {_ANSWER_SECONDS} s; start it, or choose another "
+            "with --store."
         ) from error
 
 
@@ -75,8 +74,8 @@ def _parsed(uri: str) -> URL | None:
 
 WAIT = 60
 """Seconds for others to finish writing."""
-_CONNECTION_SECONDS = 4
-"""For which each address of a server may take to be connected to."""
+_ANSWER_SECONDS = 4
+"""That a server may take to answer."""
 
 
 def check_database(file: Path, what: str, tables: Sequence[str], remedy: str) -> None:

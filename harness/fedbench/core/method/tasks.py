@@ -93,7 +93,7 @@ class ClientTask:
     client: int
     round: int
     received: Tensors
-    """The weights the server sent, by name. Like all tensors of a task never changed in place."""
+    """The weights that the server sent, or, in turn, the client before. No tensor of a task is changed in place."""
     buffers: Tensors
     """The global running statistics."""
     payload: Tensors

@@ -35,10 +35,8 @@ def executor_named(name: str) -> ExecutorName:
 class Executor(Protocol):
     """What trains the clients of one exchange."""
 
-    @property
-    def description(self) -> str:
-        """Which executor trained last, with the reason where it had to be the sequential one; for the log."""
-        ...
+    description: str
+    """Which executor trained last, with the reason where it had to be the sequential one; for the log."""
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
         """The clients' updates in the order of ``tasks``, with what `after_training` adds. Nothing of a task but its
@@ -74,8 +72,6 @@ def executor_for(name: ExecutorName, training: Training, assembly: Assembly, mod
 
 def _obstacle(training: Training, assembly: Assembly, model: Model) -> str | None:
     """Why no cohort can be trained at once, whatever the loss; None where it may be."""
-    if assembly.answers_first("turns") != "fedavg":
-        return f"{assembly.answers_first('turns')} orders the clients of a round"
     trainer = assembly.answers_first("local_train")
     if trainer != "fedavg":
         return f"{trainer} trains its clients itself"
