@@ -27,6 +27,4 @@ def test_there_are_such_folders() -> None:
 def test_a_committed_board_is_in_order(name: str) -> None:
     checked = check_folder(BOARDS / name)
     assert checked.suite.name == OF_ANOTHER.get(name, name)
-    assert {line["commit"] for line in checked.folder.results.to_dict("records")} == {
-        checked.folder.results["commit"][0]
-    }
+    assert all(commit and not commit.endswith("+dirty") for commit in checked.folder.results["commit"])
