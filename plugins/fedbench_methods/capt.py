@@ -54,7 +54,7 @@ from fedbench.toolkit.clustering import (
     weighted_means,
 )
 from fedbench.toolkit.fedavg import average, participant_shares, predicted_classes, weighted_mean
-from fedbench.toolkit.losses import FEWEST, mean_cross_entropy
+from fedbench.toolkit.losses import adjusted, class_prior, mean_cross_entropy
 from fedbench.toolkit.server_training import granted
 from fedbench.toolkit.turns import drawn_order
 
@@ -91,12 +91,7 @@ def general_loss(images: Tensor, tokens: Tensor, temperature: float) -> Tensor:
 def class_loss(images: Tensor, tokens: Tensor, labels: Tensor, prior: Tensor, temperature: float) -> Tensor:
     """L_c, a scalar, of unit ``images`` f (b, d), ``tokens`` p_c (K, m, d), ``labels`` (b,) and ``prior`` π (K,)."""
     means = normalize(tokens, dim=-1).mean(dim=1)
-    return adjusted_loss(images @ means.T / temperature, labels, prior)
-
-
-def adjusted_loss(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
-    """−mean log softmax_y(o + log π), a scalar, of ``logits`` o (b, K); a class that nobody has is as rare as 1e-8."""
-    return mean_cross_entropy(logits + prior.clamp(min=FEWEST).log(), labels)
+    return mean_cross_entropy(adjusted(images @ means.T / temperature, prior), labels)
 
 
 class CAPT(fb.Method[CaptParams]):
@@ -138,7 +133,7 @@ class CAPT(fb.Method[CaptParams]):
     def start(self, task: fb.StartTask) -> fb.Tensors:
         """Label counts go up once."""
         counts, arms = task.class_counts, len(ARMS)
-        state = {"counts": counts, "prior": counts.sum(dim=0).float() / counts.sum()}
+        state = {"counts": counts, "prior": class_prior(counts)}
         state |= {"values": torch.zeros(arms).double(), "plays": torch.zeros(arms).double()}
         task.state[self.name] = state | {"accuracies": torch.zeros(0).double()}
         return {"class_counts": counts}
@@ -159,8 +154,7 @@ class CAPT(fb.Method[CaptParams]):
     def local_loss(self, step: fb.LocalStep) -> Tensor:
         """L on one pass of the images."""
         model, params, labels, weights = prompted(step.model.forward, self.name), self.params, step.labels, step.weights
-        images = model.images(weights, step.batch.inputs)
-        prior = step.task.payload["prior"].to(images.device)
+        images, prior = model.images(weights, step.batch.inputs), step.task.payload["prior"]
         terms = []
         if params.general_loss:
             tokens = self._in_feature_space(weights[GENERAL], model, images)
@@ -170,8 +164,8 @@ class CAPT(fb.Method[CaptParams]):
             terms.append(params.class_loss * class_loss(images, tokens, labels, prior, params.temperature))
         if params.main != "off":
             logits = scaled_logits(images, model.texts("both", weights), None, model.scale)
-            adjusted = params.main == "adjusted"
-            terms.append(adjusted_loss(logits, labels, prior) if adjusted else mean_cross_entropy(logits, labels))
+            logits = adjusted(logits, prior) if params.main == "adjusted" else logits
+            terms.append(mean_cross_entropy(logits, labels))
         return torch.stack(terms).sum()
 
     @hookimpl

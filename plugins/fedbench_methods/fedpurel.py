@@ -147,8 +147,8 @@ class FedPuReL(fb.Method[FedPuReLParams]):
         with in_precision(step):
             loss = divergence(step.outputs.logits, normalize(step.batch.inputs, dim=-1) @ step.model.constants[TEXTS].T)
         (h,) = torch.autograd.grad(loss, step.weights[GLOBAL], retain_graph=True)
-        found = rest(step)
-        return replace(found, by_name={GLOBAL: purified(found.by_name[GLOBAL], h, self.params.strength)})
+        of_stack = rest(step)
+        return replace(of_stack, by_name={GLOBAL: purified(of_stack.by_name[GLOBAL], h, self.params.strength)})
 
     @fb.wrapper
     def local_objective(self, step: fb.LocalStep, rest: Objective) -> Tensor:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 import fedbench.api as fb
-from fedbench.toolkit.losses import FEWEST
+from fedbench.toolkit.losses import adjusted, class_prior
 from fedbench.toolkit.wrapping import Objective, Send, with_outputs
 
 PRIOR = "logit-adjustment.prior"
@@ -28,17 +28,6 @@ class LogitAdjustmentParams:
     """Hyper-parameters of logit adjustment."""
 
     tau: float = fb.hyper(1.0, symbol="τ", low=0.0, high=4.0, neutral=0.0, search=(0.25, 2.0), source="section 4.2: 1")
-
-
-def class_prior(counts: Tensor) -> Tensor:
-    """π (C,) from the clients' samples by class (N, C)."""
-    totals = counts.sum(dim=0).float()
-    return totals / totals.sum()
-
-
-def adjusted(logits: Tensor, prior: Tensor, tau: float) -> Tensor:
-    """o + τ log π, (b, C), from ``logits`` o (b, C) and ``prior`` π (C,)."""
-    return logits + tau * prior.clamp(min=FEWEST).log().to(logits.device)
 
 
 class LogitAdjustment(fb.Method[LogitAdjustmentParams]):

@@ -16,6 +16,7 @@ from fedbench.rounds.loop import rounds, start, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.toolkit.bandit import draw, earned, index, points
 from fedbench.toolkit.clustering import class_shares, complementary_groups, means_inside
+from fedbench.toolkit.losses import adjusted, mean_cross_entropy
 from fedbench.toolkit.turns import drawn_order
 from fedbench_methods.capt import (
     ARMS,
@@ -23,7 +24,6 @@ from fedbench_methods.capt import (
     GENERAL,
     OF_CLASS,
     CaptParams,
-    adjusted_loss,
     class_loss,
     general_loss,
 )
@@ -61,11 +61,12 @@ def test_the_class_loss_normalises_tokens_and_not_their_mean():
 
 
 def test_the_main_loss_adjusts_by_the_prior():
-    found = adjusted_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([1]), torch.tensor([0.8, 0.2]))
+    found = mean_cross_entropy(adjusted(torch.tensor([[2.0, 0.0]]), torch.tensor([0.8, 0.2])), torch.tensor([1]))
     assert found.item() == pytest.approx(log(1 + 4 * exp(2)))
     logits = torch.randn(6, 4, generator=generator())
     labels = torch.tensor([0, 1, 1, 3, 2, 0])
-    torch.testing.assert_close(adjusted_loss(logits, labels, torch.full((4,), 0.25)), cross_entropy(logits, labels))
+    found = mean_cross_entropy(adjusted(logits, torch.full((4,), 0.25)), labels)
+    torch.testing.assert_close(found, cross_entropy(logits, labels))
 
 
 def test_other_classes_tokens_have_a_gradient_too():

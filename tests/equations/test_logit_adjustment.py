@@ -10,7 +10,8 @@ from fedbench.core.types import Model, Outputs
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import start
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench_methods.logit_adjustment import PRIOR, adjusted, class_prior
+from fedbench.toolkit.losses import adjusted, class_prior
+from fedbench_methods.logit_adjustment import PRIOR
 
 CLIP = "clip:embedded"
 

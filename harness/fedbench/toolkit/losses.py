@@ -30,6 +30,17 @@ def balance(counts: Tensor, gamma: float = 1.0) -> Tensor:
     return gamma * counts.float().clamp(min=FEWEST).log()
 
 
+def class_prior(counts: Tensor) -> Tensor:
+    """π (C,), float32, from the clients' samples by class (N, C)."""
+    totals = counts.sum(dim=0).float()
+    return totals / totals.sum()
+
+
+def adjusted(logits: Tensor, prior: Tensor, tau: float = 1.0) -> Tensor:
+    """o + τ log π, (b, C), from ``logits`` o (b, C) and ``prior`` π (C,). A class that nobody has counts as 1e-8."""
+    return logits + balance(prior, tau).to(logits.device)
+
+
 def squared_distance(weights: Tensors, received: Tensors) -> Tensor:
     """‖w − wᵗ‖² over the trainable tensors, a scalar."""
     return torch.stack([(weights[name] - received[name]).square().sum() for name in weights]).sum()

@@ -75,7 +75,7 @@ def _parsed(uri: str) -> URL | None:
 WAIT = 60
 """Seconds for others to finish writing."""
 _ANSWER_SECONDS = 4
-"""That a server may take to answer."""
+"""A server may take so long to answer."""
 
 
 def check_database(file: Path, what: str, tables: Sequence[str], remedy: str) -> None:

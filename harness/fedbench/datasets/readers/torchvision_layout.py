@@ -26,7 +26,7 @@ from fedbench.datasets.content import dataset
 from fedbench.datasets.names import DatasetName
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package ``dataset-fashion-mnist`` puts its four archives."""
+"""Debian's package ``dataset-fashion-mnist`` puts its four archives here."""
 
 
 def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
