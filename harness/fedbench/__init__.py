@@ -13,6 +13,8 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedbench.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fedbench.core.errors import FedbenchError as FedbenchError
     from fedbench.core.spec import RunSpec as RunSpec
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from fedbench.python.results import load as load
     from fedbench.python.running import run as run
     from fedbench.python.tuning import tune as tune
-
-__version__ = "0.1.0"
 
 _API = {
     "FedbenchError": "fedbench.core.errors",

@@ -9,14 +9,14 @@ from fedbench.core.federation import Dataset, Federation, ImageSource, Split, Te
 from fedbench.core.method.base import Method, NoParams
 from fedbench.core.method.hooks import hookimpl, wrapper
 from fedbench.core.method.hyper import hyper
-from fedbench.core.method.labelling import LabelTask
-from fedbench.core.method.measuring import MeasureTask
 from fedbench.core.method.tasks import (
     AggregationTask,
     BroadcastTask,
     ClientTask,
     EvaluationTask,
+    LabelTask,
     LocalStep,
+    MeasureTask,
     ModelSetup,
     ReportedTask,
     StartTask,

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.core.method.hooks import STEPS, Hooks, HookSpecs
+from fedbench.core.method.hooks import STEPS, HookSpecs
 from fedbench.core.method.notifications import NOTIFICATIONS, Notifications, NotificationSpecs
+from fedbench.core.method.tasks import Hooks
 from fedbench.toolkit.fedavg import FedAvg
 from tests.core import tables
 

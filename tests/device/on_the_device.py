@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.method.hooks import STEPS, Hooks
+from fedbench.core.method.hooks import STEPS
+from fedbench.core.method.tasks import Hooks
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.files import plugins_everywhere
 from fedbench.plugins.assembly import method_names

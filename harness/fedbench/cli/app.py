@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedbench import __version__
 from fedbench.cli.commands.advise import advise
 from fedbench.cli.commands.cache import cache
 from fedbench.cli.commands.check import check
@@ -33,6 +32,7 @@ from fedbench.cli.commands.tune import tune
 from fedbench.cli.commands.ui import ui
 from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.core.errors import FedbenchError
+from fedbench.core.version import __version__
 from fedbench.kinds.files import plugins_everywhere
 
 BAD_INPUT = 2

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-import fedbench
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import read_bytes, replacing
+from fedbench.core.version import __version__
 from fedbench.leaderboard.reading import ReadingOptions, ReadResults
 
 MANIFEST = "manifest.json"
@@ -88,7 +88,7 @@ def write_manifest(
     # the suite's file has a place on this machine, its name is above
     options = {name: value for name, value in asdict(given).items() if value not in (None, ()) and name != "suite"}
     made = Manifest(
-        fedbench=fedbench.__version__,
+        fedbench=__version__,
         suite=named,
         licence=licence.strip(),
         environment=environment or environment_here(),

@@ -13,9 +13,10 @@ import pluggy
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.base import AnyMethod, declares
-from fedbench.core.method.hooks import STEPS, WRAPPABLE, Hooks, plugin_manager, relay
+from fedbench.core.method.hooks import STEPS, WRAPPABLE, plugin_manager, relay
 from fedbench.core.method.hyper import build_params
 from fedbench.core.method.notifications import Notifications
+from fedbench.core.method.tasks import Hooks
 from fedbench.core.spec import stack_names
 from fedbench.kinds.base import Plugin
 from fedbench.kinds.files import PLUGIN_FILES, classes_of

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import fedbench
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import replacing
+from fedbench.core.version import PACKAGE
 from fedbench.kinds.installed import installed_methods
 from fedbench.plugins.provenance import roots
 from fedbench.plugins.sources import digest_of, files_under
@@ -93,7 +93,7 @@ def _place() -> Path:
     }
     points = sorted(f"{point.name} = {point.value}" for point in installed_methods())
     digest = hashlib.sha256("\n".join([digest_of(files), *points]).encode()).hexdigest()
-    return Path(fedbench.__file__).parent / "__pycache__" / f"methods-{digest[:32]}.json"
+    return PACKAGE / "__pycache__" / f"methods-{digest[:32]}.json"
 
 
 def _read(place: Path) -> dict[str, Description]:

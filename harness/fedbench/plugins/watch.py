@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from fedbench.core.errors import MethodFault
 from fedbench.core.federation import Federation, Split, Subset, TensorImages
-from fedbench.core.method.hooks import STEPS, Hooks
+from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.tasks import (
     AggregationTask,
     BroadcastTask,
     ClientTask,
     EvaluationTask,
+    Hooks,
     LocalStep,
     ModelSetup,
     ReportedTask,

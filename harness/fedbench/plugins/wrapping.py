@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from fedbench.core.errors import FedbenchError, MethodFault
-from fedbench.core.method.hooks import STEPS, WRAPPABLE, Hooks, HookSpecs
+from fedbench.core.method.hooks import STEPS, WRAPPABLE, HookSpecs
+from fedbench.core.method.tasks import Hooks
 
 MARK = "fedbench_wrapper"
 Around = Callable[[Any, Callable[[Any], Any]], Any]

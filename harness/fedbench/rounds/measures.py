@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.errors import MethodFault
-from fedbench.core.method.measuring import MeasureTask
-from fedbench.core.method.tasks import ClientTask
+from fedbench.core.method.tasks import ClientTask, MeasureTask
 from fedbench.core.randomness import global_generators
 from fedbench.core.types import Update
 from fedbench.rounds.private import shared

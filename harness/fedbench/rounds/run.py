@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbench.core.federation import Federation
-from fedbench.core.method.hooks import Hooks
-from fedbench.core.method.tasks import ServerData
+from fedbench.core.method.tasks import Hooks, ServerData
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import InputSource, Model, Tensors

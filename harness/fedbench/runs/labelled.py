@@ -11,8 +11,7 @@ from torch import Tensor
 from fedbench.core.errors import Unworkable
 from fedbench.core.federation import Federation, Split
 from fedbench.core.method.answers import require_labels
-from fedbench.core.method.labelling import LabelledSamples, LabelTask
-from fedbench.core.method.tasks import ModelSetup
+from fedbench.core.method.tasks import LabelledSamples, LabelTask, ModelSetup
 from fedbench.core.partition import Shards
 from fedbench.core.types import FrozenEncoder, InputSource
 from fedbench.plugins.assembly import Assembly

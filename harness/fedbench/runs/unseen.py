@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedbench.core.errors import Unworkable
-from fedbench.core.method.hooks import Hooks
-from fedbench.core.method.tasks import ModelSetup
+from fedbench.core.method.tasks import Hooks, ModelSetup
 from fedbench.core.types import Model
 from fedbench.plugins.assembly import assemble
 

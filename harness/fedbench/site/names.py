@@ -7,7 +7,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-import fedbench
+from fedbench.core.version import PACKAGE
 
 _LONGEST = 80
 _ROOTS = ("pyproject.toml", ".git")
@@ -38,7 +38,7 @@ def source_of(module: str) -> tuple[str, bool]:
     if spec is None or spec.origin is None:
         return inside, False
     root = _root_of(Path(spec.origin))
-    is_ours = root is not None and root == _root_of(Path(fedbench.__file__))
+    is_ours = root is not None and root == _root_of(PACKAGE)
     # an environment may lie in the repository
     if not is_ours or "site-packages" in Path(spec.origin).parts:
         return inside, False

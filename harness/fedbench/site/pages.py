@@ -15,9 +15,9 @@ from urllib.parse import quote, unquote
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-import fedbench
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import replacing
+from fedbench.core.version import __version__
 from fedbench.core.wording import counted
 from fedbench.site.collect import read_folders
 from fedbench.site.data import data_of, name_of, seen_in
@@ -82,7 +82,7 @@ class _Site:
         )
         # package files; autoescape would break their quotes
         environment.globals.update(
-            css=Markup(_shipped("site.css")), js=Markup(_shipped("site.js")), version=fedbench.__version__
+            css=Markup(_shipped("site.css")), js=Markup(_shipped("site.js")), version=__version__
         )
         environment.globals.update(slug=slug, data_name=name_of, code_link=self._code, board=self._board)
         environment.filters.update(code=with_code, shown_seeds=seeds_shown)

@@ -19,8 +19,15 @@ from fedbench.core.errors import MethodFault
 from fedbench.core.federation import Federation
 from fedbench.core.method.base import Method, NoParams
 from fedbench.core.method.hooks import default_hookimpl
-from fedbench.core.method.labelling import LabelTask
-from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, LocalStep, ModelSetup
+from fedbench.core.method.tasks import (
+    AggregationTask,
+    BroadcastTask,
+    ClientTask,
+    EvaluationTask,
+    LabelTask,
+    LocalStep,
+    ModelSetup,
+)
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Broadcast, GlobalModel, Model, Predictions, StepGradients, Tensors, Update
 from fedbench.models.heads import default_model

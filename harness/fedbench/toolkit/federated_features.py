@@ -21,8 +21,14 @@ from torch import Tensor
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.hyper import hyper
-from fedbench.core.method.measuring import MeasureTask
-from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask
+from fedbench.core.method.tasks import (
+    AggregationTask,
+    BroadcastTask,
+    ClientTask,
+    EvaluationTask,
+    MeasureTask,
+    StartTask,
+)
 from fedbench.core.types import Broadcast, Predictions, Tensors, Update
 from fedbench.toolkit.class_gradients import (
     ClassGradients,

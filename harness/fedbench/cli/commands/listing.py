@@ -134,7 +134,7 @@ def _lines(what: str) -> Iterator[Line]:
 
 
 def _own() -> str:
-    from fedbench import __version__
+    from fedbench.core.version import __version__
 
     return f"fedbench-harness {__version__}"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fedbench.core.method.hooks import Hooks
-    from fedbench.core.types import InputSource
+    from fedbench.core.federation import Federation
+    from fedbench.core.types import Broadcast, FrozenEncoder, GlobalModel, InputSource, Predictions, StepGradients
 
 
 def _visible(of_labels: Tensor | None, spec: RunSpec) -> Tensor:
@@ -298,3 +298,79 @@ class EvaluationTask:
         own = self.own.get(client, {})
         weights = {name: own.get(name, tensor) for name, tensor in self.weights.items()}
         return weights, {name: own.get(name, tensor) for name, tensor in self.buffers.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class MeasureTask:
+    """A round that was trained and aggregated: what its last exchange asked, what came back, what the server made."""
+
+    round: int
+    tasks: Mapping[int, ClientTask]
+    """By client, of those whose updates the server accepted."""
+    updates: tuple[Update, ...]
+    weights: Tensors
+    """The global weights after the round."""
+    buffers: Tensors
+    own: Mapping[int, Tensors]
+    """The private tensors of clients after the round, by client."""
+    inputs: InputSource
+    """What is evaluated, without labels."""
+    model: Model
+    spec: RunSpec
+    state: Mapping[str, Tensors]
+    """The server's tensors, by method name."""
+
+    def local_model(self, update: Update) -> Tensors:
+        """Weights and running statistics of the client's model as it trained it, by name."""
+        task = self.tasks[update.client]
+        trained = {**task.received, **task.buffers, **update.weights, **update.buffers}
+        return {**trained, **self.own.get(update.client, {})}
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledSamples:
+    """Samples as an encoder sees them, with their ``labels`` (m,) int64."""
+
+    features: Callable[[FrozenEncoder], InputSource]
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTask:
+    """The clients' samples; of some or all of them the scenario hides the labels."""
+
+    setup: ModelSetup
+    features: Callable[[FrozenEncoder], InputSource]
+    """All n training samples as an encoder sees them, cached on disk."""
+    clients: Sequence[Tensor]
+    """Each client's samples that have no label, int64 into the n. What a client labels must depend on its own alone."""
+    num_samples: int
+    """n."""
+    server: LabelledSamples | None = None
+    """The server's own, for a method that requires ``server_labels``."""
+
+
+class Hooks(Protocol):
+    """The hooks as the caller sees them, typed: `fedbench.core.method.hooks.HookSpecs` says what each does."""
+
+    def federate(self, *, federation: Federation, spec: RunSpec) -> Federation: ...
+    def build_model(self, *, setup: ModelSetup) -> Model: ...
+    def label(self, *, task: LabelTask) -> Tensor | None: ...
+    def relabel(self, *, task: ClientTask) -> Tensor | None: ...
+    def start(self, *, task: StartTask) -> list[Tensors]: ...
+    def private(self, *, model: Model, spec: RunSpec) -> list[Collection[str]]: ...
+    def survey(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> str: ...
+    def report(self, *, task: ClientTask) -> list[Tensors]: ...
+    def reported(self, *, task: ReportedTask) -> None: ...
+    def exchanges(self, *, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int: ...
+    def turns(self, *, clients: tuple[int, ...], round: int, spec: RunSpec) -> Sequence[int] | None: ...
+    def broadcast(self, *, task: BroadcastTask) -> Broadcast: ...
+    def local_train(self, *, task: ClientTask) -> Update: ...
+    def local_gradients(self, *, step: LocalStep) -> StepGradients: ...
+    def local_objective(self, *, step: LocalStep) -> Tensor: ...
+    def local_loss(self, *, step: LocalStep) -> Tensor: ...
+    def loss_terms(self, *, step: LocalStep) -> list[Tensor]: ...
+    def after_training(self, *, task: ClientTask, update: Update) -> list[Tensors]: ...
+    def aggregate(self, *, task: AggregationTask) -> Tensors | GlobalModel: ...
+    def evaluate(self, *, task: EvaluationTask) -> Predictions: ...
+    def measure(self, *, task: MeasureTask) -> list[Mapping[str, float | Tensor]]: ...
