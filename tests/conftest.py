@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.core.files import name_once
-from fedbench.plugins import assembly as assemble
+from fedbench.kinds import registry
 
 LONGEST = ("api", "browser", "cli", "contract", "golden", "tuning")
 """Folders with files that take half a minute: handed out last, one of them would leave the other worker idle."""
@@ -103,17 +103,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
     def register(**attributes: object) -> str:
         method = type("Mine", (Mine,), attributes)
-        original = assemble.find_method
-        for module in (
-            "fedbench.plugins.assembly",
-            "fedbench.plugins.requirements",
-            "fedbench.testing",
-            "fedbench.testing.tiny",
-            "fedbench.suites.resolve",
-            "fedbench.runs.prepare",
-        ):
-            found = lambda name, plugin_files=(): method if name == "mine" else original(name, plugin_files)  # noqa: E731
-            monkeypatch.setattr(f"{module}.find_method", found)
+        monkeypatch.setitem(registry._OWN, ("method", "mine"), method)
         monkeypatch.setattr("fedbench.testing.tiny.contract_backbone", lambda name: "clip:embedded")
         return "mine"
 

@@ -42,11 +42,20 @@ from fedbench.core.types import (
     Update,
 )
 from fedbench.datasets.content import dataset
-from fedbench.kinds.backbones import BackboneFamily, BackboneRequest
-from fedbench.kinds.datasets import DatasetRequest, DatasetSource
-from fedbench.kinds.metrics import Metric, MetricTask
-from fedbench.kinds.partitions import ClientSamples, Partition, PartitionTask, Samples
-from fedbench.kinds.text_encoders import TextEncoder, TextRequest
+from fedbench.kinds.kinds import (
+    BackboneFamily,
+    BackboneRequest,
+    ClientSamples,
+    DatasetRequest,
+    DatasetSource,
+    Metric,
+    MetricTask,
+    Partition,
+    PartitionTask,
+    Samples,
+    TextEncoder,
+    TextRequest,
+)
 from fedbench.models import image_network
 
 __all__ = [

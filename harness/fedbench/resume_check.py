@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedbench.kinds.files import plugins_everywhere
+from fedbench.kinds.registry import plugins_everywhere
 from fedbench.rounds.state import load_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 

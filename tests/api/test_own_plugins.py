@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import fedbench
 from fedbench.api import Metric, NoParams, Partition, hyper
 from fedbench.cli.app import app
-from fedbench.kinds.own import own, own_plugins
+from fedbench.kinds.registry import own, own_plugins
 from fedbench.plugins.run_code import Codes
 from fedbench.python.own import OwnObjects
 from fedbench.scenarios.partitions.built_in import Iid
@@ -163,7 +163,7 @@ def test_a_metric_is_not_called_as_those_of_the_harness_and_a_number_is_no_metho
         ({"metrics": [First]}, "is no metric; derive it from fedbench.api.Metric"),
         ({"metrics": [3]}, "is no metric"),
         ({"metrics": [Wrong, OtherWrong]}, "two metrics are called 'wrong'"),
-        ({"metrics": [Impostor]}, "two plugins of the kind metric are called 'standard'"),
+        ({"metrics": [Impostor]}, "two metrics are called 'standard'"),
         ({"partition": Reading}, "partition 'first:FILE' reads a location"),
         ({"partition": [First, Second]}, "there are two partitions of this program"),
         ({"partition": First(FirstParams(share=2.0))}, "share='2.0' is out of range"),

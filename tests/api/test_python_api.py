@@ -19,7 +19,7 @@ import fedbench
 from fedbench.api import Method, hookimpl
 from fedbench.cli.app import app
 from fedbench.core.federation import Dataset, TensorImages
-from fedbench.kinds.own import own
+from fedbench.kinds.registry import own
 from fedbench.plugins.own_code import digest_of_code
 from fedbench.testing import tiny_dataset
 from fedbench.toolkit.fedavg import average
@@ -303,7 +303,7 @@ def test_own_objects_are_run_without_registration_and_found_again(tmp_path, cach
 
 
 def test_the_weights_of_a_class_follow_the_seed_and_those_of_an_object_do_not():
-    from fedbench.kinds.own import own_plugins
+    from fedbench.kinds.registry import own_plugins
     from fedbench.models import load_backbone
     from fedbench.python.own import OwnObjects
 

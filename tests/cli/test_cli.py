@@ -33,9 +33,9 @@ from fedbench.core.method.hooks import hookimpl, plugin_manager, relay
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training
+from fedbench.kinds.registry import method_names
 from fedbench.leaderboard.rows.untrained import NOTE
 from fedbench.plugins import description
-from fedbench.plugins.assembly import method_names
 from fedbench.plugins.description import Descriptions
 from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.runs.prepare import Settings
@@ -117,7 +117,7 @@ def test_names_are_listed_without_importing_torch(arguments: list[str]) -> None:
 def test_describing_a_method_imports_torch_and_no_other_heavy_library() -> None:
     heavy = ("open_clip", "torchvision", "transformers", "mlflow", "optuna", "sklearn", "pandas", "scipy")
     code = (
-        "import sys; from fedbench.plugins.assembly import find_method, method_names\n"
+        "import sys; from fedbench.kinds.registry import find_method, method_names\n"
         f"for name in method_names(): find_method(name)\nprint([m for m in {heavy!r} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -161,7 +161,7 @@ def test_descriptions_are_kept_as_they_are_until_sources_change_or_the_file_is_d
 def test_descriptions_are_those_of_the_sources_and_entry_points_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     before = description._place()
     assert description._place() == before
-    monkeypatch.setattr(description, "installed_methods", lambda: ())
+    monkeypatch.setattr(description, "installed", lambda kind: ())
     assert description._place() != before
     monkeypatch.undo()
     monkeypatch.setattr(description, "files_under", lambda root: [("x.py", Path(__file__))])

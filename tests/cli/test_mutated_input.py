@@ -28,7 +28,7 @@ from fedbench.cli.app import main
 from fedbench.core.method.hyper import declared
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import Training
-from fedbench.plugins.assembly import find_method
+from fedbench.kinds.registry import find_method
 from fedbench.suites.suite import load_suite, suite_names
 
 DATA = "embedded?train=200&test=40"

@@ -3,7 +3,7 @@
 import pytest
 
 from fedbench import testing
-from fedbench.plugins.assembly import find_method, method_names
+from fedbench.kinds.registry import find_method, method_names
 
 THIRD_PARTY = "example-median"
 METHODS = sorted({*method_names(), THIRD_PARTY})

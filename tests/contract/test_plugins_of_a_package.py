@@ -14,9 +14,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.metric_names import is_reserved
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
-from fedbench.kinds.files import plugins_everywhere
-from fedbench.kinds.installed import GROUPS
-from fedbench.kinds.registry import find, registered
+from fedbench.kinds.registry import GROUPS, find, plugins_everywhere, registered
 from fedbench.plugins.run_code import Codes
 from fedbench.rounds.further import metrics_named
 from fedbench.testing.plugins import CHECKS

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from fedbench import testing
 from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
-from fedbench.kinds.files import plugins_everywhere
+from fedbench.kinds.registry import plugins_everywhere
 
 HEAD = '''
 """A faulty method.

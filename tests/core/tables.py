@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbench.core.method.base import ROLES
-from fedbench.plugins.assembly import find_method
+from fedbench.kinds.registry import find_method
 from fedbench.plugins.roles import role_of
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.tasks import Hooks
 from fedbench.core.spec import RunSpec
-from fedbench.kinds.files import plugins_everywhere
-from fedbench.plugins.assembly import method_names
+from fedbench.kinds.registry import method_names, plugins_everywhere
 from fedbench.rounds.executors import ExecutorName
 from fedbench.rounds.loop import evaluate
 from fedbench.rounds.run import Run

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Model, Outputs
-from fedbench.plugins.assembly import find_method
+from fedbench.kinds.registry import find_method
 from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench_methods.clip2fl import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.core.method.base import declares
-from fedbench.plugins.assembly import find_method, method_names
+from fedbench.kinds.registry import find_method, method_names
 from fedbench.plugins.requirements import required_by
 from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings

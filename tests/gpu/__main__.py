@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from fedbench.plugins.assembly import method_names
+from fedbench.kinds.registry import method_names
 from tests.gpu import methods, workloads
 from tests.gpu.table import Table
 

@@ -17,7 +17,7 @@ import torch
 from fedbench import testing
 from fedbench.core.errors import FedbenchError
 from fedbench.core.scenario import Scenario
-from fedbench.kinds.files import plugins_everywhere
+from fedbench.kinds.registry import plugins_everywhere
 from fedbench.testing import final_state, tiny_run, tiny_spec
 
 needs_flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")

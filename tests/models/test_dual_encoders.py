@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
+from fedbench.kinds.registry import find_method
 from fedbench.models import image_size_of, load_backbone
 from fedbench.models.capabilities import lacking
 from fedbench.models.clip.backbone import ClipBackbone, image_features, tower_tensors
@@ -25,7 +26,6 @@ from fedbench.models.clip.transformers_models import PaddedTexts, transform_of
 from fedbench.models.prompts.context import prompt_tower, random_context, word_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.models.transform import CroppedTransform, PixelTransform
-from fedbench.plugins.assembly import find_method
 from fedbench.plugins.requirements import refuse_towers
 from fedbench.rounds.loop import evaluate
 from fedbench.runs.prepare import Settings, prepare

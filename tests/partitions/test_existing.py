@@ -14,7 +14,7 @@ from fedbench.api import ClientSamples, NoParams, Partition, PartitionTask
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Federation
 from fedbench.core.scenario import Scenario
-from fedbench.kinds.own import own_plugins
+from fedbench.kinds.registry import own_plugins
 from fedbench.scenarios import build_federation
 from fedbench.scenarios.table import write_table
 

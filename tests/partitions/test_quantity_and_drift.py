@@ -13,7 +13,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Federation
 from fedbench.core.method.base import NoParams
 from fedbench.core.scenario import Scenario
-from fedbench.kinds.partitions import ClientSamples, Partition, PartitionTask
+from fedbench.kinds.kinds import ClientSamples, Partition, PartitionTask
 from fedbench.scenarios import build as build_module
 from fedbench.scenarios import build_federation
 from fedbench.scenarios.partitions.superclasses import CIFAR100

@@ -9,7 +9,8 @@ import torch
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.spec import RunSpec, stack_names
-from fedbench.plugins.assembly import assemble, find_method
+from fedbench.kinds.registry import find_method
+from fedbench.plugins.assembly import assemble
 
 PLUGIN = '''
 """A method."""
@@ -130,7 +131,7 @@ def test_a_method_that_answers_no_hook_is_no_silent_fedavg(mine):
 
 
 def test_a_method_under_another_name_is_refused(monkeypatch):
-    import fedbench.plugins.assembly as module
+    import fedbench.kinds.registry as module
 
     fedprox = find_method("fedprox")
 
@@ -140,7 +141,7 @@ def test_a_method_under_another_name_is_refused(monkeypatch):
         def load(self):
             return fedprox
 
-    monkeypatch.setattr(module, "installed_methods", lambda: [Point()])
+    monkeypatch.setattr(module, "installed", lambda kind: [Point()])
     with pytest.raises(FedbenchError, match="calls itself 'fedprox' but is registered as 'other'"):
         module.find_method("other")
 
@@ -151,7 +152,7 @@ def test_a_plugin_file_may_not_call_itself_fedavg(plugin):
 
 
 def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch):
-    import fedbench.plugins.assembly as module
+    import fedbench.kinds.registry as module
 
     class Point:
         name, value = "broken", "nowhere:Broken"
@@ -159,7 +160,7 @@ def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch):
         def load(self):
             raise ModuleNotFoundError("No module named 'nowhere'")
 
-    monkeypatch.setattr(module, "installed_methods", lambda: [Point()])
+    monkeypatch.setattr(module, "installed", lambda kind: [Point()])
     with pytest.raises(FedbenchError, match="'broken' .*nowhere:Broken.* cannot be imported"):
         module.find_method("broken")
 

@@ -12,9 +12,10 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
-from fedbench.kinds.installed import GROUP
+from fedbench.kinds import registry
+from fedbench.kinds.registry import GROUP, find_method, load_plugin_file
 from fedbench.plugins import assembly as assemble
-from fedbench.plugins.assembly import find_method, load_plugin_file
+from fedbench.plugins import description
 
 RIGHT = """
 from dataclasses import dataclass
@@ -193,11 +194,11 @@ def point(name, value, package):
 @pytest.fixture
 def installed(monkeypatch):
     """Further installed methods beside those of this package."""
-    real = list(assemble.installed_methods())
+    real = list(registry.installed("method"))
 
     def install(*further):
-        for module in ("plugins.assembly", "plugins.description", "kinds.installed"):
-            monkeypatch.setattr(f"fedbench.{module}.installed_methods", lambda: [*real, *further])
+        for module in (registry, description):
+            monkeypatch.setattr(module, "installed", lambda kind: [*real, *further] if kind == "method" else [])
 
     return install
 
@@ -207,7 +208,7 @@ def test_two_packages_with_one_name_are_refused_when_it_is_asked_for_and_only_th
     with pytest.raises(FedbenchError) as refused:
         find_method("fedprox")
     assert str(refused.value) == (
-        "two plugins are called 'fedprox': fedbench_methods.fedprox:FedProx of the package fedbench-harness and "
+        "two methods are called 'fedprox': fedbench_methods.fedprox:FedProx of the package fedbench-harness and "
         "theirs:Prox of the package their-package; uninstall one."
     )
     assert find_method("moon").name == "moon"
@@ -223,7 +224,7 @@ def test_a_file_does_not_silently_replace_an_installed_method_unless_it_is_its_o
     with pytest.raises(FedbenchError) as refused:
         find_method("fedprox", [file])
     assert str(refused.value) == (
-        "two plugins are called 'fedprox': fedbench_methods.fedprox:FedProx of the package fedbench-harness and "
+        "two methods are called 'fedprox': fedbench_methods.fedprox:FedProx of the package fedbench-harness and "
         f"the plugin file {str(file)!r}; rename yours, or leave --plugin out."
     )
     assert find_method("moon", [file]).name == "moon"
@@ -235,7 +236,7 @@ def test_two_files_and_two_classes_with_one_name_are_refused(written, tmp_path):
     (tmp_path / "other").mkdir()
     one, other = written(RIGHT), written(RIGHT, "other/mine.py")
     with pytest.raises(
-        FedbenchError, match=r"two plugins are called 'mine': .*mine.py' and .*other/mine.py'; rename one"
+        FedbenchError, match=r"two methods are called 'mine': .*mine.py' and .*other/mine.py'; rename one"
     ):
         find_method("mine", [one, other])
     assert find_method("mine", [one, one]) is find_method("mine", [one])

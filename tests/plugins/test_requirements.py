@@ -8,8 +8,9 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.base import REQUIREMENTS, Method, declares
 from fedbench.core.types import LinearHead, Model, Outputs
+from fedbench.kinds.registry import find_method
 from fedbench.models.inputs import FeatureInputs
-from fedbench.plugins.assembly import assemble, find_method
+from fedbench.plugins.assembly import assemble
 from fedbench.plugins.requirements import features_are_trained, refuse_backbone, refuse_model, refuse_settings
 from fedbench.testing import tiny_run, tiny_spec
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.kinds.installed import installed_plugins
-from fedbench.kinds.registry import is_harness
+from fedbench.kinds.registry import installed_plugins, is_harness
 from fedbench.plugins import run_code
 from fedbench.plugins.provenance import roots
 from fedbench.plugins.run_code import Codes, code_hash, files_beside, harness_hash

@@ -10,8 +10,8 @@ import torch
 import fedbench.api as fb
 from fedbench import testing
 from fedbench.core.errors import FedbenchError, MethodFault
-from fedbench.kinds.files import plugins_everywhere
-from fedbench.plugins.assembly import assemble, find_method
+from fedbench.kinds.registry import find_method, plugins_everywhere
+from fedbench.plugins.assembly import assemble
 from fedbench.plugins.roles import role_of
 from fedbench.rounds.loop import rounds
 from fedbench.rounds.private import shared
@@ -222,7 +222,7 @@ def test_a_head_that_clients_keep_is_refused_to_those_that_need_it_sent(stack, n
 
 
 def test_gradients_are_wrapped_for_one_client_after_another(tmp_path, monkeypatch):
-    from fedbench.kinds.files import PLUGIN_FILES
+    from fedbench.kinds.registry import PLUGIN_FILES
 
     token = PLUGIN_FILES.set(tuple(written(tmp_path, gradients("* 1"))))
     try:

@@ -11,8 +11,9 @@ from fedbench.core.method.hooks import hookimpl
 from fedbench.core.partition import ClientShard
 from fedbench.core.spec import Training
 from fedbench.core.types import Model
+from fedbench.kinds.registry import find_method, method_names
 from fedbench.models.inputs import FeatureInputs
-from fedbench.plugins.assembly import assemble, find_method, method_names
+from fedbench.plugins.assembly import assemble
 from fedbench.rounds.executors.sequential import Sequential
 from fedbench.rounds.loop import start, train_round
 from fedbench.scenarios.participation import Schedule

@@ -3,7 +3,7 @@
 import pytest
 
 from fedbench.core.errors import MethodFault
-from fedbench.kinds.files import PLUGIN_FILES
+from fedbench.kinds.registry import PLUGIN_FILES
 from fedbench.testing import check_own_models, check_stacking, tiny_run, tiny_spec
 
 BEGIN = '''

@@ -10,7 +10,8 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import STEPS
 from fedbench.core.scenario import Scenario
-from fedbench.plugins.assembly import assemble, method_names
+from fedbench.kinds.registry import method_names
+from fedbench.plugins.assembly import assemble
 from fedbench.rounds.exchange import schedule_of
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round

@@ -16,9 +16,8 @@ import psutil
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import DETAILS, REASON, FedbenchError
 from fedbench.core.spec import RunSpec
-from fedbench.kinds.failure_text import DETAILS, REASON
 from fedbench.runs.engines import warm
 from fedbench.runs.engines.attempt import failure_of
 from fedbench.runs.engines.forks import Work

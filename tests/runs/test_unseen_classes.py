@@ -16,11 +16,12 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Split, TensorImages, Unseen
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
+from fedbench.kinds.registry import find_method
 from fedbench.leaderboard.formats.files import to_csv
 from fedbench.leaderboard.formats.markdown import to_markdown
 from fedbench.leaderboard.page.data import page_of
 from fedbench.leaderboard.results import load_curves, load_results
-from fedbench.plugins.assembly import assemble, find_method
+from fedbench.plugins.assembly import assemble
 from fedbench.rounds.loop import evaluate, rounds
 from fedbench.rounds.metrics import unseen_metrics
 from fedbench.rounds.run import Run

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-import fedbench.plugins.assembly
 import fedbench.suites.expand
+import fedbench.suites.resolve
 from fedbench.core.errors import FedbenchError
 from fedbench.scenarios.groups import BY_COUNT, BY_POSITION
 from fedbench.suites.expand import expand
@@ -502,21 +502,21 @@ def test_planning_looks_through_what_is_installed_once_per_method_and_resolves_o
     def counted(module, name):
         whole = getattr(module, name)
 
-        def call(*arguments):
+        def call(*arguments, **named):
             calls[name] += 1
-            return whole(*arguments)
+            return whole(*arguments, **named)
 
         monkeypatch.setattr(module, name, call)
 
     suite = parse_suite(
         f"name: many\nseeds: {list(range(seeds))}\nrows:\n" + rows * "- {method: fedprox+fedavgm}\n", "many.yaml"
     )
-    counted(fedbench.plugins.assembly, "_entry_points")
+    counted(fedbench.suites.resolve, "find_method")
     counted(fedbench.suites.expand, "resolve")
     specs = expand(suite, Overrides(sets=(("fedprox.mu", "0.1"),)))
     assert [spec.seed for spec in specs] == list(range(seeds))
     assert len({spec.run_id for spec in specs}) == len(specs) == seeds
-    assert calls == {"_entry_points": 2, "resolve": cells}
+    assert calls == {"find_method": 2, "resolve": cells}
 
 
 def test_every_seed_is_checked():

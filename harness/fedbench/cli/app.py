@@ -33,7 +33,7 @@ from fedbench.cli.commands.ui import ui
 from fedbench.cli.console import OutputLost, complain, guard_output, say
 from fedbench.core.errors import FedbenchError
 from fedbench.core.version import __version__
-from fedbench.kinds.files import plugins_everywhere
+from fedbench.kinds.registry import plugins_everywhere
 
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -9,7 +9,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.datasets.catalogue import card_of
 from fedbench.models import how_to_get
-from fedbench.plugins.wrapping import AROUND
+from fedbench.plugins.assembly import AROUND
 from fedbench.rounds.executors.memory import MEMORY
 from fedbench.runs.prepare import Settings
 from fedbench.suites.single import asked_for

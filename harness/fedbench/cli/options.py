@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedbench.core.errors import FedbenchError
-from fedbench.kinds.files import PLUGIN_FILES
+from fedbench.kinds.registry import PLUGIN_FILES
 
 MOST = 1e9
 """Seconds or GB: the system's clocks and limits take no more."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class FedbenchError(Exception):
@@ -53,3 +55,61 @@ def unknown_name(
     if close and hint_lists and len(names) > MOST_LISTED:
         listed = ""
     return FedbenchError(f"unknown {kind} {given!r}{nearest}{listed}{' ' + hint if hint else ''}")
+
+
+REASON, DETAILS = 2_000, 50_000
+"""Characters of a reason, and of a traceback, that are reported at most."""
+
+
+def text_of(error: BaseException) -> str:
+    """``str(error)``; where that raises, a sentence that says so."""
+    try:
+        return _printable(str(error))
+    except BaseException as second:  # of a method's own exception, which may do anything
+        return f"its text can't be read: __str__ raises {type(second).__name__}"
+
+
+def reason_of(error: BaseException) -> str:
+    """The type of ``error``, its text and its notes, on one line of at most `REASON` characters."""
+    notes = "; ".join(_notes(error))
+    text = " ".join(f"{type(error).__name__}: {text_of(error)}".split()).strip(": ")
+    # the notes say which run it was: a long text is cut before them
+    where = shortened(f" ({notes})", REASON // 2) if notes else ""
+    return shortened(text, REASON - len(where)) + where
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of ``error`` as Python prints it, of at most `DETAILS` characters."""
+    try:
+        lines = _printable("".join(traceback.format_exception(error)))
+    except BaseException as second:
+        where = "".join(traceback.format_tb(error.__traceback__))
+        lines = f"{where}{type(error).__name__}, whose text can't be printed: {type(second).__name__}\n"
+    return shortened(lines, DETAILS)
+
+
+def raised_at(error: BaseException) -> str:
+    """File, without folders, and line that raised ``error``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else "no traceback"
+
+
+def shortened(text: str, most: int) -> str:
+    """``text``, or its beginning and end with how much was cut between them, ``most`` characters in all."""
+    if len(text) <= most:
+        return text
+    gap = f" [... cut, {len(text):,} characters in all ...] "
+    end = (most - len(gap)) // 3
+    return text[: most - len(gap) - end] + gap + text[-end:]
+
+
+def _notes(error: BaseException) -> list[str]:
+    try:
+        return [_printable(str(note)) for note in getattr(error, "__notes__", [])]
+    except BaseException as second:
+        return [f"its notes can't be read: {type(second).__name__}"]
+
+
+def _printable(text: str) -> str:
+    """``text`` in characters that any store takes: neither a half of a surrogate pair nor a zero byte."""
+    return "".join([text]).encode(errors="backslashreplace").decode().replace("\0", "\\x00")

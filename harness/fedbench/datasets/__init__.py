@@ -15,7 +15,7 @@ from fedbench.kinds.registry import build, find, registered
 
 if TYPE_CHECKING:
     from fedbench.core.federation import Dataset
-    from fedbench.kinds.datasets import AnySource
+    from fedbench.kinds.kinds import AnySource
 
 __all__ = ["dataset_names", "load_dataset", "takes_image_size"]
 
@@ -41,7 +41,7 @@ def load_dataset(name: str, *, data_dir: Path, cache_dir: Path, image_size: int 
     None), unless the name says a size; images that share one keep it. ``?limit=N`` takes N images of each split, drawn
     at random and alike every time.
     """
-    from fedbench.kinds.datasets import LIMIT, DatasetRequest
+    from fedbench.kinds.kinds import LIMIT, DatasetRequest
 
     parsed = replace(parse_name(name), image_size=image_size)
     limit = parsed.integer(LIMIT, 1, 10**9)

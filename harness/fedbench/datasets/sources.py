@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedbench.core.method.base import NoParams
 from fedbench.datasets.names import DatasetName
-from fedbench.kinds.datasets import DatasetRequest, DatasetSource
+from fedbench.kinds.kinds import DatasetRequest, DatasetSource
 
 if TYPE_CHECKING:
     from fedbench.core.federation import Dataset

@@ -15,8 +15,8 @@ from fedbench.core.method.hyper import declared
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import BUDGET, RunSpec, Training, stack_names
 from fedbench.exchange.folder import named
+from fedbench.kinds.registry import find_method
 from fedbench.leaderboard.results import EVALUATED
-from fedbench.plugins.assembly import find_method
 
 _BESIDE = ("dataset", "backbone", "method", "tune", "tuned", "seed")
 _NO_SETTINGS = ("labels", "weights")

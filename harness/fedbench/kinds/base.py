@@ -23,7 +23,7 @@ class Plugin(Generic[P]):
     """
 
     kind: ClassVar[str]
-    """Which kind of plug-in it is, a key of `fedbench.kinds.installed.GROUPS`."""
+    """Which kind of plug-in it is, a key of `fedbench.kinds.registry.GROUPS`."""
     name: ClassVar[str]
     """Letters, digits, hyphens and underscores."""
     location: ClassVar[str | None] = None

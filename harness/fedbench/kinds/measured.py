@@ -16,7 +16,7 @@ from fedbench.core.metric_names import (
 from fedbench.kinds.registry import registered
 
 if TYPE_CHECKING:
-    from fedbench.kinds.metrics import AnyMetric
+    from fedbench.kinds.kinds import AnyMetric
 
 
 def metric_plugin(name: str) -> type[AnyMetric] | None:

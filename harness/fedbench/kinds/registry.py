@@ -1,24 +1,55 @@
-"""Plug-ins by kind and name: those of installed packages, built in or not, and those of plug-in files."""
+"""Plug-ins by kind and name: those of installed packages, of plug-in files (``--plugin FILE``) and of a program.
+
+Methods are one of the seven kinds. Installed plug-ins are known by their entry points; `Registered.load` imports one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import cast
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
-from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.kinds.base import AnyPlugin, check_plugin, listed_as, made, taken_apart
-from fedbench.kinds.files import PLUGIN_FILES, classes_of
-from fedbench.kinds.importing import importing
-from fedbench.kinds.installed import installed
-from fedbench.kinds.own import OBJECT, own
+from fedbench.core.errors import FedbenchError, reason_of, shortened, unknown_name
+from fedbench.kinds.base import AnyPlugin, Plugin, check_plugin, listed_as, made, taken_apart
+
+if TYPE_CHECKING:
+    from fedbench.core.method.base import AnyMethod
+
+METHOD = "method"
+GROUPS = {
+    METHOD: "fedbench.methods",
+    "data set": "fedbench.datasets",
+    "partition": "fedbench.partitions",
+    "backbone": "fedbench.backbones",
+    "text encoder": "fedbench.text_encoders",
+    "metric": "fedbench.metrics",
+    "suite": "fedbench.suites",
+}
+"""Kind of plug-in -> the group of entry points that a package registers it in."""
+GROUP = GROUPS[METHOD]
+OBJECT = "object"
+"""The names of a program's own data sets, partitions and backbones begin with it: ``object:NAME``."""
+PLUGIN_FILES: ContextVar[tuple[Path, ...]] = ContextVar("PLUGIN_FILES", default=())
+"""Files whose plug-ins everybody finds; see `plugins_everywhere`."""
+_OWN: dict[tuple[str, str], type] = {}
+_LONGEST_REASON = 500
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A plug-in that is known by name; it is imported by `load`."""
+    """A plug-in that is known by name; `load` imports it."""
 
     kind: str
     name: str
@@ -45,50 +76,67 @@ class Registered:
         dist = self.source.dist
         return f"{self.source.value} of the package {'unknown' if dist is None else dist.name}"
 
-    def load(self) -> type[AnyPlugin]:
+    def load(self) -> type[Any]:
         """Its class. FedbenchError where it cannot be imported, or is no plug-in of its kind and name."""
         if isinstance(self.source, Path):
             return _of_file(self.source, self.kind)[self.name]
         if isinstance(self.source, type):
-            return cast(type[AnyPlugin], self.source)
+            return self.source
         with importing(f"{self.kind} {self.name!r} ({self.source.value})", "reinstall it"):
             loaded = self.source.load()
-        check_plugin(loaded, self.kind, self.source.value)
+        _check(loaded, self.kind, self.source.value)
         if loaded.name != self.name:
             raise FedbenchError(f"{self.source.value} calls itself {loaded.name!r} but is registered as {self.name!r}.")
-        return cast(type[AnyPlugin], loaded)
+        return cast(type[Any], loaded)
 
 
-def registered(kind: str) -> dict[str, Registered]:
-    """The plug-ins of ``kind`` by name, in the order of their packages; imports no installed one.
+def registered(kind: str, plugin_files: Iterable[Path] = ()) -> dict[str, Registered]:
+    """The plug-ins of ``kind`` by name; those of ``plugin_files`` too. Imports no installed one.
 
-    FedbenchError for a name that two of them have.
+    Of several with one name it has the first: `find` refuses that name.
     """
-    known: dict[str, Registered] = {}
-    found = [Registered(kind, point.name, point) for point in installed(kind)]
-    found += [Registered(kind, name, file) for file in PLUGIN_FILES.get() for name in _of_file(file, kind)]
-    found += [Registered(kind, name, cls) for name, cls in own(kind).items()]
-    for one in found:
-        other = known.setdefault(one.name, one)
-        if _value(other) != _value(one):
-            raise FedbenchError(
-                f"two plugins of the kind {kind} are called {one.name!r}: {other.described_source} and "
-                f"{one.described_source}; rename one."
-            )
-    return known
+    return {name: alike[0] for name, alike in _candidates(kind, plugin_files).items()}
 
 
-def find(kind: str, name: str, hint: str = "") -> type[AnyPlugin]:
-    """The class of the plug-in of ``kind`` called ``name``; an unknown name is answered with the nearest ones."""
-    known = registered(kind)
+def find(kind: str, name: str, hint: str = "", plugin_files: Iterable[Path] = ()) -> type[Any]:
+    """The class of the plug-in of ``kind`` called ``name``.
+
+    FedbenchError for an unknown name, with the nearest ones; for a name that two have; and for a class that cannot be
+    imported or is no plug-in of its kind.
+    """
+    return look_up(kind, name, hint, plugin_files).load()
+
+
+def look_up(kind: str, name: str, hint: str = "", plugin_files: Iterable[Path] = ()) -> Registered:
+    """What `find` loads, without importing an installed one."""
+    known = _candidates(kind, plugin_files)
     if name == OBJECT and name not in known:
         raise FedbenchError(
             f"a {kind} called {OBJECT}:... was an object of a Python program, which no name brings back; give that "
             "object to fedbench.run once more."
         )
     if name not in known:
-        raise unknown_name(kind, name, known, hint or f"See `fedbench list {listed_as(kind)}`.")
-    return known[name].load()
+        hint = hint or f"See `fedbench list {listed_as(kind)}`."
+        raise unknown_name(kind, name, known, hint, hint_lists=kind == METHOD)
+    first, *others = known[name]
+    for other in others:
+        if not _is_copy(other, first):
+            files = sum(isinstance(one.source, Path) for one in (first, other))
+            remedy = ("uninstall one", "rename yours, or leave --plugin out", "rename one")[files]
+            sources = f"{first.described_source} and {other.described_source}"
+            raise FedbenchError(f"two {kind}s are called {name!r}: {sources}; {remedy}.")
+    # a file that is a copy of the installed plug-in's module is that module in development
+    return others[-1] if others else first
+
+
+def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[AnyMethod]:
+    """The class of the method ``name``; see `find`."""
+    return cast("type[AnyMethod]", find(METHOD, name, plugin_files=plugin_files))
+
+
+def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
+    """The names of all methods, without importing the installed ones."""
+    return sorted(registered(METHOD, plugin_files))
 
 
 def build(kind: str, text: str) -> tuple[AnyPlugin, str]:
@@ -112,16 +160,199 @@ def is_harness(source: EntryPoint | Path | type) -> bool:
     return not isinstance(source, Path | type) and source.module.partition(".")[0] == "fedbench"
 
 
+def _candidates(kind: str, plugin_files: Iterable[Path]) -> dict[str, list[Registered]]:
+    """Those of each name that differ. A program's own method stands for its name alone: it was checked when given."""
+    files = dict.fromkeys((*plugin_files, *PLUGIN_FILES.get()))
+    every = [Registered(kind, point.name, point) for point in installed(kind)]
+    every += [Registered(kind, name, file) for file in files for name in _of_file(file, kind)]
+    every += [Registered(kind, name, cls) for (of, name), cls in _OWN.items() if of == kind]
+    known: dict[str, list[Registered]] = {}
+    for one in every:
+        alike = known.setdefault(one.name, [])
+        if kind == METHOD and isinstance(one.source, type):
+            alike[:] = [one]
+        elif _value(one) not in map(_value, alike):
+            alike.append(one)
+    return known
+
+
 def _value(one: Registered) -> str:
     return str(one.source) if isinstance(one.source, Path | type) else one.source.value
 
 
-def _of_file(path: Path, kind: str) -> dict[str, type[AnyPlugin]]:
-    found: dict[str, type[AnyPlugin]] = {}
-    for cls in classes_of(path):
-        if getattr(cls, "kind", None) == kind and "name" in vars(cls):
-            check_plugin(cls, kind, f"file {str(path)!r}")
-            plugin = cast(type[AnyPlugin], cls)
-            if found.setdefault(plugin.name, plugin) is not plugin:
-                raise FedbenchError(f"plugin file {str(path)!r}: two classes are called {plugin.name!r}; rename one.")
-    return found
+def _is_copy(of_file: Registered, one: Registered) -> bool:
+    """Whether ``of_file`` is from a plug-in file that is the module of the installed ``one``, or a copy of it."""
+    if not isinstance(of_file.source, Path) or not isinstance(one.source, EntryPoint):
+        return False
+    try:
+        spec = importlib.util.find_spec(one.source.module)
+        content = of_file.source.read_bytes()
+        return spec is not None and spec.origin is not None and Path(spec.origin).read_bytes() == content
+    except (ImportError, OSError):
+        return False
+
+
+# --- installed packages
+
+
+def installed(kind: str) -> tuple[EntryPoint, ...]:
+    """The entry points of plug-ins of that kind, of all packages on the path; imports none of them.
+
+    Reading them takes some 25 ms, so they are read again only after a folder on the path has changed.
+    """
+    return _read(tuple((folder, _changed(folder or ".")) for folder in sys.path)).get(kind, ())
+
+
+def installed_plugins() -> tuple[EntryPoint, ...]:
+    """Those of all kinds, methods first."""
+    return tuple(point for kind in GROUPS for point in installed(kind))
+
+
+def _changed(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=1)
+def _read(path: tuple[tuple[str, int], ...]) -> Mapping[str, tuple[EntryPoint, ...]]:
+    every = entry_points()
+    return {kind: tuple(every.select(group=group)) for kind, group in GROUPS.items()}
+
+
+# --- plug-in files
+
+
+@contextmanager
+def plugins_everywhere(plugin_files: Iterable[Path]) -> Iterator[None]:
+    """Within the block everybody finds the plug-ins of ``plugin_files``."""
+    token = PLUGIN_FILES.set(tuple(dict.fromkeys((*PLUGIN_FILES.get(), *plugin_files))))
+    try:
+        yield
+    finally:
+        PLUGIN_FILES.reset(token)
+
+
+def load_plugin_file(path: Path) -> list[type[AnyMethod]]:
+    """The method classes that a Python file defines. FedbenchError for a file that defines no plug-in of any kind."""
+    return list(_of_file(path, METHOD).values())
+
+
+def _of_file(path: Path, kind: str) -> dict[str, type[Any]]:
+    classes = [cls for cls in _classes_of(path) if _kind_of(cls)]
+    if not classes:
+        raise FedbenchError(
+            f"plugin file {str(path)!r} defines no method: no class with `name` and `Params`; and no other plug-in."
+        )
+    known: dict[str, type[Any]] = {}
+    for cls in classes:
+        if _kind_of(cls) != kind:
+            continue
+        _check(cls, kind, f"file {str(path)!r}")
+        if kind == METHOD and cls.name == "fedavg":
+            raise FedbenchError(f"plugin file {str(path)!r} names its method 'fedavg', the defaults' own name.")
+        other = known.setdefault(cls.name, cls)
+        if other is not cls:
+            raise FedbenchError(
+                f"plugin file {str(path)!r}: {other.__name__} and {cls.__name__} are both called {cls.name!r}; "
+                "rename one."
+            )
+    return known
+
+
+def _kind_of(cls: type[Any]) -> str:
+    """The kind of plug-in that a class of a file is; "" for none, or for a base class without a name of its own."""
+    if issubclass(cls, Plugin):
+        return getattr(cls, "kind", "") if "name" in vars(cls) else ""
+    return METHOD if hasattr(cls, "name") and hasattr(cls, "Params") else ""
+
+
+def _check(cls: Any, kind: str, where: str) -> None:
+    if kind == METHOD:
+        from fedbench.kinds.methods import check_method  # imports torch
+
+        check_method(cls, where)
+    else:
+        check_plugin(cls, kind, where)
+
+
+def _classes_of(path: Path) -> list[type[Any]]:
+    """The classes that the file defines, in its order, each once; it is run when it is first read."""
+    module = _module(path)
+    return list({c: None for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__})
+
+
+def _module(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FedbenchError(f"plugin file {str(path)!r} does not exist; give the path of a Python file.")
+    # two files may have one name
+    name = f"fedbench_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    module = sys.modules.get(name)
+    if module is not None:
+        return module
+    location = importlib.util.spec_from_file_location(name, path)
+    if location is None or location.loader is None:
+        raise FedbenchError(f"plugin file {str(path)!r} is not a Python file; its name must end in .py.")
+    module = importlib.util.module_from_spec(location)
+    # dataclasses look their module up in sys.modules while the file is being executed
+    sys.modules[name] = module
+    try:
+        with importing(f"plugin file {str(path)!r}", "mend it"):
+            location.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+@contextmanager
+def importing(what: str, remedy: str) -> Iterator[None]:
+    """Raise FedbenchError, which names ``what`` and the ``remedy``, for anything that the block raises.
+
+    A module may raise SystemExit (a script without a main guard) or KeyboardInterrupt as well. A KeyboardInterrupt that
+    follows the signal is somebody's Ctrl-C, and passes.
+    """
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        if callable(before):
+            before(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    # handlers can be set in the main thread alone, and only there is Ctrl-C raised
+    listens = callable(before) and threading.current_thread() is threading.main_thread()
+    if listens:
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except BaseException as error:
+        if pressed and isinstance(error, KeyboardInterrupt):
+            raise
+        reason = shortened(reason_of(error), _LONGEST_REASON)
+        raise FedbenchError(f"{what} cannot be imported: {reason}; {remedy}.") from error
+    finally:
+        if listens:
+            signal.signal(signal.SIGINT, before)
+
+
+# --- objects of a program
+
+
+@contextmanager
+def own_plugins(given: Mapping[tuple[str, str], type]) -> Iterator[None]:
+    """Within the block the classes that a program brings are known by kind and name, in every thread."""
+    before = dict(_OWN)
+    _OWN.update(given)
+    try:
+        yield
+    finally:
+        _OWN.clear()
+        _OWN.update(before)
+
+
+def own(kind: str) -> dict[str, type]:
+    """The program's own of one kind that are known now, by name."""
+    return {name: cls for (of, name), cls in _OWN.items() if of == kind}

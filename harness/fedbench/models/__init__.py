@@ -15,10 +15,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fedbench.kinds.backbones import AnyFamily, BackboneRequest, Pretraining
 from fedbench.kinds.base import taken_apart
+from fedbench.kinds.kinds import AnyFamily, AnyTextEncoder, BackboneRequest, Pretraining, TextRequest
 from fedbench.kinds.registry import build, registered
-from fedbench.kinds.text_encoders import AnyTextEncoder, TextRequest
 from fedbench.models.names import EMBEDDED, LITE0_MINILM, PHOTOS, parse_backbone
 
 if TYPE_CHECKING:

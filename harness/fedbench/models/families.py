@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from fedbench.core.method.base import NoParams
-from fedbench.kinds.backbones import BackboneFamily, BackboneRequest, Pretraining
+from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, Pretraining
 from fedbench.models.names import IMAGENET, LITE0_MINILM, BackboneName, parse_backbone
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from fedbench.kinds.base import taken_apart
 from fedbench.kinds.registry import build, find, registered
 
 if TYPE_CHECKING:
-    from fedbench.kinds.backbones import AnyFamily
+    from fedbench.kinds.kinds import AnyFamily
 
 LITE0_MINILM = "lite0-minilm"
 LIST_HINT = "See `fedbench list backbones`."

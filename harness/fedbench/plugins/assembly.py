@@ -1,36 +1,32 @@
-"""Find methods, build one plugin manager for one run, refuse stacks that clash, and say who answers which hook."""
+"""Build one plugin manager for one run, refuse stacks that clash, and say who answers which hook."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pluggy
 
-from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.method.base import AnyMethod, declares
 from fedbench.core.method.hooks import STEPS, WRAPPABLE, plugin_manager, relay
 from fedbench.core.method.hyper import build_params
 from fedbench.core.method.notifications import Notifications
 from fedbench.core.method.tasks import Hooks
 from fedbench.core.spec import stack_names
-from fedbench.kinds.base import Plugin
-from fedbench.kinds.files import PLUGIN_FILES, classes_of
-from fedbench.kinds.importing import importing
-from fedbench.kinds.installed import installed_methods
-from fedbench.kinds.own import own
-from fedbench.plugins.declaration import HOOK_NAMES, check_method, refuse_unmarked
+from fedbench.kinds.methods import HOOK_NAMES, argument_of, refuse_unmarked, wraps
+from fedbench.kinds.registry import find_method
 from fedbench.plugins.notifications import notifications
 from fedbench.plugins.roles import refuse_roles, role_of
 from fedbench.plugins.watch import watched
-from fedbench.plugins.wrapping import joined_owners, wrapped, wraps
 from fedbench.toolkit.fedavg import FedAvg
 
-_LIST_HINT = "See `fedbench list methods`."
+Around = Callable[[Any, Callable[[Any], Any]], Any]
+"""A method's function around a hook's answer: of what is handed, and the rest of the stack."""
+AROUND = " around "
 
 
 @dataclass(frozen=True)
@@ -71,58 +67,6 @@ class Assembly:
         """``owners`` as they are recorded with a run: names joined by commas, or by AROUND where one wraps the next."""
         depths = {hook: len(names) for hook, names in self.wrappers.items()}
         return {hook: joined_owners(names, depths.get(hook, 0)) for hook, names in self.owners.items()}
-
-
-def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
-    """The names of all registered methods, without importing the installed ones."""
-    return sorted({*_entry_points(), *_from_files(plugin_files)})
-
-
-def find_method(name: str, plugin_files: Iterable[Path] = ()) -> type[AnyMethod]:
-    """The method class registered as ``name`` in the entry-point group ``fedbench.methods``, or in a plugin file.
-
-    Or that a program brings itself (`fedbench.kinds.own`).
-
-    Raises FedbenchError for an unknown name, one that two plugins have, a plugin that cannot be imported, or a class
-    that is no method.
-    """
-    if name in (brought := own("method")):
-        return cast(type[AnyMethod], brought[name])
-    from_files = _from_files((*plugin_files, *PLUGIN_FILES.get()))
-    points = _entry_points().get(name, [])
-    if name in from_files:
-        cls, file = from_files[name]
-        for point in points:
-            if not _is_file_of(point, file):
-                raise FedbenchError(
-                    f"{_clash(name, _origin(point), _file(file))}; rename yours, or leave --plugin out."
-                )
-        return cls
-    if not points:
-        raise unknown_name("method", name, {*_entry_points(), *from_files}, _LIST_HINT, hint_lists=True)
-    point = points[0]
-    for other in points[1:]:
-        raise FedbenchError(f"{_clash(name, _origin(point), _origin(other))}; uninstall one.")
-    with importing(f"method {name!r} ({point.value})", "reinstall it"):
-        loaded = point.load()
-    check_method(loaded, point.value)
-    if loaded.name != name:
-        raise FedbenchError(f"{point.value} calls itself {loaded.name!r} but is registered as {name!r}.")
-    return cast(type[AnyMethod], loaded)
-
-
-def source_of(name: str, plugin_files: Iterable[Path] = ()) -> Path | EntryPoint | type:
-    """What the method is found by: the plugin file that defines it, or its entry point. Imports no installed one.
-
-    The class itself where a program brings it.
-    """
-    if name in (brought := own("method")):
-        return brought[name]
-    of_files = {cls.name: path for path in plugin_files for cls in load_plugin_file(path)}
-    known = _entry_points()
-    if name not in {*of_files, *known}:
-        raise unknown_name("method", name, {*known, *of_files}, _LIST_HINT, hint_lists=True)
-    return of_files.get(name) or known[name][0]
 
 
 def assemble(
@@ -236,66 +180,33 @@ def _blamed(method: str, owners: Mapping[str, tuple[str, ...]]) -> dict[str, str
     return found
 
 
-def _entry_points() -> dict[str, list[EntryPoint]]:
-    """The installed methods: name -> the entry points of that name, more than one where these are not one object."""
-    found: dict[str, list[EntryPoint]] = {}
-    for point in installed_methods():
-        alike = found.setdefault(point.name, [])
-        if point.value not in [other.value for other in alike]:
-            alike.append(point)
-    return found
+def joined_owners(names: Sequence[str], depth: int) -> str:
+    """The ``names`` of who answers a hook, in call order, of whom the first ``depth`` wrap it."""
+    return ", ".join([AROUND.join(names[: depth + 1]), *names[depth + 1 :]])
 
 
-def _origin(point: EntryPoint) -> str:
-    return f"{point.value} of the package {'unknown' if point.dist is None else point.dist.name}"
+def wrapped(hooks: Hooks, around: Mapping[str, Sequence[tuple[str, Around]]]) -> Hooks:
+    """``hooks`` with the wrappers ``around`` them: hook -> (method, function), the outermost first."""
+    steps = {hook: getattr(hooks, hook) for hook in STEPS}
+    for hook, chain in around.items():
+        for method, function in reversed(chain):
+            steps[hook] = _around(hook, method, function, steps[hook])
+    return cast(Hooks, SimpleNamespace(**steps))
 
 
-def _file(path: Path) -> str:
-    return f"the plugin file {str(path)!r}"
+def _around(hook: str, method: str, function: Around, inner: Callable[..., Any]) -> Callable[..., Any]:
+    argument = argument_of(hook)
 
+    def rest(given: Any) -> Any:
+        return inner(**{argument: given})
 
-def _clash(name: str, one: str, other: str) -> str:
-    return f"two plugins are called {name!r}: {one} and {other}"
-
-
-def _is_file_of(point: EntryPoint, path: Path) -> bool:
-    """Whether ``path`` is the module of an installed method, or a copy of it."""
-    try:
-        spec = importlib.util.find_spec(point.module)
-        return spec is not None and spec.origin is not None and Path(spec.origin).read_bytes() == path.read_bytes()
-    except (ImportError, OSError):
-        return False
-
-
-def _from_files(paths: Iterable[Path]) -> dict[str, tuple[type[AnyMethod], Path]]:
-    found: dict[str, tuple[type[AnyMethod], Path]] = {}
-    for path in dict.fromkeys(paths):
-        for cls in load_plugin_file(path):
-            if cls.name == FedAvg.name:
-                raise FedbenchError(f"plugin file {str(path)!r} names its method 'fedavg', the defaults' own name.")
-            _, other = found.setdefault(cls.name, (cls, path))
-            if other != path:
-                raise FedbenchError(f"{_clash(cls.name, _file(other), _file(path))}; rename one.")
-    return found
-
-
-def load_plugin_file(path: Path) -> list[type[AnyMethod]]:
-    """The method classes defined in a Python file (``--plugin file.py``), for methods in development."""
-    defined = classes_of(path)
-    methods = [c for c in defined if hasattr(c, "name") and hasattr(c, "Params")]
-    others = [c for c in defined if issubclass(c, Plugin)]
-    methods = [c for c in methods if c not in others]
-    if not methods and not others:
-        raise FedbenchError(
-            f"plugin file {str(path)!r} defines no method: no class with `name` and `Params`; and no other plug-in."
-        )
-    named: dict[str, type] = {}
-    for cls in methods:
-        check_method(cls, f"file {str(path)!r}")
-        other = named.setdefault(cls.name, cls)
-        if other is not cls:
-            raise FedbenchError(
-                f"plugin file {str(path)!r}: {other.__name__} and {cls.__name__} are both called {cls.name!r}; "
-                "rename one."
+    def answered(**arguments: Any) -> Any:
+        answer = function(arguments[argument], rest)
+        if answer is None:
+            raise MethodFault(
+                f"{method} wraps the hook {hook} but returned None; return rest({argument}) where it has "
+                "nothing to change."
             )
-    return cast(list[type[AnyMethod]], methods)
+        return answer
+
+    return answered

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import replacing
 from fedbench.core.version import PACKAGE
-from fedbench.kinds.installed import installed_methods
+from fedbench.kinds.registry import METHOD, installed
 from fedbench.plugins.provenance import roots
 from fedbench.plugins.sources import digest_of, files_under
 
@@ -66,16 +66,16 @@ class Descriptions:
     def of(self, name: str) -> Description:
         """The method called ``name``. Raises FedbenchError for an unknown one, and for one that can't be used."""
         if name not in self._known:
-            from fedbench.plugins.assembly import find_method  # imports torch
+            from fedbench.kinds.registry import find_method  # imports torch
 
             self._known[name] = _described(find_method(name, self._plugin_files))
             if self._place is not None and not sys.dont_write_bytecode:
-                _keep(self._place, [one for point in installed_methods() if (one := _usable(point.name)) is not None])
+                _keep(self._place, [one for point in installed(METHOD) if (one := _usable(point.name)) is not None])
         return self._known[name]
 
 
 def _usable(name: str) -> Description | None:
-    from fedbench.plugins.assembly import find_method
+    from fedbench.kinds.registry import find_method
 
     try:
         return _described(find_method(name))
@@ -91,7 +91,7 @@ def _place() -> Path:
         for name, path in (files_under(root) if root.is_dir() else [(root.name, root)])
         if path.suffix == ".py"
     }
-    points = sorted(f"{point.name} = {point.value}" for point in installed_methods())
+    points = sorted(f"{point.name} = {point.value}" for point in installed(METHOD))
     digest = hashlib.sha256("\n".join([digest_of(files), *points]).encode()).hexdigest()
     return PACKAGE / "__pycache__" / f"methods-{digest[:32]}.json"
 
@@ -164,8 +164,7 @@ def _searched(known: Hyper) -> str:
 
 def _hooks(cls: type[AnyMethod]) -> tuple[Row, ...]:
     from fedbench.core.method.hooks import HookSpecs
-    from fedbench.plugins.declaration import HOOK_NAMES
-    from fedbench.plugins.wrapping import wraps
+    from fedbench.kinds.methods import HOOK_NAMES, wraps
 
     rows = []
     for name in HOOK_NAMES:

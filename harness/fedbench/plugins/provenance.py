@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import fedbench
-from fedbench.kinds.installed import installed_plugins
+from fedbench.kinds.registry import installed_plugins
 
 _GIT_SECONDS = 5.0
 _LIBRARIES = {

@@ -12,10 +12,10 @@ from fedbench.core.federation import Federation
 from fedbench.core.method.base import REQUIREMENTS, declares
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import NO_LINEAR_HEAD, Backbone, InputSource, Model
+from fedbench.kinds.registry import find_method
 from fedbench.models.capabilities import CAPABILITIES, lacking
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.names import is_dual_encoder, is_pretrained
-from fedbench.plugins.assembly import find_method
 
 GRANTED_SERVER_DATA = {"server_data": "unlabelled", "server_labels": "labelled"}
 """What a method that requires it reads of the server's samples."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.base import REQUIREMENTS, AnyMethod, declares
 from fedbench.core.method.hooks import STEPS
-from fedbench.plugins.wrapping import wraps
+from fedbench.kinds.methods import wraps
 
 _ANSWERED = {
     "label": "label provider",

@@ -12,11 +12,17 @@ from pathlib import Path
 import fedbench
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.kinds.base import taken_apart
-from fedbench.kinds.files import plugins_everywhere
-from fedbench.kinds.installed import installed_methods, installed_plugins
-from fedbench.kinds.own import OBJECT
-from fedbench.kinds.registry import Registered, is_harness, strangers
-from fedbench.plugins.assembly import source_of
+from fedbench.kinds.registry import (
+    METHOD,
+    OBJECT,
+    Registered,
+    installed,
+    installed_plugins,
+    is_harness,
+    look_up,
+    plugins_everywhere,
+    strangers,
+)
 from fedbench.plugins.own_code import digest_of_code
 from fedbench.plugins.provenance import roots, versions
 from fedbench.plugins.sources import PLUGIN, digest_of, files_of, files_of_all, files_under
@@ -108,12 +114,12 @@ class Codes:
     @cached_property
     def _ours(self) -> frozenset[str]:
         """The distribution that fedbench itself comes in."""
-        points = [point for point in installed_methods() if is_harness(point)]
+        points = [point for point in installed(METHOD) if is_harness(point)]
         return frozenset(point.dist.name for point in points if point.dist is not None)
 
     def _of_method(self, name: str) -> MethodCode | None:
         """None for a method of the harness's own."""
-        return self._of_source(name, source_of(name, self._plugin_files))
+        return self._of_source(name, look_up(METHOD, name, plugin_files=self._plugin_files).source)
 
     def _of_source(self, name: str, source: Path | EntryPoint | type) -> MethodCode | None:
         if isinstance(source, type):

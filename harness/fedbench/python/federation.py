@@ -9,8 +9,7 @@ import pandas as pd
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
-from fedbench.kinds.files import plugins_everywhere
-from fedbench.kinds.own import own_plugins
+from fedbench.kinds.registry import own_plugins, plugins_everywhere
 from fedbench.python.asking import Folder, assignments, files, folders, numbers
 from fedbench.python.own import OwnObjects
 from fedbench.runs.prepare import Settings, dataset_for

@@ -13,22 +13,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, reason_of
 from fedbench.core.federation import Dataset
 from fedbench.core.method.base import AnyMethod, NoParams
 from fedbench.core.method.hyper import declared
 from fedbench.core.types import Backbone
 from fedbench.datasets.content import dataset as with_its_hash
-from fedbench.kinds.backbones import BackboneFamily, BackboneRequest
 from fedbench.kinds.base import AnyPlugin, check_plugin
-from fedbench.kinds.datasets import DatasetRequest, DatasetSource
-from fedbench.kinds.failure_text import reason_of
-from fedbench.kinds.own import OBJECT
-from fedbench.kinds.registry import registered
+from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, DatasetRequest, DatasetSource
+from fedbench.kinds.methods import check_method
+from fedbench.kinds.registry import OBJECT, find_method, method_names, registered
 from fedbench.models import image_network
 from fedbench.models.clip.backbone import digest_of_weights
-from fedbench.plugins.assembly import find_method, method_names
-from fedbench.plugins.declaration import check_method
 from fedbench.plugins.own_code import digest_of_code
 
 Network = nn.Module | type[nn.Module] | Callable[[], nn.Module]
@@ -43,7 +39,7 @@ class OwnObjects:
     """What a program brings to one call."""
 
     plugins: dict[tuple[str, str], type] = field(default_factory=dict)
-    """By kind and name, as `fedbench.kinds.own` takes them."""
+    """By kind and name, as `fedbench.kinds.registry` takes them."""
 
     def methods(self, given: Sequence[str | type]) -> tuple[str, ...]:
         """The names of methods: a class that is registered is called as ever, another one by its ``name``."""

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
-from fedbench.kinds.own import own_plugins
+from fedbench.kinds.registry import own_plugins
 from fedbench.leaderboard.formats.notebook import to_html
 from fedbench.leaderboard.formats.terminal import render_terminal
 from fedbench.leaderboard.frame import frame_of

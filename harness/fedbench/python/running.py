@@ -13,7 +13,7 @@ from fedbench.cli.outcome import report
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.core.spec import RunSpec
-from fedbench.kinds.own import own_plugins
+from fedbench.kinds.registry import own_plugins
 from fedbench.python.asking import Folder, Names, assignments, files, folders, names, numbers
 from fedbench.python.own import Network, OwnObjects
 from fedbench.python.results import Results

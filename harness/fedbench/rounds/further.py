@@ -9,7 +9,7 @@ from typing import cast
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.base import NoParams
 from fedbench.core.metric_names import is_reserved
-from fedbench.kinds.metrics import AnyMetric, Metric, MetricTask
+from fedbench.kinds.kinds import AnyMetric, Metric, MetricTask
 from fedbench.kinds.registry import build
 from fedbench.rounds.metrics import score
 

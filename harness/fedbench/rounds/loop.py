@@ -12,7 +12,7 @@ from fedbench.core.method.tasks import ClientTask, EvaluationTask, ReportedTask,
 from fedbench.core.randomness import global_generators
 from fedbench.core.records import FAULT_COUNTS, RoundRecord
 from fedbench.core.types import InputSource, Predictions, Update
-from fedbench.kinds.metrics import MetricTask
+from fedbench.kinds.kinds import MetricTask
 from fedbench.rounds.broadcast import broadcast, broadcasts, channels_last, client_task, sent_bytes
 from fedbench.rounds.clients import settle, to_read
 from fedbench.rounds.exchange import (

@@ -12,7 +12,7 @@ from fedbench.core.method.tasks import Hooks, ServerData
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import InputSource, Model, Tensors
-from fedbench.kinds.metrics import AnyMetric
+from fedbench.kinds.kinds import AnyMetric
 from fedbench.plugins.assembly import Assembly
 from fedbench.rounds.executors import Executor
 from fedbench.rounds.state import RunState

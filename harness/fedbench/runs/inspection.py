@@ -12,11 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedbench.core.errors import FedbenchError, MethodFault, NotHere
+from fedbench.core.errors import REASON, FedbenchError, MethodFault, NotHere, raised_at, reason_of, shortened, text_of
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
-from fedbench.kinds.failure_text import REASON, raised_at, reason_of, shortened, text_of
-from fedbench.kinds.files import plugins_everywhere
+from fedbench.kinds.registry import plugins_everywhere
 from fedbench.rounds.private import shared
 from fedbench.rounds.run import Run
 from fedbench.runs.engines.forks import Work

@@ -19,11 +19,11 @@ from fedbench.core.records import RECORDED_CLIENTS, RunInfo
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import FrozenEncoder, InputSource, Model
 from fedbench.datasets import load_dataset, takes_image_size
-from fedbench.kinds.files import plugins_everywhere
+from fedbench.kinds.registry import find_method, plugins_everywhere
 from fedbench.models import image_size_of, load_backbone
 from fedbench.models.feature_cache import encode
 from fedbench.models.inputs import FeatureInputs, ImageInputs, ImagesOnDevice, UncachedFeatures
-from fedbench.plugins.assembly import Assembly, assemble, find_method
+from fedbench.plugins.assembly import Assembly, assemble
 from fedbench.plugins.requirements import (
     GRANTED_SERVER_DATA,
     refuse_backbone,

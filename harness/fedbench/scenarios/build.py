@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, raised_at, reason_of
 from fedbench.core.federation import Dataset, Federation, Split, Unseen
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
-from fedbench.kinds.failure_text import raised_at, reason_of
-from fedbench.kinds.partitions import ClientSamples, PartitionTask, Samples
+from fedbench.kinds.kinds import ClientSamples, PartitionTask, Samples
 from fedbench.scenarios.groups import reporting_groups
 from fedbench.scenarios.partitions import feature_skew, label_skew
 from fedbench.scenarios.partitions.answers import refuse_malformed, refuse_wrong

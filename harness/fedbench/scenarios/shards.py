@@ -13,7 +13,7 @@ from fedbench.core.partition import Measured, Shards
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
 from fedbench.core.wording import counted
-from fedbench.kinds.partitions import ClientSamples
+from fedbench.kinds.kinds import ClientSamples
 from fedbench.scenarios.partitions.parts import as_parts
 from fedbench.scenarios.partitions.rounding import IntArray
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from fedbench.core.scenario import Scenario
-from fedbench.kinds.partitions import AnyPartition
+from fedbench.kinds.kinds import AnyPartition
 from fedbench.kinds.registry import is_harness, registered
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedbench.core.errors import FedbenchError
-from fedbench.kinds.installed import installed_methods
+from fedbench.kinds.registry import METHOD, installed
 from fedbench.plugins.description import Description, Descriptions
 from fedbench.site.model import BoardLine, BoardTable, ResultsOf
 from fedbench.site.names import slug, source_of
@@ -73,7 +73,7 @@ def methods_of(folders: Sequence[ResultsOf]) -> list[MethodOf]:
         for table, entry in results.entries:
             for name in entry.methods:
                 places.setdefault(name, []).append(RankedRow(results, table, entry))
-    modules = {point.name: point.value.partition(":")[0] for point in installed_methods()}
+    modules = {point.name: point.value.partition(":")[0] for point in installed(METHOD)}
     known = Descriptions()
     found = []
     for name in sorted({*modules, *places}):

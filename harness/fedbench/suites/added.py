@@ -13,8 +13,8 @@ from typing import Any
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import stack_names
+from fedbench.kinds.registry import find_method
 from fedbench.models.names import canonical_backbone
-from fedbench.plugins.assembly import find_method
 from fedbench.suites.layers import READ_BY_SOME, LayerSource, section_of
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Row, Suite

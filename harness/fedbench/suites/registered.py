@@ -8,8 +8,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.kinds.importing import importing
-from fedbench.kinds.installed import installed
+from fedbench.kinds.registry import importing, installed
 
 
 @dataclass(frozen=True)

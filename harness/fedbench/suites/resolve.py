@@ -18,8 +18,8 @@ from fedbench.core.method.hyper import declared
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import MOST_SEED, RunSpec, Training
 from fedbench.datasets.aliases import same_data
+from fedbench.kinds.registry import find_method
 from fedbench.models.names import canonical_backbone
-from fedbench.plugins.assembly import find_method
 from fedbench.plugins.roles import role_of
 from fedbench.suites.layers import LISTS, Draft, LayerSource
 from fedbench.suites.published_keys import Key

@@ -24,9 +24,9 @@ from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.core.method.hooks import STEPS
 from fedbench.core.method.hyper import declared
 from fedbench.core.randomness import torch_generator
-from fedbench.kinds.files import PLUGIN_FILES
-from fedbench.plugins.assembly import assemble, find_method
-from fedbench.plugins.declaration import HOOK_NAMES
+from fedbench.kinds.methods import HOOK_NAMES
+from fedbench.kinds.registry import PLUGIN_FILES, find_method
+from fedbench.plugins.assembly import assemble
 from fedbench.plugins.watch import contents, watched
 from fedbench.rounds.loop import evaluate
 from fedbench.rounds.private import shared

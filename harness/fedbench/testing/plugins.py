@@ -23,7 +23,7 @@ from fedbench.core.randomness import torch_generator
 from fedbench.core.scenario import Scenario
 from fedbench.core.types import Predictions
 from fedbench.datasets import load_dataset
-from fedbench.kinds.metrics import AnyMetric, MetricTask
+from fedbench.kinds.kinds import AnyMetric, MetricTask
 from fedbench.kinds.registry import build
 from fedbench.models import load_backbone
 from fedbench.models.names import is_pretrained

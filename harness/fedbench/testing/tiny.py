@@ -18,8 +18,8 @@ from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Backbone
 from fedbench.datasets import tensor_cache
+from fedbench.kinds.registry import find_method
 from fedbench.models import load_backbone
-from fedbench.plugins.assembly import find_method
 from fedbench.plugins.requirements import required_by
 from fedbench.rounds.executors import ExecutorName
 from fedbench.rounds.loop import rounds

@@ -15,7 +15,7 @@ from optuna import Trial
 from fedbench.core.errors import unknown_name
 from fedbench.core.method.hyper import Declared, declared
 from fedbench.core.spec import RunSpec
-from fedbench.plugins.assembly import find_method
+from fedbench.kinds.registry import find_method
 
 # wide enough for what papers use (SGD 0.001 to 0.1, Adam 5e-5 to 1e-3), and the same for every method
 _LEARNING_RATES = {"sgd": (1e-3, 0.3), "adam": (1e-5, 1e-2), "adamw": (1e-5, 1e-2)}

@@ -13,11 +13,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.errors import REASON, FedbenchError, Unworkable, reason_of, shortened, text_of, traceback_of
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.records import RoundRecord, RunResult
 from fedbench.core.spec import RunSpec
-from fedbench.kinds.failure_text import REASON, reason_of, shortened, text_of, traceback_of
 from fedbench.runs.engines.forks import Work
 from fedbench.runs.engines.processes import exit_text
 from fedbench.runs.engines.warm import Apart, WarmProcess

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec, stack_names
-from fedbench.plugins.assembly import find_method
+from fedbench.kinds.registry import find_method
 from fedbench.suites.expand import expand
 from fedbench.suites.layers import section_of
 from fedbench.suites.resolve import Overrides, parse_assignment

@@ -48,8 +48,7 @@ def _contracts(
 
     FedbenchError for a name that there is not: it is bad input, and fails no check.
     """
-    from fedbench.kinds.files import PLUGIN_FILES
-    from fedbench.plugins.assembly import find_method, method_names
+    from fedbench.kinds.registry import PLUGIN_FILES, find_method, method_names
     from fedbench.testing.plugins import kinds_of
 
     is_method = name in method_names(PLUGIN_FILES.get())
@@ -67,7 +66,7 @@ def _contracts(
 
 def _outcome(one: Check, method: str) -> str:
     """``passed``, ``not applicable: why``, or ``failed: why``, in one line."""
-    from fedbench.kinds.failure_text import raised_at, reason_of
+    from fedbench.core.errors import raised_at, reason_of
 
     try:
         why = one(method)

@@ -142,14 +142,14 @@ def _own() -> str:
 def _origins(files: tuple[Path, ...]) -> dict[str, str]:
     """The package, or the file, that each method comes from."""
     # names of installed ones need no torch, and assembly imports it
-    from fedbench.kinds.installed import installed_methods
+    from fedbench.kinds.registry import METHOD, installed
 
     found = {
         point.name: "unknown" if point.dist is None else f"{point.dist.name} {point.dist.version}"
-        for point in installed_methods()
+        for point in installed(METHOD)
     }
     if files:
-        from fedbench.plugins.assembly import load_plugin_file
+        from fedbench.kinds.registry import load_plugin_file
 
         found |= {cls.name: file.name for file in files for cls in load_plugin_file(file)}
     return found

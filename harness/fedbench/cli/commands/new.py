@@ -32,8 +32,8 @@ def method(
     folder: Annotated[Path | None, typer.Option(help="Where to; a new folder called NAME by default.")] = None,
 ) -> None:
     """Write an installable package with a method, its tests and a workflow that runs them."""
-    from fedbench.plugins.assembly import method_names
-    from fedbench.plugins.declaration import check_name
+    from fedbench.kinds.methods import check_name
+    from fedbench.kinds.registry import method_names
 
     check_name(name)
     if name in method_names():

@@ -77,8 +77,8 @@ def show(
     spec = spec_of_federation(name, suite, overrides)
 
     from fedbench.cli.partition import in_words, show_picture
+    from fedbench.core.errors import raised_at, reason_of
     from fedbench.datasets import load_dataset
-    from fedbench.kinds.failure_text import raised_at, reason_of
     from fedbench.scenarios import build_federation
     from fedbench.scenarios.picture import picture_of
 

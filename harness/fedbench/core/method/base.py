@@ -55,7 +55,7 @@ class Method(Generic[P]):
     """A method with hyper-parameters of the type ``P``, its `Params`. ``name`` and ``citation`` have no default.
 
     An entry point of the group ``fedbench.methods`` loads such a class, or any other with ``name``, ``citation``,
-    ``Params`` and ``recipe`` that is made from its `Params`. `fedbench.plugins.declaration` checks it.
+    ``Params`` and ``recipe`` that is made from its `Params`. `fedbench.kinds.methods` checks it.
     """
 
     name: ClassVar[str]

@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from fedbench.core.method.base import NoParams
-from fedbench.kinds.text_encoders import TextEncoder, TextRequest
+from fedbench.kinds.kinds import TextEncoder, TextRequest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,8 +24,8 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.randomness import torch_generator
 from fedbench.kinds.base import taken_apart
+from fedbench.kinds.kinds import AnyTextEncoder, TextRequest
 from fedbench.kinds.registry import build, registered
-from fedbench.kinds.text_encoders import AnyTextEncoder, TextRequest
 from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates
 from fedbench.models.clip.transformers_models import load_pretrained

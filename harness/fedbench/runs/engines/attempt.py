@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import REASON, FedbenchError, reason_of, shortened, text_of, traceback_of
 from fedbench.core.spec import RunSpec
-from fedbench.kinds.failure_text import REASON, reason_of, shortened, text_of, traceback_of
 from fedbench.runs.engines.events import Emit, Forward, RunFailed
 from fedbench.runs.job import run_spec
 from fedbench.runs.loaded import Loaded

@@ -27,8 +27,7 @@ import psutil
 import torch
 
 from fedbench.core.spec import RunSpec
-from fedbench.kinds.files import PLUGIN_FILES
-from fedbench.kinds.installed import installed_methods
+from fedbench.kinds.registry import METHOD, PLUGIN_FILES, installed
 from fedbench.runs.engines.debugging import refuse_breakpoints
 from fedbench.runs.loaded import Loaded, Loader
 from fedbench.runs.prepare import Settings
@@ -79,7 +78,7 @@ def serve(control: Connection, settings: Settings, memory: int | None, inherited
         if os.getppid() != parent.pid:
             return
     loader = Loader(settings)
-    installed_methods()  # read here once instead of in every run
+    installed(METHOD)  # read here once instead of in every run
     try:
         while parent.sentinel not in wait([control, parent.sentinel]):
             message = control.recv_bytes()

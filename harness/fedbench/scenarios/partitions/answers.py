@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedbench.core.errors import FedbenchError
-from fedbench.kinds.partitions import ClientSamples, PartitionTask
+from fedbench.kinds.kinds import ClientSamples, PartitionTask
 from fedbench.scenarios.partitions.parts import Parts, as_parts, joined
 from fedbench.scenarios.partitions.rounding import IntArray
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.base import NoParams
 from fedbench.core.scenario import Scenario
-from fedbench.kinds.partitions import ClientSamples, Indices, Partition, PartitionTask, Samples
+from fedbench.kinds.kinds import ClientSamples, Indices, Partition, PartitionTask, Samples
 from fedbench.scenarios.partitions import dirichlet, label_skew
 from fedbench.scenarios.partitions.parts import Parts, equal_parts
 from fedbench.scenarios.partitions.rounding import IntArray

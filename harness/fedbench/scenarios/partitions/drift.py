@@ -12,7 +12,7 @@ import numpy as np
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hyper import hyper
-from fedbench.kinds.partitions import ClientSamples, Partition, PartitionTask
+from fedbench.kinds.kinds import ClientSamples, Partition, PartitionTask
 from fedbench.scenarios.partitions.built_in import of_domains
 from fedbench.scenarios.partitions.parts import Parts, deal_out, equal_parts
 from fedbench.scenarios.partitions.rounding import IntArray, takers

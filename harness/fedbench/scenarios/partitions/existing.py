@@ -21,7 +21,7 @@ from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import read_bytes
 from fedbench.core.method.base import NoParams
 from fedbench.core.method.hyper import hyper
-from fedbench.kinds.partitions import ClientSamples, Indices, Partition, PartitionTask, Samples
+from fedbench.kinds.kinds import ClientSamples, Indices, Partition, PartitionTask, Samples
 from fedbench.scenarios.partitions.parts import Parts, deal_out
 from fedbench.scenarios.partitions.rounding import IntArray
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
-from fedbench.kinds.partitions import ClientSamples
+from fedbench.kinds.kinds import ClientSamples
 from fedbench.scenarios.partitions.rounding import IntArray
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import read_bytes
 from fedbench.core.method.hyper import hyper
-from fedbench.kinds.partitions import Partition, PartitionTask
+from fedbench.kinds.kinds import Partition, PartitionTask
 from fedbench.scenarios.partitions.parts import Parts, deal_out, equal_sizes, shuffled_classes
 from fedbench.scenarios.partitions.superclasses import CIFAR100
 

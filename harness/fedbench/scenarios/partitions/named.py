@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from fedbench.core.scenario import Scenario
-from fedbench.kinds.partitions import AnyPartition
+from fedbench.kinds.kinds import AnyPartition
 from fedbench.kinds.registry import build
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hyper import hyper
-from fedbench.kinds.partitions import Partition, PartitionTask
+from fedbench.kinds.kinds import Partition, PartitionTask
 from fedbench.scenarios.partitions.label_skew import MAX_REDRAWS
 from fedbench.scenarios.partitions.parts import Parts, deal_out
 from fedbench.scenarios.partitions.rounding import takers

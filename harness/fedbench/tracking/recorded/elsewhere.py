@@ -8,7 +8,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.answers import require_predictions
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
-from fedbench.kinds.metrics import MetricTask
+from fedbench.kinds.kinds import MetricTask
 from fedbench.models.feature_cache import encode
 from fedbench.models.inputs import FeatureInputs, UncachedFeatures
 from fedbench.rounds.further import measured

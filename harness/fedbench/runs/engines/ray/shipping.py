@@ -18,7 +18,7 @@ from pathlib import Path
 
 import fedbench
 from fedbench.core.errors import FedbenchError
-from fedbench.kinds.installed import installed_plugins
+from fedbench.kinds.registry import installed_plugins
 from fedbench.plugins.provenance import roots, versions
 from fedbench.plugins.run_code import code_hash, files_beside
 from fedbench.plugins.sources import PLUGIN, files_under

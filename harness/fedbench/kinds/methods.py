@@ -11,16 +11,15 @@ from typing import Any
 import pluggy
 import pydantic
 
-from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.errors import FedbenchError, reason_of, unknown_name
 from fedbench.core.method.base import REQUIREMENTS, ROLES, AnyMethod
 from fedbench.core.method.hooks import STEPS, WRAPPABLE, HookSpecs, plugin_manager
 from fedbench.core.method.hyper import declared, parse_value
 from fedbench.core.method.notifications import NOTIFICATIONS, PROJECT, NotificationSpecs
 from fedbench.core.spec import OPTIMISER_KEYS, Training, no_bool
-from fedbench.kinds.failure_text import reason_of
-from fedbench.plugins.wrapping import check_wrappers, wraps
 
 HOOK_NAMES = (*STEPS, *NOTIFICATIONS)
+_MARK = "fedbench_wrapper"
 LONGEST_NAME = 100
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _SECTIONS = frozenset({"run", "scenario", "training", "backbone", "other-method"})
@@ -178,3 +177,25 @@ def _takes_rest(function: Any) -> bool:
         return "rest" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # of what is callable and no function
         return False
+
+
+def wraps(owner: object) -> list[str]:
+    """The hooks that a method, a class or an object of it, wraps."""
+    return [name for name in WRAPPABLE if hasattr(getattr(owner, name, None), _MARK)]
+
+
+def check_wrappers(cls: type) -> None:
+    """Raise FedbenchError where a function marked as a wrapper can be none."""
+    for name in dir(cls):
+        if not hasattr(inspect.getattr_static(cls, name), _MARK):
+            continue
+        if name not in WRAPPABLE:
+            raise FedbenchError(f"{name} is marked with @wrapper; what can be wrapped is {', '.join(WRAPPABLE)}.")
+        wanted = ["self", argument_of(name), "rest"]
+        if [*inspect.signature(getattr(cls, name)).parameters] != wanted:
+            raise FedbenchError(f"its wrapper of the hook {name} is to be def {name}({', '.join(wanted)}).")
+
+
+def argument_of(hook: str) -> str:
+    """What the one argument of a hook in `WRAPPABLE` is called."""
+    return [*inspect.signature(getattr(HookSpecs, hook)).parameters][1]
