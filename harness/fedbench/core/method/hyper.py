@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
-import pydantic
-
 from fedbench.core.errors import FedbenchError, unknown_name
 
 T = TypeVar("T")
@@ -198,6 +196,8 @@ def build_params(method: str, params: type, values: Mapping[str, object]) -> Any
 
 def parse_value(key: str, parameter: Declared, value: object) -> Any:
     """``value`` as the parameter's type, checked against its range; ``key`` names it in the error."""
+    import pydantic  # not for commands that only list names
+
     try:
         if isinstance(value, bool) and parameter.type in (int, float):
             raise ValueError("pydantic would take it for 0 or 1")
