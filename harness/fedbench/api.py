@@ -48,6 +48,7 @@ from fedbench.kinds.metrics import Metric, MetricTask
 from fedbench.kinds.partitions import ClientSamples, Partition, PartitionTask, Samples
 from fedbench.kinds.text_encoders import TextEncoder, TextRequest
 from fedbench.models import image_network
+from fedbench.scenarios.groups import reporting_groups
 
 __all__ = [
     "AggregationTask",
@@ -108,6 +109,7 @@ __all__ = [
     "hyper",
     "image_network",
     "numpy_generator",
+    "reporting_groups",
     "torch_generator",
     "wrapper",
 ]

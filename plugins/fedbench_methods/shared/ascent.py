@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from fedbench.core.method.tasks import LocalStep
-from fedbench.core.types import StepGradients, Tensors
+from fedbench.api import LocalStep, StepGradients, Tensors
 from fedbench.toolkit.local_training import each_model
 from fedbench.toolkit.wrapping import Gradients, tried
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import diverged
+from fedbench.api import diverged
 
 ENTRIES = 2**23
 """Of plans, b K P, at once where no gradient is needed: images of a batch do not depend on each other."""

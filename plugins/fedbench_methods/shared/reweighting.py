@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedbench.core.method.tasks import AggregationTask, ClientTask
-from fedbench.core.types import GlobalModel, Tensors
+from fedbench.api import AggregationTask, ClientTask, GlobalModel, Tensors
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, average_buffers
 from fedbench.toolkit.losses import mean_cross_entropy
 from fedbench.toolkit.wrapping import Aggregate, Aggregated

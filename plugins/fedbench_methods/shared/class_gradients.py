@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fedbench.core.method.measuring import MeasureTask
+from fedbench.api import MeasureTask
 from fedbench.toolkit.fedavg import EVALUATION_BATCH
 
 EPSILON = 1e-6

@@ -18,22 +18,31 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.method.hooks import hookimpl
-from fedbench.core.method.hyper import hyper
-from fedbench.core.method.measuring import MeasureTask
-from fedbench.core.method.tasks import AggregationTask, BroadcastTask, ClientTask, EvaluationTask, StartTask
-from fedbench.core.types import Broadcast, Predictions, Tensors, Update
-from fedbench.toolkit.class_gradients import (
+from fedbench.api import (
+    AggregationTask,
+    Broadcast,
+    BroadcastTask,
+    ClientTask,
+    EvaluationTask,
+    FedbenchError,
+    MeasureTask,
+    Predictions,
+    StartTask,
+    Tensors,
+    Update,
+    hookimpl,
+    hyper,
+)
+from fedbench.toolkit.fedavg import EVALUATION_BATCH, average
+from fedbench.toolkit.heads import fresh_head, largest_logit_with_kept_head, retrained
+from fedbench_methods.shared.class_gradients import (
     ClassGradients,
     class_gradients,
     cosine,
     dissimilarities,
     mean_over_owners,
 )
-from fedbench.toolkit.fedavg import EVALUATION_BATCH, average
-from fedbench.toolkit.heads import fresh_head, largest_logit_with_kept_head, retrained
-from fedbench.toolkit.siamese_augmentation import augmented
+from fedbench_methods.shared.siamese_augmentation import augmented
 
 GradientForm = Literal["official", "paper"]
 HeadStart = Literal["fresh", "warm", "global"]

@@ -6,7 +6,8 @@ from typing import get_args
 import pytest
 import torch
 
-from fedbench.toolkit.clustering import (
+from fedbench.toolkit.fedavg import weighted_mean
+from fedbench_methods.shared.clustering import (
     Algorithm,
     Similarity,
     class_shares,
@@ -24,7 +25,6 @@ from fedbench.toolkit.clustering import (
     snake_deal,
     weighted_means,
 )
-from fedbench.toolkit.fedavg import weighted_mean
 
 
 def shares(*rows):

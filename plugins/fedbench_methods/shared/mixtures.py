@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.types import Tensors
-from fedbench.toolkit.gaussians import symmetric, upper_triangle
+from fedbench.api import Tensors
+from fedbench_methods.shared.gaussians import symmetric, upper_triangle
 
 Kind = Literal["spherical", "diagonal", "full"]
 ADDED = 1e-6

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedbench.core.method.hyper import hyper
-from fedbench.core.method.tasks import AggregationTask
+from fedbench.api import AggregationTask, hyper
 from fedbench.toolkit.wrapping import Aggregated, weights_of, with_weights
 
 MOMENTUM, SCALE = "m/", "v/"

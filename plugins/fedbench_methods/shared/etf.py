@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedbench.core.errors import FedbenchError
+from fedbench.api import FedbenchError
 
 SMALLEST = 1e-12
 """Length of a row below which it is not divided by."""

@@ -15,9 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.method.hyper import hyper
-from fedbench.core.method.tasks import AggregationTask, BroadcastTask, StartTask
-from fedbench.core.types import Broadcast, Tensors, Update
+from fedbench.api import AggregationTask, Broadcast, BroadcastTask, StartTask, Tensors, Update, hyper
 
 DRIFT, MEAN = "drift/", "drift of all/"
 SHARE = "share"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.core.types import Tensors
+from fedbench.api import Tensors
 from fedbench.toolkit.prototypes import class_means
 
 ROUNDING = float(torch.finfo(torch.float32).eps)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedbench.core.types import Tensors, Update
+from fedbench.api import Tensors, Update
 
 
 def updated(values: Tensor, plays: Tensor, arm: int, reward: float) -> tuple[Tensor, Tensor]:

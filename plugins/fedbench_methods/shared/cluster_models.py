@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.types import Model, Outputs, Tensors
+from fedbench.api import AggregationTask, Model, Outputs, Tensors
 from fedbench.models.heads import scaled_logits
 from fedbench.toolkit.fedavg import average, average_buffers
 

@@ -11,8 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedbench.core.randomness import seed_sequence
-from fedbench.scenarios.groups import cumulative_exclusive
+from fedbench.api import numpy_generator, reporting_groups
 
 Similarity = Literal["js", "kl", "wasserstein", "total_variation", "cosine"]
 
@@ -64,10 +63,10 @@ def head_and_tail(counts: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Head and tail classes by the samples (K,) that all clients together report of each class.
 
     Largest first, head up to 75 % of all samples and tail beyond 95 %, a class that crosses going to the next group:
-    `cumulative_exclusive`, which the published tables of CAPT fit. Where that gives no head, or a tail as large as it,
-    classes above and below the median; on balanced data there is neither.
+    the rule that the published tables of CAPT fit. Where that gives no head, or a tail as large as it, classes above
+    and below the median; on balanced data there is neither.
     """
-    groups = cumulative_exclusive(counts.numpy())
+    groups = reporting_groups(counts.numpy(), "cumulative_exclusive")
     head, tail = groups.get("head", ()), groups.get("tail", ())
     if head and tail and counts[list(head)].min() > counts[list(tail)].max():
         return head, tail
@@ -98,7 +97,7 @@ def cluster_rows(matrix: Tensor, count: int, algorithm: Algorithm, seed: int) ->
     count = min(count, len(torch.unique(matrix, dim=0)))
     if count == 1:
         return torch.zeros(len(matrix), dtype=torch.int64)
-    state = int(seed_sequence(seed, "client clusters").generate_state(1)[0])
+    state = int(numpy_generator(seed, "client clusters").bit_generator.seed_seq.generate_state(1)[0])
     if algorithm == "kmeans":
         found = KMeans(count, n_init=10, random_state=state).fit_predict(rows)
     elif algorithm == "gmm":
