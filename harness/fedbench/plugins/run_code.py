@@ -11,11 +11,10 @@ from pathlib import Path
 
 import fedbench
 from fedbench.core.spec import RunSpec, stack_names
-from fedbench.kinds.base import taken_apart
 from fedbench.kinds.files import plugins_everywhere
 from fedbench.kinds.installed import installed_methods, installed_plugins
 from fedbench.kinds.own import OBJECT
-from fedbench.kinds.registry import Registered, is_harness, strangers
+from fedbench.kinds.registry import Registered, is_harness, parted, strangers
 from fedbench.plugins.assembly import source_of
 from fedbench.plugins.own_code import digest_of_code
 from fedbench.plugins.provenance import roots, versions
@@ -139,7 +138,7 @@ def plugins_of(spec: RunSpec) -> list[Registered]:
     }
     found: list[Registered] = []
     for kind, texts in named.items():
-        names = [taken_apart(text.partition("?")[0])[0] for text in texts]
+        names = [parted(kind, text.partition("?")[0])[0] for text in texts]
         found += strangers(kind, list(dict.fromkeys(names))).values()
     return found
 

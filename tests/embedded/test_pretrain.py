@@ -13,19 +13,19 @@ import pytest
 import torch
 from open_clip.transformer import VisionTransformer
 
-import fedbench.models
-from fedbench.datasets.embedded import CLASSNAMES, MID, TEN_CLASSES, Sampling, generate
-from fedbench.datasets.embedded.attributes import held_out
-from fedbench.datasets.embedded.captions import vocabulary
+import fedbench_embedded
 from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
-from fedbench.models.embedded.pretrain import SMOKE, __main__, gate, pretrain
-from fedbench.models.embedded.pretrain.augment import augment, normalise, rotate_hues
-from fedbench.models.embedded.pretrain.contrastive import encode_short_text, learning_rate, symmetric_loss
-from fedbench.models.embedded.pretrain.corpus import batches, easy_images, render_corpus
-from fedbench.models.embedded.pretrain.recipe import DEFAULT, GateSizes
-from fedbench.models.embedded.pretrain.student import GRID, WIDTH, build, grid_positions, student_config
+from fedbench_embedded.images import CLASSNAMES, MID, TEN_CLASSES, Sampling, generate
+from fedbench_embedded.images.attributes import held_out
+from fedbench_embedded.images.captions import vocabulary
+from fedbench_embedded.pretrain import SMOKE, __main__, gate, pretrain
+from fedbench_embedded.pretrain.augment import augment, normalise, rotate_hues
+from fedbench_embedded.pretrain.contrastive import encode_short_text, learning_rate, symmetric_loss
+from fedbench_embedded.pretrain.corpus import batches, easy_images, render_corpus
+from fedbench_embedded.pretrain.recipe import DEFAULT, GateSizes
+from fedbench_embedded.pretrain.student import GRID, WIDTH, build, grid_positions, student_config
 
-SHIPPED = Path(fedbench.models.__file__).parent / "embedded"
+SHIPPED = Path(fedbench_embedded.__file__).parent
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedbench.datasets.embedded.geometry import (
+from fedbench_embedded.images.geometry import (
     Plane,
     angle_of,
     both,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from fedbench.datasets.embedded import MID, Difficulty
-from fedbench.datasets.embedded.captions import CaptionMix
+from fedbench_embedded.images import MID, Difficulty
+from fedbench_embedded.images.captions import CaptionMix
 
 
 @dataclass(frozen=True, kw_only=True)

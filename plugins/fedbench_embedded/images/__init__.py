@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.datasets.embedded.attributes import (
+from fedbench_embedded.images.attributes import (
     CLASSNAMES,
     DOMAINS,
     MID,
@@ -20,7 +20,7 @@ from fedbench.datasets.embedded.attributes import (
     Sampling,
     sample_attributes,
 )
-from fedbench.datasets.embedded.render import render
+from fedbench_embedded.images.render import render
 
 __all__ = [
     "CLASSNAMES",

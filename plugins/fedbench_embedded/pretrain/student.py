@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 from torch import Tensor, nn
 
-from fedbench.models.embedded.pretrain.augment import normalise
-from fedbench.models.embedded.pretrain.contrastive import StageSetting, Step, TrainingProgress, train
-from fedbench.models.embedded.pretrain.teacher import (
+from fedbench_embedded.pretrain.augment import normalise
+from fedbench_embedded.pretrain.contrastive import StageSetting, Step, TrainingProgress, train
+from fedbench_embedded.pretrain.teacher import (
     EMBED_DIM,
     LAYER1_CHANNELS,
     LAYER2_CHANNELS,

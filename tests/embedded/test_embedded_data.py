@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbench.datasets import embedded
-from fedbench.datasets.embedded import (
+from fedbench_embedded import images as embedded
+from fedbench_embedded.images import (
     CLASSNAMES,
     DOMAINS,
     GENERATOR_VERSION,
@@ -20,12 +20,12 @@ from fedbench.datasets.embedded import (
     Sampling,
     generate,
 )
-from fedbench.datasets.embedded.attributes import COLOURS, HELD_OUT_COLOUR, SKETCH, held_out, sample_attributes
-from fedbench.datasets.embedded.captions import COLOUR_SYNONYMS, MISNAMED, CaptionMix, captions
-from fedbench.datasets.embedded.geometry import disc, ellipse, polygon
-from fedbench.datasets.embedded.render import render
-from fedbench.datasets.embedded.scene import CANVAS, GRID_X, GRID_Y, place, uniform
-from fedbench.datasets.embedded.shapes import SHAPES
+from fedbench_embedded.images.attributes import COLOURS, HELD_OUT_COLOUR, SKETCH, held_out, sample_attributes
+from fedbench_embedded.images.captions import COLOUR_SYNONYMS, MISNAMED, CaptionMix, captions
+from fedbench_embedded.images.geometry import disc, ellipse, polygon
+from fedbench_embedded.images.render import render
+from fedbench_embedded.images.scene import CANVAS, GRID_X, GRID_Y, place, uniform
+from fedbench_embedded.images.shapes import SHAPES
 
 BALANCED = Sampling(balanced=True)
 

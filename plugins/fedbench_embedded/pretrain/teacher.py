@@ -4,9 +4,9 @@ import torch
 from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
 from torch import Tensor, nn
 
-from fedbench.datasets.embedded import Attributes
-from fedbench.datasets.embedded.captions import captions
-from fedbench.models.embedded.pretrain.contrastive import StageSetting, Step, TrainingProgress, train
+from fedbench_embedded.images import Attributes
+from fedbench_embedded.images.captions import captions
+from fedbench_embedded.pretrain.contrastive import StageSetting, Step, TrainingProgress, train
 
 EMBED_DIM = 128
 TEXT_WIDTH, TEXT_HEADS, TEXT_LAYERS = 64, 2, 2

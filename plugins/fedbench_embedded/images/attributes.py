@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.datasets.embedded.shapes import SHAPES
+from fedbench_embedded.images.shapes import SHAPES
 
 Integers = NDArray[np.int64]
 Pairs = Literal["any", "seen", "held_out"]

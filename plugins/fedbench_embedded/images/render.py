@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.datasets.embedded import attributes as attr
-from fedbench.datasets.embedded.attributes import Attributes
-from fedbench.datasets.embedded.geometry import Plane, length, rounded
-from fedbench.datasets.embedded.scene import (
+from fedbench_embedded.images import attributes as attr
+from fedbench_embedded.images.attributes import Attributes
+from fedbench_embedded.images.geometry import Plane, length, rounded
+from fedbench_embedded.images.scene import (
     BACKGROUND_RGB,
     COLOUR_RGB,
     GRID_X,

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedbench.datasets.embedded.attributes import CLASSNAMES, COLOURS, PATTERNS, SKETCH, Attributes
+from fedbench_embedded.images.attributes import CLASSNAMES, COLOURS, PATTERNS, SKETCH, Attributes
 
 SYNONYMS = {
     "bird": ("sparrow", "pigeon"),

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedbench.datasets.embedded import attributes as attr
-from fedbench.datasets.embedded.attributes import Attributes
-from fedbench.datasets.embedded.geometry import Plane, rounded
-from fedbench.datasets.embedded.shapes import SHAPES
+from fedbench_embedded.images import attributes as attr
+from fedbench_embedded.images.attributes import Attributes
+from fedbench_embedded.images.geometry import Plane, rounded
+from fedbench_embedded.images.shapes import SHAPES
 
 IMAGE_SIZE = 32
 CANVAS = 2 * IMAGE_SIZE

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
-from fedbench.models.embedded.pretrain import DEFAULT, SMOKE, pretrain
-from fedbench.models.embedded.pretrain.gate import BOUNDS
+from fedbench_embedded.pretrain import DEFAULT, SMOKE, pretrain
+from fedbench_embedded.pretrain.gate import BOUNDS
 
 _MISSED = 1
 
@@ -19,7 +19,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     Takes about 30 minutes of one core.
     """
-    parser = argparse.ArgumentParser(prog="python -m fedbench.models.embedded.pretrain", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fedbench_embedded.pretrain", description=__doc__)
     parser.add_argument("--output", "-o", type=Path, required=True, help="folder for weights, tokens and card")
     parser.add_argument("--smoke", action="store_true", help="the same steps at a size for tests; useless weights")
     options = parser.parse_args(words)

@@ -20,7 +20,8 @@ from fedbench.core.main_program import without_main
 from fedbench.core.types import Tensors
 from fedbench.datasets.cache import stored
 from fedbench.datasets.content import dataset
-from fedbench.datasets.embedded import (
+from fedbench.datasets.names import DatasetName
+from fedbench_embedded.images import (
     CLASSNAMES,
     DOMAINS,
     GENERATOR_VERSION,
@@ -30,7 +31,6 @@ from fedbench.datasets.embedded import (
     Sampling,
     generate,
 )
-from fedbench.datasets.names import DatasetName
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ PROCESSES = 2
 TRAIN, TEST = 0, 1
 
 
-def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(parsed: DatasetName, cache_dir: Path) -> Dataset:
     """The procedural data set of the options' size; rendered where ``cache_dir`` doesn't hold it yet."""
     classes = TWENTY_CLASSES if parsed.choice("classes", ("10", "20")) == "20" else TEN_CLASSES
     train = parsed.integer("train", 1, 10_000_000) or 10_000

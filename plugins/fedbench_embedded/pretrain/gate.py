@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from fedbench.datasets.embedded import (
+from fedbench.models.clip.tokens import FoldedTokenizer
+from fedbench_embedded.images import (
     CLASSNAMES,
     DOMAINS,
     TEN_CLASSES,
@@ -23,11 +24,10 @@ from fedbench.datasets.embedded import (
     Sampling,
     generate,
 )
-from fedbench.datasets.embedded.captions import MISNAMED, with_article
-from fedbench.models.clip.tokens import FoldedTokenizer
-from fedbench.models.embedded.pretrain.augment import normalise
-from fedbench.models.embedded.pretrain.recipe import GateSizes
-from fedbench.models.embedded.pretrain.student import build
+from fedbench_embedded.images.captions import MISNAMED, with_article
+from fedbench_embedded.pretrain.augment import normalise
+from fedbench_embedded.pretrain.recipe import GateSizes
+from fedbench_embedded.pretrain.student import build
 
 NAME = "embedded"
 # Logistic regression on unit features: this scale makes C = 1 a mild penalty.
