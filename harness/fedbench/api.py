@@ -57,6 +57,7 @@ from fedbench.kinds.kinds import (
     TextRequest,
 )
 from fedbench.models import image_network
+from fedbench.scenarios.groups import reporting_groups
 
 __all__ = [
     "AggregationTask",
@@ -117,6 +118,7 @@ __all__ = [
     "hyper",
     "image_network",
     "numpy_generator",
+    "reporting_groups",
     "torch_generator",
     "wrapper",
 ]

@@ -45,18 +45,18 @@ from fedbench.models.heads import clip_of, scaled_logits
 from fedbench.models.prompts.context import random_context
 from fedbench.models.prompts.image_tokens import require_vision_transformer
 from fedbench.models.prompts.prompted_clip import PromptedClip, coupling, prompted, prompted_clip
-from fedbench.toolkit.bandit import draw, earned, points
-from fedbench.toolkit.clustering import (
+from fedbench.toolkit.fedavg import average, participant_shares, predicted_classes, weighted_mean
+from fedbench.toolkit.losses import adjusted, class_prior, mean_cross_entropy
+from fedbench.toolkit.server_training import granted
+from fedbench_methods.shared.bandit import draw, earned, points
+from fedbench_methods.shared.clients import drawn_order
+from fedbench_methods.shared.clustering import (
     class_shares,
     complementary_groups,
     means_inside,
     similar_clients,
     weighted_means,
 )
-from fedbench.toolkit.fedavg import average, participant_shares, predicted_classes, weighted_mean
-from fedbench.toolkit.losses import adjusted, class_prior, mean_cross_entropy
-from fedbench.toolkit.server_training import granted
-from fedbench.toolkit.turns import drawn_order
 
 GENERAL, OF_CLASS = "prompt.general", "prompt.class"
 ARMS, DRAWN = (1, 2, 3, 5, 7, 10), 4

@@ -40,9 +40,9 @@ from fedbench.models.heads import clip_of, scaled_logits
 from fedbench.models.prompts.context import Init, initial_context
 from fedbench.models.prompts.image_tokens import require_vision_transformer
 from fedbench.models.prompts.prompted_clip import coupling, prompted, prompted_clip
-from fedbench.toolkit import clustering as grouping
-from fedbench.toolkit.bandit import Pace, mean_loss
 from fedbench.toolkit.fedavg import average
+from fedbench_methods.shared import clustering as grouping
+from fedbench_methods.shared.bandit import Pace, mean_loss
 
 ARMS = tuple((exchanges, rounds) for exchanges in (1, 2, 3) for rounds in (1, 2, 5))
 BLOCKS = {"general": ("prompt.general",), "class": ("prompt.class",), "both": ("prompt.general", "prompt.class")}

@@ -35,9 +35,9 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
 from fedbench.models.heads import scaled_logits
-from fedbench.toolkit.gaussians import class_report, drawn, pooled_by_class, shrunk
 from fedbench.toolkit.heads import fresh_head, largest_logit_with_kept_head, retrained
 from fedbench.toolkit.prototypes import client_features
+from fedbench_methods.shared.gaussians import class_report, drawn, pooled_by_class, shrunk
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ takes Σ n_j / n_k times a federated one's steps a round. `clip-linear-centraliz
 from __future__ import annotations
 
 from fedbench.api import Federation, Method, NoParams, RunSpec, hookimpl
-from fedbench.toolkit.pooling import pooled
+from fedbench_methods.shared.clients import pooled
 
 
 class Centralized(Method[NoParams]):

@@ -29,8 +29,8 @@ from torch import Tensor
 
 import fedbench.api as fb
 from fedbench.toolkit.fedavg import participant_shares
-from fedbench.toolkit.reweighting import loss_and_accuracy, reweighted
 from fedbench.toolkit.wrapping import Aggregate, Aggregated, weights_of, with_weights
+from fedbench_methods.shared.reweighting import loss_and_accuracy, reweighted
 
 
 @dataclass(frozen=True, kw_only=True)

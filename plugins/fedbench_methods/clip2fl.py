@@ -36,7 +36,13 @@ from torch.nn.functional import log_softmax, normalize
 
 from fedbench.api import AggregationTask, FedbenchError, LocalStep, Method, Model, ModelSetup, Tensors, hookimpl, hyper
 from fedbench.models.heads import default_model, teacher_of
-from fedbench.toolkit.federated_features import FeatureParams, FederatedFeatures, GradientForm, HeadStart, RetrainedHead
+from fedbench_methods.shared.federated_features import (
+    FeatureParams,
+    FederatedFeatures,
+    GradientForm,
+    HeadStart,
+    RetrainedHead,
+)
 
 TEACHER_SCALE = 100.0
 """Of the cosines in the teacher's logits: fixed in the released code, whatever scale the teacher learned."""

@@ -14,7 +14,7 @@ reading closest to the paper.
 from __future__ import annotations
 
 from fedbench.api import Federation, Method, NoParams, RunSpec, hookimpl
-from fedbench.toolkit.pooling import pooled
+from fedbench_methods.shared.clients import pooled
 
 
 class ClipLinearCentralized(Method[NoParams]):

@@ -18,10 +18,10 @@ with it, lr_feature C times as large). Eq. 10 goes on from φ̂^t (`head_start=w
 global head (`global`), the code from a new head each round (default); φ̂^1 is the model's own first head, in the code
 another random one. Algorithm 1 reads as gradients of the updated extractor, the code takes the received one (default).
 The code re-trains for 300 epochs at lr 0.01, here it is 30 at 0.1; what that costs stands with the defaults in
-`fedbench.toolkit.federated_features`. The code's augmentation reseeds torch from the clock; here all draws follow the
-run's seed. Features of a class that no client of the round owns stay as they are; until it is first seen they are
-noise, which re-training includes, as in the code. Privacy: clients send which classes they own, and the gradient of a
-single sample gives its feature away.
+`shared/federated_features.py`. The code's augmentation reseeds torch from the clock; here all draws follow the run's
+seed. Features of a class that no client of the round owns stay as they are; until it is first seen they are noise,
+which re-training includes, as in the code. Privacy: clients send which classes they own, and the gradient of a single
+sample gives its feature away.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedbench.api import AggregationTask, Method, Tensors, hookimpl, hyper
-from fedbench.toolkit.federated_features import FeatureParams, FederatedFeatures, GradientForm, HeadStart, RetrainedHead
+from fedbench_methods.shared.federated_features import (
+    FeatureParams,
+    FederatedFeatures,
+    GradientForm,
+    HeadStart,
+    RetrainedHead,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedbench.api import AggregationTask, Method, wrapper
-from fedbench.toolkit import adaptive_step as server
 from fedbench.toolkit.wrapping import Aggregate, Aggregated
+from fedbench_methods.shared import adaptive_step as server
 
 
 @dataclass(frozen=True, kw_only=True)

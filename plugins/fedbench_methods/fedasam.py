@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fedbench.api import LocalStep, Method, StepGradients, Tensors, hyper, wrapper
-from fedbench.toolkit.ascent import both
 from fedbench.toolkit.wrapping import Gradients
+from fedbench_methods.shared.ascent import both
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,10 +33,17 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import default_model
-from fedbench.toolkit.cluster_models import BIAS, WEIGHT, averaged_in_clusters, concatenated, model_of, stacked_models
-from fedbench.toolkit.clustering import class_shares, cluster_rows
 from fedbench.toolkit.fedavg import average, cross_entropy, participant_shares, predicted_classes, weighted_mean
 from fedbench.toolkit.heads import fresh_head
+from fedbench_methods.shared.cluster_models import (
+    BIAS,
+    WEIGHT,
+    averaged_in_clusters,
+    concatenated,
+    model_of,
+    stacked_models,
+)
+from fedbench_methods.shared.clustering import class_shares, cluster_rows
 
 CLUSTER, REACHED = "cluster", "reached"
 """Each client's cluster, (N,) int64, and whether it has the encoders, (N,) bool."""

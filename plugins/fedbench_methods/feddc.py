@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 import fedbench.api as fb
-from fedbench.toolkit import dynamic_regularisation as dynamic
 from fedbench.toolkit.local_training import gradient_weight, local_steps, rates_by_name
 from fedbench.toolkit.wrapping import Aggregate, Aggregated, Send, weights_of, with_weights
+from fedbench_methods.shared import dynamic_regularisation as dynamic
 
 GRADIENT = "gradient/"
 

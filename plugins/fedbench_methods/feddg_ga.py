@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 import fedbench.api as fb
-from fedbench.toolkit.reweighting import loss_and_accuracy, reweighted
 from fedbench.toolkit.wrapping import Aggregate, Aggregated
+from fedbench_methods.shared.reweighting import loss_and_accuracy, reweighted
 
 FITTED = "feddg-ga.fitted"
 """What a client sends of the model it has trained."""

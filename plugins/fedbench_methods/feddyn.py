@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 import fedbench.api as fb
-from fedbench.toolkit import dynamic_regularisation as dynamic
 from fedbench.toolkit.wrapping import Aggregate, Aggregated, Send, weights_of, with_weights
+from fedbench_methods.shared import dynamic_regularisation as dynamic
 
 
 @dataclass(frozen=True, kw_only=True)

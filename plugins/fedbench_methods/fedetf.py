@@ -27,8 +27,8 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.models.heads import default_model, linear_layer
 from fedbench.models.text.classifier import unit
-from fedbench.toolkit.etf import simplex
 from fedbench.toolkit.losses import balance, mean_cross_entropy
+from fedbench_methods.shared.etf import simplex
 
 CLASSIFIER, SCALE = "etf", "projection.scale"
 

@@ -37,10 +37,10 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.api import FedbenchError, hookimpl, hyper
 from fedbench.models.heads import default_model, scaled_logits
-from fedbench.toolkit.etf import row_norms, sparse_simplex, unit_rows
 from fedbench.toolkit.fedavg import EVALUATION_BATCH, predicted_classes
 from fedbench.toolkit.heads import fresh_head
 from fedbench.toolkit.losses import mean_cross_entropy
+from fedbench_methods.shared.etf import row_norms, sparse_simplex, unit_rows
 
 WEIGHT, BIAS = "local.weight", "local.bias"
 FIXED, FIXED_BIAS = "etf.weight", "etf.bias"

@@ -38,7 +38,7 @@ from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.heads import clip_of
 from fedbench.models.prompts.context import initial_context, prompt_tower, random_context
 from fedbench.toolkit.fedavg import personal_predictions
-from fedbench.toolkit.transport import Transport, transported
+from fedbench_methods.shared.transport import Transport, transported
 
 GLOBAL, LOCAL = "prompt.global", "prompt.local"
 

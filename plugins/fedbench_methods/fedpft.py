@@ -32,9 +32,9 @@ import fedbench.api as fb
 from fedbench.api import hyper
 from fedbench.toolkit.heads import fresh_head
 from fedbench.toolkit.local_training import trained
-from fedbench.toolkit.mixtures import Kind, class_mixtures, drawn_classes
 from fedbench.toolkit.prototypes import client_features
 from fedbench.toolkit.wrapping import Evaluate, Send, Train
+from fedbench_methods.shared.mixtures import Kind, class_mixtures, drawn_classes
 
 
 @dataclass(frozen=True, kw_only=True)

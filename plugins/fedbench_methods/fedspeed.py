@@ -27,9 +27,9 @@ from typing import Literal
 from torch import Tensor
 
 import fedbench.api as fb
-from fedbench.toolkit import dynamic_regularisation as dynamic
-from fedbench.toolkit.ascent import both
 from fedbench.toolkit.wrapping import Aggregate, Aggregated, Gradients, Send, weights_of, with_weights
+from fedbench_methods.shared import dynamic_regularisation as dynamic
+from fedbench_methods.shared.ascent import both
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,9 @@ from torch import Tensor
 import fedbench.api as fb
 from fedbench.api import hyper
 from fedbench.models.text.classifier import unit
-from fedbench.toolkit.clustering import first_neighbour_clusters
 from fedbench.toolkit.prototypes import client_features, sent_means, spread
 from fedbench.toolkit.wrapping import Aggregate, Aggregated, Send
+from fedbench_methods.shared.clustering import first_neighbour_clusters
 
 CLUSTERS, CLASSES, UNBIASED, KNOWN = "fpl.clusters", "fpl.classes", "fpl.unbiased", "fpl.known"
 

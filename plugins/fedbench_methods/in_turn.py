@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import fedbench.api as fb
-from fedbench.toolkit.turns import drawn_order
 from fedbench.toolkit.wrapping import Aggregate, Aggregated
+from fedbench_methods.shared.clients import drawn_order
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ import fedbench.api as fb
 from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.heads import clip_of
 from fedbench.models.prompts.context import prompt_tower, random_context
-from fedbench.toolkit.transport import Transport, transported
+from fedbench_methods.shared.transport import Transport, transported
 
 PROMPTS = "prompts"
 

@@ -39,10 +39,10 @@ from torch import Tensor
 
 import fedbench.api as fb
 from fedbench.api import hookimpl, hyper
-from fedbench.toolkit.class_gradients import class_gradients
 from fedbench.toolkit.fedavg import average, cross_entropy
 from fedbench.toolkit.local_training import build_optimiser, round_table
 from fedbench.toolkit.server_training import Course, granted, trained_copy
+from fedbench_methods.shared.class_gradients import class_gradients
 
 CLASS_WEIGHTS = "class_weights"
 REACHED = 0.8

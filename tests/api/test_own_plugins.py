@@ -136,7 +136,9 @@ def test_a_changed_class_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert settings == {"scenario.partition": "object:first-aaaaaaaa", "metrics": ["wrong"], "rounds": 2}
     assert spec.run_id != changed.run_id
     # the partition's code is in its name, that of the metric beside the methods'
-    assert [(one.method, one.plugin) for one in code.methods] == [("metric wrong", "object:Wrong")]
+    assert [(one.method, one.plugin) for one in code.methods] == [
+        *(("data set embedded", ""), ("backbone clip:embedded", ""), ("metric wrong", "object:Wrong"))
+    ]
     assert code.hash != other.hash and replace(code, methods=()) == replace(other, methods=())
 
 

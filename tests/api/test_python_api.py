@@ -439,8 +439,8 @@ NO_GUARD = {
     "embedded data of a run": "import fedbench\nfedbench.run('clip-zs', dataset='embedded?train=2400&test=40', "
     "scenario='iid', clients=2, cache_dir='new')",
     "trials": "import fedbench\nfedbench.tune('own.yaml', trials=1, confirm=0, seeds=0, jobs=1, cache_dir='new')",
-    "pretraining images": "from dataclasses import replace\nfrom fedbench.models.embedded import pretrain\n"
-    "from fedbench.models.embedded.pretrain.corpus import render_corpus\n"
+    "pretraining images": "from dataclasses import replace\nfrom fedbench_embedded import pretrain\n"
+    "from fedbench_embedded.pretrain.corpus import render_corpus\n"
     "render_corpus(replace(pretrain.SMOKE, render_parts=2, render_processes=2))",
 }
 OWN_SUITE = """

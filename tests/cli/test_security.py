@@ -37,7 +37,6 @@ from fedbench.core.federation import Dataset
 from fedbench.datasets import load_dataset
 from fedbench.datasets.tensor_cache import kept
 from fedbench.leaderboard.results import load_results
-from fedbench.models.clip import loading as checkpoints
 from fedbench.models.clip.loading import load_clip
 from fedbench.models.clip.weights import published_digest
 from fedbench.models.names import parse_backbone
@@ -51,6 +50,7 @@ from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import experiment_of, open_store, runs_of
 from fedbench.tracking.writing.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.tuning.storage import open_storage
+from fedbench_embedded import weights as shipped
 
 HARNESS = Path(fedbench.__file__).parent
 TINY = {
@@ -530,15 +530,16 @@ def test_published_weights_are_held_against_their_digest(tmp_path: Path, monkeyp
     (tmp_path / "model.bin").symlink_to(sha)
     assert published_digest(tmp_path / "model.bin", {}) == sha
 
-    monkeypatch.setattr(checkpoints, "EMBEDDED_DIR", tmp_path)
+    folder = shipped.FOLDER
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     for end in (".json", "_card.json", "_tokens.json", ".safetensors"):
-        (tmp_path / f"embedded{end}").write_bytes((HARNESS / "models/embedded" / f"embedded{end}").read_bytes())
-    load_clip(parse_backbone("clip:embedded"))
+        (tmp_path / f"embedded{end}").write_bytes((folder / f"embedded{end}").read_bytes())
+    shipped.load("clip:embedded")
     content = bytearray((tmp_path / "embedded.safetensors").read_bytes())
     content[-1000] ^= 1
     (tmp_path / "embedded.safetensors").write_bytes(content)
     with pytest.raises(FedbenchError, match=r"embedded\.safetensors' are damaged .* reinstall fedbench"):
-        load_clip(parse_backbone("clip:embedded"))
+        shipped.load("clip:embedded")
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:

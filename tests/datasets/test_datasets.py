@@ -25,12 +25,12 @@ from fedbench.core.spec import RunSpec
 from fedbench.datasets import cache, dataset_names, images, load_dataset
 from fedbench.datasets import tensor_cache as kept
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
-from fedbench.datasets.embedded import CLASSNAMES
 from fedbench.datasets.images import ImageFiles
 from fedbench.datasets.names import parse_name
-from fedbench.datasets.readers import embedded as procedural
 from fedbench.datasets.readers import torchvision_layout
 from fedbench.runs.prepare import Settings, image_size_for, prepare
+from fedbench_embedded import data as procedural
+from fedbench_embedded.images import CLASSNAMES
 from tests.datasets.pictures import picture, png
 
 

@@ -14,10 +14,7 @@ from fedbench.models.prompts.prompted_clip import coupling
 from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.loop import rounds, start, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.toolkit.bandit import draw, earned, index, points
-from fedbench.toolkit.clustering import class_shares, complementary_groups, means_inside
 from fedbench.toolkit.losses import adjusted, mean_cross_entropy
-from fedbench.toolkit.turns import drawn_order
 from fedbench_methods.capt import (
     ARMS,
     CAPT,
@@ -27,6 +24,9 @@ from fedbench_methods.capt import (
     class_loss,
     general_loss,
 )
+from fedbench_methods.shared.bandit import draw, earned, index, points
+from fedbench_methods.shared.clients import drawn_order
+from fedbench_methods.shared.clustering import class_shares, complementary_groups, means_inside
 
 NAMES = tiny_dataset().classnames
 

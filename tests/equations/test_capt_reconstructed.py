@@ -17,11 +17,11 @@ from fedbench.models.prompts.prompted_clip import coupling
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import rounds, start
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.toolkit.bandit import Pace, choose, mean_loss, reward, updated
-from fedbench.toolkit.clustering import complementary_clients, head_and_tail
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.capt_reconstructed import ARMS, CaptReconstructed, ReconstructedParams, class_aware_loss
+from fedbench_methods.shared.bandit import Pace, choose, mean_loss, reward, updated
+from fedbench_methods.shared.clustering import complementary_clients, head_and_tail
 
 NAME, NAMES = "capt-reconstructed", tiny_dataset().classnames
 

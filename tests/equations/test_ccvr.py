@@ -14,7 +14,9 @@ from fedbench.models.heads import scaled_logits
 from fedbench.rounds.loop import predict, rounds
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.toolkit.gaussians import (
+from fedbench.toolkit.heads import retrained
+from fedbench_methods.ccvr import CCVR, CCVRParams, tukey, virtual_features
+from fedbench_methods.shared.gaussians import (
     Gaussian,
     class_report,
     covariance,
@@ -25,8 +27,6 @@ from fedbench.toolkit.gaussians import (
     symmetric,
     upper_triangle,
 )
-from fedbench.toolkit.heads import retrained
-from fedbench_methods.ccvr import CCVR, CCVRParams, tukey, virtual_features
 
 SMALL = {"virtual_features": 8, "epochs": 2, "lr_head": 0.1}
 

@@ -11,8 +11,8 @@ from fedbench.core.types import Model, Update
 from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
-from fedbench.toolkit.reweighting import loss_and_accuracy
 from fedbench_methods.climb import Climb, ClimbParams, client_weights, next_dual
+from fedbench_methods.shared.reweighting import loss_and_accuracy
 from tests.equations.conftest import linear
 
 

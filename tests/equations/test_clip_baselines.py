@@ -7,7 +7,7 @@ from fedbench.core.partition import ClientShard
 from fedbench.rounds.loop import evaluate
 from fedbench.scenarios import build_federation
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.toolkit.pooling import pooled
+from fedbench_methods.shared.clients import pooled
 
 
 def test_zero_shot_predicts_the_nearest_text_and_sends_nothing():

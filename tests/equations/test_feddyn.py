@@ -10,10 +10,10 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Broadcast, ClientReport, Model, Update
 from fedbench.rounds.loop import start, train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.toolkit import dynamic_regularisation as dynamic
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.feddc import GRADIENT, FedDC, FedDCParams, estimate, linear_term
 from fedbench_methods.feddyn import FedDyn, FedDynParams
+from fedbench_methods.shared import dynamic_regularisation as dynamic
 from tests.equations.conftest import linear
 
 

@@ -8,15 +8,15 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, ClientTask
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.toolkit import siamese_augmentation as siamese
-from fedbench.toolkit.class_gradients import ClassGradients, class_gradients, mean_over_owners
-from fedbench.toolkit.federated_features import (
+from fedbench.toolkit.heads import fresh_head, retrained
+from fedbench_methods.shared import siamese_augmentation as siamese
+from fedbench_methods.shared.class_gradients import ClassGradients, class_gradients, mean_over_owners
+from fedbench_methods.shared.federated_features import (
     FeatureParams,
     FederatedFeatures,
     descended,
     matching_loss,
 )
-from fedbench.toolkit.heads import fresh_head, retrained
 
 
 def generator(seed=0):

@@ -15,7 +15,6 @@ from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import rounds, train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.toolkit.etf import kept_entries, simplex, simplex_loss, smallest_angles, sparse_simplex
 from fedbench_methods.fedloge import (
     BIAS,
     FIXED,
@@ -26,6 +25,7 @@ from fedbench_methods.fedloge import (
     personal_head,
     realigned,
 )
+from fedbench_methods.shared.etf import kept_entries, simplex, simplex_loss, smallest_angles, sparse_simplex
 
 LOCAL = frozenset({WEIGHT, BIAS})
 

@@ -20,7 +20,7 @@ from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.toolkit.transport import Plans, Transport, transport_plans, transported
+from fedbench_methods.shared.transport import Plans, Transport, transport_plans, transported
 
 GLOBAL, LOCAL = "prompt.global", "prompt.local"
 
@@ -204,10 +204,11 @@ def test_an_evaluation_batch_may_be_taken_in_parts(monkeypatch):
     weights = {GLOBAL: drawn(4, 64), LOCAL: drawn(4, 64, seed=1)}
     inputs = run.test.read(torch.arange(7))
     whole = run.model.forward(weights, inputs, False).logits
-    monkeypatch.setattr("fedbench.toolkit.transport.ENTRIES", 2 * 4 * inputs.shape[1])  # of two images
+    monkeypatch.setattr("fedbench_methods.shared.transport.ENTRIES", 2 * 4 * inputs.shape[1])  # of two images
     seen = []
     monkeypatch.setattr(
-        "fedbench.toolkit.transport.transport_plans", lambda s, *o: seen.append(s.shape[1]) or transport_plans(s, *o)
+        "fedbench_methods.shared.transport.transport_plans",
+        lambda s, *o: seen.append(s.shape[1]) or transport_plans(s, *o),
     )
     with torch.no_grad():
         assert torch.allclose(run.model.forward(weights, inputs, False).logits, whole, atol=1e-5)

@@ -6,8 +6,8 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import evaluate, rounds
 from fedbench.testing import final_state, tiny_run, tiny_spec
-from fedbench.toolkit.mixtures import ADDED, Mixture, class_mixtures, drawn, drawn_classes, fitted
 from fedbench_methods.fedpft import trained_head
+from fedbench_methods.shared.mixtures import ADDED, Mixture, class_mixtures, drawn, drawn_classes, fitted
 
 KINDS = ("spherical", "diagonal", "full")
 

@@ -5,10 +5,10 @@ import torch
 
 from fedbench.core.types import Model, Outputs, StepGradients
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.toolkit.ascent import both, perturbation
 from fedbench.toolkit.wrapping import with_own
 from fedbench_methods.fedasam import FedASAM, FedASAMParams, scales
 from fedbench_methods.fedsam import FedSAM, FedSAMParams
+from fedbench_methods.shared.ascent import both, perturbation
 from tests.equations.conftest import linear
 
 

@@ -7,9 +7,9 @@ from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Model, Update
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.toolkit import dynamic_regularisation as dynamic
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedspeed import FedSpeed, FedSpeedParams, corrected
+from fedbench_methods.shared import dynamic_regularisation as dynamic
 from tests.equations.conftest import linear
 
 

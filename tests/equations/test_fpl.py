@@ -10,9 +10,9 @@ from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.toolkit.clustering import first_neighbour_clusters
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fpl import CLASSES, CLUSTERS, FPL, KNOWN, UNBIASED, FPLParams, cluster_contrast, cluster_means
+from fedbench_methods.shared.clustering import first_neighbour_clusters
 
 
 def at(*degrees):

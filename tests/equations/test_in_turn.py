@@ -12,7 +12,7 @@ from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average_buffers, weighted_mean
 from fedbench.toolkit.local_training import local_sgd
-from fedbench.toolkit.turns import drawn_order
+from fedbench_methods.shared.clients import drawn_order
 
 CLIP = "clip:embedded"
 

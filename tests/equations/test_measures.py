@@ -11,9 +11,9 @@ from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.rounds.loop import rounds
 from fedbench.rounds.measures import _numbers
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from fedbench.toolkit.class_gradients import class_gradients, dissimilarities
 from fedbench_methods.cka import gram
 from fedbench_methods.drift import Drift, NoParams
+from fedbench_methods.shared.class_gradients import class_gradients, dissimilarities
 
 
 def cka(one, other):

@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy, normalize
 from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.rounds.loop import evaluate
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.toolkit.transport import Transport, transport_plans, transported
 from fedbench_methods.plot import PROMPTS
+from fedbench_methods.shared.transport import Transport, transport_plans, transported
 from tests.equations.test_fedotp import drawn, sinkhorn
 from tests.equations.test_promptfl import coop_texts
 

@@ -14,8 +14,8 @@ from fedbench.rounds.loop import evaluate, predict
 from fedbench.testing import final_state, tiny_run
 from fedbench.toolkit.local_training import batch_at
 from fedbench.toolkit.prototypes import client_features
-from fedbench.toolkit.reweighting import loss_and_accuracy
 from fedbench_methods import prograd
+from fedbench_methods.shared.reweighting import loss_and_accuracy
 from tests.equations.lora import lora_spec
 
 

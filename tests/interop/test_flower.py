@@ -33,7 +33,7 @@ A line.
 from dataclasses import dataclass
 
 from fedbench.api import NoParams, hyper
-from fedbench.interop.flower import FlowerMethod
+from fedbench_flower.methods import FlowerMethod
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedProx
 
 
@@ -149,9 +149,9 @@ def test_other_strategies_resume_and_one_that_configures_clients_is_refused(meth
 def test_partitions_are_the_clients_of_the_same_scenario() -> None:
     import datasets
 
-    from fedbench.interop.flower_datasets import partitioner
     from fedbench.scenarios import build_federation
     from fedbench.testing import tiny_dataset
+    from fedbench_flower.partitions import partitioner
 
     tiny = tiny_dataset()
     rows = {"n": list(range(len(tiny.train))), "kind": [tiny.classnames[c] for c in tiny.train.labels.tolist()]}

@@ -20,7 +20,6 @@ from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
 from fedbench.models import backbone_names, load_backbone, weight_files
-from fedbench.models.clip import loading as checkpoints
 from fedbench.models.clip import weights
 from fedbench.models.clip.backbone import ClipBackbone, activation_of
 from fedbench.models.clip.full import full_clip_model
@@ -29,6 +28,7 @@ from fedbench.models.cnn.backbone import CnnBackbone, cnn_model
 from fedbench.models.cnn.nets import build_body
 from fedbench.models.names import parse_backbone
 from fedbench.models.text.vectors import text_vectors
+from fedbench_embedded import weights as shipped
 
 CLASSES = ("cat", "red fire engine", "bird")
 TEMPLATES = ("a photo of a {}", "a blurry drawing of the {}, seen from far away")
@@ -54,7 +54,7 @@ def smooth_images(count: int, height: int, width: int) -> Tensor:
 
 @pytest.fixture(scope="module")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like models/embedded, with random weights; its config also stands alone as architecture ``fbtiny``."""
+    """A folder like fedbench_embedded, with random weights; its config also stands alone as architecture ``fbtiny``."""
     folder = tmp_path_factory.mktemp("embedded")
     tokenizer = FoldedTokenizer(grammar_ids(["a photo of a cat", "a drawing of the bird"]), 32)
     tokenizer.save(folder / "embedded_tokens.json")
@@ -77,7 +77,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def embedded(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(checkpoints, "EMBEDDED_DIR", tiny_dir)
+    monkeypatch.setattr(shipped, "FOLDER", tiny_dir)
     return tiny_dir
 
 
@@ -423,14 +423,14 @@ def test_half_precision_weights_run_in_float32(embedded: Path, tmp_path: Path, m
     shutil.copytree(embedded, tmp_path, dirs_exist_ok=True)
     half = {name: value.half() for name, value in load_file(embedded / "embedded.safetensors").items()}
     save_file(half, tmp_path / "embedded.safetensors")
-    monkeypatch.setattr(checkpoints, "EMBEDDED_DIR", tmp_path)
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     state = clip().module.state_dict()
     assert all(value.dtype == torch.float32 for value in state.values())
     assert all(torch.equal(value, half[name].float()) for name, value in state.items())
 
 
 def test_embedded_without_its_files_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "EMBEDDED_DIR", tmp_path)
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     with pytest.raises(FedbenchError, match=r"embedded\.safetensors' is missing"):
         clip()
 

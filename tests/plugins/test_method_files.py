@@ -6,7 +6,7 @@ from pathlib import Path
 
 import fedbench_methods
 
-FILES = sorted(Path(fedbench_methods.__file__).parent.glob("*.py"))
+FILES = sorted(Path(fedbench_methods.__file__).parent.rglob("*.py"))
 BLOCK = 10
 
 
@@ -22,7 +22,7 @@ def body(file):
 
 
 def test_no_two_method_files_share_a_block_of_ten_lines():
-    found = {file.name: body(file) for file in FILES}
+    found = {file: body(file) for file in FILES}
     shared = {(a, b): found[a] & found[b] for a, b in combinations(found, 2)}
     assert {pair: sorted(blocks)[0] for pair, blocks in shared.items() if blocks} == {}
 

@@ -107,10 +107,12 @@ def test_a_third_partys_code_is_told_with_its_package_and_version(site: Path) ->
     assert prox.as_json() == {"method": "fedprox", "hash": prox.hash}
 
 
-def test_a_method_of_fedbench_is_its_own_file_and_the_defaults_are_the_harness() -> None:
+def test_a_method_of_fedbench_is_its_file_with_what_it_shares_and_the_defaults_are_the_harness() -> None:
     package = roots()["fedbench_methods"]
     files = files_of("fedbench_methods.clip_lora", roots())
     assert files == {f"fedbench_methods/{name}": package / name for name in ("__init__.py", "py.typed", "clip_lora.py")}
+    shared = {f"fedbench_methods/shared/{name}.py" for name in ("__init__", "gaussians", "mixtures")}
+    assert {name for name in files_of("fedbench_methods.fedpft", roots()) if "/shared/" in name} == shared
     assert Codes().of("fedavg").methods == ()
     assert Codes().of("fedprox").hash != Codes().of("moon").hash
 

@@ -14,7 +14,11 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (ROOT / "harness" / "fedbench", ROOT / "plugins" / "fedbench_methods", ROOT / "suites" / "fedbench_suites")
+PACKAGES = (
+    ROOT / "harness" / "fedbench",
+    *(ROOT / "plugins" / name for name in ("fedbench_embedded", "fedbench_flower", "fedbench_methods")),
+    ROOT / "suites" / "fedbench_suites",
+)
 SUITE = """
 name: tiny
 dataset: "embedded?train=80&test=20"
@@ -32,9 +36,10 @@ rows:
   - {method: fedprox, published: {}}
 """
 COMMANDS = """
-import fedbench, fedbench_methods, fedbench_suites
+import fedbench, fedbench_embedded, fedbench_flower, fedbench_methods, fedbench_suites
 from fedbench.cli.app import app
-print(*(module.__file__ for module in (fedbench, fedbench_methods, fedbench_suites)), sep="\\n")
+ours = (fedbench, fedbench_embedded, fedbench_flower, fedbench_methods, fedbench_suites)
+print(*(module.__file__ for module in ours), sep="\\n")
 for words in (
     ["list"],
     ["run", "--suite", "tiny.yaml", "--engine", "in-process", "--cache-dir", "cache"],
@@ -61,7 +66,7 @@ def contents(folder: Path, *, at: Path) -> dict[str, bytes]:
     return {path.relative_to(at).as_posix(): path.read_bytes() for path in files}
 
 
-def test_the_wheel_has_every_file_of_the_three_packages_and_nothing_else(site: Path) -> None:
+def test_the_wheel_has_every_file_of_its_packages_and_nothing_else(site: Path) -> None:
     wanted = {name: data for package in PACKAGES for name, data in contents(package, at=package.parent).items()}
     found = {name: data for name, data in contents(site, at=site).items() if ".dist-info/" not in name}
     assert found.keys() == wanted.keys()
@@ -70,7 +75,7 @@ def test_the_wheel_has_every_file_of_the_three_packages_and_nothing_else(site: P
     assert {
         "fedbench/py.typed",
         "fedbench/leaderboard/page/template.html.j2",
-        "fedbench/models/embedded/embedded.safetensors",
+        "fedbench_embedded/embedded.safetensors",
         "fedbench_methods/fedprox.py",
         "fedbench_suites/longtail.yaml",
         "fedbench_suites/published/clip2fl.csv",
@@ -99,7 +104,7 @@ def test_list_run_and_leaderboard_work_from_the_wheel_in_an_empty_folder(site: P
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     imported, listed, ran, read = done.stdout.split("$ ")
-    assert [Path(line).parents[1] for line in imported.splitlines()] == [site] * 3
+    assert [Path(line).parents[1] for line in imported.splitlines()] == [site] * 5
     assert "fedprox" in listed and "longtail" in listed
     # table 1 of the paper prints 56.17 for FedAvg and 56.92 for FedProx
     for shown in (ran, read):

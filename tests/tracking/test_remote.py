@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from fedbench.cli.app import main
+from fedbench.core.spec import RunSpec
 from fedbench.leaderboard.results import load_results
 from fedbench.plugins.run_code import Codes
 from fedbench.testing import tiny_dataset
@@ -117,7 +118,8 @@ def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
     results = load_results(server, "remote")
     assert sorted(results["method"]) == ["creff", "fedavg"]
     assert results["final/global_accuracy"].between(0, 100).all()
-    assert set(results["code_hash"]) == {Codes().of(method).hash for method in ("fedavg", "creff")}
+    specs = [RunSpec(method=method, backbone="convnet") for method in ("fedavg", "creff")]
+    assert set(results["code_hash"]) == {Codes().of_run(spec).hash for spec in specs}
     check_the_parent(server)
 
     again = fedbench(*command)

@@ -142,9 +142,12 @@ def test_a_finished_run_holds_params_tags_metrics_and_artifacts(uri: str, listen
     assert tags["fedbench.suite"] == "test_a_finished_run_holds_params_tags_metrics_and_artifacts"
     assert (tags["fedbench.data_hash"], tags["fedbench.weights_hash"]) == ("d" * 64, "w" * 64)
     assert "fedbench.files_hash" not in tags  # data of one size
-    code = Codes().of("fedprox")
+    code = Codes().of_run(ran)
     assert (tags["fedbench.code_hash"], tags["fedbench.harness_hash"]) == (code.hash, code.harness)
-    assert json.loads(tags["fedbench.method_code"]) == [{"method": "fedprox", "hash": code.methods[0].hash}]
+    assert json.loads(tags["fedbench.method_code"]) == [
+        {"method": name, "hash": one.hash}
+        for name, one in zip(("fedprox", "data set embedded", "backbone clip:embedded"), code.methods, strict=True)
+    ]
     assert json.loads(tags["fedbench.owners"]) == {"local_loss": "fedclip, fedavg"}
     assert (tags["fedbench.row"], tags["fedbench.num_clients"]) == ("fedprox · clip:embedded", "4")
     assert tags["fedbench.version.numpy"] == np.__version__
@@ -350,7 +353,7 @@ def test_the_runs_of_a_command_are_filed_under_one_parent(uri: str, tmp_path: Pa
     assert {run.data.tags["seed"] for run in children} == {"0", "1"}
     text = hashlib.sha256(b"name: nested\n").hexdigest()
     assert {run.data.tags["fedbench.suite_hash"] for run in (parent, *children)} == {text}
-    assert finished(uri, "nested", Codes().of("fedprox")) == {spec(seed=0).run_id, spec(seed=1).run_id}
+    assert finished(uri, "nested", Codes().of_run(spec())) == {spec(seed=0).run_id, spec(seed=1).run_id}
 
 
 def test_a_parent_has_failed_if_one_of_its_runs_has(uri: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -11,12 +12,13 @@ import yaml
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import usable_folder
-from fedbench.datasets.embedded import CLASSNAMES, TEN_CLASSES, TWENTY_CLASSES
+from fedbench.datasets import load_dataset
 from fedbench.suites.suite import Row, Suite, load_suite
 
 _FROM_COUNTS = ("imbalance", "imbalance_factor", "partition", "dirichlet_alpha", "clients", "min_client_size")
 """What the counts say in place of the scenario."""
 SUITE, COUNTS = "advised.yaml", "counts.csv"
+_EMBEDDED_CLASSES = (10, 20)
 
 
 def write_replay(
@@ -83,9 +85,9 @@ def _data_for(counts: pd.DataFrame, dataset: str) -> str:
     name, count = dataset.partition("?")[0], counts.shape[1]
     if name != "embedded":
         raise FedbenchError(f"the evidence is on {dataset!r}; name the data to take samples of by --dataset.")
-    if count not in (len(TEN_CLASSES), len(TWENTY_CLASSES)):
+    if count not in _EMBEDDED_CLASSES:
         raise FedbenchError(
-            f"the embedded data have {len(TEN_CLASSES)} or {len(TWENTY_CLASSES)} classes, these counts {count}; give "
+            f"the embedded data have {' or '.join(map(str, _EMBEDDED_CLASSES))} classes, these counts {count}; give "
             "data with your classes by --dataset."
         )
     return f"{name}?classes={count}&train={count * int(counts.sum().max())}"
@@ -94,4 +96,7 @@ def _data_for(counts: pd.DataFrame, dataset: str) -> str:
 def _renamed(counts: pd.DataFrame) -> pd.DataFrame:
     """The counts under the embedded data's class names, the largest class under the first."""
     order = counts.sum().sort_values(ascending=False, kind="stable").index
-    return counts[order].set_axis([CLASSNAMES[number] for number in TWENTY_CLASSES[: counts.shape[1]]], axis=1)
+    smallest = f"embedded?classes={counts.shape[1]}&train=1&test=1"
+    with TemporaryDirectory() as folder:
+        names = load_dataset(smallest, data_dir=Path(folder), cache_dir=Path(folder)).classnames
+    return counts[order].set_axis(list(names), axis=1)

@@ -33,14 +33,6 @@ class _Read(DatasetSource[NoParams]):
         return dataset
 
 
-class Embedded(_Read):
-    """32 x 32 images of 10 or 20 shapes in four styles, rendered here; needs no files and no network."""
-
-    name = "embedded"
-    reader = "embedded"
-    taken = ("classes", "train", "test", "seed")
-
-
 class Cifar10(_Read):
     """CIFAR-10 in torchvision's layout below --data-dir; ?download=true fetches it."""
 

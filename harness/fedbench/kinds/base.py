@@ -12,7 +12,7 @@ from fedbench.core.method.base import NoParams
 from fedbench.core.method.hyper import declared, parse_value
 
 P = TypeVar("P")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(:[A-Za-z0-9][A-Za-z0-9_-]*)?")
 LONGEST_NAME = 100
 
 
@@ -25,7 +25,7 @@ class Plugin(Generic[P]):
     kind: ClassVar[str]
     """Which kind of plug-in it is, a key of `fedbench.kinds.registry.GROUPS`."""
     name: ClassVar[str]
-    """Letters, digits, hyphens and underscores."""
+    """Letters, digits, hyphens and underscores; a colon may stand between two parts, as in ``clip:embedded``."""
     location: ClassVar[str | None] = None
     """What is typed between a colon behind the name and the question mark (``FILE``); None where nothing may be."""
     Params: ClassVar[type] = NoParams

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import signal
 import sys
 import threading
@@ -141,8 +142,17 @@ def method_names(plugin_files: Iterable[Path] = ()) -> list[str]:
 
 def build(kind: str, text: str) -> tuple[AnyPlugin, str]:
     """The plug-in that ``name[:location][?option=value&...]`` stands for, and the location ("" for none)."""
-    name, location, options = taken_apart(text)
+    name, location, options = parted(kind, text)
     return made(find(kind, name), location, options, text)
+
+
+def parted(kind: str, text: str) -> tuple[str, str | None, dict[str, str]]:
+    """`taken_apart`, where a name with a colon in it that is registered, as ``clip:embedded``, is one name."""
+    name, location, options = taken_apart(text)
+    inner, *rest = re.split("[:@]", location or "", maxsplit=1)
+    if f"{name}:{inner}" in registered(kind):
+        return f"{name}:{inner}", rest[0] if rest else None, options
+    return name, location, options
 
 
 def strangers(kind: str, names: Collection[str]) -> Mapping[str, Registered]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from fedbench.kinds.base import taken_apart
 from fedbench.kinds.kinds import AnyFamily, AnyTextEncoder, BackboneRequest, Pretraining, TextRequest
 from fedbench.kinds.registry import build, registered
-from fedbench.models.names import EMBEDDED, LITE0_MINILM, PHOTOS, parse_backbone
+from fedbench.models.names import parse_backbone
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,9 +90,8 @@ def pretraining_of(name: str) -> Pretraining | None:
 
 def backbone_names() -> dict[str, str]:
     """How backbones are written, and what each is."""
-    own = {"clip:embedded": EMBEDDED, f"clip:{LITE0_MINILM}": PHOTOS}
     families = [one.load() for one in registered("backbone").values()]
-    return {**own, **{family.usage(): family.description() for family in families}}
+    return {family.usage(): family.description() for family in families}
 
 
 def _requested(

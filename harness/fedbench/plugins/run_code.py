@@ -11,7 +11,6 @@ from pathlib import Path
 
 import fedbench
 from fedbench.core.spec import RunSpec, stack_names
-from fedbench.kinds.base import taken_apart
 from fedbench.kinds.registry import (
     METHOD,
     OBJECT,
@@ -20,6 +19,7 @@ from fedbench.kinds.registry import (
     installed_plugins,
     is_harness,
     look_up,
+    parted,
     plugins_everywhere,
     strangers,
 )
@@ -145,7 +145,7 @@ def plugins_of(spec: RunSpec) -> list[Registered]:
     }
     found: list[Registered] = []
     for kind, texts in named.items():
-        names = [taken_apart(text.partition("?")[0])[0] for text in texts]
+        names = [parted(kind, text.partition("?")[0])[0] for text in texts]
         found += strangers(kind, list(dict.fromkeys(names))).values()
     return found
 

@@ -200,12 +200,11 @@ def _held(federation: Federation) -> list[list[int]]:
 
 def kinds_of(name: str) -> list[str]:
     """The kinds of which there is a plug-in of that name; no methods. FedbenchError for none of them."""
-    from fedbench.kinds.base import taken_apart
-    from fedbench.kinds.registry import registered
+    from fedbench.kinds.registry import parted, registered
     from fedbench.suites.registered import suite_files
 
-    head = taken_apart(name.partition("?")[0])[0]
-    found = [kind for kind in CHECKS if kind != "suite" and head in registered(kind)]
+    head = name.partition("?")[0]
+    found = [kind for kind in CHECKS if kind != "suite" and parted(kind, head)[0] in registered(kind)]
     if name in suite_files() or name.endswith((".yaml", ".yml")):
         found.append("suite")
     if not found:

@@ -96,15 +96,9 @@ def _names(kind: str, files: tuple[Path, ...]) -> list[str]:
         from fedbench.suites.registered import suite_files
 
         return list(suite_files())
-    if kind == "backbones":
-        from fedbench.models.names import LITE0_MINILM
-
-        own = ["clip:embedded", f"clip:{LITE0_MINILM}"]
-    else:
-        own = []
     from fedbench.kinds.registry import registered
 
-    return [*own, *registered(KINDS[kind])]
+    return list(registered(KINDS[kind]))
 
 
 def _lines(what: str) -> Iterator[Line]:
@@ -118,10 +112,6 @@ def _lines(what: str) -> Iterator[Line]:
 
         yield from ((name, load_suite(name).description, file.origin) for name, file in suite_files().items())
     else:
-        if what == "backbones":
-            from fedbench.models.names import EMBEDDED, LITE0_MINILM, PHOTOS
-
-            yield from (("clip:embedded", EMBEDDED, _own()), (f"clip:{LITE0_MINILM}", PHOTOS, _own()))
         from fedbench.kinds.registry import registered
 
         for name, one in registered(KINDS[what]).items():

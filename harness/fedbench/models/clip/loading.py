@@ -1,4 +1,4 @@
-"""Load CLIP: by open_clip's pretrained tag, from a file, or those that ship with fedbench."""
+"""Load CLIP: by open_clip's pretrained tag, or from a file or folder."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from open_clip.model import CLIPVisionCfg
 from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
 from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.kinds.registry import registered
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.text_encoders import HuggingFaceText, text_encoder
-from fedbench.models.clip.tokens import FoldedTokenizer
 from fedbench.models.clip.weights import base_arch, fetch, published_digest, quick_gelu_for
-from fedbench.models.names import FOLDERS, LIST_HINT, LITE0_MINILM, BackboneName
+from fedbench.models.names import FOLDERS, LIST_HINT, BackboneName
 from fedbench.models.transform import PixelTransform
 from fedbench.models.weight_files import check_archive, check_digest
 
 log = logging.getLogger(__name__)
 
-EMBEDDED_DIR = Path(__file__).parents[1] / "embedded"
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _MASKS = ("attn_mask", "text.attn_mask")
 """Minus infinity by design."""
@@ -36,13 +35,12 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
 
     Weights behind a tag are looked up in Hugging Face's cache and in ``data_dir/clip``, and downloaded to the latter.
     """
-    if name.arch == "embedded":
-        return _load_embedded(name)
     if name.arch in FOLDERS:
         return _from_folder(name)
     known = open_clip.list_models()
     if name.arch not in known:
-        raise unknown_name("CLIP architecture", name.arch, {*known, "embedded", LITE0_MINILM}, LIST_HINT)
+        own = {one.removeprefix("clip:") for one in registered("backbone") if one.startswith("clip:")}
+        raise unknown_name("CLIP architecture", name.arch, {*known, *own}, LIST_HINT)
     tags = sorted({*list_pretrained_tags_by_model(name.arch), *list_pretrained_tags_by_model(base_arch(name.arch))})
     if not name.checkpoint:
         raise FedbenchError(
@@ -57,13 +55,13 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
             raise FedbenchError(f"backbone {name.text[:200]!r} cannot be looked up: {error}.") from None
         if not is_there:
             raise FedbenchError(f"backbone {name.text!r}: there is no file {str(file)!r}.")
-        return _build(name, file, {}, quick_gelu=None)
+        return load_weights(name, file, {}, quick_gelu=None)
     tag = get_pretrained_cfg(base_arch(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
     if not tag:
         raise unknown_name(f"checkpoint of {name.arch}:", name.checkpoint, tags, "Or give a file's path.")
     file = fetch(name, tag, data_dir)
     check_digest(file, published_digest(file, tag), "delete it and run again, and it is downloaded anew")
-    return _build(name, file, tag, quick_gelu=quick_gelu_for(name.arch, tag))
+    return load_weights(name, file, tag, quick_gelu=quick_gelu_for(name.arch, tag))
 
 
 def clip_image_size(name: BackboneName) -> int | None:
@@ -76,35 +74,21 @@ def clip_image_size(name: BackboneName) -> int | None:
 
 def _own_config(name: BackboneName) -> Path | None:
     """The file of an architecture that open_clip does not list."""
-    if name.arch == "embedded":
-        found: Path | str | None = EMBEDDED_DIR / "embedded.json"
-    elif name.arch == "local-dir":
-        found = Path(name.checkpoint) / "open_clip_config.json"
+    if name.arch == "local-dir":
+        found: Path | str | None = Path(name.checkpoint) / "open_clip_config.json"
     else:
         found = try_to_load_from_cache(name.checkpoint, "open_clip_config.json") if name.arch == "hf-hub" else None
     return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
 
 
-def _load_embedded(name: BackboneName) -> ClipBackbone:
-    if name.checkpoint:
-        raise FedbenchError(f"backbone {name.text!r}: clip:embedded has its own weights; write 'clip:embedded'.")
-    weights, config, tokens = (EMBEDDED_DIR / f"embedded{end}" for end in (".safetensors", ".json", "_tokens.json"))
-    for file in (weights, config, tokens):
-        if not file.is_file():
-            raise FedbenchError(f"backbone 'clip:embedded': {str(file)!r} is missing; reinstall fedbench.")
-    card = EMBEDDED_DIR / "embedded_card.json"
-    if card.is_file():
-        check_digest(weights, json.loads(card.read_text())["sha256"], "reinstall fedbench")
-    stored = json.loads(config.read_text())
-    # pretraining rewrites the config, and tests point elsewhere: register what differs from the last load
-    if open_clip.get_model_config("embedded") != stored:
-        open_clip.add_model_config(config)
-    return _build(name, weights, {}, quick_gelu=None, tokenizer=FoldedTokenizer.from_file(tokens))
-
-
-def _build(
+def load_weights(
     name: BackboneName, file: Path, tag: dict[str, Any], quick_gelu: bool | None, tokenizer: Any = None
 ) -> ClipBackbone:
+    """The weights in ``file`` as a model of open_clip's architecture ``name.arch``.
+
+    ``tag`` is what open_clip knows of published weights. ``quick_gelu`` is the activation that they were trained with,
+    None as the architecture says. The architecture has a tokenizer where none is given.
+    """
     if file.suffix not in _SUFFIXES:  # open_clip would unpickle .npz of big_vision without checks
         raise FedbenchError(f"CLIP weights {str(file)!r}: expected a file ending in {', '.join(_SUFFIXES)}.")
     overrides: dict[str, Any] = {}
@@ -139,7 +123,7 @@ def _from_folder(name: BackboneName) -> ClipBackbone:
     try:
         with torch.random.fork_rng(devices=[]):
             module = open_clip.create_model(whole, weights_only=True)
-    except Exception as error:  # as in `_build`
+    except Exception as error:  # as in `load_weights`
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise FedbenchError(f"backbone {name.text!r} can't be loaded: {' '.join(reason[:2])[:300]}") from error
     tokenizer = _tokenizer(whole, name)

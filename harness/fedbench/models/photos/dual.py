@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone
-from fedbench.models.names import LITE0_MINILM, BackboneName
 from fedbench.models.photos.packages import LITE0_SIZE, LITE0_STATISTICS, MINILM, load_lite0
 from fedbench.models.transform import PixelTransform
 
@@ -28,15 +27,13 @@ FOLDER = Path(__file__).parent
 BRIDGE, CARD = FOLDER / "bridge.safetensors", FOLDER / "card.json"
 
 
-def load_lite0_minilm(name: BackboneName) -> ClipBackbone:
+def load_lite0_minilm(name: str) -> ClipBackbone:
     """The joined towers. Raises FedbenchError where a package is missing, or a file another than the card's."""
-    if name.checkpoint:
-        raise FedbenchError(f"backbone {name.text!r}: it has weights of its own; write 'clip:{LITE0_MINILM}'.")
     found = hashlib.sha256(BRIDGE.read_bytes()).hexdigest()
     if found != json.loads(CARD.read_text())["sha256"]:
         raise FedbenchError(f"{str(BRIDGE)!r} is damaged; reinstall fedbench.")
     module, tokenizer = joined(load_file(BRIDGE))
-    return ClipBackbone(name.text, module, tokenizer, PixelTransform(*LITE0_STATISTICS, LITE0_SIZE), WIDTH)
+    return ClipBackbone(name, module, tokenizer, PixelTransform(*LITE0_STATISTICS, LITE0_SIZE), WIDTH)
 
 
 def joined(bridge: dict[str, Tensor]) -> tuple[nn.Module, Any]:

@@ -1,1 +1,0 @@
-"""Exchange with other systems; each module needs what it exchanges with to be installed."""

@@ -1,1 +1,0 @@
-"""The small dual encoder that comes with fedbench: its weights, and how they were made."""

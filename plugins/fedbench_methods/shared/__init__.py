@@ -1,0 +1,1 @@
+"""Parts that a few methods have in common. They import no method."""
