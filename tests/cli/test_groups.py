@@ -7,7 +7,6 @@ import io
 import re
 import shlex
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -128,12 +127,3 @@ def test_mlflow_shows_what_was_asked_for(filled: tuple[Path, str]) -> None:
             for one in (open_reader(uri), ClientReader(uri, client))
         ]
         assert read[0] == read[1] and len(read[0]) == (2 if name == GROUP else 3)
-
-
-def test_runs_of_before_there_were_groups_are_read_and_found_again(folder: Path) -> None:
-    with sqlite3.connect(folder / "store" / "mlflow.db") as database:
-        database.execute("UPDATE tags SET value = 'adhoc' WHERE key = 'fedbench.suite'")
-        database.execute("DELETE FROM tags WHERE key IN ('setting', 'fedbench.seal')")
-    store = ("--store", str(folder / "store"))
-    assert labels("--suite", "adhoc", *store) == [("fedavg", "1"), ("fedavg", "2"), ("fedprox", "1")]
-    assert "2 of 2 runs are in the store already" in run(folder, "fedavg", "fedprox")
