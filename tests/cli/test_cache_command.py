@@ -61,9 +61,7 @@ def fedbench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return ended.value.code if isinstance(ended.value.code, int) else 0
 
 
-def test_a_file_that_is_deleted_meanwhile_is_left_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_deleted_meanwhile_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = cache._listed
 
     def and_delete(where: Path) -> list[Path]:
