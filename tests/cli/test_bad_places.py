@@ -271,7 +271,7 @@ def test_nothing_that_a_client_library_says_of_a_store_out_of_reach_has_a_secret
 @pytest.mark.parametrize(
     "address", ["http://127.0.0.1:9", "https://127.0.0.1:9/x", "http://127.0.0.1:99999", "http://[::1"]
 )
-@pytest.mark.parametrize("verb", [("leaderboard",), ("run", "--method", "fedavg"), ("runs", "list")])
+@pytest.mark.parametrize("verb", [("leaderboard",), ("run", "--method", "fedavg"), ("evaluate", "0123")])
 def test_a_server_that_is_not_there_is_told_at_once(
     verb: tuple[str, ...], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""``fedbench cache``: what lies in the cache folder, and removing no more of it than was asked for."""
+"""``fedbench cache clear``: no more is removed than was asked for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from fedbench.cli import cache_folder
 from fedbench.cli.app import main
-from fedbench.cli.cache_folder import entries
+from fedbench.cli.commands import cache
+from fedbench.cli.commands.cache import entries
 from fedbench.core.federation import TensorImages
 from fedbench.datasets.cache import stored
 from fedbench.models.feature_cache import encode
@@ -26,7 +25,7 @@ DAY = 86_400
 class Mean:
     """Mean by channel."""
 
-    key, name = "mean", "clip:tiny"
+    key = "mean"
 
     def __call__(self, pixels: Tensor) -> Tensor:
         return pixels.float().mean(dim=(2, 3))
@@ -36,7 +35,7 @@ class Mean:
 def folder(tmp_path: Path) -> Path:
     """Features of four images, 40 days old; ten images rendered just now; and files of others."""
     folder = tmp_path / "cache"
-    encode(TensorImages(torch.zeros(4, 3, 2, 2, dtype=torch.uint8)), Mean(), folder, data="embedded?train=4")
+    encode(TensorImages(torch.zeros(4, 3, 2, 2, dtype=torch.uint8)), Mean(), folder)
     (features,) = folder.glob("*.safetensors")
     os.utime(features, (time.time() - 40 * DAY,) * 2)
     images = {"train.images": torch.zeros(10, 3, 2, 2, dtype=torch.uint8), "train.labels": torch.zeros(10)}
@@ -62,31 +61,8 @@ def fedbench(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return ended.value.code if isinstance(ended.value.code, int) else 0
 
 
-def test_the_list_says_of_what_each_file_is(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fedbench(monkeypatch, "list", "--cache-dir", str(folder)) == 0
-    heading, _, features, data, total = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["kind", "data", "encoder", "shape", "MB", "age"]
-    size = f"{next(entry.size for entry in entries(folder)) / 1e6:.3f}"
-    assert features.split() == ["features", "embedded?train=4", "clip:tiny", "4", "x", "3", size, "40", "d"]
-    assert data.split()[:9] == ["data", "embedded?train=10", "10", "x", "3", "x", "2", "x", "2"]
-    assert data.endswith("0 min")
-    assert total.startswith("2 files, ") and total.endswith(f" MB in {folder}")
-
-
-def test_a_file_without_a_readable_header_is_unknown(tmp_path: Path) -> None:
-    old, broken = (tmp_path / f"{digit * 64}.safetensors" for digit in "ab")
-    save_file({"features": torch.zeros(2, 5)}, old, {"key": "a", "sha256": "b"})
-    broken.write_bytes(b"no header")
-    found = {entry.file: (entry.data, entry.encoder, entry.shapes) for entry in entries(tmp_path)}
-    assert found == {old: ("unknown", "", ((2, 5),)), broken: ("unknown", "", ())}
-
-
-def test_a_file_that_is_deleted_while_the_list_is_made_is_left_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = cache_folder._listed
+def test_a_file_that_is_deleted_meanwhile_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = cache._listed
 
     def and_delete(where: Path) -> list[Path]:
         found = listed(where)
@@ -94,7 +70,7 @@ def test_a_file_that_is_deleted_while_the_list_is_made_is_left_out(
             file.unlink()
         return found
 
-    monkeypatch.setattr(cache_folder, "_listed", and_delete)
+    monkeypatch.setattr(cache, "_listed", and_delete)
     assert [entry.kind for entry in entries(folder)] == ["features"]
 
 
@@ -157,7 +133,7 @@ def test_clear_removes_what_dead_writers_left_but_not_what_is_being_written(
         (("clear", "--yes", "--kind", "feature"), "unknown kind of cache file 'feature'; did you mean 'features'?"),
         (("clear", "--yes", "--older-than", "nan"), "Invalid value for '--older-than'"),
         (("clear", "--yes", "--older-than", "-1"), "Invalid value for '--older-than'"),
-        (("list", "--cache-dir", "{file}"), "notes.txt' is a file, not a folder; choose another folder."),
+        (("clear", "--yes", "--cache-dir", "{file}"), "notes.txt' is a file, not a folder; choose another folder."),
     ],
 )
 def test_bad_input_is_told_and_nothing_is_removed(
@@ -173,13 +149,6 @@ def test_bad_input_is_told_and_nothing_is_removed(
     assert fedbench(monkeypatch, *given) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert names(folder) == before
-
-
-def test_an_empty_cache_is_said_to_be_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fedbench(monkeypatch, "list", "--cache-dir", str(tmp_path / "none")) == 0
-    assert capsys.readouterr().out == f"the cache {tmp_path / 'none'} is empty; runs fill it.\n"
 
 
 def test_asked_in_a_terminal_no_removes_nothing(

@@ -7,10 +7,8 @@ import io
 import re
 import shlex
 import shutil
-import sqlite3
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from mlflow import MlflowClient
 from typer.testing import CliRunner
@@ -83,18 +81,12 @@ def test_all_of_them_are_still_read_at_once_and_their_tables_say_which_they_are(
         assert labels(*suite, *store) == [("fedavg", "1"), ("fedavg", "2"), ("fedprox", "1")]
     shown = called("leaderboard", "--suite", "adhoc", "--format", "md", *store)
     assert GROUP in shown and LONGER in shown
-    listed = called("runs", "list", "--suite", LONGER, *store)
-    assert "1 run" in listed and "adhoc" in listed
-    assert "3 runs" in called("runs", "list", "--suite", "adhoc", *store)
     error = CliRunner().invoke(app, ["leaderboard", "--suite", "adhoc/idd", *store])
     assert error.exit_code == 2 and "unknown suite in this store" in error.output
 
 
-def test_figures_and_exports_are_of_one_group(filled: tuple[Path, str], tmp_path: Path) -> None:
+def test_figures_are_of_one_group(filled: tuple[Path, str], tmp_path: Path) -> None:
     store = ("--store", str(filled[0] / "store"))
-    called("export", "--suite", LONGER, "--format", "csv", "--output", str(tmp_path / "out"), *store)
-    frame = pd.read_csv(tmp_path / "out" / "runs.csv")
-    assert frame["suite"].tolist() == [LONGER] and frame["rounds"].tolist() == [2]
     figure = ("figure", "rounds", "--metric", "global_accuracy", "--output", str(tmp_path / "a.svg"), *store)
     assert CliRunner().invoke(app, [*figure, "--suite", LONGER, "--method", "fedprox"]).exit_code == 2
     called(*figure, "--suite", GROUP, "--method", "fedprox")
@@ -135,12 +127,3 @@ def test_mlflow_shows_what_was_asked_for(filled: tuple[Path, str]) -> None:
             for one in (open_reader(uri), ClientReader(uri, client))
         ]
         assert read[0] == read[1] and len(read[0]) == (2 if name == GROUP else 3)
-
-
-def test_runs_of_before_there_were_groups_are_read_and_found_again(folder: Path) -> None:
-    with sqlite3.connect(folder / "store" / "mlflow.db") as database:
-        database.execute("UPDATE tags SET value = 'adhoc' WHERE key = 'fedbench.suite'")
-        database.execute("DELETE FROM tags WHERE key IN ('setting', 'fedbench.seal')")
-    store = ("--store", str(folder / "store"))
-    assert labels("--suite", "adhoc", *store) == [("fedavg", "1"), ("fedavg", "2"), ("fedprox", "1")]
-    assert "2 of 2 runs are in the store already" in run(folder, "fedavg", "fedprox")

@@ -22,7 +22,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, TensorImages
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
-from fedbench.datasets import cache, dataset_names, images, load_dataset
+from fedbench.datasets import dataset_names, images, load_dataset
 from fedbench.datasets import tensor_cache as kept
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
 from fedbench.datasets.images import ImageFiles
@@ -405,18 +405,6 @@ def test_images_of_differing_sizes_follow_the_backbone_and_others_stay(load, tmp
     assert taught.content_hash == load("imagefolder:d").content_hash
     assert image_size_for(RunSpec(dataset="cifar10")) is None
     assert load("imagefolder:d").shortest_side == load("imagefolder:same").shortest_side == 10
-
-
-def test_scans_of_an_earlier_version_are_read_or_made_again(load, tmp_path):
-    write_folder(tmp_path / "same", ["photo", "sketch"], ["cat", "dog"])
-    load("imagefolder:same")
-    (scan,) = (tmp_path / "cache" / "datasets").glob("scan-*.json")
-    facts = cache.read_json(scan)
-    assert facts.pop("shortest_side") == 10
-    cache.write_json(scan, facts)
-    assert load("imagefolder:same").shortest_side == 10 and cache.read_json(scan) == facts
-    cache.write_json(scan, facts | {"size": None})
-    assert load("imagefolder:same").train.images.read(torch.tensor([0])).shape == (1, 3, 10, 12)
 
 
 def test_splits_of_differing_sizes_are_brought_to_one(load, tmp_path):

@@ -20,7 +20,6 @@ from fedbench.core.errors import FedbenchError
 from fedbench.exchange.checks import _beside_suite, _notes, check_alike, check_folder
 from fedbench.exchange.diverged import _of_row
 from fedbench.exchange.folder import read_folder
-from fedbench.exchange.identity import spec_of
 from fedbench.exchange.joining import _diverged
 from fedbench.exchange.manifest import FILES, MANIFEST, digests
 from fedbench.exchange.merging import merge
@@ -311,16 +310,6 @@ def test_refusing_ends_with_code_2(made: Made, tmp_path: Path, capsys: pytest.Ca
     FORGED["the rank"][0](folder)
     assert call("submit", str(folder), "--suite", made.suite) == 2
     assert "rank is 9" in " ".join(capsys.readouterr().err.split())
-
-
-def test_folders_of_before_do_not_say_how_often_was_evaluated(made: Made, tmp_path: Path) -> None:
-    folder = made.copy(tmp_path)
-    edited("results.csv", lambda frame: frame.drop(columns=["eval_every", "own_every", "suite_version"]))(folder)
-    with_new_digests(folder)
-    assert len(check_folder(folder, made.suite).specs) == 4  # the suite says it
-    line = read_folder(folder).results.iloc[0].to_dict()
-    with pytest.raises(FedbenchError, match="not that of its recorded settings"):
-        spec_of(line, [("1", "0")])
 
 
 def test_results_of_another_version_of_the_suite_are_refused(made: Made, tmp_path: Path) -> None:

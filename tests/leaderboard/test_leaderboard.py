@@ -46,7 +46,6 @@ from fedbench.scenarios.summary import scenario_summary
 from fedbench.statistics.paired import Test
 from fedbench.suites.suite import load_suite
 from fedbench.tracking import store
-from fedbench.tracking.recorded.seal import SEAL
 from fedbench.tracking.schema import local_artifacts, store_uri
 from fedbench.tracking.tags import RunTags
 from fedbench.tracking.writing import listener as tracking
@@ -187,16 +186,6 @@ def test_runs_on_the_same_files_share_a_table_at_whatever_size_their_images_are_
     results["files_hash"] = ["f" * 64, "0" * 64]
     board = leaderboard(results)
     assert set(board["block"]) == {0, 1} and not board["caption"].str.contains("decoded").any()
-
-
-def test_runs_that_told_no_hash_of_their_files_stand_with_later_ones_on_their_data(tmp_path: Path) -> None:
-    uri = store_uri(str(tmp_path))
-    listener = tracking.Tracking(uri, "longtail")
-    read = {"fedavg": ("d", ""), "fedprox": ("d", "files"), "moon": ("e", "files"), "scaffold": ("0", "")}
-    for method, (data, files) in read.items():
-        track(listener, spec(method, 0), 60.0, data={"data_hash": data, "files_hash": files})
-    results = load_results(uri, "longtail").set_index("method")
-    assert results["files_hash"].to_dict() == {"fedavg": "files", "fedprox": "files", "moon": "files", "scaffold": "0"}
 
 
 def test_rows_of_other_seeds_share_a_table_that_says_so_and_pairs_over_common_ones() -> None:
@@ -357,8 +346,8 @@ def test_captions_say_when_code_states_mix_and_only_then() -> None:
 
 
 def of_code(lines: pd.DataFrame, *hashes: str) -> pd.DataFrame:
-    """The results with the hash of each run's method, of the same harness; "" for a run of before it was recorded."""
-    codes = [json.dumps([{"method": m, "hash": h}]) if h else "" for m, h in zip(lines["method"], hashes, strict=True)]
+    """The results with the hash of each run's method, of the same harness; "" for the harness's own."""
+    codes = [json.dumps([{"method": m, "hash": h}] if h else []) for m, h in zip(lines["method"], hashes, strict=True)]
     return lines.assign(method_code=codes, harness_hash="1" * 64)
 
 
@@ -399,17 +388,6 @@ def test_one_version_of_a_method_is_one_row_whatever_else_changed() -> None:
     board = leaderboard(same)
     assert board["seeds"].tolist() == [3, 3] and not board["row"].str.contains("code").any()
     assert board["caption"].str.contains("several code states").all()
-
-
-def test_runs_of_before_code_was_recorded_by_method_count_as_made_by_other_code() -> None:
-    results = versions_of_fedprox()
-    recorded = of_code(results, "", "", "", "", "", "b" * 64).assign(code_hash="e" * 64)
-    board = leaderboard(recorded)
-    assert dict(zip(board["label"], board["seed_list"], strict=True)) == {
-        "fedavg": "0, 1, 2",
-        "fedprox [fedprox.code=eeeeeeee]": "0, 1",
-        "fedprox [fedprox.code=bbbbbbbb]": "2",
-    }
 
 
 def test_of_two_versions_of_the_baseline_the_newest_is_meant() -> None:
@@ -780,21 +758,6 @@ def test_of_rows_called_alike_the_one_with_the_rows_settings_is_the_baseline_and
     assert deltas([*runs, (spec("fedprox", 0, lr=0.5), 55.0)], name)["fedprox · clip:embedded"] == (5.0, "")
 
 
-def test_a_run_of_before_a_field_existed_is_of_the_same_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    new = [(spec("fedavg", 1), 62.0)]
-    flat = tracking.flat_params
-
-    def older(one: RunSpec) -> dict[str, str]:
-        younger = ("tuned", "teacher", "head_scale", "training.augment", "training.finetune_epochs", "scenario.groups")
-        return {key: value for key, value in flat(one).items() if key not in younger}
-
-    monkeypatch.setattr(tracking, "flat_params", older)
-    old = made([(spec("fedavg", 0), 60.0)])
-    monkeypatch.undo()
-    (line,) = leaderboard(pd.concat([old, made(new)], ignore_index=True)).to_dict("records")
-    assert (line["seeds"], line["global_accuracy_mean"]) == (2, 61.0)
-
-
 def test_other_weights_under_a_backbones_name_are_another_row() -> None:
     one = [(spec("fedavg", 0), 60.0)]
     both = pd.concat([made(one, "a" * 64), made(one, "b" * 64)], ignore_index=True)
@@ -908,15 +871,13 @@ DEFAULTS, ITS_OWN = '{"evaluate": "fedavg"}', '{"evaluate": "mine, fedavg"}'
         ("6", "0", 0.0, ITS_OWN, True),
         ("6", "0", 9.0, DEFAULTS, True),  # only reports are sent, no tensor of the model
         ("6", "0", 9.0, ITS_OWN, False),  # by which the method may predict
-        ("6", None, 0.0, None, True),  # of an older version
-        ("6", None, 9.0, None, False),
     ],
 )
 def test_what_is_recorded_tells_an_untrained_global_model(
-    trainable: str, round_bytes: str | None, sent: float, owners: str | None, untrained: bool
+    trainable: str, round_bytes: str, sent: float, owners: str, untrained: bool
 ) -> None:
     tags = {"trainable_parameters": trainable, "round_bytes": round_bytes, "owners": owners}
-    known = {f"fedbench.{name}": value for name, value in tags.items() if value is not None}
+    known = {f"fedbench.{name}": value for name, value in tags.items()}
     metrics = {"final/global_accuracy": 60.0, "final/bytes_up": sent, "final/bytes_down": sent}
     assert is_untrained("mine", RunTags(known), metrics) is untrained
     # without a global model there is no accuracy of one
@@ -1222,7 +1183,7 @@ def test_curves_are_a_line_an_evaluated_round_with_traffic_so_far(curved: str) -
     assert "MB to it" in shown(board)
 
 
-def test_federations_are_read_by_run_and_left_out_where_an_older_run_has_none(curved: str) -> None:
+def test_federations_are_read_by_run_and_left_out_where_a_run_has_none(curved: str) -> None:
     results = load_results(curved, "longtail")
     with_it, without = results["mlflow_id"]
     counts = {"classnames": ["cat", "dog"], "class_counts": [[3, 4]], "groups": {"head": [0]}}
@@ -1265,21 +1226,6 @@ def test_a_purged_command_leaves_its_runs_without_one(uri: str, results: pd.Data
         assert again.loc[run, "made_by"] == "[]"
     finally:
         client.delete_tag(run, "mlflow.parentRunId")
-
-
-def test_tags_that_were_cut_off_are_read_as_empty(uri: str, results: pd.DataFrame) -> None:
-    client = store.open_store(uri, create=False)
-    run = results["mlflow_id"][0]
-    before = client.get_run(run).data.tags
-    client.delete_tag(run, SEAL)  # as those that cut tags off, which were earlier versions, left them
-    for name, broken in (("fedbench.tuning", '{"trials": "2'), ("fedbench.published", '[{"table": "1')):
-        client.set_tag(run, name, broken)
-    try:
-        again = load_results(uri, "longtail").set_index("mlflow_id")
-        assert again.loc[run, ["tuning", "published"]].tolist() == ["{}", "[]"]
-    finally:
-        for name in ("fedbench.tuning", "fedbench.published", SEAL):
-            client.set_tag(run, name, before[name])
 
 
 def test_what_is_no_run_of_a_spec_is_no_result(uri: str, results: pd.DataFrame) -> None:

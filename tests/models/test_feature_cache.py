@@ -264,24 +264,6 @@ def test_a_file_that_was_written_anew_is_checked_again(images: TensorImages, tmp
         encode(images, MeanEncoder(), tmp_path)
 
 
-def test_a_file_says_of_what_it_is(images: TensorImages, tmp_path: Path) -> None:
-    encode(images, MeanEncoder(), tmp_path, data="embedded?train=10")
-    (file,) = files(tmp_path)
-    with safe_open(file, framework="pt") as opened:
-        header = opened.metadata()
-    assert (header["data"], header["encoder"], header["key"]) == ("embedded?train=10", "MeanEncoder", file.stem)
-
-
-def test_a_file_of_an_earlier_version_is_read(images: TensorImages, tmp_path: Path) -> None:
-    first = encode(images, MeanEncoder(), tmp_path)
-    (file,) = files(tmp_path)
-    with safe_open(file, framework="pt") as opened:
-        header = opened.metadata()
-    save_file({"features": first.clone()}, file, {name: header[name] for name in ("key", "sha256")})
-    encoder = MeanEncoder()
-    assert torch.equal(encode(images, encoder, tmp_path), first) and encoder.seen == []
-
-
 def test_no_images_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FedbenchError, match="no images to encode"):
         encode(TensorImages(torch.zeros(0, 3, 4, 4, dtype=torch.uint8)), MeanEncoder(), tmp_path)

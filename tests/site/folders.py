@@ -45,6 +45,7 @@ def write_folder(
                 "bytes_up_mean": 1e6,
                 "bytes_down_mean": 1e6,
                 "train_seconds_mean": 1.5,
+                **dict.fromkeys(("delta_mean", "delta_low", "delta_high", "significance", "failure", "tied_rank"), ""),
             }
             for metric in METRICS:
                 line |= {f"{metric}_mean": 70.0 - 10 * place, f"{metric}_std": 1.0}

@@ -130,9 +130,6 @@ def test_a_suite_runs_resumes_and_is_evaluated_over_a_server(
     evaluated = fedbench("evaluate", str(by_method["creff"]), "--cache-dir", "cache")
     assert evaluated.code == 0, evaluated.err
     assert "equal: every metric and all 30 predictions are as recorded" in evaluated.out
-    compared = fedbench("compare", *by_method.astype(str))
-    assert compared.code == 0, compared.err
-    assert "provenance: all " in compared.out
 
 
 def check_the_parent(server: str) -> None:

@@ -222,7 +222,7 @@ def test_artifacts_lie_in_the_store_folder_and_give_the_run_back(uri: str, liste
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("model/spec.json", None, "run 12ab has no model/spec.json among its artifacts: an earlier version"),
+        ("model/spec.json", None, "run 12ab has no model/spec.json among its artifacts, the file was deleted"),
         (
             "model/spec.json",
             '{"speed": 3}',
@@ -429,14 +429,6 @@ def test_the_web_interface_says_which_page_shows_the_latest_runs(
     assert f"the runs of the suite just ran: http://127.0.0.1:5003{page}\n" in capsys.readouterr().out
 
 
-def test_an_experiment_of_an_earlier_version_is_shown_like_a_new_one(uri: str) -> None:
-    client = store.open_store(uri, create=True)
-    assert client is not None
-    client.create_experiment("fedbench/early", tags={"mlflow.sharedViewState.fedbench": "{}"})
-    Tracking(uri, "early")
-    assert "columnWidths" in client.get_experiment_by_name("fedbench/early").tags["mlflow.sharedViewState.fedbench"]
-
-
 class Fixed(Codes):
     """Code that does not change with the sources."""
 
@@ -494,10 +486,6 @@ def test_why_a_run_is_carried_out_again_is_told(uri: str) -> None:
         client.set_tag(run.info.run_id, f"fedbench.{key}", value)
     client.delete_tag(run.info.run_id, "fedbench.seal")
     assert why(RunCode("1" * 64, (same,))) == (f"torch 0.1 -> {provenance.versions()['torch']}",)
-    # as an earlier version of fedbench left it
-    client.delete_tag(run.info.run_id, "fedbench.harness_hash")
-    (reason,) = why(RunCode("2" * 64, (same,)))
-    assert reason == "made by a version of fedbench that did not record which code is whose"
 
 
 class CountingClient:

@@ -12,10 +12,8 @@ from typer.core import TyperGroup
 from fedbench.cli.commands.advise import advise
 from fedbench.cli.commands.cache import cache
 from fedbench.cli.commands.check import check
-from fedbench.cli.commands.compare import compare
 from fedbench.cli.commands.describe import describe
 from fedbench.cli.commands.evaluate import evaluate
-from fedbench.cli.commands.export import export
 from fedbench.cli.commands.figure import figure
 from fedbench.cli.commands.leaderboard import leaderboard
 from fedbench.cli.commands.listing import list_known
@@ -24,7 +22,6 @@ from fedbench.cli.commands.merge import merge
 from fedbench.cli.commands.new import new
 from fedbench.cli.commands.publish import publish
 from fedbench.cli.commands.run import run
-from fedbench.cli.commands.runs import runs
 from fedbench.cli.commands.scenario import scenario
 from fedbench.cli.commands.study import study
 from fedbench.cli.commands.submit import submit, verify
@@ -109,16 +106,13 @@ app.command("advise", epilog="Example: fedbench advise --counts clients.csv --pa
 app.command("map", epilog="Example: fedbench map --suite map --jobs 2 --output leaderboards")(map_)
 app.command("publish", epilog="Example: fedbench publish --suite longtail --trials 20 --output leaderboards")(publish)
 app.command("evaluate", epilog="Example: fedbench evaluate 3f2a, with the first digits of a run's id")(evaluate)
-app.command("compare", epilog="Example: fedbench compare 3f2a 91c0")(compare)
 app.command("figure", epilog="Example: fedbench figure sweep --suite fedglcl --by fedglcl.tau -o tau.pdf")(figure)
-app.command("export", epilog="Example: fedbench export --suite longtail --output results")(export)
 app.command("submit", epilog="Example: fedbench submit leaderboards/longtail")(submit)
 app.command("verify", epilog="Example: fedbench verify leaderboards/longtail --share 0.1")(verify)
 app.command("merge", epilog="Example: fedbench merge theirs ours --into all")(merge)
 app.command("ui", epilog="Example: fedbench ui --port 8080")(ui)
 app.add_typer(new, name="new")
 app.add_typer(scenario, name="scenario")
-app.add_typer(runs, name="runs")
 app.add_typer(cache, name="cache")
 
 

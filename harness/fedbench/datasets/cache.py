@@ -59,7 +59,7 @@ def digest_of(tensor: Tensor) -> str:
 def stored(file: Path, make: Callable[[], Tensors], about: str) -> Stored:
     """The tensors in ``file``; where it doesn't exist, one process makes and writes them while others wait.
 
-    ``about`` is what ``fedbench cache list`` says they are.
+    ``about`` says in the file's header what they are, for people.
     """
 
     def content() -> Content:
@@ -106,6 +106,6 @@ def _types(tensors: Tensors) -> str:
 def _fault(file: Path, content: Content) -> str:
     tensors, header = content
     recorded = {name: digest for name, digest in header.items() if name not in (_ABOUT, _TYPES)}
-    if header.get(_TYPES, _types(tensors)) != _types(tensors):  # files of earlier versions don't say
+    if header.get(_TYPES) != _types(tensors):
         return "its types are not those that were written"
     return "" if _digests(tensors) == recorded else "its checksum doesn't fit its content"

@@ -19,7 +19,7 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
 from fedbench.exchange.diverged import diverged_runs
 from fedbench.exchange.folder import ResultFolder, named, read_folder
-from fedbench.exchange.identity import evaluated_by, spec_of
+from fedbench.exchange.identity import spec_of
 from fedbench.exchange.manifest import digest
 from fedbench.exchange.recomputed import check_board
 from fedbench.leaderboard.results import StoredResults
@@ -81,7 +81,7 @@ def _checked(given: Path, suite: str | None, plugins: tuple[Path, ...]) -> Check
     _check_code(folder)
     diverged = diverged_runs(folder)
     every = pd.concat([folder.results, diverged]) if len(diverged) else folder.results
-    specs = _check_ids(every, read, plugins)
+    specs = _check_ids(every, plugins)
     check_alike(every, read)
     check_board(folder, read, StoredResults(folder.results, diverged))
     _check_manifest(folder, read)
@@ -168,14 +168,9 @@ def _check_data(results: pd.DataFrame) -> None:
                 )
 
 
-def _check_ids(results: pd.DataFrame, suite: Suite, plugins: tuple[Path, ...]) -> tuple[RunSpec, ...]:
-    evaluated = evaluated_by(
-        spec
-        for scale in list(suite.scales) or [""]
-        for spec in expand(suite, Overrides(scale=scale, plugin_files=plugins))
-    )
+def _check_ids(results: pd.DataFrame, plugins: tuple[Path, ...]) -> tuple[RunSpec, ...]:
     lines = _lines(results)
-    specs = tuple(spec_of(line, evaluated, plugins) for line in lines)
+    specs = tuple(spec_of(line, plugins) for line in lines)
     for line, spec in zip(lines, specs, strict=True):
         if spec.row != line["row"]:
             raise FedbenchError(f"{named(line)}: by its settings the row is called {spec.row!r}.")

@@ -35,7 +35,7 @@ class ResultFolder:
     @cached_property
     def results(self) -> pd.DataFrame:
         """A line a run, as `fedbench.leaderboard.results.load_results` has them, numbers to the last bit."""
-        frame = _texts(self.path / RESULTS, _OF_RUN, {"suite_version": "1"})
+        frame = _texts(self.path / RESULTS, _OF_RUN)
         if frame.empty:
             raise FedbenchError(f"{RESULTS} of {str(self.path)!r} has no run.")
         try:
@@ -52,7 +52,7 @@ class ResultFolder:
     @cached_property
     def board(self) -> pd.DataFrame:
         """A line a row of a table, all of them texts."""
-        return _texts(self.path / BOARD, _OF_BOARD, {})
+        return _texts(self.path / BOARD, _OF_BOARD)
 
 
 def read_folder(given: Path) -> ResultFolder:
@@ -80,13 +80,12 @@ def named(line: Any) -> str:
     return f"{title}, seed {line['seed']}" if "seed" in line else title
 
 
-def _texts(file: Path, needed: tuple[str, ...], usual: dict[str, str]) -> pd.DataFrame:
-    """The file, every value a text, with the columns of ``usual`` where it has none of their name."""
+def _texts(file: Path, needed: tuple[str, ...]) -> pd.DataFrame:
+    """The file, every value a text; FedbenchError where it lacks one of the columns ``needed``."""
     try:
         frame = pd.read_csv(file, dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
         raise FedbenchError(f"{str(file)!r} can't be read: {error}.") from None
-    frame = frame.assign(**{name: value for name, value in usual.items() if name not in frame})
     missing = [name for name in needed if name not in frame]
     if missing:
         raise FedbenchError(f"{str(file)!r} has no column {', '.join(missing)}.")

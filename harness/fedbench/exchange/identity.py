@@ -23,19 +23,15 @@ _NO_SETTINGS = ("labels", "weights")
 """Of the row's settings: visibility of labels is the scenario's, weights are what a backbone's name meant."""
 
 
-def spec_of(line: Mapping[str, Any], evaluated: Iterable[tuple[str, ...]], plugins: tuple[Path, ...] = ()) -> RunSpec:
+def spec_of(line: Mapping[str, Any], plugins: tuple[Path, ...] = ()) -> RunSpec:
     """The run of a ``line`` of results.csv, with the id that the line gives.
 
-    ``evaluated`` are the values of `EVALUATED` that runs of the suite have: folders of before did not record them.
     FedbenchError, which names the run, where recorded settings and id do not agree.
     """
-    if all(line.get(name) for name in EVALUATED):
-        evaluated = [tuple(str(line[name]) for name in EVALUATED)]
     try:
-        for values in evaluated:
-            spec = _built(line, dict(zip(EVALUATED, values, strict=True)), plugins)
-            if spec.run_id == line["run_id"]:
-                return spec
+        spec = _built(line, plugins)
+        if spec.run_id == line["run_id"]:
+            return spec
     except (ValidationError, ValueError, KeyError) as error:
         raise FedbenchError(
             f"{named(line)}: its settings are none of this version of fedbench: {_first(error)}."
@@ -45,11 +41,11 @@ def spec_of(line: Mapping[str, Any], evaluated: Iterable[tuple[str, ...]], plugi
     raise FedbenchError(f"{named(line)}: run_id {line['run_id']} is not that of its recorded settings{hint}.")
 
 
-def _built(line: Mapping[str, Any], evaluated: Mapping[str, str], plugins: tuple[Path, ...]) -> RunSpec:
+def _built(line: Mapping[str, Any], plugins: tuple[Path, ...]) -> RunSpec:
     own: dict[str, str] = dict(json.loads(line["row_settings"]))
     scenario = dict(json.loads(line["scenario_settings"])) | {"labels": own["labels"]}
     run = {name: str(line[name]) for name in _BESIDE}
-    training = {name: str(line[name]) for name in BUDGET} | dict(evaluated)
+    training = {name: str(line[name]) for name in (*BUDGET, *EVALUATED)}
     of_methods: dict[str, dict[str, str]] = {}
     for key, text in own.items():
         head, dot, name = key.rpartition(".")
@@ -121,9 +117,3 @@ def _first(error: Exception) -> str:
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return str(error) or type(error).__name__
-
-
-def evaluated_by(specs: Iterable[RunSpec]) -> list[tuple[str, ...]]:
-    """The values of `EVALUATED` that the ``specs`` have, and the usual ones."""
-    trainings = [Training(), *(spec.training for spec in specs)]
-    return list(dict.fromkeys(tuple(str(getattr(one, name)) for name in EVALUATED) for one in trainings))

@@ -71,7 +71,7 @@ def _joined(folders: Sequence[Checked]) -> pd.DataFrame:
     for folder in folders:
         for line in folder.folder.results.to_dict("records"):
             before = kept.setdefault(str(line["run_id"]), line)
-            # an older folder may lack some
+            # a folder has columns for the metrics of its own runs
             both = before.keys() & line.keys()
             metric = next(differing(*(finals({name: each[name] for name in both}) for each in (before, line))), None)
             if metric is not None:

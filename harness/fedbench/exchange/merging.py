@@ -94,7 +94,7 @@ def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_OpenStore]) -> None:
             one, two = (each.data.metrics.get(metric) for each in (other, run))
             raise FedbenchError(
                 f"{run.info.run_name} (run {tags.run_id}): two stores have it by the same code with different numbers, "
-                f"{metric.removeprefix(FINAL)} {one!r} and {two!r}; drop the wrong one with `fedbench runs drop`."
+                f"{metric.removeprefix(FINAL)} {one!r} and {two!r}; delete the wrong one, in the page of `fedbench ui`."
             )
 
 

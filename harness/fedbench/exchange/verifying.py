@@ -173,7 +173,7 @@ _EXACT = ("bytes_up", "bytes_down", "megabytes")
 def _differences(
     recorded: Mapping[Any, Any], now: Mapping[Any, Any], tolerance: float | None, headlines: Collection[str]
 ) -> Iterator[OtherNumber]:
-    """Of the metrics that the folder has; those that a later version of fedbench added are none."""
+    """Of the metrics that the folder has, those that are another number now."""
     for name, value in finals(recorded).items():
         metric = name.removeprefix(FINAL)
         again = float(now.get(name, math.nan))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,25 +86,10 @@ def _read_store(uri: str, suite: str | None) -> tuple[StoredResults | None, int]
             failed.append({**line, "failure": reason_of(run.data.tags.get(FAILURE, ""))})
     if not finished and not failed:
         return None, unfinished
-    _find_files([*finished, *failed])
     parts = [_newest(reader, lines) for lines in (finished, failed)]
     done = parts[0] if finished else parts[1].drop(columns="failure").iloc[:0]
     lost = parts[1] if failed else done.iloc[:0].assign(failure="")
     return StoredResults(done, lost), unfinished
-
-
-def _find_files(lines: Sequence[dict[str, Any]]) -> None:
-    """Give runs of earlier versions, which recorded no hash of their files, that of later runs on their data.
-
-    They would else stand in another table.
-    """
-    known = {_data(line): line["files_hash"] for line in lines if line["files_hash"] != line["data_hash"]}
-    for line in lines:
-        line["files_hash"] = known.get(_data(line), line["files_hash"])
-
-
-def _data(line: Mapping[str, Any]) -> tuple[str, str]:
-    return line["dataset"], line["data_hash"]
 
 
 def _newest(reader: Reader, lines: list[dict[str, Any]]) -> pd.DataFrame:
@@ -194,8 +179,7 @@ def load_federations(uri: str, results: pd.DataFrame) -> dict[str, dict[str, Any
     """How the data of the runs in ``results`` were partitioned, by MLflow id: their artifact ``federation.json``.
 
     ``classnames``, ``class_counts`` (clients x classes), ``groups`` (name -> class indices) and, where the counts are
-    those of the first clients only, the number of all ``clients``. Runs that lack the file (of an older version, or
-    without their artifacts) are left out.
+    those of the first clients only, the number of all ``clients``. Runs that lack the file are left out.
     """
     reader = open_reader(uri)
     if reader is None:

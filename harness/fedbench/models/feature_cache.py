@@ -24,7 +24,6 @@ def encode(
     cache_dir: Path | None,
     batch_size: int = 256,
     device: str | torch.device = "cpu",
-    data: str = "",
     check: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """The encoder's output for every image, (n, ...) on the CPU; not to be changed in place.
@@ -34,15 +33,15 @@ def encode(
     With ``cache_dir``, read from the file of an earlier run (memory-mapped, one tensor for all runs of a process) or
     computed and written there, by one process while others that need the same wait. A subset is cut out of its
     source's file, so long-tailed or split runs of any seed share one; without a cache only the subset is encoded.
-    Images go to the encoder on ``device``. ``data`` is what ``fedbench cache list`` says the images are.
-    ``check`` is called before and after a file's features are computed, and may raise: then there will be none.
+    Images go to the encoder on ``device``. ``check`` is called before and after a file's features are computed, and may
+    raise: then there will be none.
     """
     if len(images) == 0:
         raise FedbenchError("no images to encode: the split is empty.")
     if cache_dir is None:
         return _compute(images, encoder, batch_size, device)
     if isinstance(images, Subset):
-        return encode(images.source, encoder, cache_dir, batch_size, device, data, check)[images.indices]
+        return encode(images.source, encoder, cache_dir, batch_size, device, check)[images.indices]
     # Other devices round otherwise, and numbers must not depend on which one filled the cache.
     kind = torch.device(device).type
     key = hashlib.sha256(f"{images.content_hash()} {encoder.key} {kind}".encode()).hexdigest()
@@ -52,9 +51,7 @@ def encode(
         check()
         features = _compute(images, encoder, batch_size, device)
         check()
-        # a name is for people: what makes a difference to the features is in the encoder's key
-        about = {"data": data, "encoder": getattr(encoder, "name", type(encoder).__name__)}
-        return {"features": features}, {**about, "key": key, "sha256": _checksum(features), "shape": _shape(features)}
+        return {"features": features}, {"key": key, "sha256": _checksum(features), "shape": _shape(features)}
 
     features = kept(file, _KIND, make, _fault)[0]["features"]
     if features.shape[0] != len(images):
@@ -93,6 +90,6 @@ def _fault(file: Path, content: Content) -> str:
         return "it holds no float32 or float16 features"
     if header.get("key") != file.stem or header.get("sha256") != _checksum(features):
         return "its checksum or its name doesn't fit its content"
-    if header.get("shape", _shape(features)) != _shape(features):  # files of earlier versions don't say
+    if header.get("shape") != _shape(features):
         return "its shape is not the one that was written"
     return ""

@@ -117,9 +117,7 @@ class Results:
 
     def predictions(self) -> pd.DataFrame:
         """What each run predicts of every test sample after its last round: ``run``, ``sample``, ``label``,
-        ``predicted``.
-
-        Runs of earlier versions have recorded no ``label``. A method without a global model predicts nothing.
+        ``predicted``. A method without a global model predicts nothing.
         """
         columns = ["sample", "label", "predicted"]
         frames = {

@@ -140,7 +140,7 @@ def _prepared(
         untouched.require()
         untouched.require_modes(encoder)
         check = partial(untouched.require_weights, encoder)
-        rows = encode(split.images, encoder, settings.cache_dir, device=device, data=spec.dataset, check=check)
+        rows = encode(split.images, encoder, settings.cache_dir, device=device, check=check)
         return FeatureInputs(rows.to(device))
 
     def inputs(split: Split, of: Model = model) -> InputSource:

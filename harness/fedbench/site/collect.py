@@ -10,7 +10,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import expanded
 from fedbench.exchange.folder import BOARD, RESULTS
 from fedbench.site.model import ResultsOf, is_own
-from fedbench.site.tables import tables_of, texts
+from fedbench.site.tables import COLUMNS, tables_of, texts
 
 if TYPE_CHECKING:
     from fedbench.suites.suite import Suite
@@ -40,13 +40,17 @@ def pictures(folder: Path) -> tuple[Path, ...]:
 
 def _read(path: Path) -> ResultsOf:
     results = texts(path / RESULTS, ("suite", "seed", "run_id", "started"))
-    board = texts(path / BOARD, ("block", "caption", "row", "method", "headline", "runs", "seed_list"))
+    board = texts(path / BOARD, COLUMNS)
+    try:
+        tables = tables_of(board)
+    except (ValueError, AttributeError) as error:
+        raise FedbenchError(f"{str(path / BOARD)!r} can't be read: {error}.") from None
     names = tuple(dict.fromkeys(line["suite"] for line in results if line["suite"]))
     findings = path / "findings.md"
     return ResultsOf(
         path=path,
         suite_names=names,
-        tables=tables_of(board),
+        tables=tables,
         runs=len(results),
         seeds=tuple(sorted({line["seed"] for line in results}, key=lambda text: (len(text), text))),
         date=max((line["started"][:10] for line in results), default=""),

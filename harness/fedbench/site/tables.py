@@ -1,4 +1,4 @@
-"""The tables of a leaderboard.csv. Folders of older versions lack columns: what they do not say is left out."""
+"""The tables of a leaderboard.csv."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import stack_names
@@ -17,6 +16,12 @@ from fedbench.site.model import BoardLine, BoardTable, number
 from fedbench.site.text import seeds_shown
 
 Texts = dict[str, str]
+COLUMNS = (
+    *("block", "caption", "baseline", "rank", "tied_rank", "row", "label", "setting", "dataset", "method", "backbone"),
+    *("tuned", "headline", "shown", "runs", "seed_list", "bytes_up_mean", "bytes_down_mean", "train_seconds_mean"),
+    *("delta_mean", "delta_low", "delta_high", "significance", "failure"),
+)
+"""What every leaderboard.csv has."""
 _APART = ("domain_accuracy/", "class_accuracy/")
 """Metrics of single domains and classes: they are in the folder's own page."""
 _LARGEST_CELL = 2**24
@@ -55,43 +60,41 @@ def tables_of(lines: Sequence[Texts]) -> tuple[BoardTable, ...]:
 
 def _title(block: Sequence[Texts]) -> str:
     # a caption begins with the settings where the suite names some, with the data set elsewhere
-    settings = dict.fromkeys(line.get("setting", "") for line in block)
+    settings = dict.fromkeys(line["setting"] for line in block)
     return " / ".join(filter(None, settings)) or " · ".join(block[0]["caption"].split(" · ")[:2]).partition(" (data")[0]
 
 
 def _table(place: int, title: str, block: Sequence[Texts]) -> BoardTable:
     headline = block[0]["headline"]
-    shown = [name for name in _json(block[0].get("shown"), []) if isinstance(name, str)]
-    metrics = [headline, *(name for name in dict.fromkeys(shown) if name != headline and not name.startswith(_APART))]
+    shown = [name for name in json.loads(block[0]["shown"]) if not name.startswith(_APART)]
+    metrics = list(dict.fromkeys([headline, *shown]))
     metrics = metrics[:1] + [name for name in metrics[1:] if any(line.get(f"{name}_mean") for line in block)]
     facts = block[0]["caption"].split(" · ")
-    if facts and facts[0] == " / ".join(dict.fromkeys(line.get("setting", "") for line in block)):
+    if facts and facts[0] == " / ".join(dict.fromkeys(line["setting"] for line in block)):
         facts = facts[1:]
     return BoardTable(
         number=place,
         title=title,
         facts=tuple(facts),
-        baseline=block[0].get("baseline", ""),
+        baseline=block[0]["baseline"],
         metrics=tuple(map(heading, metrics)),
-        has_ties=any(line.get("tied_rank") for line in block),
+        has_ties=any(line["tied_rank"] for line in block),
         entries=tuple(_entry(line, metrics) for line in block),
     )
 
 
 def _entry(line: Texts, metrics: Sequence[str]) -> BoardLine:
-    rank, tied = number(line.get("rank", "")), number(line.get("tied_rank", ""))
+    rank, tied = number(line["rank"]), number(line["tied_rank"])
     is_ranked = not math.isnan(number(line.get(f"{metrics[0]}_mean", "")))
-    label = line.get("label") or line["row"]
-    sent = number(line.get("bytes_up_mean", "")) + number(line.get("bytes_down_mean", ""))
-    seconds = number(line.get("train_seconds_mean", ""))
-    runs = _json(line["runs"], {})
+    sent = number(line["bytes_up_mean"]) + number(line["bytes_down_mean"])
+    seconds = number(line["train_seconds_mean"])
     return BoardLine(
         row=line["row"],
-        label=label,
+        label=line["label"],
         methods=stack_names(line["method"]),
-        backbone=line.get("backbone", ""),
-        dataset=line.get("dataset", ""),
-        setting=line.get("setting", ""),
+        backbone=line["backbone"],
+        dataset=line["dataset"],
+        setting=line["setting"],
         rank=None if math.isnan(rank) or not is_ranked else int(rank),
         tied_rank=None if math.isnan(tied) or not is_ranked else int(tied),
         scores=tuple(
@@ -101,20 +104,13 @@ def _entry(line: Texts, metrics: Sequence[str]) -> BoardLine:
         megabytes=megabytes(sent),
         seconds="–" if math.isnan(seconds) else f"{seconds:,.1f}",
         seeds=seeds_shown(line["seed_list"].split(", ")),
-        runs=tuple(map(str, runs.values())) if isinstance(runs, dict) else (),
-        tuned=line.get("tuned") == "True",
-        failure=line.get("failure", ""),
+        runs=tuple(json.loads(line["runs"]).values()),
+        tuned=line["tuned"] == "True",
+        failure=line["failure"],
     )
 
 
 def _delta(line: Texts) -> str:
-    low, high = number(line.get("delta_low", "")), number(line.get("delta_high", ""))
-    shown = spread(number(line.get("delta_mean", "")), (high - low) / 2, "+")
-    return f"{shown} *" if line.get("significance") == "significant" else shown
-
-
-def _json(text: str | None, otherwise: Any) -> Any:
-    try:
-        return json.loads(text or "null") or otherwise
-    except ValueError:
-        return otherwise
+    low, high = number(line["delta_low"]), number(line["delta_high"])
+    shown = spread(number(line["delta_mean"]), (high - low) / 2, "+")
+    return f"{shown} *" if line["significance"] == "significant" else shown

@@ -21,7 +21,7 @@ MODEL = "model"
 """The folder of ``state.safetensors`` and ``spec.json``."""
 _STATE, SPEC = f"{MODEL}/state.safetensors", f"{MODEL}/spec.json"
 PREDICTIONS = "predictions.csv"
-"""Of every test sample the predicted class and the right one, which runs of earlier versions lack."""
+"""Of every test sample the predicted class and the right one."""
 
 
 def write_artifacts(folder: Path, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
@@ -53,8 +53,8 @@ def read_spec(folder: Path, run_id: str) -> RunSpec:
         return RunSpec.model_validate_json((folder / SPEC).read_bytes())
     except FileNotFoundError:
         raise FedbenchError(
-            f"run {run_id} has no {SPEC} among its artifacts: an earlier version of fedbench recorded it, or the file "
-            "was deleted; repeat it with `fedbench run --rerun`."
+            f"run {run_id} has no {SPEC} among its artifacts, the file was deleted; repeat it with "
+            "`fedbench run --rerun`."
         ) from None
     except ValidationError as error:
         first = error.errors()[0]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedbench.plugins.provenance import versions
-from fedbench.tracking.schema import HARNESS
 from fedbench.tracking.store import open_store, runs_of
 from fedbench.tracking.tags import RunTags
 
@@ -64,9 +63,6 @@ def _differences(tags: RunTags, origin: Origin, installed: Mapping[str, str]) ->
 
 
 def _changed_code(tags: RunTags, code: RunCode, installed: Mapping[str, str]) -> Iterator[str]:
-    if HARNESS not in tags.raw:
-        yield "made by a version of fedbench that did not record which code is whose"
-        return
     if tags.harness_hash != code.harness:
         before = dict.fromkeys(installed, "none") | tags.versions
         newer = [f"{name} {before[name]} -> {now}" for name, now in installed.items() if before[name] != now]

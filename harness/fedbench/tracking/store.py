@@ -35,7 +35,7 @@ from fedbench.tracking.databases import check_database, check_server, shown
 from fedbench.tracking.masking import mask_messages, masked
 from fedbench.tracking.recorded.seal import check_seal
 from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SMALL_TABLES, SQLITE, TUNING, database_of, filed_as
-from fedbench.tracking.webview import VIEW_TAG, experiment_tags, page
+from fedbench.tracking.webview import experiment_tags, page
 
 _PAGE = 1000
 _TABLES_SECONDS = 120
@@ -114,11 +114,6 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
             f"the experiment {name!r} was deleted from {shown(uri)}; bring it back with `mlflow experiments restore "
             f"--experiment-id {found.experiment_id}`, or choose another store with --store."
         )
-    tags = experiment_tags(prefix == TUNING)
-    if found.tags.get(VIEW_TAG) != tags[VIEW_TAG]:
-        # it was made by a version that told MLflow to show it otherwise, or nothing
-        for key, value in tags.items():
-            client.set_experiment_tag(found.experiment_id, key, value)
     return str(found.experiment_id)
 
 

@@ -54,7 +54,7 @@ _NOTED = {
 
 @dataclass(frozen=True)
 class RunTags:
-    """The tags of a recorded run by name; what its version of fedbench did not write is empty."""
+    """The tags of a recorded run by name; one that was not written is empty."""
 
     raw: Mapping[str, str]
     """As MLflow has them."""
@@ -68,12 +68,8 @@ class RunTags:
         return int(self.text(name) or 0)
 
     def parsed(self, name: str, kind: type[_Parsed]) -> _Parsed:
-        """The same as JSON of a ``kind``; an empty one where there is none, or an older version left it cut off."""
-        try:
-            found = json.loads(self.text(name))
-        except ValueError:
-            return kind()
-        return found if isinstance(found, kind) else kind()
+        """The same as JSON of a ``kind``; an empty one where there is none."""
+        return kind(json.loads(self.text(name))) if self.text(name) else kind()
 
     @property
     def run_id(self) -> str:
@@ -82,8 +78,8 @@ class RunTags:
 
     @property
     def suite_version(self) -> int:
-        """Of the suite; runs of before suites had versions are of the first."""
-        return self.number("suite_version") or 1
+        """Of the suite."""
+        return self.number("suite_version")
 
     @property
     def files_hash(self) -> str:
@@ -92,8 +88,8 @@ class RunTags:
 
     @property
     def harness_hash(self) -> str:
-        """Of the harness's code; earlier versions of fedbench recorded one hash of all code."""
-        return self.raw.get(HARNESS) or self.text("code_hash")
+        """Of the harness's code."""
+        return self.raw.get(HARNESS, "")
 
     @cached_property
     def methods(self) -> dict[str, str]:
@@ -224,4 +220,4 @@ DEFAULTS = flat_params(_DEFAULT) | {
     for head, part in (("", _DEFAULT), ("scenario.", _DEFAULT.scenario), ("training.", _DEFAULT.training))
     for name, value in later_defaults(part).items()
 }
-"""Every field's default as runs record it: a field that is younger than a run had no other effect then."""
+"""Every field's default as runs record it, also of fields that they record only where they are not at it."""

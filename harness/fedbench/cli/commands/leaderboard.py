@@ -163,8 +163,8 @@ def _write_page(path: Path, read: ReadResults, uri: str, command: str) -> None:
     unknown = len(results) - len(federations)
     if unknown:
         complain(
-            f"{unknown} of {len(results)} runs have no federation.json (of an older version, deleted, or not brought "
-            "along with the store); the page shows clients and classes of the others.",
+            f"{unknown} of {len(results)} runs have no federation.json (deleted, or not brought along with the store); "
+            "the page shows clients and classes of the others.",
             label="note",
         )
     suite = read.suite

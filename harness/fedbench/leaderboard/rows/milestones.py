@@ -30,7 +30,7 @@ def rounds_to_target(curves: pd.DataFrame, mlflow_ids: list[str], metric: str, t
 def spent_until(curves: pd.DataFrame, mlflow_ids: list[str], rounds: list[int | None], column: str) -> list[float]:
     """``column`` (``bytes_total``, ``seconds_total``) of the runs at their ``rounds``, as `rounds_to_target` has them.
 
-    Of runs that reach the target only; NaN for a run of an older version, which has no such column.
+    Of runs that reach the target only.
     """
     with_curve = [run for run in mlflow_ids if (curves["mlflow_id"] == run).any()]
     spent = []

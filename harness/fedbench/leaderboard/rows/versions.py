@@ -13,14 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from fedbench.core.spec import stack_names
 from fedbench.leaderboard.rows.identity import PROTOCOL, ROW
 
 CODE = ".code"
 """End of the setting that names a version, behind the method."""
 _DIGITS = 8
-_DEFAULTS = "fedavg"
-"""The method whose code is the harness's."""
 
 
 def by_version(tried: pd.DataFrame) -> pd.DataFrame:
@@ -45,14 +42,8 @@ def by_version(tried: pd.DataFrame) -> pd.DataFrame:
 
 
 def version_of(line: Mapping[Any, Any]) -> dict[str, str]:
-    """Method -> the beginning of the hash of its code.
-
-    Earlier versions of fedbench recorded one hash of all code, so that of a method of theirs is like no other.
-    """
-    if line["method_code"]:
-        return {one["method"]: one["hash"][:_DIGITS] for one in json.loads(line["method_code"])}
-    names = (name for name in stack_names(line["method"]) if name != _DEFAULTS)
-    return {name: str(line["code_hash"])[:_DIGITS] for name in names}
+    """Method -> the beginning of the hash of its code."""
+    return {one["method"]: one["hash"][:_DIGITS] for one in json.loads(line["method_code"] or "[]")}
 
 
 def newest_version(rows: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:

@@ -45,7 +45,7 @@ def evaluate_elsewhere(uri: str, given: str, dataset: str, settings: Settings) -
     there = prepare(spec, settings, dataset=data, backbone=backbone, encode_all=False)
     test = there.test
     if isinstance(test, UncachedFeatures):
-        rows = encode(test.images, test.encoder, settings.cache_dir, device=test.device, data=dataset)
+        rows = encode(test.images, test.encoder, settings.cache_dir, device=test.device)
         test = FeatureInputs(rows.to(test.device))
     is_renamed = there.scored.classnames != run.scored.classnames
     if is_renamed:

@@ -14,8 +14,8 @@ from fedbench.plugins.run_code import Codes
 from fedbench.rounds.loop import evaluate
 from fedbench.rounds.run import Run as PreparedRun
 from fedbench.runs.prepare import Settings
-from fedbench.tracking.recorded.comparison import final_metrics, in_pairs
 from fedbench.tracking.recorded.models import recorded_model
+from fedbench.tracking.schema import FINAL
 from fedbench.tracking.tags import RunTags
 from fedbench.tracking.writing.recording import metric_name
 
@@ -77,7 +77,7 @@ def evaluate_again(uri: str, given: str, settings: Settings) -> Evaluation:
     recorded_run = recorded_model(uri, given, settings)
     stored, run = recorded_run.stored, recorded_run.run
     metrics, predictions = evaluate(run, recorded_run.state)
-    recorded = final_metrics(stored)
+    recorded = _final_metrics(stored)
     of_the_model = {name: value for name, value in recorded.items() if not is_history(name)}
     after = () if predictions.labels is None else tuple(predictions.labels.tolist())
     return Evaluation(
@@ -98,7 +98,15 @@ def is_history(name: str) -> bool:
 def beside(recorded: Mapping[str, float], now: Mapping[str, float]) -> pd.DataFrame:
     """Two sets of metrics by name, with columns metric, recorded, now, difference; now's order, then the rest."""
     names = [*now, *(name for name in recorded if name not in now)]
-    return in_pairs(names, recorded, now, ("recorded", "now"))
+    before, after = (pd.Series([side.get(name) for name in names], dtype=float) for side in (recorded, now))
+    frame = pd.DataFrame({"metric": names, "recorded": before, "now": after})
+    return frame.assign(difference=after - before)
+
+
+def _final_metrics(run: Run) -> dict[str, float]:
+    """The final metrics by name, without their prefix; megabytes are left out, which are bytes once more."""
+    finals = {key.removeprefix(FINAL): value for key, value in run.data.metrics.items() if key.startswith(FINAL)}
+    return {name: value for name, value in finals.items() if name != "megabytes"}
 
 
 def _causes(tags: RunTags, run: PreparedRun, settings: Settings) -> tuple[str, ...]:

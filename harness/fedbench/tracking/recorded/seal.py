@@ -31,7 +31,7 @@ def seal_of(run: StoredRun | Run) -> str:
 
 
 def check_seal(run: StoredRun | Run) -> None:
-    """FedbenchError where the run has a seal and is not what was sealed; earlier versions sealed nothing."""
+    """FedbenchError where the run has a seal, as finished ones have, and is not what was sealed."""
     sealed = run.data.tags.get(SEAL)
     if sealed is not None and sealed != seal_of(run):
         raise FedbenchError(
