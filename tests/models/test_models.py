@@ -127,6 +127,8 @@ def test_listing_backbones_imports_neither_torch_nor_open_clip() -> None:
         ("clip:ViT-B-16:", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip::openai", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip:embedded?width=2", "takes no options, got 'width=2'"),
+        ("clip:embedded@openai", "nothing can follow the colon; type 'clip:embedded'"),
+        ("clip:embeded", "unknown CLIP architecture 'embeded'; did you mean 'embedded'"),
         ("clip:ViT-B-32@/nowhere/weights.pt", "there is no file '/nowhere/weights.pt'"),
         ("resnet8?widht=2", "unknown option of backbone 'resnet8': 'widht'; did you mean 'width'"),
         ("resnet8?width=wide", "option width='wide' of backbone 'resnet8': expected a whole number from 1 to 64"),
@@ -378,7 +380,6 @@ def test_weights_without_network_say_where_to_put_the_file(tagged: Path, monkeyp
         ("ViT-B-16:openai", "ViT-B-16", "openai"),
         ("ViT-B-16:/w@home/v:1.pt", "ViT-B-16", "/w@home/v:1.pt"),
         ("ViT-B/16@/w@home/v:1.pt", "ViT-B-16", "/w@home/v:1.pt"),
-        ("embedded", "embedded", ""),
     ],
 )
 def test_a_checkpoint_follows_the_first_at_sign_or_colon(rest: str, arch: str, checkpoint: str) -> None:
