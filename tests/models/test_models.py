@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
-from fedbench.models import backbone_names, load_backbone, weight_files
+from fedbench.kinds.registry import registered
+from fedbench.models import load_backbone, weight_files
 from fedbench.models.clip import weights
 from fedbench.models.clip.backbone import ClipBackbone, activation_of
 from fedbench.models.clip.full import full_clip_model
@@ -105,11 +106,15 @@ def tagged(tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_listing_backbones_imports_neither_torch_nor_open_clip() -> None:
-    code = "import sys; from fedbench.models import backbone_names; backbone_names(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from fedbench.kinds.registry import registered\n"
+        "for one in registered('backbone').values(): one.load()\n"
+        "sys.exit('torch' in sys.modules)"
+    )
     # without the third party's package, whose modules import what they like
     own = [entry for entry in sys.path if not list(Path(entry).glob("fedbench_example_*"))]
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(own)}).returncode == 0
-    assert "resnet8" in backbone_names()
+    assert {"resnet8", "clip:embedded"} <= registered("backbone").keys()
 
 
 @pytest.mark.parametrize(
