@@ -11,7 +11,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.loading import load_weights
 from fedbench.models.clip.tokens import FoldedTokenizer
-from fedbench.models.names import parse_backbone
+from fedbench.models.names import BackboneName
 from fedbench.models.weight_files import check_digest
 
 FOLDER = Path(__file__).parent
@@ -30,4 +30,5 @@ def load(name: str) -> ClipBackbone:
     # pretraining rewrites the config, and tests point elsewhere: register what differs from the last load
     if open_clip.get_model_config("embedded") != stored:
         open_clip.add_model_config(config)
-    return load_weights(parse_backbone(name), weights, {}, quick_gelu=None, tokenizer=FoldedTokenizer.from_file(tokens))
+    parsed, tokenizer = BackboneName(name, "clip", "embedded"), FoldedTokenizer.from_file(tokens)
+    return load_weights(parsed, weights, {}, quick_gelu=None, tokenizer=tokenizer)

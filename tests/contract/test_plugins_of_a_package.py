@@ -15,6 +15,7 @@ from fedbench.core.metric_names import is_reserved
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.registry import GROUPS, find, plugins_everywhere, registered
+from fedbench.models import load_backbone
 from fedbench.plugins.run_code import Codes
 from fedbench.rounds.further import metrics_named
 from fedbench.testing.plugins import CHECKS
@@ -150,6 +151,39 @@ def test_a_plugin_file_brings_any_kind(tmp_path: Path) -> None:
         assert [one.method for one in ours] == ["data set embedded", "backbone clip:embedded"]
         assert json.loads(json.dumps(code.as_json()))["plugin"] == "mine.py"
         assert len(metrics_named(["loud"])) == 2
+
+
+OF_FAMILY = '''
+from torch import nn
+from fedbench.api import BackboneFamily, NoParams, image_network
+
+
+class Flat(BackboneFamily[NoParams]):
+    """An image's mean colour."""
+
+    name = "{name}"
+
+    def load(self, request):
+        """Untrained."""
+        return image_network(request.text, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()), 3)
+'''
+
+
+def test_a_backbone_may_be_called_like_one_of_another_family(tmp_path: Path) -> None:
+    file = tmp_path / "flat.py"
+    file.write_text(OF_FAMILY.format(name="convnet:flat"))
+    with plugins_everywhere([file]):
+        assert load_backbone("convnet:flat", data_dir=tmp_path, seed=0).feature_dim == 3
+        assert load_backbone("convnet", data_dir=tmp_path, seed=0).feature_dim > 3
+        for further, said in {":x": "nothing can follow the colon", "?a=1": "takes no options"}.items():
+            with pytest.raises(FedbenchError, match=said):
+                load_backbone(f"convnet:flat{further}", data_dir=tmp_path, seed=0)
+        (code,) = (one for one in Codes([file]).of_run(RunSpec(backbone="convnet:flat")).methods if one.plugin)
+        assert code.method == "backbone convnet:flat"
+    other = tmp_path / "other.py"
+    other.write_text(OF_FAMILY.format(name="a:b:c"))
+    with plugins_everywhere([other]), pytest.raises(FedbenchError, match="name='a:b:c' cannot be a name"):
+        registered("backbone")
 
 
 def test_runs_in_processes_of_their_own_know_a_plugin_files_backbone(tmp_path: Path) -> None:

@@ -56,8 +56,9 @@ def test_the_defaults_answer_every_first_result_hook():
 
 
 def test_the_harness_names_no_method_and_no_method_imports_another():
+    beside = tuple(folder.name for folder in (ROOT / "plugins").glob("fedbench_*"))
     for file in (ROOT / "harness").rglob("*.py"):
-        assert not any(name.startswith("fedbench_methods") for name in imports(file)), file
+        assert not any(name.startswith(beside) for name in imports(file)), file
     for file in (ROOT / "plugins").rglob("*.py"):
         named = [name for name in imports(file) if name.startswith("fedbench_methods")]
         assert all(name.startswith("fedbench_methods.shared") for name in named), file

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError
-from fedbench.models import backbone_names, load_backbone, weight_files
+from fedbench.kinds.registry import registered
+from fedbench.models import load_backbone, weight_files
 from fedbench.models.clip import weights
 from fedbench.models.clip.backbone import ClipBackbone, activation_of
 from fedbench.models.clip.full import full_clip_model
@@ -105,11 +106,15 @@ def tagged(tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_listing_backbones_imports_neither_torch_nor_open_clip() -> None:
-    code = "import sys; from fedbench.models import backbone_names; backbone_names(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from fedbench.kinds.registry import registered\n"
+        "for one in registered('backbone').values(): one.load()\n"
+        "sys.exit('torch' in sys.modules)"
+    )
     # without the third party's package, whose modules import what they like
     own = [entry for entry in sys.path if not list(Path(entry).glob("fedbench_example_*"))]
     assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(own)}).returncode == 0
-    assert "resnet8" in backbone_names()
+    assert {"resnet8", "clip:embedded"} <= registered("backbone").keys()
 
 
 @pytest.mark.parametrize(
@@ -127,6 +132,8 @@ def test_listing_backbones_imports_neither_torch_nor_open_clip() -> None:
         ("clip:ViT-B-16:", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip::openai", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip:embedded?width=2", "takes no options, got 'width=2'"),
+        ("clip:embedded@openai", "nothing can follow the colon; type 'clip:embedded'"),
+        ("clip:embeded", "unknown CLIP architecture 'embeded'; did you mean 'embedded'"),
         ("clip:ViT-B-32@/nowhere/weights.pt", "there is no file '/nowhere/weights.pt'"),
         ("resnet8?widht=2", "unknown option of backbone 'resnet8': 'widht'; did you mean 'width'"),
         ("resnet8?width=wide", "option width='wide' of backbone 'resnet8': expected a whole number from 1 to 64"),
@@ -378,7 +385,6 @@ def test_weights_without_network_say_where_to_put_the_file(tagged: Path, monkeyp
         ("ViT-B-16:openai", "ViT-B-16", "openai"),
         ("ViT-B-16:/w@home/v:1.pt", "ViT-B-16", "/w@home/v:1.pt"),
         ("ViT-B/16@/w@home/v:1.pt", "ViT-B-16", "/w@home/v:1.pt"),
-        ("embedded", "embedded", ""),
     ],
 )
 def test_a_checkpoint_follows_the_first_at_sign_or_colon(rest: str, arch: str, checkpoint: str) -> None:

@@ -53,9 +53,9 @@ def _cards(name: str, data_dir: Path) -> Iterator[tuple[str, Card]]:
 
 
 def _found(kind: str, name: str) -> Registered | None:
-    from fedbench.kinds.registry import registered
+    from fedbench.kinds.registry import parted, registered
 
-    return registered(kind).get(name.partition("?")[0].partition(":")[0])
+    return registered(kind).get(parted(kind, name.partition("?")[0])[0])
 
 
 def _parameters(plugin: type[AnyPlugin]) -> Card:
@@ -122,12 +122,12 @@ def _dataset(name: str) -> Card:
 
 
 def _backbone(name: str, data_dir: Path) -> Card:
-    from fedbench.kinds.registry import find
-    from fedbench.models import backbone_names, how_to_get, image_size_of, pretraining_of
+    from fedbench.kinds.registry import find, parted
+    from fedbench.models import how_to_get, image_size_of, pretraining_of
 
     plain = name.partition("?")[0]
-    family = find("backbone", plain.partition(":")[0])
-    card = [("what it is", backbone_names().get(plain, family.description())), ("written", family.usage())]
+    family = find("backbone", parted("backbone", plain)[0])
+    card = [("what it is", family.description()), ("written", family.usage())]
     card += [("options", ", ".join(family.options()))] if family.options() else []
     if ":" in plain or family.location is None:
         side = image_size_of(name)

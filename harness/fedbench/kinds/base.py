@@ -12,7 +12,9 @@ from fedbench.core.method.base import NoParams
 from fedbench.core.method.hyper import declared, parse_value
 
 P = TypeVar("P")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*(:[A-Za-z0-9][A-Za-z0-9_-]*)?")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+OF_FAMILY = re.compile(rf"({NAME.pattern}:)?{NAME.pattern}")
+"""The name of a backbone, which may be one of another family's, as ``clip:embedded`` is."""
 LONGEST_NAME = 100
 
 
@@ -25,7 +27,7 @@ class Plugin(Generic[P]):
     kind: ClassVar[str]
     """Which kind of plug-in it is, a key of `fedbench.kinds.registry.GROUPS`."""
     name: ClassVar[str]
-    """Letters, digits, hyphens and underscores; a colon may stand between two parts, as in ``clip:embedded``."""
+    """Letters, digits, hyphens and underscores; of a backbone two such parts, as in ``clip:embedded``."""
     location: ClassVar[str | None] = None
     """What is typed between a colon behind the name and the question mark (``FILE``); None where nothing may be."""
     Params: ClassVar[type] = NoParams
@@ -70,8 +72,8 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
     """Raise FedbenchError, which begins with ``where`` the class comes from, unless it is a plug-in of ``kind``."""
     if not isinstance(cls, type) or not issubclass(cls, Plugin) or getattr(cls, "kind", None) != kind:
         raise FedbenchError(f"plugin {where} is no {kind}; derive it from fedbench.api.{BASES[kind]}.")
-    name = getattr(cls, "name", None)
-    if not isinstance(name, str) or not NAME.fullmatch(name) or len(name) > LONGEST_NAME:
+    name, allowed = getattr(cls, "name", None), OF_FAMILY if kind == "backbone" else NAME
+    if not isinstance(name, str) or not allowed.fullmatch(name) or len(name) > LONGEST_NAME:
         raise FedbenchError(
             f"plugin {where}, class {cls.__name__}: name={name!r} cannot be a name; use up to {LONGEST_NAME} letters "
             "(a-z), digits, hyphens and underscores, a letter or digit first."
@@ -127,6 +129,8 @@ def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str],
     known = declared(cls.Params)
     values = {}
     for option, value in options.items():
+        if not cls.options():
+            raise FedbenchError(f"{cls.kind} {cls.name!r} takes no options, got {f'{option}={value}'!r}. {listing}")
         if option not in cls.options():
             raise unknown_name(f"option of {cls.kind} {cls.name!r}", option, cls.options(), listing)
         if option in known:

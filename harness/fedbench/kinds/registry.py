@@ -147,11 +147,12 @@ def build(kind: str, text: str) -> tuple[AnyPlugin, str]:
 
 
 def parted(kind: str, text: str) -> tuple[str, str | None, dict[str, str]]:
-    """`taken_apart`, where a name with a colon in it that is registered, as ``clip:embedded``, is one name."""
+    """`taken_apart`, where a registered name with a colon in it, as ``clip:embedded``, is no name with a location."""
     name, location, options = taken_apart(text)
-    inner, *rest = re.split("[:@]", location or "", maxsplit=1)
-    if f"{name}:{inner}" in registered(kind):
-        return f"{name}:{inner}", rest[0] if rest else None, options
+    if location:
+        inner, *rest = re.split("[:@]", location, maxsplit=1)
+        if f"{name}:{inner}" in registered(kind):
+            return f"{name}:{inner}", rest[0] if rest else None, options
     return name, location, options
 
 

@@ -88,12 +88,6 @@ def pretraining_of(name: str) -> Pretraining | None:
     return family.pretrained_on(request)
 
 
-def backbone_names() -> dict[str, str]:
-    """How backbones are written, and what each is."""
-    families = [one.load() for one in registered("backbone").values()]
-    return {family.usage(): family.description() for family in families}
-
-
 def _requested(
     name: str, data_dir: Path, seed: int = 0, image_size: tuple[int, int] | None = None
 ) -> tuple[AnyFamily, BackboneRequest]:

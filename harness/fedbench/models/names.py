@@ -93,9 +93,9 @@ def parse_backbone(name: str) -> BackboneName:
     body, _, query = name.partition("?")
     family, colon, rest = body.partition(":")
     known = cast("type[AnyFamily]", find("backbone", parted("backbone", body)[0], LIST_HINT))
-    if family not in _OURS:
+    if known.name not in _OURS:
         build("backbone", name)
-        return BackboneName(name, family)
+        return BackboneName(name, known.name)
     if family == "clip":
         arch, sign, checkpoint = split_checkpoint(rest)
         if not arch or (sign and not checkpoint):
