@@ -18,18 +18,19 @@ from fedbench.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from fedbench.core.errors import FedbenchError as FedbenchError
     from fedbench.core.spec import RunSpec as RunSpec
-    from fedbench.leaderboard.frame import leaderboard as leaderboard
     from fedbench.python.federation import federation as federation
     from fedbench.python.results import Results as Results
     from fedbench.python.results import load as load
     from fedbench.python.running import run as run
     from fedbench.python.tuning import tune as tune
+    from fedbench_boards.leaderboard.frame import leaderboard as leaderboard
 
 _API = {
     "FedbenchError": "fedbench.core.errors",
     "Results": "fedbench.python.results",
     "RunSpec": "fedbench.core.spec",
     "federation": "fedbench.python.federation",
+    "leaderboard": "fedbench_boards.leaderboard.frame",
     "load": "fedbench.python.results",
     "run": "fedbench.python.running",
     "tune": "fedbench.python.tuning",
@@ -38,8 +39,6 @@ _API = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "leaderboard":  # the package, which can be called
-        return import_module("fedbench.leaderboard")
     if name not in _API:
         raise AttributeError(f"module 'fedbench' has no attribute {name!r}")
     with warnings.catch_warnings():
@@ -49,4 +48,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_API, "leaderboard", "__version__"])
+    return sorted([*_API, "__version__"])

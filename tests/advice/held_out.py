@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbench.advice.advising import advise, true_margins
-from fedbench.advice.evidence import GLOBAL, Evidence, read_evidence
-from fedbench.statistics.ties import tied_ranks
+from fedbench_boards.advice.advising import advise, true_margins
+from fedbench_boards.advice.evidence import GLOBAL, Evidence, read_evidence
+from fedbench_boards.statistics.ties import tied_ranks
 
 
 @dataclass(frozen=True)

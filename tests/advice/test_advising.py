@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbench.advice.advising import NEAREST, Constraints, advise
-from fedbench.advice.evidence import Evidence, read_evidence, write_evidence
-from fedbench.advice.measures import Measures, measures_of, read_counts
 from fedbench.core.errors import FedbenchError
+from fedbench_boards.advice.advising import NEAREST, Constraints, advise
+from fedbench_boards.advice.evidence import Evidence, read_evidence, write_evidence
+from fedbench_boards.advice.measures import Measures, measures_of, read_counts
 
 
 def measures(skew=0.0, **given):

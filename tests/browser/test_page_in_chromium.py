@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbench.leaderboard.page import write_page
+from fedbench_boards.leaderboard.page import write_page
 from tests.leaderboard import frames
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedbench.site.pages import write_site
+from fedbench_boards.site.pages import write_site
 from tests.site.folders import write_folder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; pip install playwright")

@@ -9,8 +9,8 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
-from fedbench.leaderboard.published import check_published, published_folder, published_of
 from fedbench.suites.suite import load_suite, parse_suite
+from fedbench_boards.leaderboard.published import check_published, published_folder, published_of
 
 RUN = ["run", "--suite", "longtail"]
 SMALL = ["--set", "dataset=embedded?train=200&test=40", "--set", "clients=2", "--set", "min_client_size=1"]

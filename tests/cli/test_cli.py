@@ -34,7 +34,6 @@ from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training
 from fedbench.kinds.registry import method_names
-from fedbench.leaderboard.rows.untrained import NOTE
 from fedbench.plugins import description
 from fedbench.plugins.description import Descriptions
 from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
@@ -42,6 +41,7 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.layers import RUN_KEYS
 from fedbench.testing import tiny_dataset
 from fedbench.workflow.selection import Selection, command_line
+from fedbench_boards.leaderboard.rows.untrained import NOTE
 
 HEAVY = ("torch", "mlflow", "pandas", "pydantic", "numpy", "optuna", "open_clip", "yaml")
 

@@ -17,17 +17,17 @@ from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
-from fedbench.leaderboard.failures import of_tables, shortened
-from fedbench.leaderboard.formats.latex import to_latex
-from fedbench.leaderboard.formats.markdown import to_markdown
-from fedbench.leaderboard.formats.terminal import render_terminal
-from fedbench.leaderboard.named import baseline_named, metric_named
-from fedbench.leaderboard.page import write_page
-from fedbench.leaderboard.results import load_results, load_runs, reason_of
 from fedbench.tracking import store
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.writing.listener import Tracking
 from fedbench.tracking.writing.recording import end_run
+from fedbench_boards.leaderboard.failures import of_tables, shortened
+from fedbench_boards.leaderboard.formats.latex import to_latex
+from fedbench_boards.leaderboard.formats.markdown import to_markdown
+from fedbench_boards.leaderboard.formats.terminal import render_terminal
+from fedbench_boards.leaderboard.named import baseline_named, metric_named
+from fedbench_boards.leaderboard.page import write_page
+from fedbench_boards.leaderboard.results import load_results, load_runs, reason_of
 from tests.leaderboard.frames import board_of, leaderboard
 
 DIVERGED = "training diverged in round 3: the loss of client 7 is NaN; lower training.lr or clip the gradients of it"

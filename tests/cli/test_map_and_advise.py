@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from fedbench.advice.evidence import write_evidence
 from fedbench.cli.app import main
+from fedbench_boards.advice.evidence import write_evidence
 from tests.advice.test_advising import evidence
 
 SUITE = """

@@ -36,7 +36,6 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.datasets import load_dataset
 from fedbench.datasets.tensor_cache import kept
-from fedbench.leaderboard.results import load_results
 from fedbench.models.clip.loading import load_clip
 from fedbench.models.clip.weights import published_digest
 from fedbench.models.names import parse_backbone
@@ -50,6 +49,7 @@ from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import experiment_of, open_store, runs_of
 from fedbench.tracking.writing.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.tuning.storage import open_storage
+from fedbench_boards.leaderboard.results import load_results
 from fedbench_embedded import weights as shipped
 
 HARNESS = Path(fedbench.__file__).parent

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedbench.exchange.checks import check_folder
-from fedbench.exchange.manifest import MANIFEST
+from fedbench_boards.exchange.checks import check_folder
+from fedbench_boards.exchange.manifest import MANIFEST
 
 BOARDS = Path(__file__).parents[2] / "leaderboards"
 FOLDERS = sorted(file.parent.name for file in BOARDS.glob(f"*/{MANIFEST}"))

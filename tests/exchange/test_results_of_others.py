@@ -17,21 +17,21 @@ from mlflow import MlflowClient
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
-from fedbench.exchange.checks import _beside_suite, _notes, check_alike, check_folder
-from fedbench.exchange.diverged import _of_row
-from fedbench.exchange.folder import read_folder
-from fedbench.exchange.joining import _diverged
-from fedbench.exchange.manifest import FILES, MANIFEST, digests
-from fedbench.exchange.merging import merge
-from fedbench.exchange.verifying import _differences, _ended, drawn
-from fedbench.leaderboard.formats.files import write
-from fedbench.leaderboard.reading import board_of_runs, made_by
-from fedbench.leaderboard.results import StoredResults, load_curves, load_results
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Scale, load_suite
 from fedbench.tracking.recorded.seal import SEAL
 from fedbench.tracking.schema import store_uri
+from fedbench_boards.exchange.checks import _beside_suite, _notes, check_alike, check_folder
+from fedbench_boards.exchange.diverged import _of_row
+from fedbench_boards.exchange.folder import read_folder
+from fedbench_boards.exchange.joining import _diverged
+from fedbench_boards.exchange.manifest import FILES, MANIFEST, digests
+from fedbench_boards.exchange.merging import merge
+from fedbench_boards.exchange.verifying import _differences, _ended, drawn
+from fedbench_boards.leaderboard.formats.files import write
+from fedbench_boards.leaderboard.reading import board_of_runs, made_by
+from fedbench_boards.leaderboard.results import StoredResults, load_curves, load_results
 
 SUITE = """
 name: toy

@@ -13,16 +13,16 @@ import pandas as pd
 from fedbench.core.metric_names import ACCURACIES, DOMAINS, SELECTED_DOMAINS
 from fedbench.core.records import RunInfo
 from fedbench.core.spec import RunSpec
-from fedbench.leaderboard.board import of_suite
-from fedbench.leaderboard.means import with_means
-from fedbench.leaderboard.published import _keys, _metrics, _picked, published_folder, published_of
-from fedbench.leaderboard.results import _line
-from fedbench.leaderboard.tables import TextTable, text_tables
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite
 from fedbench.tracking.schema import FINAL, StoredData, StoredInfo, StoredRun
 from fedbench.tracking.tags import flat_params, info_tags, run_tags
+from fedbench_boards.leaderboard.board import of_suite
+from fedbench_boards.leaderboard.means import with_means
+from fedbench_boards.leaderboard.published import _keys, _metrics, _picked, published_folder, published_of
+from fedbench_boards.leaderboard.results import _line
+from fedbench_boards.leaderboard.tables import TextTable, text_tables
 
 PAPERS = ("clip2fl", "fedclip", "fedglcl", "capt", "fst-cbdg")
 DOMAINS_OF = {

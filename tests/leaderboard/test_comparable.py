@@ -6,12 +6,12 @@ import pytest
 
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
-from fedbench.leaderboard.comparable import differences, not_printed
-from fedbench.leaderboard.published import load_paper, load_published, matching, published_folder
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite
 from fedbench.tracking.tags import flat_params
+from fedbench_boards.leaderboard.comparable import differences, not_printed
+from fedbench_boards.leaderboard.published import load_paper, load_published, matching, published_folder
 
 FOLDER = published_folder(None)
 FACT = {

@@ -11,9 +11,6 @@ from typer.testing import CliRunner
 from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RunInfo, RunResult
-from fedbench.leaderboard.figures import draw, models, scatter
-from fedbench.leaderboard.figures.kinds import owners_of
-from fedbench.leaderboard.figures.points import Point, by_row, swept
 from fedbench.rounds.loop import predict, start
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
@@ -21,6 +18,9 @@ from fedbench.suites.suite import parse_suite
 from fedbench.testing import tiny_run, tiny_spec
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.writing.listener import Tracking
+from fedbench_boards.leaderboard.figures import draw, models, scatter
+from fedbench_boards.leaderboard.figures.kinds import owners_of
+from fedbench_boards.leaderboard.figures.points import Point, by_row, swept
 from tests.leaderboard.published_counts import results_of
 
 SUITE = """

@@ -27,28 +27,28 @@ from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.wording import OWN_MODELS
-from fedbench.leaderboard.formats.files import to_csv, write
-from fedbench.leaderboard.formats.latex import escape, to_latex
-from fedbench.leaderboard.formats.markdown import to_markdown
-from fedbench.leaderboard.formats.terminal import render_terminal
-from fedbench.leaderboard.named import baseline_named, metric_named
-from fedbench.leaderboard.network import Link
-from fedbench.leaderboard.notes import TIED
-from fedbench.leaderboard.page import write_page
-from fedbench.leaderboard.reading import ReadingOptions
-from fedbench.leaderboard.results import _line, load_curves, load_federations, load_results
-from fedbench.leaderboard.rows import own_models
-from fedbench.leaderboard.rows.milestones import is_tracked, rounds_to_target
-from fedbench.leaderboard.rows.seeds import DIFFER, ranges
-from fedbench.leaderboard.rows.untrained import NOTE, is_untrained
-from fedbench.leaderboard.tables import text_tables
 from fedbench.scenarios.summary import scenario_summary
-from fedbench.statistics.paired import Test
 from fedbench.suites.suite import load_suite
 from fedbench.tracking import store
 from fedbench.tracking.schema import local_artifacts, store_uri
 from fedbench.tracking.tags import RunTags
 from fedbench.tracking.writing import listener as tracking
+from fedbench_boards.leaderboard.formats.files import to_csv, write
+from fedbench_boards.leaderboard.formats.latex import escape, to_latex
+from fedbench_boards.leaderboard.formats.markdown import to_markdown
+from fedbench_boards.leaderboard.formats.terminal import render_terminal
+from fedbench_boards.leaderboard.named import baseline_named, metric_named
+from fedbench_boards.leaderboard.network import Link
+from fedbench_boards.leaderboard.notes import TIED
+from fedbench_boards.leaderboard.page import write_page
+from fedbench_boards.leaderboard.reading import ReadingOptions
+from fedbench_boards.leaderboard.results import _line, load_curves, load_federations, load_results
+from fedbench_boards.leaderboard.rows import own_models
+from fedbench_boards.leaderboard.rows.milestones import is_tracked, rounds_to_target
+from fedbench_boards.leaderboard.rows.seeds import DIFFER, ranges
+from fedbench_boards.leaderboard.rows.untrained import NOTE, is_untrained
+from fedbench_boards.leaderboard.tables import text_tables
+from fedbench_boards.statistics.paired import Test
 from tests.leaderboard.frames import board_of, leaderboard
 
 LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)
@@ -803,7 +803,7 @@ def test_a_headline_that_only_some_rows_have_ranks_them_and_leaves_the_others_a_
 
 
 def test_tables_in_which_no_row_has_the_metric_are_counted_aloud(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedbench.leaderboard import results as module
+    from fedbench_boards.leaderboard import results as module
 
     line = module._line
 
@@ -1268,7 +1268,7 @@ def test_the_command_line_overrules_the_suite(uri: str) -> None:
 
 
 def test_a_single_domain_can_rank_a_page(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedbench.leaderboard import results as module
+    from fedbench_boards.leaderboard import results as module
 
     line = module._line
 
@@ -1306,7 +1306,7 @@ def test_output_writes_every_format_and_a_page(uri: str, tmp_path: Path, monkeyp
         given.update(zip(names, arguments, strict=True))
         path.write_text("<html>", encoding="utf-8")
 
-    monkeypatch.setitem(sys.modules, "fedbench.leaderboard.page", SimpleNamespace(write_page=write_page))
+    monkeypatch.setitem(sys.modules, "fedbench_boards.leaderboard.page", SimpleNamespace(write_page=write_page))
     done = invoke(uri, "--output", str(tmp_path / "out"), "--metric", "head")
     assert done.exit_code == 0, done.output
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

@@ -8,16 +8,16 @@ import pandas as pd
 import pytest
 
 from fedbench.core.errors import FedbenchError
-from fedbench.leaderboard.across.diagram import critical_differences
-from fedbench.leaderboard.across.draw import figures
-from fedbench.leaderboard.across.map import map_of
-from fedbench.leaderboard.across.table import across_settings, across_table
-from fedbench.leaderboard.formats.markdown import to_markdown
-from fedbench.leaderboard.model import Board, Line, ScoreCell, Table
-from fedbench.leaderboard.page import write_page
-from fedbench.leaderboard.rows.ranking import compared
-from fedbench.statistics.paired import Test
 from fedbench.suites.suite import parse_suite
+from fedbench_boards.leaderboard.across.diagram import critical_differences
+from fedbench_boards.leaderboard.across.draw import figures
+from fedbench_boards.leaderboard.across.map import map_of
+from fedbench_boards.leaderboard.across.table import across_settings, across_table
+from fedbench_boards.leaderboard.formats.markdown import to_markdown
+from fedbench_boards.leaderboard.model import Board, Line, ScoreCell, Table
+from fedbench_boards.leaderboard.page import write_page
+from fedbench_boards.leaderboard.rows.ranking import compared
+from fedbench_boards.statistics.paired import Test
 
 METRIC = "global_accuracy"
 SUITE = parse_suite(

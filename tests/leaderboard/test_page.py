@@ -12,11 +12,11 @@ import pytest
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.wording import heading
-from fedbench.leaderboard.page import write_page
-from fedbench.leaderboard.page.charts import Series, against_cost, pareto
-from fedbench.leaderboard.page.data import page_of
-from fedbench.leaderboard.page.heatmap import heat_map
-from fedbench.leaderboard.page.svg import linear, logarithmic
+from fedbench_boards.leaderboard.page import write_page
+from fedbench_boards.leaderboard.page.charts import Series, against_cost, pareto
+from fedbench_boards.leaderboard.page.data import page_of
+from fedbench_boards.leaderboard.page.heatmap import heat_map
+from fedbench_boards.leaderboard.page.svg import linear, logarithmic
 from tests.leaderboard.frames import board_of
 
 NASTY = """<script>alert("x")</script> & 'co'"""
@@ -249,7 +249,7 @@ def test_charts_appear_with_their_data(tmp_path: Path, board: pd.DataFrame) -> N
 
 
 def test_a_curve_is_the_mean_over_the_rounds_all_seeds_have(board: pd.DataFrame) -> None:
-    from fedbench.leaderboard.page.data import _rounds
+    from fedbench_boards.leaderboard.page.data import _rounds
 
     curves = curves_of("a", "b")
     table = _rounds(curves[~((curves["mlflow_id"] == "b") & (curves["round"] == 1))], ["a", "b"], "global_accuracy")

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
-from fedbench.leaderboard.board import leaderboard
-from fedbench.leaderboard.formats.paper import PaperOptions, parse_group, to_paper, within_noise
-from fedbench.statistics.paired import Test
+from fedbench_boards.leaderboard.board import leaderboard
+from fedbench_boards.leaderboard.formats.paper import PaperOptions, parse_group, to_paper, within_noise
+from fedbench_boards.statistics.paired import Test
 from tests.leaderboard.test_leaderboard import made, table_of
 
 

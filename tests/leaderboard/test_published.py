@@ -16,12 +16,18 @@ from fedbench.core.metric_names import EACH_DOMAIN
 from fedbench.core.records import RunInfo, RunResult
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec, stack_names
-from fedbench.leaderboard.board import of_suite
-from fedbench.leaderboard.comparable import Difference
-from fedbench.leaderboard.formats.markdown import to_markdown
-from fedbench.leaderboard.formats.terminal import render_terminal
-from fedbench.leaderboard.model import Board
-from fedbench.leaderboard.published import (
+from fedbench.suites.expand import expand
+from fedbench.suites.resolve import Overrides
+from fedbench.suites.suite import load_suite, suite_names
+from fedbench.tracking.schema import store_uri
+from fedbench.tracking.tags import flat_params
+from fedbench.tracking.writing import listener as tracking
+from fedbench_boards.leaderboard.board import of_suite
+from fedbench_boards.leaderboard.comparable import Difference
+from fedbench_boards.leaderboard.formats.markdown import to_markdown
+from fedbench_boards.leaderboard.formats.terminal import render_terminal
+from fedbench_boards.leaderboard.model import Board
+from fedbench_boards.leaderboard.published import (
     Published,
     beside,
     load_paper,
@@ -31,14 +37,8 @@ from fedbench.leaderboard.published import (
     published_of,
     unreadable_columns,
 )
-from fedbench.leaderboard.results import load_results
-from fedbench.leaderboard.tables import text_tables
-from fedbench.suites.expand import expand
-from fedbench.suites.resolve import Overrides
-from fedbench.suites.suite import load_suite, suite_names
-from fedbench.tracking.schema import store_uri
-from fedbench.tracking.tags import flat_params
-from fedbench.tracking.writing import listener as tracking
+from fedbench_boards.leaderboard.results import load_results
+from fedbench_boards.leaderboard.tables import text_tables
 from tests.leaderboard.frames import board_of, leaderboard
 from tests.leaderboard.published_counts import PAPERS, counts, results_of
 

@@ -15,7 +15,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    ROOT / "harness" / "fedbench",
+    *(ROOT / "harness" / name for name in ("fedbench", "fedbench_boards")),
     *(ROOT / "plugins" / name for name in ("fedbench_embedded", "fedbench_flower", "fedbench_methods")),
     ROOT / "suites" / "fedbench_suites",
 )
@@ -36,9 +36,9 @@ rows:
   - {method: fedprox, published: {}}
 """
 COMMANDS = """
-import fedbench, fedbench_embedded, fedbench_flower, fedbench_methods, fedbench_suites
+import fedbench, fedbench_boards, fedbench_embedded, fedbench_flower, fedbench_methods, fedbench_suites
 from fedbench.cli.app import app
-ours = (fedbench, fedbench_embedded, fedbench_flower, fedbench_methods, fedbench_suites)
+ours = (fedbench, fedbench_boards, fedbench_embedded, fedbench_flower, fedbench_methods, fedbench_suites)
 print(*(module.__file__ for module in ours), sep="\\n")
 for words in (
     ["list"],
@@ -74,7 +74,7 @@ def test_the_wheel_has_every_file_of_its_packages_and_nothing_else(site: Path) -
     # what no import would miss
     assert {
         "fedbench/py.typed",
-        "fedbench/leaderboard/page/template.html.j2",
+        "fedbench_boards/leaderboard/page/template.html.j2",
         "fedbench_embedded/embedded.safetensors",
         "fedbench_methods/fedprox.py",
         "fedbench_suites/longtail.yaml",
@@ -104,7 +104,7 @@ def test_list_run_and_leaderboard_work_from_the_wheel_in_an_empty_folder(site: P
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     imported, listed, ran, read = done.stdout.split("$ ")
-    assert [Path(line).parents[1] for line in imported.splitlines()] == [site] * 5
+    assert [Path(line).parents[1] for line in imported.splitlines()] == [site] * 6
     assert "fedprox" in listed and "longtail" in listed
     # table 1 of the paper prints 56.17 for FedAvg and 56.92 for FedProx
     for shown in (ran, read):

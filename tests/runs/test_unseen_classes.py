@@ -17,10 +17,6 @@ from fedbench.core.federation import Dataset, Split, TensorImages, Unseen
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.registry import find_method
-from fedbench.leaderboard.formats.files import to_csv
-from fedbench.leaderboard.formats.markdown import to_markdown
-from fedbench.leaderboard.page.data import page_of
-from fedbench.leaderboard.results import load_curves, load_results
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.loop import evaluate, rounds
 from fedbench.rounds.metrics import unseen_metrics
@@ -33,6 +29,10 @@ from fedbench.tracking.recorded.reevaluation import evaluate_again
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.writing.listener import Tracking
 from fedbench.tuning.objectives import Objective, UnknownObjective
+from fedbench_boards.leaderboard.formats.files import to_csv
+from fedbench_boards.leaderboard.formats.markdown import to_markdown
+from fedbench_boards.leaderboard.page.data import page_of
+from fedbench_boards.leaderboard.results import load_curves, load_results
 from tests.leaderboard.frames import board_of, leaderboard
 
 BASE, NEW = ("bird", "boat", "car", "tree"), ("fish", "house")

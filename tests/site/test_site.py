@@ -13,9 +13,9 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
-from fedbench.site.names import slug
-from fedbench.site.pages import LISTING, write_site
-from fedbench.site.text import findings, laid_out, seeds_shown, told
+from fedbench_boards.site.names import slug
+from fedbench_boards.site.pages import LISTING, write_site
+from fedbench_boards.site.text import findings, laid_out, seeds_shown, told
 from tests.site.folders import write_folder
 
 
@@ -238,7 +238,7 @@ def test_tables_of_findings_scroll_by_themselves() -> None:
 
 
 def test_the_committed_folders_are_read() -> None:
-    from fedbench.site.collect import read_folders
+    from fedbench_boards.site.collect import read_folders
 
     folders = {one.name: one for one in read_folders(Path(__file__).parents[2] / "leaderboards")}
     few = folders["few-shot"]

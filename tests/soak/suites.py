@@ -11,12 +11,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fedbench.leaderboard.results import load_results
 from fedbench.rounds.state import Saved, read_saved
 from fedbench.tracking import store as _store  # noqa: F401 - sets MLflow up before it is first imported
 from fedbench.tracking.artifacts import read_predictions
 from fedbench.tracking.schema import local_artifacts, store_uri
 from fedbench.tracking.store import open_store
+from fedbench_boards.leaderboard.results import load_results
 from tests.soak.fedbench_command import Command, Started
 from tests.soak.soak import Moment, at_file, at_line, at_time, is_left_by
 

@@ -17,11 +17,11 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.core.spec import RunSpec
-from fedbench.leaderboard.results import load_results
 from fedbench.plugins.run_code import Codes
 from fedbench.testing import tiny_dataset
 from fedbench.tracking import store
 from fedbench.tracking.schema import store_uri
+from fedbench_boards.leaderboard.results import load_results
 
 PATIENCE = 60.0
 """Seconds the server has to answer; three on a machine that does nothing else."""

@@ -724,8 +724,8 @@ def test_a_commands_run_has_the_leaderboard_and_its_best_row(tmp_path: Path) -> 
     from typer.testing import CliRunner
 
     from fedbench.cli.app import app
-    from fedbench.leaderboard.results import load_results
     from fedbench.tracking.webview import VIEW_TAG
+    from fedbench_boards.leaderboard.results import load_results
 
     sets = ("--set", "rounds=1", "clients=4", "dataset=embedded?train=200&test=40")
     words = ("run", "--method", "fedavg", "--scenario", "iid", "--engine", "in-process", "--plain", *sets)

@@ -31,8 +31,8 @@ from fedbench.tuning.storage import open_storage, storage_url
 from fedbench.tuning.studies import RETRIES, Budget, Record, open_study, record_of
 from fedbench.tuning.trial import Tuned, claim, trial_specs
 from fedbench.tuning.worker import Job, TrialEnded, work
-from fedbench.workflow.gaps import gap_of, write
 from fedbench.workflow.studies import SEEDS, Wanted, budget_of, unused_seeds
+from fedbench_boards.gaps import gap_of, write
 
 SUITE = """
 name: toy

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from fedbench.cli.app import main
-from fedbench.leaderboard.results import load_results
 from fedbench.tracking.schema import store_uri
+from fedbench_boards.leaderboard.results import load_results
 
 SUITE = """
 name: toy

@@ -30,7 +30,7 @@ from fedbench.workflow.execution import Carried
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbench.leaderboard.model import Board
+    from fedbench_boards.leaderboard.model import Board
 
 FINE, SOME_FAILED, INTERRUPTED = 0, 1, 130
 
@@ -76,11 +76,11 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: 
     They are stored with the run of the ``command`` as well, if there is one; ``asked`` is what they are read by.
     """
     # imports scipy's statistics, for which no run should wait
-    from fedbench.leaderboard.board import of_suite as leaderboard
-    from fedbench.leaderboard.failures import of_tables
-    from fedbench.leaderboard.formats.terminal import render_terminal
-    from fedbench.leaderboard.published import published_folder, published_of
-    from fedbench.leaderboard.results import load_curves, load_runs
+    from fedbench_boards.leaderboard.board import of_suite as leaderboard
+    from fedbench_boards.leaderboard.failures import of_tables
+    from fedbench_boards.leaderboard.formats.terminal import render_terminal
+    from fedbench_boards.leaderboard.published import published_folder, published_of
+    from fedbench_boards.leaderboard.results import load_curves, load_runs
 
     stored = load_runs(uri, suite.name)
     finished, failed = of_tables(stored.finished, stored.failed, [spec.run_id for spec in specs])
@@ -97,11 +97,11 @@ def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves
     """Table and page as artifacts of the command's run, the first row of every table as its metrics."""
     import mlflow
 
-    from fedbench.leaderboard.formats.files import to_csv
-    from fedbench.leaderboard.formats.markdown import to_markdown
-    from fedbench.leaderboard.page import write_page
-    from fedbench.leaderboard.results import load_federations
     from fedbench.tracking.writing.board import record_board
+    from fedbench_boards.leaderboard.formats.files import to_csv
+    from fedbench_boards.leaderboard.formats.markdown import to_markdown
+    from fedbench_boards.leaderboard.page import write_page
+    from fedbench_boards.leaderboard.results import load_federations
 
     if not board.lines:
         return

@@ -18,10 +18,10 @@ from fedbench.tuning.space import Dimension, defaults_of
 from fedbench.tuning.studies import Budget, Record
 from fedbench.tuning.trial import Tuned
 from fedbench.tuning.worker import Told, TrialBegan
-from fedbench.workflow.gaps import Gap
 from fedbench.workflow.searching import search
 from fedbench.workflow.selection import Place, Selection, command_line
 from fedbench.workflow.studies import Planned
+from fedbench_boards.gaps import Gap
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-import fedbench
+from fedbench.core.version import PACKAGE, __version__
 from fedbench.kinds.registry import installed_plugins
 
 _GIT_SECONDS = 5.0
@@ -26,7 +26,7 @@ _LIBRARIES = {
 
 def commit() -> str:
     """The git commit of fedbench's source tree, with ``+dirty`` where sources differ from it; "" outside a checkout."""
-    folder = Path(fedbench.__file__).parent
+    folder = PACKAGE
     # An installed copy may lie in the work tree of some other repository, which does not track it.
     if _git(folder, "ls-files", "--error-unmatch", "--", "__init__.py") is None:
         return ""
@@ -39,7 +39,7 @@ def commit() -> str:
 
 def versions() -> dict[str, str]:
     """The versions of fedbench, Python and the libraries that can change a number."""
-    found = {"fedbench": fedbench.__version__, "python": platform.python_version()}
+    found = {"fedbench": __version__, "python": platform.python_version()}
     for name, distribution in _LIBRARIES.items():
         try:
             found[name] = version(distribution)
@@ -53,7 +53,7 @@ def roots() -> dict[str, Path]:
 
     Imports none of them.
     """
-    found = {"fedbench": Path(fedbench.__file__).parent}
+    found = {"fedbench": PACKAGE}
     for point in installed_plugins():
         package = point.value.partition(":")[0].partition(".")[0]
         spec = None if package in found else find_spec(package)

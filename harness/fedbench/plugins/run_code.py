@@ -9,8 +9,8 @@ from functools import cached_property
 from importlib.metadata import Distribution, EntryPoint
 from pathlib import Path
 
-import fedbench
 from fedbench.core.spec import RunSpec, stack_names
+from fedbench.core.version import PACKAGE
 from fedbench.kinds.registry import (
     METHOD,
     OBJECT,
@@ -155,7 +155,7 @@ def harness_hash() -> str:
 
     FedbenchError where a source cannot be read.
     """
-    root = Path(fedbench.__file__).parent
+    root = PACKAGE
     files = {name: path for name, path in files_under(root) if path.suffix in (".py", ".json")}
     return hashlib.sha256(f"{sorted(versions().items())!r}{digest_of(files)}".encode()).hexdigest()
 

@@ -15,12 +15,6 @@ from rich.console import Console
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.kinds.registry import own_plugins
-from fedbench.leaderboard.formats.notebook import to_html
-from fedbench.leaderboard.formats.terminal import render_terminal
-from fedbench.leaderboard.frame import frame_of
-from fedbench.leaderboard.reading import ReadingOptions, ReadResults, read_board, suite_of
-from fedbench.leaderboard.results import load_measured, load_rounds, load_runs
-from fedbench.leaderboard.rows.identity import label_of
 from fedbench.python.asking import Folder, Names, files, folders, names
 from fedbench.python.screens import let_figures_be_seen
 from fedbench.runs.prepare import Settings
@@ -29,6 +23,12 @@ from fedbench.tracking.artifacts import PREDICTIONS, SPEC, read_spec
 from fedbench.tracking.databases import shown
 from fedbench.tracking.recorded.reading import open_reader
 from fedbench.tracking.schema import FINAL, database_of, store_uri
+from fedbench_boards.leaderboard.formats.notebook import to_html
+from fedbench_boards.leaderboard.formats.terminal import render_terminal
+from fedbench_boards.leaderboard.frame import frame_of
+from fedbench_boards.leaderboard.reading import ReadingOptions, ReadResults, read_board, suite_of
+from fedbench_boards.leaderboard.results import load_measured, load_rounds, load_runs
+from fedbench_boards.leaderboard.rows.identity import label_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,7 +142,7 @@ class Results:
         The kinds: accuracy, rounds (with groups of classes, or what a method reports), sweep and gap over the settings
         ``by``, gains above the ``baseline``, layers, entropies, embedding, holdings. Options are the command's.
         """
-        from fedbench.leaderboard.figures.kinds import Drawing, drawn
+        from fedbench_boards.leaderboard.figures.kinds import Drawing, drawn
 
         let_figures_be_seen()
         read = self._read()

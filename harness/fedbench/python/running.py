@@ -29,6 +29,7 @@ from fedbench.suites.single import single
 from fedbench.workflow import plan
 from fedbench.workflow.execution import Storing, carry_out
 from fedbench.workflow.selection import Place, Selection
+from fedbench_boards.leaderboard.published import check_published, published_folder
 
 
 def run(
@@ -93,6 +94,7 @@ def run(
             read = single()
         else:
             read, asked = plan.requested(selection, screen, kept.store, _text(storage))
+            check_published(read, published_folder(None))
         at = Settings(*paths, found, executor=executor_named(executor))
         policy = Policy(run_timeout, fail_fast=fail_fast)
         carried = carry_out(selection, read, asked, at, place, policy, kept, screen)

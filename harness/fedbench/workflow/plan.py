@@ -119,10 +119,6 @@ def requested(
     sets = tuple(map(parse_assignment, selection.sets))
     if selection.suite is not None:
         suite = load_suite(selection.suite)
-        if suite.published:
-            from fedbench.leaderboard.published import check_published, published_folder
-
-            check_published(suite, published_folder(None))
     elif selection.methods:
         suite = single()
     else:

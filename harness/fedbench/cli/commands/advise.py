@@ -16,7 +16,7 @@ from fedbench.core.errors import FedbenchError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedbench.advice.advising import Advice
+    from fedbench_boards.advice.advising import Advice
 
 
 def advise(
@@ -51,10 +51,10 @@ def advise(
 
     The federation is measured (skew, imbalance, sizes, participation) and placed among the settings of fedbench map.
     """
-    from fedbench.advice.advising import Constraints
-    from fedbench.advice.advising import advise as advised
-    from fedbench.advice.evidence import GLOBAL, PERSONAL, read_evidence
-    from fedbench.advice.measures import measures_of, read_counts
+    from fedbench_boards.advice.advising import Constraints
+    from fedbench_boards.advice.advising import advise as advised
+    from fedbench_boards.advice.evidence import GLOBAL, PERSONAL, read_evidence
+    from fedbench_boards.advice.measures import measures_of, read_counts
 
     if needs not in ("", GLOBAL, PERSONAL):
         raise FedbenchError(f"--needs {needs!r} is neither {GLOBAL} nor {PERSONAL}.")
@@ -65,7 +65,7 @@ def advise(
     found = advised(known, measures_of(table.to_numpy(), participation), baseline, wanted)
     _show(found, known.runs, wanted.needs)
     if run:
-        from fedbench.advice.replay import write_replay
+        from fedbench_boards.advice.replay import write_replay
 
         rows = [choice.row for choice in found.choices]
         suite = write_replay(known.runs, rows, baseline, table, participation, dataset, output)
@@ -79,8 +79,8 @@ def _show(found: Advice, runs: pd.DataFrame, needs: str) -> None:
     from rich import box
     from rich.table import Table
 
-    from fedbench.advice.advising import LEVEL
-    from fedbench.advice.measures import WORDS
+    from fedbench_boards.advice.advising import LEVEL
+    from fedbench_boards.advice.measures import WORDS
 
     def table(*headings: str) -> Table:
         made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", collapse_padding=True)
@@ -117,7 +117,7 @@ def _show(found: Advice, runs: pd.DataFrame, needs: str) -> None:
 
 def _caveats(found: Advice, runs: pd.DataFrame, needs: str) -> list[str]:
     """How the advice knows, and what it does not know."""
-    from fedbench.advice.advising import LEVEL
+    from fedbench_boards.advice.advising import LEVEL
 
     first, *others = found.choices
     data, backbones = sorted(set(runs["dataset"])), sorted(set(runs["backbone"]))

@@ -55,12 +55,12 @@ def figure(
     layers: what is measured of every layer after the last round, with cka in the stack. Of each row's model, of its
     first seed: entropies of its predictions, embedding of its features (t-SNE), holdings of the clients by cluster.
     """
-    from fedbench.leaderboard.figures import draw
-    from fedbench.leaderboard.figures.kinds import Drawing, drawn
-    from fedbench.leaderboard.reading import suite_of
-    from fedbench.leaderboard.results import load_results
     from fedbench.runs.prepare import Settings
     from fedbench.tracking.schema import store_uri
+    from fedbench_boards.leaderboard.figures import draw
+    from fedbench_boards.leaderboard.figures.kinds import Drawing, drawn
+    from fedbench_boards.leaderboard.reading import suite_of
+    from fedbench_boards.leaderboard.results import load_results
 
     _, read = suite_of(suite)
     uri = store_uri(store, to_write=False)

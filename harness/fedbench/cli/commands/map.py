@@ -48,8 +48,8 @@ def map_(
     The same command goes on where it was stopped.
     """
     from fedbench.core.files import usable_folder
-    from fedbench.leaderboard.across.map import MOST_AXES
     from fedbench.suites.suite import load_suite
+    from fedbench_boards.leaderboard.across.map import MOST_AXES
 
     read = load_suite(suite)
     if not read.axes:
@@ -84,13 +84,13 @@ def map_(
 
 
 def _draw(suite: str, folder: Path, fixed: dict[str, str], store: str | None) -> None:
-    from fedbench.advice.evidence import SHIPPED, evidence_of, write_evidence
-    from fedbench.leaderboard.across.diagram import critical_differences
-    from fedbench.leaderboard.across.draw import figures
-    from fedbench.leaderboard.across.map import map_of
-    from fedbench.leaderboard.figures import draw
-    from fedbench.leaderboard.reading import ReadingOptions, read_board
     from fedbench.tracking.schema import store_uri
+    from fedbench_boards.advice.evidence import SHIPPED, evidence_of, write_evidence
+    from fedbench_boards.leaderboard.across.diagram import critical_differences
+    from fedbench_boards.leaderboard.across.draw import figures
+    from fedbench_boards.leaderboard.across.map import map_of
+    from fedbench_boards.leaderboard.figures import draw
+    from fedbench_boards.leaderboard.reading import ReadingOptions, read_board
 
     uri = store_uri(store, to_write=False)
     read = read_board(ReadingOptions(suite=suite), uri)

@@ -25,7 +25,7 @@ def merge(
 
     A run that several have is taken once. Where its numbers differ nothing is written.
     """
-    from fedbench.exchange.folder import is_result_folder
+    from fedbench_boards.exchange.folder import is_result_folder
 
     files = plugin_files(plugin)
     folders = [place for place in places if is_result_folder(place)]
@@ -41,7 +41,7 @@ def merge(
 
 
 def _stores(stores: list[str], into: str) -> None:
-    from fedbench.exchange.merging import merge as merged
+    from fedbench_boards.exchange.merging import merge as merged
 
     for one in merged(stores, into, lambda run: say(f"copied {run}", style="dim")):
         left = f", {one.unfinished} not ended and left" if one.unfinished else ""
@@ -49,8 +49,8 @@ def _stores(stores: list[str], into: str) -> None:
 
 
 def _folders(folders: list[str], into: str, suite: str | None, plugins: tuple[Path, ...]) -> None:
-    from fedbench.exchange.checks import check_folder
-    from fedbench.exchange.joining import join
+    from fedbench_boards.exchange.checks import check_folder
+    from fedbench_boards.exchange.joining import join
 
     checked = [check_folder(Path(folder), suite, plugins) for folder in folders]
     count = join(checked, Path(into))

@@ -113,7 +113,7 @@ def publish(
 
 def _write_site(site: Path, results: Path, code_url: str) -> None:
     from fedbench.core.files import usable_folder
-    from fedbench.site.pages import write_site
+    from fedbench_boards.site.pages import write_site
 
     written = write_site(usable_folder(site, "--site"), results, code_url)
     say(f"written to {site}: {written}")

@@ -136,6 +136,7 @@ def run(
     from fedbench.rounds.executors import executor_named
     from fedbench.runs.prepare import Settings
     from fedbench.workflow import plan
+    from fedbench_boards.leaderboard.published import check_published, published_folder
 
     place = Place(engine, workers, ray_address, run_cpus, run_gpus, memory_limit)
     _check(place, run_timeout)
@@ -144,6 +145,7 @@ def run(
     methods, seeds, grid, files = tuple(method or ()), tuple(seed or ()), tuple(setting or ()), plugin_files(plugin)
     selection = Selection(suite, methods, seeds, sets, files, scale, grid, tuple(on or ()), tuned)
     chosen, specs = plan.requested(selection, Terminal(), store, storage)
+    check_published(chosen, published_folder(None))
     settings = Settings(*folders, files, executor=executor_named(executor))
     if dry_run:
         raise typer.Exit(_dry_run(chosen, specs, settings, store, place, is_rerun=rerun))

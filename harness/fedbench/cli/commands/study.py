@@ -29,8 +29,8 @@ def study(
     from fedbench.tuning.found import found
     from fedbench.tuning.storage import open_storage, storage_url
     from fedbench.tuning.studies import record_of, studies_named
-    from fedbench.workflow.gaps import gaps
-    from fedbench.workflow.gaps import write as write_gaps
+    from fedbench_boards.gaps import gaps
+    from fedbench_boards.gaps import write as write_gaps
 
     if output is not None:
         usable_folder(output, "--output")

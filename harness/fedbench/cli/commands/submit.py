@@ -35,7 +35,7 @@ def submit(folder: _Folder, suite: _Suite = None, plugin: Plugins = None) -> Non
     What is not ends with exit code 2, and one sentence that names the row and the reason. A run that diverged is a
     result, one that failed otherwise is none. Nothing is run.
     """
-    from fedbench.exchange.checks import check_folder
+    from fedbench_boards.exchange.checks import check_folder
 
     checked = check_folder(folder, suite, plugin_files(plugin))
     for note in checked.notes:
@@ -74,12 +74,12 @@ def verify(
     """
     from fedbench.cli.screen import Terminal
     from fedbench.core.files import expanded
-    from fedbench.exchange.checks import check_folder
-    from fedbench.exchange.verifying import drawn
-    from fedbench.exchange.verifying import verify as repeated
     from fedbench.runs.engines import ENGINES
     from fedbench.runs.prepare import Settings
     from fedbench.workflow.selection import Place
+    from fedbench_boards.exchange.checks import check_folder
+    from fedbench_boards.exchange.verifying import drawn
+    from fedbench_boards.exchange.verifying import verify as repeated
 
     files = plugin_files(plugin)
     checked = check_folder(folder, suite, files)

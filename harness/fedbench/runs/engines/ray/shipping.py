@@ -16,8 +16,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import fedbench
 from fedbench.core.errors import FedbenchError
+from fedbench.core.version import PACKAGE
 from fedbench.kinds.registry import installed_plugins
 from fedbench.plugins.provenance import roots, versions
 from fedbench.plugins.run_code import code_hash, files_beside
@@ -45,7 +45,7 @@ class Shipped:
 
     def unpacked(self, settings: Settings) -> Settings:
         """``settings`` with the plugin files where they are here; FedbenchError where the code here is another."""
-        files = tuple(Path(fedbench.__file__).parents[1] / file for file in self.plugin_files)
+        files = tuple(PACKAGE.parent / file for file in self.plugin_files)
         difference = _difference(self, files)
         if difference:
             raise FedbenchError(

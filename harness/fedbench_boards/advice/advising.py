@@ -1,0 +1,240 @@
+"""Which methods to try on a federation: what led in the nearest measured settings, and how far that carries.
+
+A row's score at a place is the mean over the nearest settings, weighted by a Gaussian of their distance whose width is
+the usual distance between neighbours on the map. The intervals of the first choice's margin and of its lead over each
+other choice come from what the same rule misses by when it is asked for measured settings it has not seen, each left
+out in turn: the quantile of misses in units of the spread there, times the spread here, so that they widen with what
+neighbours and seeds disagree by. They are scaled as in Lei et al. (JASA 2018, section 5.2), but by the jackknife, which
+guarantees nothing, least of all for neighbours on a grid. With too few settings for the level there are none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from fedbench.core.errors import FedbenchError
+from fedbench_boards.advice.evidence import GLOBAL, Evidence
+from fedbench_boards.advice.measures import Measures
+
+NEAREST = 4
+"""Settings that count."""
+LEVEL = 0.9
+"""Of the interval; nine settings left out are needed."""
+LEAST_SPREAD = 0.5
+"""In points, so that no miss is divided by next to nothing."""
+MOST = 3
+"""Rows of a shortlist."""
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What the user can't do without."""
+
+    needs: str = GLOBAL
+    most_megabytes: float = math.inf
+    has_labels: bool = True
+    has_server_data: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A row of the shortlist."""
+
+    row: str
+    label: str
+    score: float
+    """Expected, in %."""
+    margin: float
+    """Over the baseline, in points."""
+    half_width: float
+    """Of the interval of the first choice's margin, and of its lead over each other choice; infinite if not known."""
+    megabytes: float
+    runs: tuple[str, ...]
+    """Run ids in the nearest settings."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A shortlist, best first, and what it rests on."""
+
+    measures: Measures
+    nearest: Mapping[str, float]
+    """Setting -> distance in steps, the nearest first."""
+    usual: float
+    """The largest distance of a measured setting to its own nearest one."""
+    choices: tuple[Choice, ...]
+    baseline: str
+
+    @property
+    def is_far(self) -> bool:
+        """Whether even the nearest setting is further away than measured ones are from each other."""
+        return min(self.nearest.values()) > self.usual
+
+
+def advise(evidence: Evidence, measures: Measures, baseline: str, constraints: Constraints = Constraints()) -> Advice:
+    """The shortlist for a federation with these ``measures``; ``baseline`` is the label of the row compared with.
+
+    FedbenchError where fewer than three settings are measured, or no row meets the constraints.
+    """
+    places = evidence.places
+    if len(places) < 3:
+        raise FedbenchError(f"the evidence has {len(places)} settings; advice needs three at least.")
+    chosen = _shortlist(evidence, measures, baseline, constraints)
+    left_out = _left_out(evidence, baseline, constraints)
+    half = [
+        _half_width(evidence, measures, chosen[0].row, other, constraints.needs, left_out)
+        for other in (baseline, *(choice.label for choice in chosen[1:]))
+    ]
+    distances = _distances(places, measures)
+    return Advice(
+        measures=measures,
+        nearest=dict(list(distances.items())[:NEAREST]),
+        usual=max(_to_nearest(places)),
+        choices=tuple(replace(choice, half_width=width) for choice, width in zip(chosen, half, strict=True)),
+        baseline=baseline,
+    )
+
+
+def _shortlist(evidence: Evidence, measures: Measures, baseline: str, constraints: Constraints) -> list[Choice]:
+    weights = _weights(evidence.places, measures)
+    runs = evidence.runs[evidence.runs["setting"].isin(weights)]
+    score = constraints.needs
+    base = _means(runs[runs["label"] == baseline], score)
+    if base.empty:
+        raise FedbenchError(f"the evidence has no row {baseline!r} with a score for what is needed ({score}).")
+    choices = []
+    for row, own in runs[_is_allowed(runs, constraints)].groupby("row", sort=False):
+        means = _means(own, score)
+        shared = [setting for setting in weights if setting in means and setting in base]
+        if len(shared) < len(base):
+            continue  # not measured everywhere around here
+        shares = np.array([weights[setting] for setting in shared])
+        shares /= shares.sum()
+        sent = float(shares @ [own.loc[own["setting"] == setting, "megabytes"].mean() for setting in shared])
+        if sent > constraints.most_megabytes:
+            continue
+        expected = float(shares @ means[shared])
+        choices.append(
+            Choice(
+                row=str(row),
+                label=str(own["label"].iloc[0]),
+                score=expected,
+                margin=expected - float(shares @ base[shared]),
+                half_width=math.nan,
+                megabytes=sent,
+                runs=tuple(own["run_id"]),
+            )
+        )
+    if not choices:
+        raise FedbenchError("no measured row meets these constraints; loosen one of them.")
+    return sorted(choices, key=lambda choice: -choice.score)[:MOST]
+
+
+def _is_allowed(runs: pd.DataFrame, constraints: Constraints) -> pd.Series:
+    """Rows that are measured under what the user has: without labels only those that had none, or never train."""
+    allowed = runs[constraints.needs].notna()
+    if not constraints.has_labels:
+        allowed &= (runs["labels"] == "hidden") | ~runs["trains"].astype(bool)
+    if not constraints.has_server_data:
+        allowed &= runs["server_data"] == ""
+    return allowed
+
+
+def _means(runs: pd.DataFrame, score: str) -> pd.Series:
+    """Setting -> mean over seeds."""
+    return runs.groupby("setting", sort=False)[score].mean().dropna()
+
+
+def _distances(places: Mapping[str, Measures], measures: Measures) -> dict[str, float]:
+    found = {setting: measures.steps_to(there) for setting, there in places.items()}
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def _to_nearest(places: Mapping[str, Measures]) -> list[float]:
+    """The distance of every setting to the nearest other one."""
+    return [
+        min(here.steps_to(there) for other, there in places.items() if other != setting)
+        for setting, here in places.items()
+    ]
+
+
+def _weights(places: Mapping[str, Measures], measures: Measures) -> dict[str, float]:
+    near = dict(list(_distances(places, measures).items())[:NEAREST])
+    width = max(float(np.median(_to_nearest(places))), 1e-9)
+    least = min(near.values())
+    # relative to the nearest, so that far away the weights do not all vanish
+    return {setting: math.exp(-(distance**2 - least**2) / (2 * width**2)) for setting, distance in near.items()}
+
+
+def _left_out(evidence: Evidence, baseline: str, constraints: Constraints) -> dict[str, tuple[Evidence, Choice]]:
+    """Setting -> the evidence without it, and the first choice there by this."""
+    found = {}
+    for setting, measures in evidence.places.items():
+        rest = evidence.without(setting)
+        try:
+            found[setting] = rest, _shortlist(rest, measures, baseline, constraints)[0]
+        except FedbenchError:
+            continue
+    return found
+
+
+def _half_width(
+    evidence: Evidence,
+    measures: Measures,
+    row: str,
+    other: str,
+    score: str,
+    left_out: Mapping[str, tuple[Evidence, Choice]],
+) -> float:
+    """Of the interval of a row's margin over ``other``: the quantile of misses in spreads, times the spread here.
+
+    Misses are of whichever row is first in a setting left out; where that is ``other`` itself there is none. Infinite
+    for too few, or without seeds in common.
+    """
+    misses = []
+    for setting, (rest, first) in left_out.items():
+        if first.label == other:
+            continue
+        margin, spread = _margin(rest, evidence.places[setting], first.row, other, score)
+        miss = abs(true_margins(evidence, setting, other, score, {first.row})[first.row] - margin) / spread
+        if not math.isnan(miss):
+            misses.append(miss)
+    place = math.ceil(LEVEL * (len(misses) + 1))
+    _, spread = _margin(evidence, measures, row, other, score)
+    if place > len(misses) or math.isnan(spread):
+        return math.inf
+    return float(np.sort(misses)[place - 1]) * spread
+
+
+def _margin(evidence: Evidence, measures: Measures, row: str, baseline: str, score: str) -> tuple[float, float]:
+    """A row's expected margin and its spread: the root mean square of what single seeds' margins lie from it.
+
+    More seeds do not narrow it. Seeds are paired, settings weigh as in scores. NaN without seeds in common.
+    """
+    weights = _weights(evidence.places, measures)
+    runs = evidence.runs[evidence.runs["setting"].isin(weights)]
+    own, base = (
+        runs[chosen].groupby(["setting", "seed"])[score].mean()
+        for chosen in (runs["row"] == row, runs["label"] == baseline)
+    )
+    margins = (own - base).dropna()
+    if margins.empty:
+        return math.nan, math.nan
+    setting = margins.index.get_level_values("setting")
+    shares = setting.map(weights).to_numpy() / setting.value_counts()[setting].to_numpy()
+    mean = float(np.average(margins, weights=shares))
+    return mean, max(LEAST_SPREAD, math.sqrt(float(np.average((margins - mean) ** 2, weights=shares))))
+
+
+def true_margins(
+    evidence: Evidence, setting: str, baseline: str, needs: str, rows: Collection[str]
+) -> dict[str, float]:
+    """Row -> what was measured of its margin over the baseline in a setting."""
+    runs = evidence.runs[evidence.runs["setting"] == setting]
+    base = runs.loc[runs["label"] == baseline, needs].mean()
+    return {row: float(runs.loc[runs["row"] == row, needs].mean() - base) for row in rows}

@@ -1,0 +1,165 @@
+"""Runs of several stores in one: each once, and none of which two stores tell different numbers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fedbench.core.errors import FedbenchError
+from fedbench.tracking.databases import shown
+from fedbench.tracking.recorded.seal import SEAL
+from fedbench.tracking.schema import EXPERIMENT, FINAL, INVOCATION, KIND, database_of, local_artifacts, store_uri
+from fedbench.tracking.store import experiment_of, open_store, runs_of
+from fedbench.tracking.tags import RunTags
+from fedbench.tracking.writing.recording import PARENT, begin_run, log_metrics, log_params
+from fedbench_boards.exchange.numbers import differing, finals
+
+# isort: split
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+_ENDED = ("FINISHED", "FAILED")
+Key = tuple[str, str]
+"""Id of a run, hash of its code."""
+
+
+@dataclass
+class Merged:
+    """What became of the runs of a store."""
+
+    source: str
+    copied: int = 0
+    skipped: int = 0
+    """Those that the target has already."""
+    unfinished: int = 0
+    """Those that have not ended, which are left where they are."""
+
+
+@dataclass(frozen=True)
+class _OpenStore:
+    uri: str
+    client: MlflowClient
+    runs: list[Run] = field(default_factory=list)
+
+
+def merge(sources: Sequence[str], into: str, tell: Callable[[str], None] = lambda _: None) -> list[Merged]:
+    """Copy the ended runs of the stores ``sources`` into the store ``into``, with curves, files and commands.
+
+    A run of the same id and code is copied once; ``tell`` hears of every run that is. FedbenchError, before anything is
+    copied, where two of them have different numbers, and for a store that does not exist.
+    """
+    opened = [_opened(source) for source in sources]
+    uri = store_uri(into)
+    target = open_store(uri, create=True)
+    assert target is not None
+    kept = [run for _, run in runs_of(target, None) if run.info.status in _ENDED]
+    _refuse_clashes(kept, opened)
+    known = _finished_first(kept)
+    return [_copy_all(source, uri, target, known, tell) for source in opened]
+
+
+def _opened(given: str) -> _OpenStore:
+    uri = store_uri(given, to_write=False)
+    client = open_store(uri, create=False)
+    if client is None:
+        raise FedbenchError(f"there is no store at {shown(uri)}; give a folder of `fedbench run --store`, or a URI.")
+    return _OpenStore(uri, client, [run for _, run in runs_of(client, None) if RunTags(run.data.tags).run_id])
+
+
+def _key(run: Run) -> Key:
+    tags = RunTags(run.data.tags)
+    return tags.run_id, tags.text("code_hash")
+
+
+def _finished_first(runs: Iterable[Run]) -> dict[Key, str]:
+    """Key -> FINISHED where any of the runs has finished, else FAILED."""
+    known: dict[Key, str] = {}
+    for run in runs:
+        if known.get(_key(run)) != "FINISHED":
+            known[_key(run)] = str(run.info.status)
+    return known
+
+
+def _refuse_clashes(kept: Sequence[Run], sources: Sequence[_OpenStore]) -> None:
+    seen: dict[Key, Run] = {}
+    for run in (*kept, *(run for source in sources for run in source.runs)):
+        if run.info.status != "FINISHED":
+            continue
+        other = seen.setdefault(_key(run), run)
+        metric = next(differing(finals(other.data.metrics), finals(run.data.metrics)), None)
+        if metric is not None:
+            tags = RunTags(run.data.tags)
+            one, two = (each.data.metrics.get(metric) for each in (other, run))
+            raise FedbenchError(
+                f"{run.info.run_name} (run {tags.run_id}): two stores have it by the same code with different numbers, "
+                f"{metric.removeprefix(FINAL)} {one!r} and {two!r}; delete the wrong one, in the page of `fedbench ui`."
+            )
+
+
+def _copy_all(
+    source: _OpenStore, uri: str, target: MlflowClient, known: dict[Key, str], tell: Callable[[str], None]
+) -> Merged:
+    merged = Merged(shown(source.uri))
+    parents: dict[str, str] = {}
+    for run in sorted(source.runs, key=lambda one: int(one.info.start_time)):
+        if run.info.status not in _ENDED:
+            merged.unfinished += 1
+        elif known.get(_key(run)) in ("FINISHED", run.info.status):
+            merged.skipped += 1
+        else:
+            _copy(source, run, uri, target, _parent(source, run, uri, target, parents))
+            known[_key(run)] = run.info.status
+            merged.copied += 1
+            tell(str(run.info.run_name))
+    return merged
+
+
+def _parent(source: _OpenStore, run: Run, uri: str, target: MlflowClient, parents: dict[str, str]) -> str:
+    """The run of the command that made ``run``, in the target; copied with its first run; "" where there is none."""
+    before = run.data.tags.get(PARENT, "")
+    if before and before not in parents:
+        try:
+            parents[before] = _copy(source, source.client.get_run(before), uri, target, "")
+        except MlflowException:  # it was purged
+            parents[before] = ""
+    return parents.get(before, "")
+
+
+def _copy(source: _OpenStore, run: Run, uri: str, target: MlflowClient, parent: str) -> str:
+    """MLflow's id of the copy. The seal holds for it, since it is over what is copied."""
+    name = source.client.get_experiment(run.info.experiment_id).name.removeprefix(EXPERIMENT)
+    tags = {key: value for key, value in run.data.tags.items() if key != PARENT}
+    # whoever reads meanwhile sees a run that has not ended
+    seal = {key: tags.pop(key) for key in list(tags) if key == SEAL}
+    made = begin_run(target, experiment_of(target, uri, name), run.info.run_name, tags, parent, run.info.start_time)
+    try:
+        log_params(target, made, run.data.params)
+        histories = (source.client.get_metric_history(run.info.run_id, metric) for metric in run.data.metrics)
+        log_metrics(target, made, [point for history in histories for point in history])
+        if run.inputs is not None and run.inputs.dataset_inputs:
+            target.log_inputs(made, datasets=run.inputs.dataset_inputs)
+        _copy_files(source, run, target, made)
+        for key, value in seal.items():
+            target.set_tag(made, key, value)
+        target.set_terminated(made, run.info.status, run.info.end_time)
+    except BaseException:
+        target.delete_run(made)
+        raise
+    return made
+
+
+def _copy_files(source: _OpenStore, run: Run, target: MlflowClient, made: str) -> None:
+    if database_of(source.uri) is not None:
+        try:
+            folder = local_artifacts(source.uri, run)
+        except FedbenchError:
+            if run.info.status == "FINISHED" and run.data.tags.get(KIND) != INVOCATION:
+                raise
+            return  # a command, or a run that failed, may have none
+        if folder is not None:
+            target.log_artifacts(made, str(folder))
+            return
+    with tempfile.TemporaryDirectory() as temporary:
+        target.log_artifacts(made, source.client.download_artifacts(run.info.run_id, "", temporary))

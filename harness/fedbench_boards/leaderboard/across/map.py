@@ -1,0 +1,190 @@
+"""The map of a suite with axes: who leads where, by how much, at what cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from fedbench.core.errors import FedbenchError
+from fedbench.kinds.measured import lower_is_better
+from fedbench.suites.axes import places
+from fedbench.suites.suite import Suite
+from fedbench_boards.leaderboard.across.table import labels_of
+from fedbench_boards.leaderboard.model import Board, Line, Table
+from fedbench_boards.leaderboard.rows.milestones import rounds_to_target, spent_until
+from fedbench_boards.leaderboard.rows.own_models import ranks_own_models
+from fedbench_boards.statistics.paired import ALPHA, Test, holm, interval, paired
+
+MOST_AXES = 2
+"""Over which a map is drawn; others are fixed."""
+NEAR = 2.0
+"""Points below the leader that count as near it."""
+Place = tuple[str, ...]
+"""A value of every axis."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """By how much the leader of a place is better than another row, paired over the seeds that both have."""
+
+    mean: float
+    low: float
+    high: float
+    """Ends of the 95 % interval."""
+    p_adjusted: float = math.nan
+    """By Holm over the places; NaN where there is no test."""
+
+    @property
+    def is_significant(self) -> bool:
+        """At `ALPHA`, after correction."""
+        return self.p_adjusted < ALPHA
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the row that comes to ``target`` for least sends until then, both ways."""
+
+    row: str
+    target: float
+    bytes: float
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """The tables of a suite by their place on its axes."""
+
+    axes: Mapping[str, tuple[str, ...]]
+    tables: Mapping[Place, Table]
+    """Those that there are: of a place without runs there is none."""
+    labels: Mapping[str, str]
+    """Row -> what it is called, the best mean rank first."""
+    headline: str
+    baseline: str
+    costs: Mapping[Place, Cost]
+    """Where a row comes near the leader's mean in some round of every run: the one that sends least until then."""
+
+    def fixed(self, values: Mapping[str, str]) -> Map:
+        """The map at these values of some axes, over the others."""
+        kept = [number for number, axis in enumerate(self.axes) if axis not in values]
+        at = {number: values[axis] for number, axis in enumerate(self.axes) if axis in values}
+        here = {place: of for place, of in self.tables.items() if all(place[n] == value for n, value in at.items())}
+        tables = {tuple(place[n] for n in kept): of for place, of in here.items()}
+        axes = {axis: own for axis, own in self.axes.items() if axis not in values}
+        costs = {tuple(place[n] for n in kept): cost for place, cost in self.costs.items() if place in here}
+        return replace(self, axes=axes, tables=tables, costs=costs)
+
+    def leader(self, place: Place) -> Line | None:
+        """The line with the best mean; None where no line has a rank."""
+        return next((line for line in self.tables[place].lines if line.rank is not None), None)
+
+    def tied(self, place: Place) -> list[Line]:
+        """The lines that share the leader's place by their seeds, itself among them; all where seeds are too few."""
+        first = self.leader(place)
+        ranked = [line for line in self.tables[place].lines if line.rank is not None]
+        return [] if first is None else [line for line in ranked if line.tied_rank == first.tied_rank]
+
+    def line(self, place: Place, row: str) -> Line | None:
+        """The row's line there."""
+        return next((line for line in self.tables[place].lines if line.row == row), None)
+
+    def zero_shot(self) -> str | None:
+        """The row that sends nothing and has a rank by one model for all: it is as before training."""
+        if ranks_own_models(self.headline):
+            return None
+        lines = (line for table in self.tables.values() for line in table.lines)
+        return next((line.row for line in lines if line.rank is not None and line.sent == 0), None)
+
+    def base(self) -> str | None:
+        """The row that others are compared with."""
+        called = self.baseline.partition(" · ")[0]
+        return next((row for row, label in self.labels.items() if called in (row, label)), None)
+
+    def margins(self, row: str, test: Test = Test.t) -> dict[Place, Margin]:
+        """The leader's margin over ``row`` wherever both have a common seed; of the row itself it is 0."""
+        sign = -1 if lower_is_better(self.headline) else 1
+        found: dict[Place, Margin] = {}
+        p_values: dict[Place, float] = {}
+        for place in self.tables:
+            first, other = self.leader(place), self.line(place, row)
+            if first is None or other is None:
+                continue
+            seeds = sorted(first.scores.keys() & other.scores.keys())
+            ours, theirs = [first.scores[seed] for seed in seeds], [other.scores[seed] for seed in seeds]
+            gains = [sign * (a - b) for a, b in zip(ours, theirs, strict=True)]
+            if gains:
+                found[place] = Margin(sum(gains) / len(gains), *interval(gains))
+                p_values[place] = paired(ours, theirs, test).p_value
+        tested = [place for place, p in p_values.items() if not math.isnan(p)]
+        corrected = holm([p_values[place] for place in tested])
+        return found | {
+            place: Margin(found[place].mean, found[place].low, found[place].high, p)
+            for place, p in zip(tested, corrected, strict=True)
+        }
+
+
+def map_of(suite: Suite, board: Board, curves: pd.DataFrame) -> Map:
+    """The map of ``board``, results of ``suite`` with their ``curves``.
+
+    FedbenchError for a suite without axes, or a board without runs.
+    """
+    if not suite.axes:
+        raise FedbenchError(
+            f"suite {suite.name!r} has no axes; give it some, such as axes: {{dirichlet_alpha: [0.1, 1]}}."
+        )
+    at = {name: tuple(place.values()) for name, place in places(suite.axes).items()}
+    tables: dict[Place, Table] = {}
+    for table in board.tables:
+        setting = next((line.setting for line in table.lines if line.setting), "")
+        if setting in at:
+            tables.setdefault(at[setting], table)
+    if not tables:
+        raise FedbenchError(
+            f"there are no results of suite {suite.name!r} on its axes; run fedbench map --suite {suite.name}."
+        )
+    labels = labels_of(board)
+    order = list(board.across.mean_ranks.index) if board.across is not None else _by_mean(tables)
+    known = [*order, *(row for row in labels if row not in order)]
+    headlines = [table.headline for table in tables.values()]
+    headline = suite.headline if suite.headline in headlines else headlines[0]
+    # a place whose runs lack what the others are ranked by is left out, as one without runs
+    tables = {place: table for place, table in tables.items() if table.headline == headline}
+    axes = {axis: tuple(values) for axis, values in suite.axes.items()}
+    found = Map(axes, tables, {row: labels[row] for row in known}, headline, suite.baseline, {})
+    costs = {place: _cheapest(found, place, curves) for place in tables}
+    return replace(found, costs={place: cost for place, cost in costs.items() if cost is not None})
+
+
+def map_on_page(suite: Suite, board: Board, curves: pd.DataFrame) -> Map | None:
+    """The map, where the suite has as many axes as can be drawn and the board has tables."""
+    return map_of(suite, board, curves) if 1 <= len(suite.axes) <= MOST_AXES and board.tables else None
+
+
+def _cheapest(found: Map, place: Place, curves: pd.DataFrame) -> Cost | None:
+    first = found.leader(place)
+    unknown = found.headline not in curves or "bytes_total" not in curves
+    if first is None or unknown or lower_is_better(found.headline):
+        return None
+    target = first.cell(found.headline).mean - NEAR
+    known = curves.dropna(subset=[found.headline])
+    costs = []
+    for line in (line for line in found.tables[place].lines if line.rank is not None):
+        ids = list(line.mlflow_ids.values())
+        own = known[known["mlflow_id"].isin(ids)]
+        rounds = rounds_to_target(own, ids, found.headline, target)
+        if rounds and None not in rounds:
+            costs.append(Cost(line.row, target, float(np.mean(spent_until(own, ids, rounds, "bytes_total")))))
+    return min(costs, key=lambda cost: cost.bytes, default=None)
+
+
+def _by_mean(tables: Mapping[Place, Table]) -> list[str]:
+    """Rows by their mean rank over the places where they have one."""
+    ranks: dict[str, list[int]] = {}
+    for table in tables.values():
+        for line in table.lines:
+            if line.rank is not None:
+                ranks.setdefault(line.row, []).append(line.rank)
+    return sorted(ranks, key=lambda row: sum(ranks[row]) / len(ranks[row]))

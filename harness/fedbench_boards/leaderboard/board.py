@@ -1,0 +1,279 @@
+"""The leaderboard: rows of methods by mean and spread over seeds, beside a baseline, only like with like in a table.
+
+A table (block) holds rows that agree in data, scenario and budget. Where they differ in their seeds the table says
+which each row has; the difference to the baseline is paired over the seeds both have. A row that lost seeds to failed
+runs has the numbers of the others and no rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from fedbench.core.metric_names import DOMAINS, EACH_DOMAIN
+from fedbench.suites.suite import Suite
+from fedbench.tracking.schema import FINAL
+from fedbench_boards.leaderboard import failures
+from fedbench_boards.leaderboard.across.table import across_settings
+from fedbench_boards.leaderboard.baseline import Baseline, baseline_of, delta_of
+from fedbench_boards.leaderboard.captions import caption
+from fedbench_boards.leaderboard.means import with_means
+from fedbench_boards.leaderboard.model import NAN, Board, Delta, Line, Milestone, Printed, ScoreCell, Table
+from fedbench_boards.leaderboard.published import Published, beside
+from fedbench_boards.leaderboard.results import GROUPS
+from fedbench_boards.leaderboard.rows.identity import (
+    PROTOCOL,
+    ROW,
+    grouped,
+    label_of,
+    line_of,
+    mean_of,
+    named_rows,
+    scores_of,
+    seeds_of,
+    times,
+)
+from fedbench_boards.leaderboard.rows.milestones import is_tracked, rounds_to_target, spent_until
+from fedbench_boards.leaderboard.rows.own_models import SHARED, ranks_own_models, with_global_models
+from fedbench_boards.leaderboard.rows.ranking import compared
+from fedbench_boards.statistics.paired import Test
+
+HEADLINE = "global_accuracy"
+_STANDARD = (
+    *GROUPS,
+    "domain_mean_accuracy",
+    "unseen_domain_accuracy",
+    "new_accuracy",
+    "harmonic_accuracy",
+    "worst_client_accuracy",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """How results are read, for the rows of one protocol."""
+
+    headline: str
+    shown: tuple[str, ...]
+    domains: tuple[str, ...]
+    test: Test
+    target: float | None
+    target_metric: str
+    curves: pd.DataFrame | None
+    published: Published | None
+
+
+def of_suite(
+    suite: Suite,
+    results: pd.DataFrame,
+    curves: pd.DataFrame | None,
+    published: Published | None,
+    test: Test = Test.t,
+    failed: pd.DataFrame | None = None,
+) -> Board:
+    """The `leaderboard` of ``results`` and ``failed`` runs as ``suite`` has them read, with its means over settings."""
+    board = leaderboard(
+        with_means(results, suite),
+        suite.columns,
+        suite.baseline,
+        suite.headline,
+        (*suite.setting_names, *(mean.name for mean in suite.means)),
+        headlines={name: suite.headline_of(name) for name in suite.setting_names},
+        test=test,
+        target=suite.target,
+        curves=curves,
+        published=published,
+        failed=failed,
+    )
+    return replace(board, across=across_settings(board.tables, [mean.name for mean in suite.means], test))
+
+
+def leaderboard(
+    results: pd.DataFrame,
+    columns: Sequence[str] = (),
+    baseline: str = "fedavg",
+    headline: str = HEADLINE,
+    settings: Sequence[str] = (),
+    *,
+    headlines: Mapping[str, str] | None = None,
+    test: Test = Test.t,
+    target: float | None = None,
+    curves: pd.DataFrame | None = None,
+    published: Published | None = None,
+    failed: pd.DataFrame | None = None,
+) -> Board:
+    """Rows and tables of ``results`` and ``failed`` runs (`fedbench_boards.leaderboard.results.load_runs`).
+
+    Lines have the best ``headline`` of their table first; ``headlines`` are in its place in the settings they name.
+    Tables of a suite's ``settings`` come first, in that order, then the newest. Of the runs of a row and seed (they
+    differ in ``eval_every`` or ``own_every``) the newest counts. A table in which no row has the headline is ranked by
+    the overall accuracy, and its caption says so.
+
+    - A line has cells of every metric in ``columns`` (``head`` is short for ``head_accuracy``; by default groups,
+      domain mean, unseen classes and the worst client, where any run has them), of clients' own models, and of every
+      domain.
+    - ``baseline`` is a label or method, compared with on the row's own backbone and tuned like it, or a whole row.
+      ``test`` is made on the pairs of seeds and corrected by Holm within a table.
+    - Rounds are counted to ``target`` in ``curves`` (`load_curves`); by default it is the mean that the row's baseline
+      ends with.
+    - ``published`` are the numbers that the suite's paper prints.
+    - Ranked by own models, a row without them is there by its global model (`rows.own_models`).
+    - Failed runs enter no number. A row without a finished run has a line without numbers.
+    """
+    results = with_global_models(results, (headline, *(headlines or {}).values()))
+    by_age = results.sort_values("started", kind="stable")
+    results = by_age.drop_duplicates([*PROTOCOL, *ROW, "seed"], keep="last")
+    tables: list[tuple[Any, Table]] = []
+    for _, tried in failures.attempts(results, failed).groupby(list(PROTOCOL), sort=False, dropna=False):
+        protocol, lost = failures.split(tried)
+        shown = tried if protocol.empty else protocol
+        setting = str(shown["setting"].iloc[0])
+        wanted = (headlines or {}).get(setting, headline)
+        ranked_by = _ranked_by(protocol, wanted)
+        tracked = curves is not None and is_tracked(curves, list(protocol["mlflow_id"]), ranked_by)
+        reading = _Reading(
+            headline=ranked_by,
+            shown=tuple(_chosen(results, columns, ranked_by)),
+            domains=tuple(_domains(results)),
+            test=test,
+            target=target,
+            target_metric=ranked_by if tracked else HEADLINE,
+            curves=curves,
+            published=published,
+        )
+        remarks = [f"ranked by {ranked_by}, since no row has a mean of {wanted}"] if ranked_by != wanted else []
+        block = _rows(protocol, lost, baseline, reading)
+        lines = compared([line for line, _ in block], ranked_by, test)
+        seeds = seeds_of(shown.drop_duplicates("seed").sort_values("seed"))
+        above = caption(_captioned(block), seeds, [*remarks, *_target_remark(lines, baseline, reading)])
+        place = -settings.index(setting) if setting in settings else -len(settings)
+        tables.append(((place, tried["started"].max()), Table(above, baseline, ranked_by, reading.shown, lines)))
+    tables.sort(key=lambda table: table[0], reverse=True)
+    return Board(tuple(table for _, table in tables))
+
+
+def _rows(
+    protocol: pd.DataFrame, lost: pd.DataFrame, baseline: str, reading: _Reading
+) -> list[tuple[Line, pd.DataFrame]]:
+    """The rows of one protocol with their runs; those without a finished run last."""
+    rows = named_rows(protocol)
+    failed = failures.without_a_run(rows, lost)
+    found = [
+        (_measured(name, runs, lost, _baseline(runs, rows, failed, baseline), reading), runs)
+        for name, runs in rows.items()
+    ]
+    return [*found, *((_failed(name, runs, protocol, reading), runs) for name, runs in failed.items())]
+
+
+def _baseline(
+    runs: pd.DataFrame, rows: dict[str, pd.DataFrame], failed: dict[str, pd.DataFrame], baseline: str
+) -> Baseline:
+    base = baseline_of(runs, rows, baseline)
+    return Baseline(None, f"{baseline} failed") if base.why and failures.is_of_failed(baseline, runs, failed) else base
+
+
+def _measured(name: str, runs: pd.DataFrame, lost: pd.DataFrame, base: Baseline, reading: _Reading) -> Line:
+    """A row with its finished ``runs``."""
+    line = line_of(name, runs, (*reading.shown, *reading.domains), has_failed=False)
+    known = {metric: runs[FINAL + metric].notna() for metric in reading.shown}
+    delta, printed = delta_of(runs, base, reading.headline, reading.test), None
+    if reading.published is not None:
+        measured = {name.removeprefix(FINAL): mean_of(runs, name.removeprefix(FINAL)) for name in map(str, runs)}
+        measured |= {"std": line.cell(reading.headline).std, "p_value": delta.p_value} | times(line, runs)
+        printed = beside(reading.published, runs, reading.headline, measured)
+    return replace(
+        line,
+        scores=scores_of(runs, reading.headline),
+        delta=delta,
+        milestone=_milestone(runs, base, reading),
+        printed=printed,
+        status=failures.status_of(failures.of_row(runs, lost), seeds_of(runs), runs["code_hash"]),
+        untrained=bool(runs["untrained"].all()),
+        one_for_all=bool(runs[SHARED].all()) and any(map(ranks_own_models, reading.shown)),
+        incomplete=tuple(metric for metric, has in known.items() if has.any() and not has.all()),
+    )
+
+
+def _failed(name: str, runs: pd.DataFrame, protocol: pd.DataFrame, reading: _Reading) -> Line:
+    """A row of which all ``runs`` failed."""
+    return replace(
+        line_of(name, runs, (*reading.shown, *reading.domains, reading.headline), has_failed=True),
+        delta=Delta(test=reading.test.title),
+        milestone=_milestone(runs, Baseline(None), reading),
+        printed=None if reading.published is None else Printed(),
+        status=failures.status_of(runs, (), protocol["harness_hash"]),
+    )
+
+
+def _captioned(block: Sequence[tuple[Line, pd.DataFrame]]) -> pd.DataFrame:
+    """The runs that a table's caption describes: those that finished, where any did."""
+    finished = [runs for line, runs in block if not line.has_failed]
+    return pd.concat(finished or [runs for _, runs in block])
+
+
+def _ranked_by(protocol: pd.DataFrame, headline: str) -> str:
+    """``headline``, or the overall accuracy for a table in which no row has it; the caption then says so."""
+    column = FINAL + headline
+    if protocol.empty or (column in protocol and any(runs[column].notna().all() for runs in grouped(protocol))):
+        return headline
+    return HEADLINE
+
+
+def _chosen(results: pd.DataFrame, columns: Sequence[str], headline: str) -> list[str]:
+    """The metrics to show, the headline first; those that no run has are left out, clients' own models never are."""
+    wanted = [
+        name
+        for column in columns or _STANDARD
+        for name in (_domains(results, column) if column in EACH_DOMAIN else [column])
+    ]
+    full = [headline, *(name if FINAL + name in results else f"{name}_accuracy" for name in wanted)]
+    full += ["personal_mean_client_accuracy"]
+    full += ["personal_worst_client_accuracy"] if "worst_client_accuracy" in full else []
+    return [name for name in dict.fromkeys(full) if FINAL + name in results]
+
+
+def _domains(results: pd.DataFrame, column: str = DOMAINS) -> list[str]:
+    return sorted(str(c).removeprefix(FINAL) for c in results if str(c).startswith(f"{FINAL}{column}/"))
+
+
+def _milestone(runs: pd.DataFrame, baseline: Baseline, reading: _Reading) -> Milestone:
+    metric, target = reading.target_metric, reading.target
+    if target is None:
+        target = NAN if baseline.runs is None else mean_of(baseline.runs, metric)
+    first: list[int | None] = []
+    spent = {"bytes": NAN, "seconds": NAN}
+    if reading.curves is not None and not math.isnan(target):
+        ids = list(runs["mlflow_id"])
+        curves = reading.curves[reading.curves["mlflow_id"].isin(ids)].dropna(subset=[metric])
+        first = rounds_to_target(curves, ids, metric, target)
+        spent = {cost: _mean(spent_until(curves, ids, first, f"{cost}_total")) for cost in spent}
+    reached = pd.Series([number for number in first if number is not None], dtype=float)
+    rounds = ScoreCell(float(reached.mean()), float(reached.std(ddof=1)))
+    return Milestone(rounds, target, metric, len(reached), len(first), spent["bytes"], spent["seconds"])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(pd.Series(values, dtype=float).mean())
+
+
+def _target_remark(lines: Sequence[Line], baseline: str, reading: _Reading) -> list[str]:
+    """Which target rounds were counted to."""
+    if not any(line.milestone.text for line in lines):
+        return []
+    if reading.target is not None:
+        return [f"target {reading.target:g} ({reading.target_metric})"]
+    counted = [line for line in lines if not math.isnan(line.milestone.target)]
+    targets = sorted({round(line.milestone.target, 1) for line in counted})
+    values = " or ".join(f"{target:.1f}" for target in targets)
+    own = ["on the row's backbone"] if len({line.backbone for line in counted}) > 1 else []
+    own += ["tuned or not like the row"] if len({line.tuned for line in counted}) > 1 else []
+    alike: dict[tuple[str, bool], set[float]] = {}
+    for line in counted:
+        alike.setdefault((line.backbone, line.tuned), set()).add(round(line.milestone.target, 1))
+    own += ["at the row's settings"] if any(len(found) > 1 for found in alike.values()) else []
+    which = f" {', '.join(own)}" if len(targets) > 1 else ""
+    return [f"target {values}, the mean {reading.target_metric} that {label_of(baseline)} ends with{which}"]

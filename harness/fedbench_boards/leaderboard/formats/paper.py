@@ -1,0 +1,253 @@
+"""A leaderboard as a paper prints it: chosen columns, rows in groups, settings side by side, bold within noise.
+
+LaTeX for a document that loads ``booktabs`` and ``graphicx``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.wording import heading
+from fedbench.kinds.measured import lower_is_better
+from fedbench.tracking.schema import FINAL
+from fedbench_boards.leaderboard.failures import MARK
+from fedbench_boards.leaderboard.formats.latex import HEAD, cell, escape, note, tabular
+from fedbench_boards.leaderboard.model import Board, Line, Table
+from fedbench_boards.leaderboard.notes import SIGN
+from fedbench_boards.leaderboard.rows import own_models, untrained
+from fedbench_boards.leaderboard.rows.ranking import may_be_best
+from fedbench_boards.leaderboard.tables import TextColumn, TextTable, text_tables
+from fedbench_boards.statistics.paired import ALPHA, Test, holm, paired
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperOptions:
+    """How the table is to look; what is empty is as the leaderboard has it."""
+
+    columns: tuple[str, ...] = ()
+    """Headings of the leaderboard in small letters, with underscores for spaces: ``accuracy``, ``worst_client``,
+    ``mb``; ``delta`` for the difference to the baseline. By default the accuracies and ``mb``."""
+    order: tuple[str, ...] = ()
+    """Rows by label or method, those not named follow in the leaderboard's order."""
+    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Headings with the rows below them; rows in no group come first."""
+    caption: str = ""
+    label: str = ""
+    across: bool = False
+    """One table with the settings side by side."""
+
+
+def parse_group(text: str) -> tuple[str, tuple[str, ...]]:
+    """``Name=row,row`` of ``--group``."""
+    name, sign, rows = text.partition("=")
+    if not sign or not name.strip() or not rows.strip():
+        raise FedbenchError(f"--group {text!r} is not NAME=ROW,ROW; write for instance --group Prompts=promptfl,capt.")
+    return name.strip(), tuple(row.strip() for row in rows.split(","))
+
+
+def to_paper(board: Board, results: pd.DataFrame, options: PaperOptions, test: Test = Test.t) -> str:
+    """The tables of ``board`` as LaTeX; ``results`` have the runs' metrics by run id, for what is within noise.
+
+    Raises FedbenchError for a column or row that no table has.
+    """
+    parts = [
+        _PaperPart(table, shown, results, test) for table, shown in zip(board.tables, text_tables(board), strict=True)
+    ]
+    if not parts:
+        raise FedbenchError("there is no table to write.")
+    _refuse_unknown(parts, options)
+    if options.across:
+        return HEAD + _environment(parts, options, options.label)
+    labels = [f"{options.label}-{n}" if n and options.label else options.label for n in range(len(parts))]
+    return HEAD + "\n".join(_environment([part], options, label) for part, label in zip(parts, labels, strict=True))
+
+
+_DELTA = "Δ "
+_OF_DELTA = (SIGN, f"{_DELTA.strip()}:")
+_SIGNS = (*_OF_DELTA, MARK, untrained.MARK, own_models.MARK)
+
+
+class _PaperPart:
+    """One table of the board, by the names of its rows and columns."""
+
+    def __init__(self, table: Table, shown: TextTable, results: pd.DataFrame, test: Test) -> None:
+        self.title = (table.lines[0].setting if table.lines else "") or table.lines[0].dataset
+        self.caption = shown.caption
+        metrics = {heading(metric): metric for metric in table.shown}
+        several = len({line.backbone for line in table.lines}) > 1
+        self.names = [line.row if several else line.label for line in table.lines]
+        self.lines = list(table.lines)
+        self._names = shown.names[0]
+        self.marks = [text for text in (*shown.failures, *shown.notes) if text.startswith(_SIGNS)]
+        """The lines that say what is marked and why."""
+        self.columns: dict[str, TextColumn] = {}
+        self.bold: dict[str, list[bool]] = {}
+        self.usual: list[str] = []
+        for column in (*shown.scores, *shown.further):
+            name = "delta" if column.heading.startswith(_DELTA) and column in shown.scores else _key(column.heading)
+            self.columns[name] = column
+            if column.heading in metrics:
+                self.bold[name] = within_noise(table.lines, metrics[column.heading], results, test)
+                self.usual.append(name)
+        self.usual += ["mb"] if "mb" in self.columns else []
+
+    def row(self, name: str) -> int | None:
+        """Where the row called ``name`` stands; None where it is not in this table."""
+        return self.names.index(name) if name in self.names else None
+
+    def cell(self, column: str, row: int | None) -> str:
+        """A cell in LaTeX; a dash where the table lacks row or column."""
+        if row is None or column not in self.columns:
+            return "--"
+        is_bold = self.bold.get(column, [False] * (row + 1))[row]
+        return cell(self.columns[column], row, bold=is_bold)
+
+    def sign(self, row: int | None) -> str:
+        """What stands after the row's name, such as † of one that lost seeds."""
+        return "" if row is None else self._names.sign(row)
+
+
+def within_noise(lines: Sequence[Line], metric: str, results: pd.DataFrame, test: Test) -> list[bool]:
+    """Which rows have the best mean of ``metric``, or one that a paired test over seeds does not tell from it.
+
+    p-values are corrected by Holm over the rows. A row whose difference can't be tested (few seeds) is not bold.
+    """
+    column = FINAL + metric
+    eligible = [may_be_best(line, metric) and not math.isnan(line.cell(metric).mean) for line in lines]
+    means = {n: line.cell(metric).mean for n, (line, may) in enumerate(zip(lines, eligible, strict=True)) if may}
+    if len(means) < 2 or column not in results:
+        return [False] * len(lines)
+    choose: Callable[..., int] = min if lower_is_better(metric) else max
+    best = choose(means, key=lambda n: means[n])
+    of_run: Mapping[str, float] = dict(zip(results["run_id"], results[column], strict=True))
+    tested = {}
+    for number in means.keys() - {best}:
+        seeds = sorted(lines[number].runs.keys() & lines[best].runs.keys())
+        ours, theirs = ([of_run.get(lines[n].runs[seed], math.nan) for seed in seeds] for n in (number, best))
+        outcome = paired(ours, theirs, test)
+        if not math.isnan(outcome.p_value):
+            tested[number] = outcome.p_value
+    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+    equal = {n for n, mean in means.items() if round(mean, 1) == round(means[best], 1)}
+    return [n == best or n in equal or corrected.get(n, 0.0) >= ALPHA for n in range(len(lines))]
+
+
+def _environment(parts: Sequence[_PaperPart], options: PaperOptions, label: str) -> str:
+    chosen = [[name for name in options.columns or part.usual if name in part.columns] for part in parts]
+    if options.across and not options.columns:
+        chosen = [names[:1] for names in chosen]
+    alignment = "l" + "".join("r" * len(names) for names in chosen)
+    heads = [
+        "method",
+        *(escape(part.columns[name].heading) for part, names in zip(parts, chosen, strict=True) for name in names),
+    ]
+    above = list(_above(parts, chosen)) if options.across else []
+    bold = f"Bold: the best, and what a paired test over seeds does not tell from it (Holm, {ALPHA:g})."
+    caption = f"{options.caption or _common(parts)}. {bold}".replace("..", ".")
+    marks = dict.fromkeys(
+        text
+        for part, names in zip(parts, chosen, strict=True)
+        for text in part.marks
+        if not text.startswith(_OF_DELTA) or "delta" in names
+    )
+    short = f"[{escape(options.caption)}]" if options.caption else ""
+    return "\n".join(
+        [
+            r"\begin{table}[htbp]",
+            r"\centering\small",
+            rf"\caption{short}{{{escape(caption)}}}",
+            *([rf"\label{{{label}}}"] if label else []),
+            *tabular(
+                alignment,
+                [*above, " & ".join(heads) + r" \\", *_body(parts, chosen, options, len(alignment))],
+            ),
+            *map(note, marks),
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _common(parts: Sequence[_PaperPart]) -> str:
+    """What the captions of all ``parts`` say."""
+    captions = [part.caption.split(" · ") for part in parts]
+    return " · ".join(text for text in captions[0] if all(text in caption for caption in captions))
+
+
+def _above(parts: Sequence[_PaperPart], chosen: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The settings above their columns."""
+    yield (
+        " & ".join(
+            [
+                "",
+                *(
+                    rf"\multicolumn{{{len(names)}}}{{c}}{{{escape(part.title)}}}"
+                    for part, names in zip(parts, chosen, strict=True)
+                ),
+            ]
+        )
+        + r" \\"
+    )
+    first = 2
+    rules = []
+    for names in chosen:
+        rules.append(rf"\cmidrule(lr){{{first}-{first + len(names) - 1}}}")
+        first += len(names)
+    yield "".join(rules)
+
+
+def _body(
+    parts: Sequence[_PaperPart], chosen: Sequence[Sequence[str]], options: PaperOptions, width: int
+) -> Iterator[str]:
+    for title, rows in _grouped(parts, options):
+        yield r"\midrule"
+        if title:
+            yield rf"\multicolumn{{{width}}}{{l}}{{\emph{{{escape(title)}}}}} \\"
+        for name in rows:
+            cells = [
+                part.cell(column, part.row(name)) for part, names in zip(parts, chosen, strict=True) for column in names
+            ]
+            signs = dict.fromkeys(sign for part in parts for sign in part.sign(part.row(name)))
+            yield " & ".join([escape(name + "".join(signs)), *cells]) + r" \\"
+
+
+def _grouped(parts: Sequence[_PaperPart], options: PaperOptions) -> Iterator[tuple[str, list[str]]]:
+    """The rows' names under the headings of their groups."""
+    every = list(dict.fromkeys(name for part in parts for name in part.names))
+    ranked = [name for wanted in options.order for name in every if _is_called(parts, name, wanted)]
+    rows = list(dict.fromkeys([*ranked, *every]))
+    groups = [
+        (title, [name for wanted in of for name in rows if _is_called(parts, name, wanted)])
+        for title, of in options.groups
+    ]
+    inside = {name for _, of in groups for name in of}
+    rest = [name for name in rows if name not in inside]
+    yield from [("", rest)] if rest else []
+    yield from ((title, list(dict.fromkeys(of))) for title, of in groups)
+
+
+def _is_called(parts: Sequence[_PaperPart], name: str, wanted: str) -> bool:
+    """Whether the row called ``name`` in full is meant by ``wanted``: that name, its label, or its method."""
+    lines = (part.lines[part.names.index(name)] for part in parts if name in part.names)
+    return any(wanted in (name, line.row, line.label, line.method) for line in lines)
+
+
+def _refuse_unknown(parts: Sequence[_PaperPart], options: PaperOptions) -> None:
+    columns = {name for part in parts for name in part.columns}
+    for wanted in options.columns:
+        if wanted not in columns:
+            raise unknown_name("column of these tables", wanted, columns)
+    names = {name for part in parts for name in part.names}
+    known = names | {text for part in parts for line in part.lines for text in (line.label, line.method)}
+    for wanted in (*options.order, *(row for _, rows in options.groups for row in rows)):
+        if not any(_is_called(parts, name, wanted) for name in names):
+            raise unknown_name("row of these tables", wanted, known)
+
+
+def _key(text: str) -> str:
+    return text.lower().replace(" ", "_")

@@ -1,0 +1,246 @@
+"""A leaderboard as values: a board of tables, a table of lines, a line of cells. Every writer reads these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedbench_boards.leaderboard.comparable import Difference
+from fedbench_boards.statistics.across import Across
+
+NAN = float("nan")
+FINISHED, PARTLY, FAILED = "finished", "partly failed", "failed"
+"""Of a row: all its seeds finished, some did, none did."""
+
+
+@dataclass(frozen=True)
+class ScoreCell:
+    """A metric over a row's seeds; both are NaN where a seed lacks it, ``std`` (of the sample) also for one seed."""
+
+    mean: float = NAN
+    std: float = NAN
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The headline minus the baseline's, paired over the ``seeds`` that both have."""
+
+    cell: ScoreCell = ScoreCell()
+    seeds: int = 0
+    p_value: float = NAN
+    p_adjusted: float = NAN
+    """By Holm over the p-values of the table."""
+    significance: str = ""
+    test: str = ""
+    note: str = ""
+    """Why the row has no baseline; "" where it has one."""
+    low: float = NAN
+    high: float = NAN
+    """The ends of the mean's 95 % interval."""
+
+    @property
+    def half_width(self) -> float:
+        """Of the interval, which is the same to both sides."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """The first evaluated round at which ``metric`` is at least ``target``, over the seeds that reach it."""
+
+    rounds: ScoreCell = ScoreCell()
+    target: float = NAN
+    metric: str = ""
+    reached: int = 0
+    seeds: int = 0
+    """Seeds with a curve."""
+    bytes: float = NAN
+    """Sent both ways until then; the mean over the seeds that reach it."""
+    seconds: float = NAN
+    """Of training until then, likewise."""
+
+    @property
+    def text(self) -> str:
+        """``2/3`` of the seeds; "" without curves or target."""
+        return f"{self.reached}/{self.seeds}" if self.seeds else ""
+
+
+@dataclass(frozen=True)
+class PrintedNumber:
+    """What the suite's paper prints of one metric of a row."""
+
+    value: float = NAN
+    delta: float = NAN
+    """Measured minus printed."""
+    source: str = ""
+    """``FedGLCL table 2``."""
+    several: tuple[tuple[str, float], ...] = ()
+    """Source and value of each, where the keys pick different numbers; there is no ``value`` then."""
+    also: tuple[tuple[str, float], ...] = ()
+    """Source and value of what the paper prints elsewhere, as part of an ablation, for the same run."""
+    comparable: str = ""
+    """"yes", "no", "yes, as far as printed" where the paper gives part of what it ran, "" where nothing is printed."""
+    differs: str = ""
+    """What differs, or what is not printed, in words."""
+    differences: tuple[Difference, ...] = ()
+    not_printed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Printed(PrintedNumber):
+    """What the suite's paper prints for a row: of the headline, and of every metric that it has a number of."""
+
+    keys: tuple[Mapping[str, str], ...] = ()
+    """Columns and values that pick the printed numbers."""
+    metrics: Mapping[str, PrintedNumber] = field(default_factory=dict)
+    """Those with a number, by our name of the metric."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed run of a row."""
+
+    seed: int
+    reason: str
+    run_id: str
+    mlflow_id: str
+    code: str
+    """The beginning of its code's hash where that is not the code of the row's other runs."""
+
+
+@dataclass(frozen=True)
+class RowStatus:
+    """What became of a row's runs."""
+
+    status: str = FINISHED
+    text: str = ""
+    """The failures in words."""
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A row of a table."""
+
+    row: str
+    """The name in full."""
+    label: str
+    """The name without its backbone."""
+    setting: str = ""
+    scale: str = ""
+    dataset: str = ""
+    scenario: str = ""
+    method: str = ""
+    backbone: str = ""
+    server_data: str = ""
+    """The samples at the server that the row's method learns from (unlabelled, labelled), or ""."""
+    not_on_unseen: str = ""
+    """Why the row has no accuracy on the scenario's unseen classes; "" where it has, or none are."""
+    tuned: bool = False
+    tuning: Mapping[str, str] = field(default_factory=dict)
+    runs: Mapping[int, str] = field(default_factory=dict)
+    """Seed -> run id of the finished runs."""
+    mlflow_ids: Mapping[int, str] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    """Those of ``runs``; of a row without a finished run, those that failed."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Beside the table's protocol."""
+    cells: Mapping[str, ScoreCell] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
+    """Means of bytes and seconds."""
+    delta: Delta = Delta()
+    milestone: Milestone = Milestone()
+    printed: Printed | None = None
+    """None where no published numbers are read."""
+    status: RowStatus = RowStatus()
+    untrained: bool = False
+    """Whether its global model is never trained."""
+    one_for_all: bool = False
+    """Whether its numbers under own models are its global model's, see `rows.own_models`."""
+    incomplete: tuple[str, ...] = ()
+    """Shown metrics that only some seeds have."""
+    scores: Mapping[int, float] = field(default_factory=dict)
+    """Seed -> the headline of its run, where the run has it."""
+    rank: int | None = None
+    """1 has the best headline of its table, see `fedbench_boards.leaderboard.rows.ranking.compared`."""
+    tied_rank: int | None = None
+    """The same, shared by rows that their seeds can't tell apart, see `ties.tied_ranks`; None in a table whose seeds
+    are too few for a test."""
+    p_best: float = NAN
+    """How often the row is the best of its table, see `fedbench_boards.statistics.ties.probability_best`."""
+    whole: bool = True
+    """Whether the row lost no seed that another row finished."""
+
+    @property
+    def place(self) -> int | None:
+        """The rank that tables show."""
+        return self.rank if self.tied_rank is None else self.tied_rank
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether no run of the row has finished."""
+        return self.status.status == FAILED
+
+    def cell(self, metric: str) -> ScoreCell:
+        """The row's cell of ``metric``; NaN where it has none."""
+        return self.cells.get(metric, ScoreCell())
+
+    def cost(self, name: str) -> float:
+        """The mean of ``bytes_up``, ``bytes_down``, ``train_seconds`` or ``seconds``; NaN where it is unknown."""
+        return self.costs.get(name, NAN)
+
+    @property
+    def sent(self) -> float:
+        """Bytes up and down."""
+        return self.cost("bytes_up") + self.cost("bytes_down")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that agree in data, scenario and budget, best headline first."""
+
+    caption: str
+    baseline: str
+    headline: str
+    """The metric by which the rows are ranked."""
+    shown: tuple[str, ...]
+    """The metrics that writers show, the headline first."""
+    lines: tuple[Line, ...]
+
+    @property
+    def measured(self) -> tuple[Line, ...]:
+        """The rows with a finished run."""
+        return tuple(line for line in self.lines if not line.has_failed)
+
+    @property
+    def tells_the_best(self) -> bool:
+        """Whether seeds suffice for `Line.p_best`."""
+        return not all(math.isnan(line.p_best) for line in self.lines)
+
+    @property
+    def shared_settings(self) -> dict[str, str]:
+        """The settings of all rows; a method's own (with a dot) stay with their row also where it is the only one."""
+        first = self.lines[0].settings
+        return {
+            k: v for k, v in first.items() if "." not in k and all(line.settings.get(k) == v for line in self.lines)
+        }
+
+    def own_settings(self, line: Line) -> dict[str, str]:
+        """The settings of the row that are not shared."""
+        shared = self.shared_settings
+        return {name: value for name, value in line.settings.items() if name not in shared}
+
+
+@dataclass(frozen=True)
+class Board:
+    """The tables, those of the suite's settings first, then the newest first."""
+
+    tables: tuple[Table, ...]
+    across: Across | None = None
+    """The rows over all settings, where there are three or more."""
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The rows of all tables."""
+        return tuple(line for table in self.tables for line in table.lines)

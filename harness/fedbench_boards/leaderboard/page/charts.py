@@ -1,0 +1,267 @@
+"""The charts of a leaderboard page as inline SVG: accuracy by round, by group, and against what was sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from markupsafe import Markup
+
+from fedbench.core.wording import MEGA, megabytes, spread
+from fedbench_boards.leaderboard.page import svg as draw
+from fedbench_boards.leaderboard.page.svg import AxisScale, Frame
+
+_WIDTH, _HEIGHT = 540.0, 350.0
+_FRAME = Frame(54, 14, _WIDTH - 14, _HEIGHT - 50)
+_MOST_POINTS = 150
+_MARKS = 8
+"""A line has about this many markers."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is drawn of a row: its mean accuracy by round, and where it ends."""
+
+    style: int
+    """Picks colour, dash and marker; the same for a row's name on the whole page."""
+    name: str
+    rounds: pd.DataFrame
+    """Indexed by round: ``mean``, ``std`` (NaN for one seed), ``bytes`` (cumulative, NaN where unknown)."""
+    accuracy: float
+    spread: float
+    """Sample standard deviation over seeds, NaN for one."""
+    bytes: float
+    """Sent up and down in all rounds."""
+    shown: bool = True
+    """Whether it is visible before it is chosen in the legend."""
+
+    @property
+    def kind(self) -> str:
+        """Its classes in a drawing."""
+        return f"series s{self.style % 6}" + ("" if self.shown else " off")
+
+    @property
+    def has_band(self) -> bool:
+        """Whether the spread over seeds is known of two rounds or more."""
+        return int(self.rounds["std"].notna().sum()) > 1
+
+    @property
+    def summary(self) -> str:
+        """Name, accuracy and cost, for tooltips."""
+        return f"{self.name}: {spread(self.accuracy, self.spread)}, {megabytes(self.bytes)} MB"
+
+
+@dataclass(frozen=True)
+class Bars:
+    """The bars of a row: a (mean, standard deviation) for every group."""
+
+    name: str
+    values: list[tuple[float, float]]
+
+
+def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
+    """Accuracy against round, a band of ± a standard deviation where there are seeds; None without two rounds.
+
+    A row evaluated before training alone (nothing is trained) is a level line, one evaluated once after it a point.
+    """
+    drawn = [one for one in series if len(one.rounds)]
+    if not any(len(one.rounds) > 1 for one in drawn):
+        return None
+    table = pd.concat([one.rounds for one in drawn])
+    spread_ = table["std"].fillna(0.0)
+    heights = [*(table["mean"] - spread_), *(table["mean"] + spread_)]
+    x = draw.linear([float(r) for r in table.index], _FRAME.left, _FRAME.right, whole=True, tight=True)
+    y = draw.linear([max(0.0, h) for h in heights], _FRAME.bottom, _FRAME.top)
+    described = f"{metric} in % after each evaluated round. " + ". ".join(one.summary for one in drawn)
+    svg = draw.drawing(_WIDTH, _HEIGHT, key, f"{metric} by round", described, "chart")
+    draw.axes(svg, _FRAME, x, y, ("round", f"{metric}, %"), lambda tick: f"{tick:g}")
+    for one in reversed(drawn):
+        _curve(svg, one, x, y)
+    return draw.markup(svg)
+
+
+def _curve(svg: draw.Element, one: Series, x: AxisScale, y: AxisScale) -> None:
+    made = draw.group(svg, one.kind, one.style, one.summary)
+    dash = draw.DASHES[one.style // 6 % len(draw.DASHES)]
+    if len(one.rounds) == 1:
+        when, height = one.rounds.index[0], y(float(one.rounds["mean"].iloc[0]))
+        if when == 0:
+            draw.path(made, f"M{draw.number(x.start)} {draw.number(height)}H{draw.number(x.end)}", "line", dash)
+        draw.marker(made, x(float(when)) if when else (x.start + x.end) / 2, height, one.style, one.summary)
+        return
+    shown = one.rounds.iloc[_thinned(len(one.rounds), _MOST_POINTS)]
+    places = [(x(float(r)), float(m), float(s)) for r, m, s in shown[["mean", "std"]].itertuples()]
+    edges = [(px, y(max(y.low, m - s)), y(m + s)) for px, m, s in places if not math.isnan(s)]
+    if len(edges) > 1:
+        outline = [(px, top) for px, _, top in edges] + [(px, low) for px, low, _ in reversed(edges)]
+        draw.path(made, draw.polyline(outline) + "z", "band")
+    draw.path(made, draw.polyline([(px, y(m)) for px, m, _ in places]), "line", dash)
+    for position in _thinned(len(shown), _MARKS):
+        px, mean, std = places[position]
+        draw.marker(made, px, y(mean), one.style, f"{one.name}, round {shown.index[position]}: {spread(mean, std)}")
+
+
+def _thinned(count: int, most: int) -> list[int]:
+    """Positions out of ``count``, evenly spaced, about ``most``, the last always among them."""
+    step = max(1, math.ceil((count - 1) / most))
+    return list(range(count - 1, -1, -step))[::-1]
+
+
+def against_cost(series: Sequence[Series], key: str, metric: str, less: bool = False) -> Markup | None:
+    """Final accuracy against the total sent, the Pareto front drawn and named; None where nobody sent anything.
+
+    Of a metric of which ``less`` is better the front is below.
+
+    The scale is logarithmic; rows that send nothing stand at 0 beside it. Thin lines are the way there by rounds.
+    """
+    known = [one for one in series if not math.isnan(one.bytes) and not math.isnan(one.accuracy)]
+    sent = [one.bytes / MEGA for one in known if one.bytes > 0]
+    if len(known) < 2 or not sent:
+        return None
+    free = len(sent) < len(known)
+    start = _FRAME.left + (54 if free else 12)
+    x = draw.logarithmic(sent, start, _FRAME.right)
+    deviations = [0.0 if math.isnan(one.spread) else one.spread for one in known]
+    heights = [one.accuracy + sign * d for one, d in zip(known, deviations, strict=True) for sign in (1, -1)]
+    y = draw.linear([max(0.0, height) for height in heights], _FRAME.bottom, _FRAME.top)
+    front = pareto([(one.bytes, -one.accuracy if less else one.accuracy) for one in known])
+    names = ", ".join(known[i].name for i in front)
+    described = f"Not beaten in both {metric} and MB: {names}. " + ". ".join(one.summary for one in known)
+    svg = draw.drawing(_WIDTH, _HEIGHT, key, f"{metric} against MB sent", described, "chart")
+    draw.axes(svg, _FRAME, x, y, ("MB sent up and down by all clients, log scale", f"{metric}, %"), _plain)
+    none = _FRAME.left + 22
+    if free:
+        draw.text(svg, none, _FRAME.bottom + 18, "0", "middle")
+        draw.path(svg, f"M{none + 14} {_FRAME.bottom - 5}l6 10m0-10l6 10", "tick")
+    places = [(x(one.bytes / MEGA) if one.bytes > 0 else none, y(one.accuracy)) for one in known]
+    _front(svg, [places[i] for i in front])
+    for one, place in reversed(list(zip(known, places, strict=True))):
+        _costing(svg, one, place, x, y)
+    _names(svg, [(known[i], places[i]) for i in front], places)
+    return draw.markup(svg)
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Positions of the (cost, gain) points that no other beats in one without losing in the other; cheapest first."""
+    order = sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1]))
+    front: list[int] = []
+    for i in order:
+        if not front or points[i][1] > points[front[-1]][1]:
+            front.append(i)
+    return front
+
+
+def _front(svg: draw.Element, places: Sequence[tuple[float, float]]) -> None:
+    """Steps: between two points of the front the cheaper one is the best there is."""
+    steps = draw.polyline(places[:1])
+    for px, py in places[1:]:
+        steps += f"H{draw.number(px)}V{draw.number(py)}"
+    draw.path(draw.group(svg, "front", title="Pareto front"), f"{steps}H{draw.number(_FRAME.right)}", "frontline")
+
+
+def _costing(svg: draw.Element, one: Series, place: tuple[float, float], x: AxisScale, y: AxisScale) -> None:
+    made = draw.group(svg, one.kind, one.style, one.summary)
+    way = one.rounds[(one.rounds["bytes"] >= x.low * MEGA) & (one.rounds["mean"] >= y.low)]
+    way = way.iloc[_thinned(len(way), _MOST_POINTS)] if len(way) else way
+    if len(way) > 1:
+        points = [(x(float(b) / MEGA), y(float(m))) for m, b in zip(way["mean"], way["bytes"], strict=True)]
+        draw.path(made, draw.polyline(points), "line way", draw.DASHES[one.style // 6 % len(draw.DASHES)])
+    if not math.isnan(one.spread):
+        low, high = (draw.number(y(max(y.low, one.accuracy + sign * one.spread))) for sign in (-1, 1))
+        draw.path(made, f"M{draw.number(place[0])} {low}V{high}", "whisker")
+    draw.marker(made, *place, one.style, one.summary)
+
+
+def _names(
+    svg: draw.Element, named: Sequence[tuple[Series, tuple[float, float]]], points: Sequence[tuple[float, float]]
+) -> None:
+    """Names beside the points of the front, each where it covers the fewest names and points."""
+    taken: list[tuple[float, float, float, float]] = [(px - 5, py - 5, px + 5, py + 5) for px, py in points]
+    for one, (px, py) in named:
+        width = 6.9 * len(one.name)
+        right, left = px + 9, px - 9 - width
+        places = [(start, py + rise) for rise in (-9, 16, -23, 30, -37, 44) for start in (right, left)]
+        boxes = [(start, base - 11, start + width, base + 3) for start, base in places]
+        inside = [b for b in boxes if b[0] >= _FRAME.left and b[2] <= _WIDTH and _FRAME.top <= b[3] <= _FRAME.bottom]
+        best = min(inside or boxes[:1], key=lambda box: sum(_overlap(box, other) for other in taken))
+        taken.append(best)
+        draw.text(draw.group(svg, one.kind, one.style), best[0], best[3] - 3, one.name, "name")
+
+
+def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> float:
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0.0, width) * max(0.0, height)
+
+
+def bars(rows: Sequence[Bars], groups: Sequence[str], key: str, title: str) -> Markup | None:
+    """Every row's accuracy in every group, with ± a standard deviation; None where no row has any."""
+    shown = [row for row in rows if not all(math.isnan(mean) for mean, _ in row.values)]
+    if not shown:
+        return None
+    thick, gap, top, left = 11.0, 8.0, 34.0, 170.0
+    step = max(30.0, thick * len(groups)) + gap
+    height = top + step * len(shown) + 44
+    frame = Frame(left, top, _WIDTH - 40, height - 44)
+    x = draw.linear([0.0, 100.0], frame.left, frame.right)
+    described = ". ".join(
+        f"{row.name}: " + ", ".join(f"{g} {spread(*v)}" for g, v in zip(groups, row.values, strict=True))
+        for row in shown
+    )
+    svg = draw.drawing(_WIDTH, height, key, title, described, "chart bars")
+    _groups_legend(svg, groups)
+    for tick in x.ticks:
+        draw.path(svg, f"M{draw.number(x(tick))} {draw.number(top)}V{draw.number(frame.bottom)}", "rule")
+        draw.text(svg, x(tick), frame.bottom + 16, f"{tick:g}", "middle")
+    draw.text(svg, (frame.left + frame.right) / 2, frame.bottom + 36, "accuracy, %", "middle label")
+    for position, row in enumerate(shown):
+        _bars_of(svg, row, groups, x, top + gap / 2 + position * step, thick, step - gap)
+    return draw.markup(svg)
+
+
+def _groups_legend(svg: draw.Element, groups: Sequence[str]) -> None:
+    place = 2.0
+    for position, name in enumerate(groups):
+        _bar(svg, position, place, 4.0, 12.0, 12.0)
+        draw.text(svg, place + 17, 15, name)
+        place += 32 + 7.4 * len(name)
+
+
+def _bars_of(
+    svg: draw.Element, row: Bars, groups: Sequence[str], x: AxisScale, top: float, thick: float, room: float
+) -> None:
+    name, _, rest = row.name.partition(" · ")
+    centre = top + room / 2
+    draw.text(svg, x.start - 9, centre + (0 if rest else 4.5), _shortened(name, 24), "end name")
+    if rest:
+        draw.text(svg, x.start - 9, centre + 14, _shortened(rest, 26), "end small")
+    top += (room - thick * len(groups)) / 2
+    for position, (group, (mean, std)) in enumerate(zip(groups, row.values, strict=True)):
+        if math.isnan(mean):
+            continue
+        made = draw.group(svg, "bar", title=f"{row.name}, {group}: {spread(mean, std)}")
+        height = top + position * thick
+        _bar(made, position, x.start, height, x(mean) - x.start, thick - 1.5)
+        middle, end = draw.number(height + thick / 2 - 0.75), x(mean)
+        if not math.isnan(std):
+            end = x(min(100.0, mean + std))
+            draw.path(made, f"M{draw.number(x(max(0.0, mean - std)))} {middle}H{draw.number(end)}", "whisker")
+        draw.text(made, end + 5, height + thick - 2, f"{mean:.1f}", "value")
+
+
+def _bar(parent: draw.Element, position: int, left: float, top: float, width: float, height: float) -> None:
+    """A bar in the colour of its group; hatched where colours repeat or look alike in grey."""
+    d = f"M{draw.number(left)} {draw.number(top)}h{draw.number(width)}v{draw.number(height)}h{draw.number(-width)}z"
+    draw.path(parent, d, f"fill s{position % 6}")
+    if position % 3:
+        draw.path(parent, d, f"hatch{position % 3}")
+
+
+def _shortened(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"

@@ -1,0 +1,294 @@
+"""From a board to what the template writes: sections with tables and charts, an overview, how to make it again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from fedbench.core.wording import heading, spread
+from fedbench.kinds.measured import lower_is_better
+from fedbench.plugins.provenance import versions
+from fedbench_boards.leaderboard.across.map import Map
+from fedbench_boards.leaderboard.failures import MARK, reasons, shortened
+from fedbench_boards.leaderboard.model import Board, Line, Printed, ScoreCell, Table
+from fedbench_boards.leaderboard.page.charts import Bars, Series, against_cost, bars, by_round
+from fedbench_boards.leaderboard.page.heatmap import HeatMap, heat_map
+from fedbench_boards.leaderboard.page.model import Chart, Page, PageCell, PageRow, Reproduction, Section
+from fedbench_boards.leaderboard.page.notes import notes_of
+from fedbench_boards.leaderboard.page.settings import map_section, overview_of, ranking_of
+from fedbench_boards.leaderboard.page.svg import swatch
+from fedbench_boards.leaderboard.page.table import AGREEING, DOMAIN, assigned, columns_of, domains_of, probability, sent
+from fedbench_boards.leaderboard.rows import own_models, untrained
+from fedbench_boards.leaderboard.rows.seeds import spans
+
+_OVERALL = "global_accuracy"
+_REASON = 120
+"""Characters of a reason beside a row's name; all of it is under the name."""
+_GROUPS = (("head", "mid", "tail"), ("many", "medium", "few"))
+MOST_CURVES = 12
+"""More than these are drawn, but shown only once they are chosen in the legend."""
+
+
+def page_of(
+    suite_name: str,
+    description: str,
+    results: pd.DataFrame,
+    board: Board,
+    curves: pd.DataFrame,
+    federations: Mapping[str, Mapping[str, Any]],
+    command: str,
+    found: Map | None = None,
+) -> Page:
+    """The page's content; see ``write_page`` for the arguments."""
+    styles = {name: number for number, name in enumerate(dict.fromkeys(line.row for line in board.lines))}
+    sections = [
+        _section(f"table-{number}", title, table, styles, curves, federations)
+        for number, (title, table) in enumerate(zip(_titles(board), board.tables, strict=True), start=1)
+    ]
+    settings = _settings(board.lines)
+    return Page(
+        suite=suite_name,
+        # a number and its percent sign stay on one line
+        description=description.replace(" %", "\N{NO-BREAK SPACE}%"),
+        facts=_facts(results, board, settings),
+        sections=sections,
+        overview=overview_of(sections, board, styles) if len(sections) > 1 else None,
+        ranking=ranking_of(board, styles),
+        map=None
+        if found is None
+        else map_section(
+            found, {id(table): one.anchor for table, one in zip(board.tables, sections, strict=True)}, styles
+        ),
+        settings=settings if len(settings) > 1 else [],
+        kinds=len({line.tuned for line in board.lines}) > 1,
+        most_curves=MOST_CURVES,
+        reproduction=_reproduction(results, command),
+    )
+
+
+def _settings(lines: Sequence[Line]) -> list[str]:
+    return list(dict.fromkeys(line.setting for line in lines if line.setting))
+
+
+def _facts(results: pd.DataFrame, board: Board, settings: Sequence[str]) -> list[tuple[str, str]]:
+    """What was compared, when and by which code."""
+    days = sorted({f"{day:%Y-%m-%d}" for day in results["started"]})
+    commits = sorted({_short_commit(text) for text in results["commit"]} - {""})
+    facts = [
+        ("methods", str(len({line.method for line in board.lines}))),
+        ("rows", str(len({line.row for line in board.lines}))),
+        ("settings", str(len(settings) or (1 if board.tables else 0))),
+        ("seeds", _seeds(results)),
+        ("runs", str(len(results))),
+        ("failed runs", str(sum(len(line.status.failures) for line in board.lines) or "")),
+        ("run on", " to ".join(dict.fromkeys(days[:1] + days[-1:]))),
+        ("commit", ", ".join(commits)),
+    ]
+    return [(term, text) for term, text in facts if text]
+
+
+def _section(
+    anchor: str,
+    title: str,
+    table: Table,
+    styles: Mapping[str, int],
+    curves: pd.DataFrame,
+    federations: Mapping[str, Mapping[str, Any]],
+) -> Section:
+    columns = columns_of(table)
+    rows = _rows(anchor, table, styles, [cells for _, cells in columns])
+    drawn = [row for row, line in zip(rows, table.lines, strict=True) if not line.has_failed]
+    charts = _charts(anchor, table, drawn, curves)
+    clients, clients_of = _clients(anchor, table.lines, federations)
+    return Section(
+        anchor=anchor,
+        title=title,
+        facts=_caption(table),
+        columns=[column for column, _ in columns],
+        rows=rows,
+        notes=notes_of(table),
+        shared=assigned(table.shared_settings),
+        charts=charts,
+        clients=clients,
+        clients_of=clients_of,
+        legend=any(chart.heading in (_BY_ROUND, _BY_COST) for chart in charts),
+    )
+
+
+def _caption(table: Table) -> list[str]:
+    """The parts of the table's caption without the settings, which are its heading."""
+    parts = [part for part in table.caption.split(" · ") if part]
+    return parts[1:] if parts and set(parts[0].split(" / ")) == {line.setting for line in table.lines} else parts
+
+
+def _titles(board: Board) -> list[str]:
+    """A name for every table: its settings, else its data; with its number, where that repeats."""
+    names = []
+    for table in board.tables:
+        data = [text for text in (table.lines[0].dataset, table.lines[0].scenario) if text]
+        several = ", ".join(data) if len(board.tables) > 1 else ""
+        names.append(" / ".join(_settings(table.lines)) or several or "Results")
+    return [f"{name} ({n})" if names.count(name) > 1 else name for n, name in enumerate(names, start=1)]
+
+
+def _rows(anchor: str, table: Table, styles: Mapping[str, int], columns: Sequence[Sequence[PageCell]]) -> list[PageRow]:
+    backbones = {line.backbone for line in table.lines}
+    rows = []
+    for position, line in enumerate(table.lines):
+        lost = MARK if line.status.text and not line.has_failed else ""
+        rows.append(
+            PageRow(
+                anchor=f"{anchor}-row-{position}",
+                name=line.label,
+                backbone=line.backbone if len(backbones) > 1 and line.backbone not in line.label else "",
+                style=styles[line.row],
+                sign=swatch(styles[line.row]),
+                setting=line.setting,
+                tuned=line.tuned,
+                shown=position < MOST_CURVES,
+                failed=shortened(reasons(line.status.failures), _REASON) if line.has_failed else "",
+                mark=lost + (untrained.MARK if line.untrained else "") + (own_models.MARK if line.one_for_all else ""),
+                searched=" ".join([line.row, line.label, line.method, line.backbone, line.setting]).lower(),
+                cells=[cells[position] for cells in columns],
+                details=_details(line, table.own_settings(line)),
+            )
+        )
+    return rows
+
+
+def _details(line: Line, own: Mapping[str, str]) -> list[tuple[str, str]]:
+    """All that a row's cells have no room for."""
+    domains = [(name, line.cell(DOMAIN + name)) for name in domains_of([line])]
+    delta, printed, seconds = line.delta, line.printed or Printed(), line.cost("seconds")
+    tested = [delta.significance]
+    tested += [] if math.isnan(delta.p_value) else [f"{delta.test}, {probability(delta.p_value)}"]
+    tested += [] if math.isnan(delta.p_adjusted) else [f"adjusted {probability(delta.p_adjusted)}"]
+    comparable = AGREEING.get(printed.comparable, "") + (printed.differs and f": {printed.differs}")
+    number = "" if math.isnan(printed.value) else f"{printed.value:g}"
+    published = [text for text in (number, printed.source, comparable) if text] if printed.comparable else []
+    failures = [f"seed {one.seed}: {one.run_id}, MLflow {one.mlflow_id}" for one in line.status.failures]
+    details = [
+        ("failed", line.status.text),
+        ("own settings", assigned(own)),
+        ("tuned in", assigned(line.tuning) if line.tuned else ""),
+        ("by domain", ", ".join(f"{name} {spread(cell.mean, cell.std)}" for name, cell in domains)),
+        ("significance", ", ".join(text for text in tested if text)),
+        ("published", "; ".join(published)),
+        ("sent", sent(line)),
+        ("seconds in all", "" if math.isnan(seconds) else f"{seconds:,.1f}"),
+        ("seeds", ", ".join(spans(line.seeds))),
+        ("run ids", _by_seed(line.runs)),
+        ("MLflow ids", _by_seed(line.mlflow_ids)),
+        ("failed runs", ", ".join(failures)),
+    ]
+    return [(term, text) for term, text in details if text]
+
+
+def _by_seed(ids: Mapping[int, str]) -> str:
+    return ", ".join(f"seed {seed}: {name}" for seed, name in ids.items())
+
+
+_BY_ROUND = "By round"
+_BY_COST = "Against what is sent"
+
+
+def _series(table: Table, rows: Sequence[PageRow], curves: pd.DataFrame, metric: str) -> list[Series]:
+    names = [row.name if [other.name for other in rows].count(row.name) == 1 else row.title for row in rows]
+    series = []
+    for line, row, name in zip(table.measured, rows, names, strict=True):
+        rounds = _rounds(curves, list(line.mlflow_ids.values()), metric)
+        final = line.cell(metric)
+        if metric != table.headline and len(rounds):
+            final = ScoreCell(*rounds[["mean", "std"]].iloc[-1])
+        series.append(Series(row.style, name, rounds, final.mean, final.std, line.sent, row.shown))
+    return series
+
+
+def _rounds(curves: pd.DataFrame, ids: Sequence[str], metric: str) -> pd.DataFrame:
+    """Mean, sample standard deviation and mean bytes by round, over the rounds that all runs were evaluated in."""
+    none = pd.DataFrame({"mean": [], "std": [], "bytes": []}, index=pd.Index([], name="round"), dtype=float)
+    if metric not in curves or not ids:
+        return none
+    runs = curves[curves["mlflow_id"].isin(ids)].dropna(subset=[metric])
+    if runs.empty:
+        return none
+    sent = runs if "bytes_total" in runs else runs.assign(bytes_total=math.nan)
+    by_round = sent.groupby("round")
+    table = by_round[metric].agg(["mean", "std", "count"]).assign(bytes=by_round["bytes_total"].mean())
+    return table[table["count"] == runs["mlflow_id"].nunique()].drop(columns="count").sort_index()
+
+
+def _charts(anchor: str, table: Table, rows: Sequence[PageRow], curves: pd.DataFrame) -> list[Chart]:
+    lines, metric = table.measured, table.headline
+    series = ranked = _series(table, rows, curves, metric)
+    way = " Thin lines: the way there, round by round."
+    if not any(len(one.rounds) > 1 for one in ranked):
+        # what is ranked is known of one round only, such as the one that is best on validation data
+        metric, way = _OVERALL, ""
+        series = _series(table, rows, curves, metric)
+    band = " A band is ± a standard deviation over seeds." if any(one.has_band for one in series) else ""
+    read = f"Test {heading(metric)} after every evaluated round.{band}"
+    drawn = [
+        (_BY_ROUND, read, by_round(series, f"{anchor}-rounds", heading(metric))),
+        (
+            _BY_COST,
+            f"Thick steps: the Pareto front, rows that none beats in both.{way}",
+            against_cost(ranked, f"{anchor}-cost", heading(table.headline), lower_is_better(table.headline)),
+        ),
+    ]
+    for groups in _GROUPS:
+        metrics = [f"{group}_accuracy" for group in groups]
+        if all(metric in line.cells for line in lines for metric in metrics):
+            title = f"{groups[0].capitalize()}, {groups[1]} and {groups[2]} classes"
+            drawn.append((title, _BARS_READ, bars(_bars(lines, rows, metrics), groups, f"{anchor}-{groups[0]}", title)))
+    domains = domains_of(lines)
+    if len(domains) > 1:
+        measured = _bars(lines, rows, [DOMAIN + name for name in domains])
+        drawn.append(("By domain", _BARS_READ, bars(measured, domains, f"{anchor}-domains", "Accuracy by domain")))
+    return [Chart(title, read, picture) for title, read, picture in drawn if picture is not None]
+
+
+_BARS_READ = "Accuracy of the last round; a whisker is ± a standard deviation over seeds."
+
+
+def _bars(lines: Sequence[Line], rows: Sequence[PageRow], metrics: Sequence[str]) -> list[Bars]:
+    cells = [[line.cell(metric) for metric in metrics] for line in lines]
+    return [Bars(row.title, [(cell.mean, cell.std) for cell in own]) for row, own in zip(rows, cells, strict=True)]
+
+
+def _clients(
+    anchor: str, lines: Sequence[Line], federations: Mapping[str, Mapping[str, Any]]
+) -> tuple[HeatMap | None, str]:
+    """The federation of the lowest seed that is known, and which seed that is."""
+    runs = [(seed, name) for line in lines for seed, name in line.mlflow_ids.items()]
+    for seed, name in sorted(runs, key=lambda run: run[0]):
+        if name in federations:
+            one = federations[name]
+            drawn = heat_map(one["class_counts"], one["classnames"], f"{anchor}-clients", one.get("clients", 0))
+            return drawn, f"seed {seed}"
+    return None, ""
+
+
+def _reproduction(results: pd.DataFrame, command: str) -> Reproduction:
+    states = {}
+    hashes = {"commit": "commit", "harness_hash": "code", "data_hash": "data", "weights_hash": "weights"}
+    for name, term in hashes.items():
+        states[term] = [text for text in dict.fromkeys(results[name]) if text]
+    wanted = ["row", "setting", "seed", "run_id", "mlflow_id", "commit", "code_hash", "data_hash", "weights_hash"]
+    runs = [{str(name): str(value) for name, value in run.items()} for run in results[wanted].to_dict("records")]
+    for run in runs:
+        run["commit"] = _short_commit(run["commit"])
+        run |= {name: run[name][:8] for name in ("code_hash", "data_hash", "weights_hash")}
+    return Reproduction(command, versions(), [one for one in states.items() if one[1]], _seeds(results), runs)
+
+
+def _seeds(results: pd.DataFrame) -> str:
+    return ", ".join(spans(sorted({int(seed) for seed in results["seed"]})))
+
+
+def _short_commit(text: str) -> str:
+    revision, dirty, _ = text.partition("+dirty")
+    return revision[:7] + dirty

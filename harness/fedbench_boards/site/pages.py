@@ -1,0 +1,194 @@
+"""Builds the site: pages from templates, pictures and the folders' own pages copied beside them."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.files import replacing
+from fedbench.core.version import __version__
+from fedbench.core.wording import counted
+from fedbench_boards.site.collect import read_folders
+from fedbench_boards.site.data import data_of, name_of, seen_in
+from fedbench_boards.site.methods import methods_of
+from fedbench_boards.site.model import ResultsOf
+from fedbench_boards.site.names import in_repository, slug
+from fedbench_boards.site.text import findings, seeds_shown, with_code
+
+LISTING = ".fedbench-site"
+"""What a site wrote, a path per line: what the next one no longer has is removed, and nothing else."""
+ACROSS = ("winners", "critical-differences")
+"""Figures of a suite over axes that the first page shows."""
+MOST_BOARD_BYTES = 3_000_000
+"""A folder's own page that is larger is not copied."""
+_REMEDY = "choose another --site"
+
+
+def write_site(folder: Path, results: Path, code_url: str = "") -> str:
+    """Write the site of the folders below ``results`` into ``folder``; what was written, in words.
+
+    A site among the folders (``leaderboards/site``) links to their own pages, any other has copies of them.
+    ``code_url`` is put in front of paths in the repository to make links of them. FedbenchError where there are no
+    results, ``folder`` has an index.html of something else, or a file can't be written.
+    """
+    if code_url and not re.match(r"https?://", code_url):
+        raise FedbenchError(f"--code-url {code_url!r} is no address; give one that begins with https://.")
+    listing = folder / LISTING
+    if (folder / "index.html").exists() and not listing.is_file():
+        raise FedbenchError(f"--site {str(folder)!r} has an index.html that is no page of a site; {_REMEDY}.")
+    before = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
+    beside = folder.resolve().parent == results.resolve()
+    site = _Site(folder, read_folders(results), code_url, beside=beside)
+    site.write_all()
+    for name in set(before) - set(site.written):
+        path = folder / name
+        if path.resolve().is_relative_to(folder.resolve()):
+            path.unlink(missing_ok=True)
+    with replacing(listing, "list of pages", _REMEDY) as temporary:
+        temporary.write_text("".join(f"{name}\n" for name in sorted(site.written)), encoding="utf-8")
+    return (
+        f"{counted(len(site.folders), 'suite')}, {counted(len(site.methods), 'method')}, "
+        f"{counted(len(site.data), 'data set')}; {counted(len(site.written), 'file')}, {site.size / 1e6:.1f} MB"
+    )
+
+
+class _Site:
+    def __init__(self, folder: Path, folders: list[ResultsOf], code_url: str, *, beside: bool) -> None:
+        self.folder, self.folders, self.code_url = folder, folders, code_url
+        self.beside = beside
+        """Whether it lies among the result folders, whose pages it then links to rather than copies."""
+        self.methods, self.data = methods_of(folders), data_of(folders)
+        self.written: list[str] = []
+        self.size = 0
+        self._boards: dict[str, str] = {}
+        self._pages = {results.path.resolve(): results for results in folders}
+        environment = Environment(
+            loader=FunctionLoader(_shipped),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=StrictUndefined,
+        )
+        # package files; autoescape would break their quotes
+        environment.globals.update(
+            css=Markup(_shipped("site.css")), js=Markup(_shipped("site.js")), version=__version__
+        )
+        environment.globals.update(slug=slug, data_name=name_of, code_link=self._code, board=self._board)
+        environment.filters.update(code=with_code, shown_seeds=seeds_shown)
+        self._environment = environment
+
+    def write_all(self) -> None:
+        across = []
+        for results in self.folders:
+            if results.page and self.beside:
+                self._boards[results.slug] = results.page
+            elif results.page and len(results.page) <= MOST_BOARD_BYTES:
+                self._text(f"suites/{results.slug}/board.html", results.page)
+                self._boards[results.slug] = results.page
+            figures = [self._copied(results, file) for file in _drawn_once(results.figures)]
+            across += [(results, name) for name in figures if Path(name).stem in ACROSS]
+            seen = {table.anchor: list(seen_in(table)) for table in results.tables}
+            told = findings(results.findings, partial(self._target, results)) if results.findings else Markup()
+            # what the text shows stands there already
+            rest = [name for name in figures if f'src="{quote(f"{results.slug}/{name}")}"' not in told]
+            self._page(
+                f"suites/{results.slug}.html", "suite.html.j2", one=results, findings=told, figures=rest, seen=seen
+            )
+        for method in self.methods:
+            self._page(f"methods/{method.slug}.html", "method.html.j2", one=method)
+        for data in self.data:
+            self._page(f"data/{data.slug}.html", "data.html.j2", one=data)
+        entries = list(self._searched())
+        self._page(
+            "index.html",
+            "index.html.j2",
+            folders=self.folders,
+            methods=self.methods,
+            data=self.data,
+            across=across,
+            entries=entries,
+        )
+
+    def _searched(self) -> Iterator[dict[str, str]]:
+        for results in self.folders:
+            about = " ".join([results.description, *(table.title for table in results.tables)])
+            yield _found("suite", results.name, f"suites/{results.slug}.html", about)
+        for method in self.methods:
+            reference = method.told.reference if method.told else "not installed where this site was written"
+            yield _found("method", method.name, f"methods/{method.slug}.html", reference)
+        for data in self.data:
+            about = " ".join([*data.typed, *(results.name for results in data.suites)])
+            yield _found("data set", data.name, f"data/{data.slug}.html", about)
+
+    def _page(self, name: str, template: str, **content: Any) -> None:
+        root = "../" * name.count("/")
+        self._text(name, self._environment.get_template(template).render(root=root, **content))
+
+    def _text(self, name: str, text: str) -> None:
+        with self._file(name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+            self.size += temporary.stat().st_size
+
+    def _copied(self, results: ResultsOf, file: Path) -> str:
+        """Copies a picture beside the suite's page; its path from the page's own folder."""
+        name = f"{slug(file.stem)}{file.suffix}"
+        with self._file(f"suites/{results.slug}/{name}") as temporary:
+            shutil.copyfile(file, temporary)
+            self.size += temporary.stat().st_size
+        return name
+
+    def _file(self, name: str) -> Any:
+        self.written.append(name)
+        return replacing(self.folder / name, "page", _REMEDY)
+
+    def _board(self, results: ResultsOf, anchor: str = "") -> str:
+        """The folder's own page from the folder of suites, at a row where it has that; "" where there is none."""
+        page = self._boards.get(results.slug, "")
+        at = f"#{anchor}" if anchor and f'id="{anchor}"' in page else ""
+        place = f"../../{quote(results.path.name)}/index.html" if self.beside else f"{results.slug}/board.html"
+        return f"{place}{at}" if page else ""
+
+    def _code(self, path: str) -> str:
+        return f"{self.code_url.rstrip('/')}/{quote(path)}" if self.code_url and path else ""
+
+    def _target(self, results: ResultsOf, link: str) -> str:
+        """Where a link in a folder's findings leads from the suite's page."""
+        if re.match(r"https?://|#", link):
+            return link
+        path, _, _ = unquote(link).partition("#")
+        if path in ("index.html", "leaderboard.md", "leaderboard.csv"):
+            return f"#{results.tables[0].anchor}" if results.tables else ""
+        place = results.path / path
+        if place in _drawn_once(results.figures) or place in results.figures:
+            shown = next(one for one in _drawn_once(results.figures) if one.stem == place.stem)
+            return quote(f"{results.slug}/{slug(shown.stem)}{shown.suffix}")
+        whole = Path(posixpath.normpath(place.absolute().as_posix()))
+        other = self._pages.get((whole.parent if whole.name in ("findings.md", "index.html") else whole).resolve())
+        if other is not None:
+            return quote(f"{other.slug}.html")
+        return self._code(in_repository(whole)) if whole.exists() else ""
+
+
+def _drawn_once(figures: tuple[Path, ...]) -> list[Path]:
+    """Each figure once: as SVG where there are both."""
+    drawn = {file.stem for file in figures if file.suffix == ".svg"}
+    return [file for file in figures if file.suffix == ".svg" or file.stem not in drawn]
+
+
+def _found(kind: str, name: str, url: str, about: str) -> dict[str, str]:
+    return {"kind": kind, "name": name, "url": quote(url), "about": about}
+
+
+def _shipped(name: str) -> str:
+    return resources.files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
