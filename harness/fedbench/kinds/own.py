@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 OBJECT = "object"
 """What the names of a program's own data sets, partitions and backbones begin with: ``object:NAME``."""
+IN_NO_FILE = "(in no file)"
+"""Stands behind the name of a class of a notebook or prompt, of which nothing tells whether its code changed."""
 _OWN: dict[tuple[str, str], type] = {}
 
 
