@@ -1,5 +1,5 @@
-"""What a worker on another machine is sent: fedbench, every package that registers methods, plugin files, and what
-these import or read of their own.
+"""What a worker on another machine is sent: fedbench, every package that registers methods, and plugin files with what
+they import of their own folders.
 
 They are copied into one folder that goes first on the worker's import path, with the metadata by which methods are
 found. So the worker needs nothing but the libraries, and it makes sure that its code is the very same.
