@@ -1,6 +1,5 @@
 """`fedbench.run` and its kin: the same runs, ids and numbers as the command line's, and a program's own objects."""
 
-import linecache
 import re
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from fedbench.api import Method, hookimpl
 from fedbench.cli.app import app
 from fedbench.core.federation import Dataset, TensorImages
 from fedbench.kinds.registry import own
-from fedbench.plugins.own_code import digest_of_code
+from fedbench.plugins.run_code import digest_of_code
 from fedbench.testing import tiny_dataset
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedprox import FedProx
@@ -373,43 +372,30 @@ def test_bad_input_is_refused_and_nothing_is_stored(tmp_path, given, message):
 
 # --- the code of a class in a notebook
 
-CELL = """
-from dataclasses import dataclass
-FACTOR = 2.0
-def helper(x): return x * FACTOR
-def unused(x): return x + 1
-class Mine:
-    def go(self, x):
-        return helper(x)
-"""
+CELL = '''
+class Mine(HalfWay):
+    """A method of a cell."""
+    name = "mine"
+'''
 
 
-def digest(source: str, monkeypatch: pytest.MonkeyPatch, name: str = "<cell>") -> str:
-    """Of the class ``Mine`` of a program without a file."""
+def test_runs_of_a_class_that_is_in_no_file_are_never_skipped(tmp_path, cache, monkeypatch, capsys):
     main = ModuleType("__main__")
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    exec(compile(source, name, "exec"), vars(main))
-    return digest_of_code([main.Mine])
+    exec(CELL, vars(main) | {"HalfWay": HalfWay}, vars(main))
+    assert digest_of_code([main.Mine]) != digest_of_code([main.Mine])
+    assert digest_of_code([HalfWay]) == digest_of_code([HalfWay, Net])  # of one file
 
+    def made():
+        given = {"dataset": tiny_dataset(), **SMALL, "store": tmp_path, "cache_dir": cache}
+        return fedbench.run(main.Mine, "fedavg", **given)
 
-def test_the_code_of_a_class_in_a_cell_is_what_it_uses(monkeypatch):
-    first = digest(CELL, monkeypatch)
-    assert digest(CELL, monkeypatch) == first
-    assert digest(CELL.replace("x + 1", "x + 2") + "\nresults = object()\n", monkeypatch) == first
-    for before, after in (("x * FACTOR", "x / FACTOR"), ("= 2.0", "= 3.0"), ("helper(x)\n", "helper(x) + 0\n")):
-        changed = after.join(CELL.rsplit(before, 1))
-        assert changed != CELL and digest(changed, monkeypatch) != first
-
-
-def test_what_cannot_be_told_apart_is_refused(monkeypatch):
-    with pytest.raises(fedbench.FedbenchError, match="'FACTOR' of this program.* is of the type object"):
-        digest(CELL.replace("= 2.0", "= object()"), monkeypatch)
-    namespace = {"__name__": "__main__"}
-    exec(CELL, namespace)
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    with pytest.raises(fedbench.FedbenchError, match="the source of Mine is not known"):
-        digest_of_code([namespace["Mine"]])
+    made()
+    capsys.readouterr()
+    assert len(made().runs()) == 2 and invocations(tmp_path) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 again (whether object:Mine (in no file) changed can't be told): mine" in said
+    assert "1 of 2 runs are in the store already" in said
 
 
 # --- as a process of its own

@@ -42,6 +42,8 @@ GROUPS = {
 GROUP = GROUPS[METHOD]
 OBJECT = "object"
 """The names of a program's own data sets, partitions and backbones begin with it: ``object:NAME``."""
+IN_NO_FILE = "(in no file)"
+"""Stands behind the name of a class of a notebook or prompt: nothing tells whether its code changed."""
 PLUGIN_FILES: ContextVar[tuple[Path, ...]] = ContextVar("PLUGIN_FILES", default=())
 """Files whose plug-ins everybody finds; see `plugins_everywhere`."""
 _OWN: dict[tuple[str, str], type] = {}

@@ -21,8 +21,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import replacing
 from fedbench.core.version import PACKAGE
 from fedbench.kinds.registry import METHOD, installed
-from fedbench.plugins.provenance import roots
-from fedbench.plugins.sources import digest_of, files_under
+from fedbench.plugins.provenance import digest_of, files_under, roots
 
 if TYPE_CHECKING:
     from fedbench.core.method.base import AnyMethod
@@ -85,12 +84,8 @@ def _usable(name: str) -> Description | None:
 
 def _place() -> Path:
     """Where the descriptions by the sources as they are now are kept."""
-    files = {
-        f"{package}/{name}": path
-        for package, root in roots().items()
-        for name, path in (files_under(root) if root.is_dir() else [(root.name, root)])
-        if path.suffix == ".py"
-    }
+    every = dict(file for root in roots().values() for file in files_under(root))
+    files = {name: path for name, path in every.items() if path.suffix == ".py"}
     points = sorted(f"{point.name} = {point.value}" for point in installed(METHOD))
     digest = hashlib.sha256("\n".join([digest_of(files), *points]).encode()).hexdigest()
     return PACKAGE / "__pycache__" / f"methods-{digest[:32]}.json"

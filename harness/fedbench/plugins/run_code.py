@@ -1,36 +1,48 @@
-"""The code of a run: the harness, and of each method of its stack what that is made of. What resuming relies on."""
+"""The code of a run: the harness, and the files of each plug-in that it uses. What resuming relies on.
+
+A plug-in of this repository's packages is its module and what that imports of its package. One of somebody else's is
+their whole top-level package, with its version. A ``--plugin`` file, or the module of a class that a program brings, is
+the file and what it imports of its own folder. Import statements are read, not carried out.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
-from collections.abc import Iterable, Sequence
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.metadata import Distribution, EntryPoint
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import FunctionType
 
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.core.version import PACKAGE
 from fedbench.kinds.registry import (
+    IN_NO_FILE,
     METHOD,
     OBJECT,
     Registered,
     installed,
-    installed_plugins,
     is_harness,
     look_up,
     parted,
     plugins_everywhere,
     strangers,
 )
-from fedbench.plugins.own_code import digest_of_code
-from fedbench.plugins.provenance import roots, versions
-from fedbench.plugins.sources import PLUGIN, digest_of, files_of, files_of_all, files_under
+from fedbench.plugins.provenance import digest_of, files_under, roots, unreadable, versions
+
+PLUGIN = "--plugin"
+"""The folder under which ``--plugin`` files are named; no package can be called so."""
+_LIBRARIES = frozenset({"torch", "fedbench"})
+"""Their versions, or their own code, count with every run."""
 
 
 @dataclass(frozen=True)
 class MethodCode:
-    """The code of one method or other plug-in: its module, what that imports of its own, the data beside them."""
+    """The code of one method or other plug-in."""
 
     method: str
     """Its name; of a plug-in of another kind, kind and name."""
@@ -103,19 +115,7 @@ class Codes:
     @cached_property
     def plugins(self) -> tuple[dict[str, str], ...]:
         """Name and hash of every plugin file, whether a run uses it or not."""
-        return tuple(
-            {"plugin": file.name, "hash": digest_of(files_of(file, self._registering))} for file in self._plugin_files
-        )
-
-    @cached_property
-    def _registering(self) -> frozenset[str]:
-        return frozenset(roots())
-
-    @cached_property
-    def _ours(self) -> frozenset[str]:
-        """The distribution that fedbench itself comes in."""
-        points = [point for point in installed(METHOD) if is_harness(point)]
-        return frozenset(point.dist.name for point in points if point.dist is not None)
+        return tuple({"plugin": file.name, "hash": _digest_of_file(file)} for file in self._plugin_files)
 
     def _of_method(self, name: str) -> MethodCode | None:
         """None for a method of the harness's own."""
@@ -123,15 +123,30 @@ class Codes:
 
     def _of_source(self, name: str, source: Path | EntryPoint | type) -> MethodCode | None:
         if isinstance(source, type):
-            return MethodCode(name, digest_of_code([source]), plugin=f"{OBJECT}:{source.__qualname__}")
+            called = f"{OBJECT}:{source.__qualname__}"
+            file = _file_of(source)
+            return MethodCode(name, digest_of_code([source]), plugin=called if file else f"{called} {IN_NO_FILE}")
         if isinstance(source, Path):
-            return MethodCode(name, digest_of(files_of(source, self._registering)), plugin=source.name)
+            return MethodCode(name, _digest_of_file(source), plugin=source.name)
         if is_harness(source):
             return None
-        digest = digest_of(files_of(source.module, self._registering, source.dist))
-        if source.dist is None or source.dist.name in self._ours:
+        top, *rest = source.module.split(".")
+        root = roots()[top]
+        if source.dist is not None and source.dist.name in self._ours:
+            module = root.joinpath(*rest)
+            file = module.with_suffix(".py") if not module.is_dir() else module / "__init__.py"
+            return MethodCode(name, digest_of(with_imports(file, root, top)))
+        digest = digest_of(dict(files_under(root)))
+        if source.dist is None:
             return MethodCode(name, digest)
+        digest = hashlib.sha256(f"{source.dist.version} {digest}".encode()).hexdigest()
         return MethodCode(name, digest, source.dist.name, source.dist.version)
+
+    @cached_property
+    def _ours(self) -> frozenset[str]:
+        """The distribution that fedbench itself comes in."""
+        points = [point for point in installed(METHOD) if is_harness(point)]
+        return frozenset(point.dist.name for point in points if point.dist is not None)
 
 
 def plugins_of(spec: RunSpec) -> list[Registered]:
@@ -160,27 +175,86 @@ def harness_hash() -> str:
     return hashlib.sha256(f"{sorted(versions().items())!r}{digest_of(files)}".encode()).hexdigest()
 
 
-def code_hash(plugin_files: Iterable[Path] = ()) -> str:
-    """sha256 over all code that a command can reach: the harness, every registered method, the plugin files."""
-    return hashlib.sha256(f"{harness_hash()}{digest_of(files_beside(plugin_files))}".encode()).hexdigest()
+def code_hash(plugin_files: Sequence[Path] = ()) -> str:
+    """sha256 over all code that a command can reach: the harness, every package with plug-ins, the plugin files."""
+    packages = {top: root for top, root in roots().items() if top != "fedbench"}
+    files = dict(file for root in packages.values() for file in files_under(root)) | files_beside(plugin_files)
+    return hashlib.sha256(f"{harness_hash()}{digest_of(files)}".encode()).hexdigest()
 
 
-def files_beside(plugin_files: Iterable[Path] = ()) -> dict[str, Path]:
-    """The files of every registered method and plugin file, by the names under which a worker is sent them.
+def files_beside(plugin_files: Iterable[Path]) -> dict[str, Path]:
+    """The plugin files and what they import, by the names under which a worker is sent them.
 
-    Those of the n-th plugin file and of the data beside it are in the folder ``--plugin/n``, since two may be called
-    the same.
+    The n-th plugin file is in the folder ``--plugin/n``, since two may be called the same.
     """
-    registering = frozenset(roots())
-    points = [point for point in installed_plugins() if not is_harness(point)]
-    modules: dict[Distribution | None, list[str]] = {}
-    for point in points:
-        modules.setdefault(point.dist, []).append(point.module)
     found: dict[str, Path] = {}
-    for distribution, starts in modules.items():
-        found |= files_of_all(starts, registering, distribution)
     for number, plugin in enumerate(plugin_files):
-        for name, path in files_of(plugin, registering).items():
-            inner = name.removeprefix(f"{PLUGIN}/")
-            found[name if inner == name else f"{PLUGIN}/{number}/{inner}"] = path
+        imported = with_imports(plugin, plugin.parent)
+        found |= {name: path for name, path in imported.items() if path != plugin}
+        found[f"{PLUGIN}/{number}/{plugin.name}"] = plugin
     return found
+
+
+def digest_of_code(definitions: Iterable[type | FunctionType]) -> str:
+    """sha256 over the files in which these classes and functions of a program are defined.
+
+    Another one each time where one is in no file, as in a notebook: nothing tells whether it is as it was.
+    """
+    digests: set[str] = set()
+    for one in definitions:
+        top = one.__module__.partition(".")[0]
+        if top not in _LIBRARIES and top not in sys.stdlib_module_names:
+            file = _file_of(one)
+            digests.add(uuid.uuid4().hex if file is None else _digest_of_file(file))
+    return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
+
+
+def _file_of(definition: type | FunctionType) -> Path | None:
+    """The file of its module; None where it has none."""
+    file = getattr(sys.modules.get(definition.__module__), "__file__", None)
+    return Path(file) if file is not None and Path(file).is_file() else None
+
+
+def _digest_of_file(file: Path) -> str:
+    return digest_of(with_imports(file, file.parent))
+
+
+def with_imports(file: Path, root: Path, package: str = "") -> dict[str, Path]:
+    """``file`` and the modules below ``root`` that it imports, and they, by their paths from there.
+
+    ``root`` is the folder of ``package``, or one in which modules lie. FedbenchError where a file cannot be read.
+    """
+    found: dict[str, Path] = {}
+    waiting = [file]
+    while waiting:
+        path = waiting.pop()
+        name = path.relative_to(root).as_posix()
+        if name not in found:
+            found[name] = path
+            waiting += _imports(path, root, package)
+    return found
+
+
+def _imports(file: Path, root: Path, package: str) -> Iterator[Path]:
+    """The modules below ``root`` that import statements of ``file`` name, and the packages around them."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except (SyntaxError, ValueError):
+        return  # whoever imports it says so
+    above = package.split(".") if package else []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            start = [*above, *file.relative_to(root).parts[: -node.level]] if node.level else []
+            base = [*start, *(node.module or "").split(".")] if node.module else start
+            names = [[*base, alias.name] for alias in node.names]
+        else:
+            continue
+        for parts in names:
+            inside = parts[len(above) :] if parts[: len(above)] == above else []
+            for end in range(1, len(inside) + 1):
+                module = root.joinpath(*inside[:end])
+                yield from filter(Path.is_file, (module.with_suffix(".py"), module / "__init__.py"))

@@ -25,7 +25,7 @@ from fedbench.kinds.methods import check_method
 from fedbench.kinds.registry import OBJECT, find_method, method_names, registered
 from fedbench.models import image_network
 from fedbench.models.clip.backbone import digest_of_weights
-from fedbench.plugins.own_code import digest_of_code
+from fedbench.plugins.run_code import digest_of_code
 
 Network = nn.Module | type[nn.Module] | Callable[[], nn.Module]
 _DIGITS = 8
@@ -69,7 +69,7 @@ class OwnObjects:
             return given
         called: type | FunctionType
         if isinstance(given, nn.Module):
-            code = digest_of_code(sorted({type(one) for one in given.modules()}, key=lambda cls: cls.__qualname__))
+            code = digest_of_code({type(one) for one in given.modules()})
             digest = hashlib.sha256(f"{code} {digest_of_weights(given)}".encode()).hexdigest()
             called = type(given)
         elif isinstance(given, type | FunctionType) and given.__name__.isidentifier():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedbench.kinds.registry import IN_NO_FILE
 from fedbench.plugins.provenance import versions
 from fedbench.tracking.store import open_store, runs_of
 from fedbench.tracking.tags import RunTags
@@ -69,4 +70,7 @@ def _changed_code(tags: RunTags, code: RunCode, installed: Mapping[str, str]) ->
         yield ", ".join(newer) or "code of the harness changed"
     for method in code.methods:
         if tags.methods.get(method.method) != method.hash:
-            yield f"plugin file {method.plugin} changed" if method.plugin else f"method {method.method} changed"
+            if method.plugin.endswith(IN_NO_FILE):
+                yield f"whether {method.plugin} changed can't be told"
+            else:
+                yield f"plugin file {method.plugin} changed" if method.plugin else f"method {method.method} changed"

@@ -1,5 +1,5 @@
-"""What a worker on another machine is sent: fedbench, every package that registers methods, plugin files, and what
-these import or read of their own.
+"""What a worker on another machine is sent: fedbench, every package that registers methods, and plugin files with what
+they import of their own folders.
 
 They are copied into one folder that goes first on the worker's import path, with the metadata by which methods are
 found. So the worker needs nothing but the libraries, and it makes sure that its code is the very same.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -19,9 +19,8 @@ from pathlib import Path
 from fedbench.core.errors import FedbenchError
 from fedbench.core.version import PACKAGE
 from fedbench.kinds.registry import installed_plugins
-from fedbench.plugins.provenance import roots, versions
-from fedbench.plugins.run_code import code_hash, files_beside
-from fedbench.plugins.sources import PLUGIN, files_under
+from fedbench.plugins.provenance import files_under, roots, versions
+from fedbench.plugins.run_code import PLUGIN, code_hash, files_beside
 from fedbench.runs.prepare import Settings
 
 _PLUGINS = "fedbench_plugin_files"
@@ -61,7 +60,7 @@ def ship(folder: Path, plugin_files: Sequence[Path]) -> Shipped:
     suites = find_spec(_SUITES)
     beside = [] if suites is None or suites.origin is None else [Path(suites.origin).parent]
     try:
-        sent = dict(file for root in [*packages.values(), *beside] for file in _named(root))
+        sent = dict(file for root in [*packages.values(), *beside] for file in files_under(root))
         sent |= {re.sub(f"^{PLUGIN}/", f"{_PLUGINS}/", name): file for name, file in files_beside(plugin_files).items()}
         for name, file in sent.items():
             target = folder / name
@@ -72,14 +71,6 @@ def ship(folder: Path, plugin_files: Sequence[Path]) -> Shipped:
         raise FedbenchError(f"the code can't be packed for the workers: {error}.") from error
     files = tuple(f"{_PLUGINS}/{number}/{file.name}" for number, file in enumerate(plugin_files))
     return Shipped(code_hash(plugin_files), tuple(sorted(versions().items())), tuple(sorted(packages)), files)
-
-
-def _named(root: Path) -> Iterator[tuple[str, Path]]:
-    """The files of a package, or the one of a module, with their places in the folder that is sent."""
-    if root.is_dir():
-        yield from ((f"{root.name}/{inner}", file) for inner, file in files_under(root))
-    else:
-        yield root.name, root
 
 
 def environment() -> dict[str, str]:
