@@ -35,7 +35,7 @@ from fedbench.cli.console import cell, complain, console, say, table
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.datasets import load_dataset
-from fedbench.datasets.tensor_cache import kept
+from fedbench.datasets.cache import kept
 from fedbench.leaderboard.results import load_results
 from fedbench.models.clip import loading as checkpoints
 from fedbench.models.clip.loading import load_clip

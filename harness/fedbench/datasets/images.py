@@ -35,7 +35,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Pillow tells formats by content and would hand some to other programs (EPS to Ghostscript); these it reads itself."""
 DECODING_VERSION = 1
 """Raised whenever the same file would give other pixels."""
-_SCAN_VERSION = 2
+_SCAN_VERSION = 3
 """Raised whenever what a scan keeps changes; scans of another version are made again."""
 
 
@@ -150,12 +150,10 @@ def scan(encoded: EncodedImages, cache_dir: Path) -> Scan:
     """Read every file once; the result is kept until a file's name, size or time of change differs."""
     key = hashlib.sha256(f"{_SCAN_VERSION} {encoded.stamp()}".encode(errors="surrogateescape")).hexdigest()
     file = cache_dir / "datasets" / f"scan-{key[:32]}.json"
-    kept = read_json(file) if file.exists() else {}
-    # files of earlier versions do not say the shortest side where images differ in size
-    shortest = kept.get("shortest_side") or min(kept.get("size") or [0])
-    if shortest:
-        size = kept["size"]
-        return Scan(kept["digest"], None if size is None else (size[0], size[1]), tuple(kept["checksums"]), shortest)
+    if file.exists():
+        kept = read_json(file)
+        size = None if kept["size"] is None else (kept["size"][0], kept["size"][1])
+        return Scan(kept["digest"], size, tuple(kept["checksums"]), kept["shortest_side"])
     log.info("reading %s images once for their checksum", f"{len(encoded):,}")
     digest, sizes, checksums = hashlib.sha256(), set(), []
     for index in range(len(encoded)):

@@ -45,7 +45,7 @@ class Cifar10(_Read):
     """CIFAR-10 in torchvision's layout below --data-dir; ?download=true fetches it."""
 
     name = "cifar10"
-    reader = "torchvision_layout"
+    reader = "arrays"
     taken = ("download", "limit")
 
 
@@ -53,7 +53,7 @@ class Cifar100(_Read):
     """CIFAR-100 in torchvision's layout below --data-dir; ?download=true fetches it."""
 
     name = "cifar100"
-    reader = "torchvision_layout"
+    reader = "arrays"
     taken = ("download", "limit")
 
 
@@ -61,7 +61,7 @@ class FashionMnist(_Read):
     """Fashion-MNIST in torchvision's layout below --data-dir; ?download=true fetches it."""
 
     name = "fashion-mnist"
-    reader = "torchvision_layout"
+    reader = "arrays"
     taken = ("download", "limit")
 
 
@@ -90,7 +90,7 @@ class ListFile(_Read):
 
     name = "listfile"
     location = "PATH"
-    reader = "listfile"
+    reader = "listed"
     taken = ("root", "test", "size", "classnames", "names", "limit")
     scales_images = True
 
@@ -100,7 +100,7 @@ class CsvFile(_Read):
 
     name = "csv"
     location = "FILE"
-    reader = "csv_file"
+    reader = "listed"
     taken = (
         *("path", "label", "domain", "client", "split", "test"),
         *("root", "suffix", "size", "classnames", "limit"),
@@ -113,5 +113,5 @@ class Leaf(_Read):
 
     name = "leaf"
     location = "FOLDER"
-    reader = "leaf"
+    reader = "arrays"
     taken = ("limit",)

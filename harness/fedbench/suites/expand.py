@@ -9,7 +9,7 @@ from itertools import product
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.hyper import declared
 from fedbench.core.spec import RunSpec, stack_names
-from fedbench.datasets.aliases import same_data
+from fedbench.datasets.catalogue import same_data
 from fedbench.kinds.files import plugins_everywhere
 from fedbench.suites.added import added_rows
 from fedbench.suites.layers import READ_BY_SOME, LayerSource, reads, section_of

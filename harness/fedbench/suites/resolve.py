@@ -17,7 +17,7 @@ from fedbench.core.method.base import AnyMethod
 from fedbench.core.method.hyper import declared
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import MOST_SEED, RunSpec, Training
-from fedbench.datasets.aliases import same_data
+from fedbench.datasets.catalogue import same_data
 from fedbench.models.names import canonical_backbone
 from fedbench.plugins.assembly import find_method
 from fedbench.plugins.roles import role_of
