@@ -24,9 +24,8 @@ from fedbench.core.metric_names import EACH_DOMAIN
 from fedbench.core.wording import heading
 from fedbench.leaderboard.comparable import Difference, Paper, differences, is_same_data, not_printed
 from fedbench.leaderboard.model import Line, Printed, PrintedNumber
-from fedbench.suites.published_keys import Key
-from fedbench.suites.safe_yaml import read_yaml
-from fedbench.suites.suite import Row, Setting, Suite
+from fedbench.suites.files import read_yaml
+from fedbench.suites.suite import Key, Row, Setting, Suite
 from fedbench.tracking.schema import FINAL
 
 SEVERAL = "printed number"
@@ -67,7 +66,7 @@ def load_paper(name: str, folder: Traversable) -> Paper:
     file = folder / f"{name}.paper.yaml"
     if not file.is_file():
         return Paper(paper=name)
-    _, content = read_yaml(file.read_bytes(), str(file))
+    content, _ = read_yaml(file.read_bytes(), str(file))
     try:
         return Paper.model_validate(content)
     except ValidationError as error:

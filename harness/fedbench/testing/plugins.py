@@ -202,7 +202,7 @@ def kinds_of(name: str) -> list[str]:
     """The kinds of which there is a plug-in of that name; no methods. FedbenchError for none of them."""
     from fedbench.kinds.base import taken_apart
     from fedbench.kinds.registry import registered
-    from fedbench.suites.registered import suite_files
+    from fedbench.suites.files import suite_files
 
     head = taken_apart(name.partition("?")[0])[0]
     found = [kind for kind in CHECKS if kind != "suite" and head in registered(kind)]
