@@ -76,8 +76,8 @@ def test_unknown_scheme_and_option_name_the_nearest(load):
         ("embedded?seed", "'seed' is not option=value; type embedded?option=value"),
         ("embedded?seed=1&seed=2", "option 'seed' is given twice"),
         ("embedded:here", "nothing can follow the colon; type 'embedded'"),
-        ("imagefolder", "doesn't say where the data are; type imagefolder:PATH"),
-        ("hf:?train=x", "doesn't say where the data are; type hf:NAME_OR_PATH"),
+        ("imagefolder", "is incomplete: type imagefolder:PATH"),
+        ("hf:?train=x", "is incomplete: type hf:NAME_OR_PATH"),
     ],
 )
 def test_malformed_names(load, name, says):
