@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import shlex
 import string
-import struct
 import tempfile
 import zlib
 from pathlib import Path
@@ -118,24 +116,6 @@ def _check_files(scheme: str, kind: Any, folder: Path) -> None:
             raise FedbenchError(
                 f"{scheme}: {str(file)!r} is not the published file (its checksum differs) and wasn't opened; "
                 f"delete it and {_todo(scheme)}."
-            )
-    if scheme == "fashion-mnist":
-        for name, md5 in kind.resources:
-            _check_unpacked(folder / "raw" / Path(name).stem, folder / "raw" / name, md5, scheme)
-
-
-def _check_unpacked(file: Path, packed: Path, md5: str, scheme: str) -> None:
-    """An error where ``file`` isn't what is in the published archive, if that is still beside it."""
-    from torchvision.datasets.utils import check_integrity
-
-    if packed.is_file() and check_integrity(str(packed), md5):
-        # gzip ends with the checksum and the length of what is packed
-        expected = struct.unpack("<II", read_bytes(packed)[-8:])
-        content = read_bytes(file)
-        if (zlib.crc32(content), len(content)) != expected:
-            raise FedbenchError(
-                f"{scheme}: {str(file)!r} differs from what is in {packed.name}; unpack it again: "
-                f"gunzip --keep --force {shlex.quote(str(packed))}"
             )
 
 

@@ -38,9 +38,8 @@ from fedbench.datasets.classnames import (
     words_for,
     words_of_numbers,
 )
-from fedbench.datasets.content import MOST_CLASSES
+from fedbench.datasets.content import MOST_CLASSES, SPLITS, dataset_of, numbered
 from fedbench.datasets.names import DatasetName, find
-from fedbench.datasets.readers.table import SPLITS, dataset_of, numbered
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.datasets.classnames import chosen_classes, read_words, typed_words, words_for
+from fedbench.datasets.content import dataset_of, numbered
 from fedbench.datasets.names import DatasetName, find
 from fedbench.datasets.readers.files import IMAGE_SUFFIXES, FileTree, TreeImages, open_tree
 from fedbench.datasets.readers.listed import csv_table
-from fedbench.datasets.readers.table import dataset_of, numbered
 
 if TYPE_CHECKING:
     import pandas as pd

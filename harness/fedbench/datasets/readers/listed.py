@@ -38,10 +38,9 @@ from fedbench.core.files import read_bytes
 from fedbench.core.metric_names import GROUPS
 from fedbench.datasets.catalogue import card_of
 from fedbench.datasets.classnames import published_words, typed_words, words_beside, words_for, words_of_numbers
-from fedbench.datasets.content import MOST_CLASSES
+from fedbench.datasets.content import MOST_CLASSES, dataset_of, numbered
 from fedbench.datasets.names import DatasetName, find
 from fedbench.datasets.readers.files import Folder, Inside, TreeImages
-from fedbench.datasets.readers.table import dataset_of, numbered
 
 if TYPE_CHECKING:
     import pandas as pd
