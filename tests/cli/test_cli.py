@@ -38,7 +38,7 @@ from fedbench.plugins import description
 from fedbench.plugins.description import Descriptions
 from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.runs.prepare import Settings
-from fedbench.suites.layers import RUN_KEYS
+from fedbench.suites.resolve import RUN_KEYS
 from fedbench.testing import tiny_dataset
 from fedbench.workflow.selection import Selection, command_line
 from fedbench_boards.leaderboard.rows.untrained import NOTE

@@ -35,7 +35,7 @@ from fedbench.cli.console import cell, complain, console, say, table
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.datasets import load_dataset
-from fedbench.datasets.tensor_cache import kept
+from fedbench.datasets.cache import kept
 from fedbench.models.clip.loading import load_clip
 from fedbench.models.clip.weights import published_digest
 from fedbench.models.names import parse_backbone

@@ -210,7 +210,7 @@ def test_an_image_folder_with_a_clients_table(tmp_path: Path) -> None:
         ("path,label\na.png,\n", "line 2: no label"),
         ("path,label,split\na.png,x,trian\n", "line 2: unknown split 'trian'; did you mean 'train'"),
         ("path,label,split\na.png,x,test\n", "has no sample of the split train"),
-        ("path,label\na.png,3\n", "the labels are the numbers 0 to 3 without names"),
+        ("path,label\na.png,3\n", "label 0 has no name; put classnames.txt with 4 names"),
         ("path,label\na.png,x,y,z\n", "line 2 has 4 cells, and the first line names 2"),
     ],
 )

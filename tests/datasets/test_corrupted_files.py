@@ -30,8 +30,8 @@ from safetensors.torch import save_file
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import TensorImages
+from fedbench.datasets import cache as kept
 from fedbench.datasets import load_dataset
-from fedbench.datasets import tensor_cache as kept
 from fedbench.models.clip.loading import load_clip
 from fedbench.models.feature_cache import encode
 from fedbench.models.names import parse_backbone

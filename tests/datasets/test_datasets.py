@@ -22,12 +22,11 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, TensorImages
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
-from fedbench.datasets import dataset_names, images, load_dataset
-from fedbench.datasets import tensor_cache as kept
+from fedbench.datasets import cache, dataset_names, images, load_dataset
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
 from fedbench.datasets.images import ImageFiles
 from fedbench.datasets.names import parse_name
-from fedbench.datasets.readers import torchvision_layout
+from fedbench.datasets.readers import arrays
 from fedbench.runs.prepare import Settings, image_size_for, prepare
 from fedbench_embedded import data as procedural
 from fedbench_embedded.images import CLASSNAMES
@@ -77,8 +76,8 @@ def test_unknown_scheme_and_option_name_the_nearest(load):
         ("embedded?seed", "'seed' is not option=value; type embedded?option=value"),
         ("embedded?seed=1&seed=2", "option 'seed' is given twice"),
         ("embedded:here", "nothing can follow the colon; type 'embedded'"),
-        ("imagefolder", "doesn't say where the data are; type imagefolder:PATH"),
-        ("hf:?train=x", "doesn't say where the data are; type hf:NAME_OR_PATH"),
+        ("imagefolder", "is incomplete: type imagefolder:PATH"),
+        ("hf:?train=x", "is incomplete: type hf:NAME_OR_PATH"),
     ],
 )
 def test_malformed_names(load, name, says):
@@ -199,7 +198,7 @@ def test_damaged_cache_is_named_and_never_replaced(load, tmp_path, damage):
     file.write_bytes({"truncated": data[:-1000], "one byte changed": data, "empty": b""}[damage])
     before = file.read_bytes()
     # as a new process: one that has found a file whole reads it again only when its time of change says so
-    kept.forget()
+    cache.forget()
     message = error_of(load, "embedded?train=40&test=40")
     assert f"{str(file)!r} is damaged" in message and f"delete it and run again: rm {file}" in message
     assert file.read_bytes() == before
@@ -673,7 +672,7 @@ def write_untyped(folder: Path, labels: list[int]) -> None:
 
 def test_integer_labels_need_names(load, tmp_path):
     write_untyped(tmp_path / "untyped", [1, 0, 1])
-    assert "the labels are the numbers 0 to 1 without names" in error_of(load, "hf:untyped")
+    assert "label 0 has no name; put classnames.txt with 2 names" in error_of(load, "hf:untyped")
     assert load("hf:untyped?classnames=sea lion,walrus").classnames == ("sea lion", "walrus")
     (tmp_path / "untyped" / "classnames.json").write_text('["seal", "walrus"]')
     data = load("hf:untyped")
@@ -686,7 +685,7 @@ def test_integer_labels_of_a_data_set_called_cifar10_get_its_published_names_if_
     write_untyped(tmp_path / "cifar10", list(range(10)))
     assert load("hf:cifar10").classnames == LABEL_ORDERS["cifar10"]
     write_untyped(tmp_path / "fashion_mnist", [0, 1, 2])
-    assert "without names" in error_of(load, "hf:fashion_mnist")
+    assert "label 0 has no name; put classnames.txt with 3 names" in error_of(load, "hf:fashion_mnist")
 
 
 def test_labels_below_zero_are_refused(load, tmp_path):
@@ -829,7 +828,7 @@ def test_short_and_missing_fashion_mnist_files(load, tmp_path):
 
 def test_fashion_mnist_is_found_where_debian_puts_it(load, tmp_path, monkeypatch):
     packed = tmp_path / "debian"
-    monkeypatch.setattr(torchvision_layout, "DEBIAN", packed)
+    monkeypatch.setattr(arrays, "DEBIAN", packed)
     assert "install Debian's package dataset-fashion-mnist" in error_of(load, "fashion-mnist")
     packed.mkdir()
     assert "train-images-idx3-ubyte.gz' can't be unpacked" in error_of(load, "fashion-mnist")
@@ -840,10 +839,10 @@ def test_fashion_mnist_is_found_where_debian_puts_it(load, tmp_path, monkeypatch
 
 def test_debians_own_fashion_mnist(load, monkeypatch):
     shared = Path(__file__).parents[3] / "shared" / "data" / "fashion-mnist"
-    found = next((folder for folder in (torchvision_layout.DEBIAN, shared) if folder.is_dir()), None)
+    found = next((folder for folder in (arrays.DEBIAN, shared) if folder.is_dir()), None)
     if found is None:
         pytest.skip("Debian's package dataset-fashion-mnist is not installed")
-    monkeypatch.setattr(torchvision_layout, "DEBIAN", found)
+    monkeypatch.setattr(arrays, "DEBIAN", found)
     data = load("fashion-mnist")
     assert torch.bincount(data.train.labels).tolist() == [6000] * 10
     assert torch.bincount(data.test.labels).tolist() == [1000] * 10

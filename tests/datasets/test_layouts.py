@@ -7,8 +7,7 @@ import pytest
 
 from fedbench.core.errors import FedbenchError
 from fedbench.datasets import load_dataset
-from fedbench.datasets.aliases import same_data
-from fedbench.datasets.catalogue import CARDS, card_of
+from fedbench.datasets.catalogue import CARDS, card_of, same_data
 from fedbench.datasets.names import parse_name
 from tests.datasets.pictures import png
 
@@ -249,10 +248,16 @@ def test_splits_of_coop_bring_names_and_find_their_images(folder, load, tmp_path
     [
         ({"train": [["a.jpg", 0, "cat"]], "test": [["b.jpg", 0, "dog"]]}, "label 0 is called 'cat' and 'dog'"),
         ({"train": [["a.jpg", 0, "cat"]]}, "must hold the lists train, val and test"),
-        ({"train": [["a.jpg", 0, "cat"]], "test": [["a.jpg", 2, "dog"]]}, "label 1 has no image and no name"),
-        ({"train": [["a.jpg", 0, "cat"]], "test": [["gone.jpg", 0, "cat"]]}, "no file 'gone.jpg'"),
+        ({"train": [["a.jpg", 0, "cat"]], "test": [["a.jpg", 2, "dog"]]}, "label 1 has no name; type"),
+        (
+            {"train": [["a.jpg", 0, "cat"]], "test": [["gone.jpg", 0, "cat"]]},
+            "no file '.*/gone.jpg'; complete the data",
+        ),
         ({"train": [["gone.jpg", 0, "cat"]], "test": [["a.jpg", 0, "cat"]]}, "no image 'gone.jpg' lies below"),
-        ({"train": [["a.jpg", 0, "cat"]], "test": [["../a.jpg", 0, "cat"]]}, "no file '../a.jpg'"),
+        (
+            {"train": [["a.jpg", 0, "cat"]], "test": [["../a.jpg", 0, "cat"]]},
+            "'../a.jpg' leads out of the image",
+        ),
     ],
 )
 def test_damaged_splits_of_coop_are_refused(content, says, load, tmp_path):

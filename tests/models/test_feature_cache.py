@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Subset, TensorImages
-from fedbench.datasets import tensor_cache as kept
+from fedbench.datasets import cache as kept
 from fedbench.models.feature_cache import encode
 
 

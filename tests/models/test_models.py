@@ -138,7 +138,7 @@ def test_listing_backbones_imports_neither_torch_nor_open_clip() -> None:
         ("resnet8?widht=2", "unknown option of backbone 'resnet8': 'widht'; did you mean 'width'"),
         ("resnet8?width=wide", "option width='wide' of backbone 'resnet8': expected a whole number from 1 to 64"),
         ("resnet8?width=0", "option width='0'"),
-        ("resnet8?width=1&width=2", "option 'width' of backbone 'resnet8?width=1&width=2' is given twice"),
+        ("resnet8?width=1&width=2", "'resnet8?width=1&width=2': option 'width' is given twice"),
         ("resnet50?stem=tiny", "option stem='tiny' of backbone 'resnet50': expected one of cifar, imagenet"),
         ("resnet8:small", "takes no architecture or checkpoint"),
         ("alexnet?resize=32", "alexnet needs images of 63 px or more, got resize=32"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fedbench.datasets.names import parse_name
-from fedbench.kinds.registry import build, find, registered
+from fedbench.kinds.registry import build, registered
 
 if TYPE_CHECKING:
     from fedbench.core.federation import Dataset
@@ -28,9 +28,8 @@ def dataset_names() -> dict[str, str]:
 
 def takes_image_size(name: str) -> bool:
     """Whether ``load_dataset`` may need to know which size the images are for: its files may differ in it."""
-    parsed = parse_name(name)
-    source = cast("type[AnySource]", find("data set", parsed.scheme))
-    return source.scales_images and "size" not in parsed.options
+    source = cast("AnySource", build("data set", name)[0])
+    return source.scales_images and "size" not in parse_name(name).options
 
 
 def load_dataset(name: str, *, data_dir: Path, cache_dir: Path, image_size: int | None = None) -> Dataset:

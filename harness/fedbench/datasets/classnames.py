@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import read_bytes
+from fedbench.datasets.names import DatasetName, find
 
 # A name of lowercase letters, spaces and hyphens stands for itself, so PACS, VLCS, CIFAR-10 and CINIC-10 need no rows.
 WORDS = {
@@ -251,3 +252,30 @@ def words_beside(folder: Path, names: Sequence[str]) -> dict[str, str] | None:
         if file.exists():
             return words_in(file, names)
     return None
+
+
+def typed_words(parsed: DatasetName, data_dir: Path, names: Sequence[str]) -> dict[str, str] | None:
+    """Words as the options ``names=KNOWN``, ``classnames=a,b,c`` or ``classnames=FILE`` give them; None without any."""
+    where = repr(parsed.location)
+    known, given = parsed.choice("names", NAMED), parsed.options.get("classnames")
+    if known is not None:
+        return published_words(known, names, where)
+    if given is None:
+        return None
+    if "," in given:
+        return listed_words(given.split(","), names, f"{where}: option classnames={given!r}")
+    return words_in(find(given, data_dir, "class names file"), names)
+
+
+def words_of_numbers(names: Sequence[str], own: Mapping[str, str], where: str, folder: Path | None) -> tuple[str, ...]:
+    """The words for labels that are numbers, which ``own`` has to name; they may stand in ``folder``."""
+    missing = next((number for number in names if number not in own), None)
+    if missing is not None:
+        known = [f"?names={name}" for name, order in LABEL_ORDERS.items() if len(order) == len(names)]
+        maybe = f"{' or '.join(known)} if they are that data set, " if known else ""
+        file = f"put classnames.txt with {len(names)} names, one a line in label order, into {str(folder)!r}, or "
+        raise FedbenchError(
+            f"{where}: label {missing} has no name; {file if folder else ''}type {maybe}?classnames=a,b,c or "
+            "?classnames=FILE."
+        )
+    return tuple(own[number] for number in names)

@@ -35,7 +35,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Pillow tells formats by content and would hand some to other programs (EPS to Ghostscript); these it reads itself."""
 DECODING_VERSION = 1
 """Raised whenever the same file would give other pixels."""
-_SCAN_VERSION = 2
+_SCAN_VERSION = 3
 """Raised whenever what a scan keeps changes; scans of another version are made again."""
 
 

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedbench.core.errors import FedbenchError, NotHere, unknown_name
-from fedbench.kinds.base import taken_apart
-from fedbench.kinds.registry import find as find_plugin
-
-LISTING = "See fedbench list datasets."
+from fedbench.core.errors import FedbenchError, NotHere
+from fedbench.kinds.base import taken_apart, whole_number
+from fedbench.kinds.registry import build
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,12 @@ class DatasetName:
         value = self.options.get(option)
         if value is None:
             return None
-        # Python refuses to convert thousands of digits
-        if not (value.isascii() and value.isdigit() and len(value) <= 20) or not low <= int(value) <= high:
+        number = whole_number(value, low, high)
+        if number is None:
             raise FedbenchError(
                 f"data set {self.text!r}: option {option}={value!r} is not a whole number from {low} to {high}."
             )
-        return int(value)
+        return number
 
     def size(self) -> int | None:
         """The option ``size``, the side in pixels that images are brought to."""
@@ -52,20 +50,8 @@ class DatasetName:
 
 def parse_name(name: str) -> DatasetName:
     """``name`` taken apart and held against the sources that are registered."""
-    scheme, location, _ = taken_apart(name.partition("?")[0])
-    cls = find_plugin("data set", scheme, LISTING)
-    if cls.location is None and location is not None:
-        raise FedbenchError(f"data set {name!r}: nothing can follow the colon; type {scheme!r}. {LISTING}")
-    if cls.location is not None and not location:
-        raise FedbenchError(f"data set {name!r} doesn't say where the data are; type {cls.usage()}. {LISTING}")
-    try:
-        options = taken_apart(name)[2]
-    except FedbenchError as error:
-        raise FedbenchError(f"data set {error}") from None
-    for option in options:
-        if option not in cls.options():
-            raise unknown_name(f"option of data set {scheme!r}", option, cls.options())
-    return DatasetName(name, scheme, location or "", options)
+    source, location = build("data set", name)
+    return DatasetName(name, source.name, location, taken_apart(name)[2])
 
 
 def find(path: str, data_dir: Path, what: str) -> Path:

@@ -37,7 +37,7 @@ class Cifar10(_Read):
     """CIFAR-10 in torchvision's layout below --data-dir; ?download=true fetches it."""
 
     name = "cifar10"
-    reader = "torchvision_layout"
+    reader = "arrays"
     taken = ("download", "limit")
 
 
@@ -45,7 +45,7 @@ class Cifar100(_Read):
     """CIFAR-100 in torchvision's layout below --data-dir; ?download=true fetches it."""
 
     name = "cifar100"
-    reader = "torchvision_layout"
+    reader = "arrays"
     taken = ("download", "limit")
 
 
@@ -53,7 +53,7 @@ class FashionMnist(_Read):
     """Fashion-MNIST in torchvision's layout below --data-dir; ?download=true fetches it."""
 
     name = "fashion-mnist"
-    reader = "torchvision_layout"
+    reader = "arrays"
     taken = ("download", "limit")
 
 
@@ -82,7 +82,7 @@ class ListFile(_Read):
 
     name = "listfile"
     location = "PATH"
-    reader = "listfile"
+    reader = "listed"
     taken = ("root", "test", "size", "classnames", "names", "limit")
     scales_images = True
 
@@ -92,7 +92,7 @@ class CsvFile(_Read):
 
     name = "csv"
     location = "FILE"
-    reader = "csv_file"
+    reader = "listed"
     taken = (
         *("path", "label", "domain", "client", "split", "test"),
         *("root", "suffix", "size", "classnames", "limit"),
@@ -105,5 +105,5 @@ class Leaf(_Read):
 
     name = "leaf"
     location = "FOLDER"
-    reader = "leaf"
+    reader = "arrays"
     taken = ("limit",)

@@ -119,6 +119,13 @@ def taken_apart(text: str) -> tuple[str, str | None, dict[str, str]]:
     return name, location if colon else None, options
 
 
+def whole_number(text: str, low: int, high: int) -> int | None:
+    """The whole number from ``low`` to ``high`` that an option's value stands for; None where it is none."""
+    # Python refuses to convert thousands of digits
+    is_number = text.isascii() and text.isdigit() and len(text) <= 20
+    return int(text) if is_number and low <= int(text) <= high else None
+
+
 def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str], text: str) -> tuple[AnyPlugin, str]:
     """The plug-in with ``options`` for its parameters, and its location. FedbenchError for what it does not take."""
     listing = f"See fedbench list {listed_as(cls.kind)}."

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import ImageSource, Subset
 from fedbench.core.types import FrozenEncoder
-from fedbench.datasets.tensor_cache import Content, damaged, kept
+from fedbench.datasets.cache import Content, damaged, kept
 
 _KIND = "feature cache"
 _KEPT = (torch.float32, torch.float16)

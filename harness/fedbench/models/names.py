@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.kinds.base import taken_apart, whole_number
 from fedbench.kinds.registry import build, find, parted, registered
 
 if TYPE_CHECKING:
@@ -90,9 +91,9 @@ def parse_backbone(name: str) -> BackboneName:
 
     What others registered has parameters of its own, which are no part of the answer.
     """
-    body, _, query = name.partition("?")
-    family, colon, rest = body.partition(":")
-    known = cast("type[AnyFamily]", find("backbone", parted("backbone", body)[0], LIST_HINT))
+    family, location, options = taken_apart(name)
+    rest = location or ""
+    known = cast("type[AnyFamily]", find("backbone", parted("backbone", name)[0], LIST_HINT))
     if known.name not in _OURS:
         build("backbone", name)
         return BackboneName(name, known.name)
@@ -111,67 +112,33 @@ def parse_backbone(name: str) -> BackboneName:
             raise FedbenchError(f"backbone {name!r} is incomplete: write 'hf-clip:NAME_OR_FOLDER'.")
     else:
         arch = checkpoint = ""
-        if colon or "@" in family:
+        if location is not None or "@" in family:
             raise FedbenchError(f"backbone {family!r} takes no architecture or checkpoint, got {name!r}. {LIST_HINT}")
-    numbers: dict[str, int] = {}
-    words: dict[str, str] = {}
-    for pair in query.split("&") if query else ():
-        option, _, value = pair.partition("=")
-        allowed = known.options()
+    allowed = known.options()
+    for option, value in options.items():
         if not allowed:
-            raise FedbenchError(f"backbone {family!r} takes no options, got {pair!r}.")
+            raise FedbenchError(f"backbone {family!r} takes no options, got '{option}={value}'.")
         if option not in allowed:
             raise unknown_name(f"option of backbone {family!r}:", option, allowed, LIST_HINT)
-        if option in numbers or option in words:
-            raise FedbenchError(f"option {option!r} of backbone {name!r} is given twice.")
-        if option == "weights":
-            words[option] = _weights(family, value)
-        elif option in _WORDS:
-            words[option] = _word(family, option, value)
-        else:
-            numbers[option] = _whole_number(family, option, value)
-    if "projector_layers" in numbers and "projector" not in numbers:
+    values = {option: _value(family, option, value) for option, value in options.items()}
+    if "projector_layers" in values and "projector" not in values:
         raise FedbenchError(f"backbone {name!r}: projector_layers needs a projector; add '&projector=WIDTH'.")
-    if "weights" in words and words.get("stem") == "cifar":
+    if "weights" in values and values.get("stem") == "cifar":
         raise FedbenchError(
             f"backbone {name!r}: weights of ImageNet are for its stem of 7x7 and stride 2, and stem=cifar has another; "
             "leave one of them out (resize=224 enlarges small images)."
         )
-    return BackboneName(
-        text=name,
-        family=family,
-        arch=arch,
-        checkpoint=checkpoint,
-        width=numbers.get("width", 4),
-        projector=numbers.get("projector"),
-        projector_layers=numbers.get("projector_layers", 1),
-        dense=numbers.get("dense", 2),
-        bn=numbers.get("bn", 0),
-        resize=numbers.get("resize"),
-        stem=words.get("stem", "imagenet"),
-        weights=words.get("weights", ""),
-    )
+    return BackboneName(name, family, arch, checkpoint, **values)
 
 
-def _whole_number(family: str, option: str, value: str) -> int:
-    high = _NUMBERS[option]
-    # Python refuses to convert thousands of digits
-    if not (value.isascii() and value.isdigit() and len(value) <= 20 and 1 <= int(value) <= high):
-        raise FedbenchError(
-            f"option {option}={value!r} of backbone {family!r}: expected a whole number from 1 to {high}."
-        )
-    return int(value)
-
-
-def _weights(family: str, value: str) -> str:
-    if not value:
-        raise FedbenchError(f"option weights='' of backbone {family!r}: expected {IMAGENET} or a file.")
-    return value
-
-
-def _word(family: str, option: str, value: str) -> str:
-    if value not in _WORDS[option]:
-        raise FedbenchError(
-            f"option {option}={value!r} of backbone {family!r}: expected one of {', '.join(_WORDS[option])}."
-        )
-    return value
+def _value(family: str, option: str, value: str) -> Any:
+    """A number of `_NUMBERS`, one of `_WORDS`, or any text."""
+    where = f"option {option}={value!r} of backbone {family!r}: expected"
+    if option in _WORDS and value not in _WORDS[option]:
+        raise FedbenchError(f"{where} one of {', '.join(_WORDS[option])}.")
+    if option not in _NUMBERS:
+        return value
+    number = whole_number(value, 1, _NUMBERS[option])
+    if number is None:
+        raise FedbenchError(f"{where} a whole number from 1 to {_NUMBERS[option]}.")
+    return number

@@ -12,7 +12,7 @@ from typing import Any
 from fedbench.cli.options import CACHE_DIR, DATA_DIR, all_assignments
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import expanded
-from fedbench.suites.layers import LISTS
+from fedbench.suites.resolve import LISTS
 
 Names = str | Iterable[str]
 Folder = str | Path

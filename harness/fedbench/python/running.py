@@ -23,8 +23,7 @@ from fedbench.runs.engines import ENGINES
 from fedbench.runs.engines.scheduler import Policy
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
-from fedbench.suites.layers import RUN_KEYS
-from fedbench.suites.resolve import Overrides, parse_assignment
+from fedbench.suites.resolve import RUN_KEYS, Overrides, parse_assignment
 from fedbench.suites.single import single
 from fedbench.workflow import plan
 from fedbench.workflow.execution import Storing, carry_out

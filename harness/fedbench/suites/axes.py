@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from fedbench.core.errors import FedbenchError
-from fedbench.suites.places import line_of
+from fedbench.suites.files import Lines, line_of
 
 GRID = "grid"
 """The scale that axes make."""
@@ -63,7 +63,7 @@ def places(axes: Axes) -> dict[str, dict[str, str]]:
     return {place_name(at): at for at in choices}
 
 
-def gridded(content: Mapping[str, Any], where: str, lines: Mapping[tuple[int | str, ...], int]) -> dict[str, Any]:
+def gridded(content: Mapping[str, Any], where: str, lines: Lines) -> dict[str, Any]:
     """A suite's ``content`` whose axes, where it has some, are a scale of settings as well.
 
     ``where`` is the file's name in errors, ``lines`` the lines of its parts.

@@ -1,27 +1,49 @@
-"""From a suite and the command line to its runs: rows of methods, crossed with settings and seeds."""
+"""From a suite and the command line to its runs: rows of methods, crossed with settings and seeds.
+
+Sweeps: a setting with several values makes a row of each, and two such settings a row of every pair.
+
+A method that a suite has no row for (``--method mine``) runs on the suite's own backbone with the suite's settings, and
+on every other backbone that the suite's baseline runs on with the baseline's settings there, so that its numbers stand
+beside the baseline's. What the method's own recipe sets comes before either.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.hyper import declared
 from fedbench.core.spec import RunSpec, stack_names
-from fedbench.datasets.aliases import same_data
-from fedbench.kinds.registry import plugins_everywhere
-from fedbench.suites.added import added_rows
-from fedbench.suites.layers import READ_BY_SOME, LayerSource, reads, section_of
-from fedbench.suites.resolve import Cell, Find, Overrides, checked_seed, finder, resolve
+from fedbench.datasets.catalogue import same_data
+from fedbench.kinds.registry import find_method, plugins_everywhere
+from fedbench.models.names import canonical_backbone
+from fedbench.suites.resolve import (
+    READ_BY_SOME,
+    Cell,
+    Find,
+    LayerSource,
+    Overrides,
+    checked_seed,
+    finder,
+    reads,
+    resolve,
+    section_of,
+)
 from fedbench.suites.suite import Row, Scale, Setting, Suite
-from fedbench.suites.sweeps import combinations, named, swept
+
+_ONE_VALUE = ("dataset", "backbone", "text_encoder", "teacher", "templates", "device", "scenario", "metrics")
+"""Settings whose value may hold a comma, or is itself a list."""
+_MOST = 1000
+"""Combinations of one sweep; more is a slip of the keyboard."""
 
 
 def expand(suite: Suite, overrides: Overrides) -> list[RunSpec]:
     """All runs of ``suite`` by setting, row, then seed. ``--method`` picks the suite's rows of that name, or adds some.
 
-    A setting with several values stands for as many rows (`fedbench.suites.sweeps`). A data set in ``overrides`` picks
+    A setting with several values stands for as many rows (`swept`). A data set in ``overrides`` picks
     settings where it can, see `narrowed`.
     Cells that come to the same run give one spec, which carries the published keys of all of them.
     """
@@ -176,3 +198,187 @@ def _refuse_unread(key: str, stacks: Sequence[str], where: str, find: Find) -> N
         if name not in declared(cls.Params):
             raise unknown_name(f"hyper-parameter of {head}", name, declared(cls.Params))
         raise FedbenchError(f"{where} {key}: no row runs {head}; rows run {', '.join(sorted(stacks))}.")
+
+
+# --- sweeps
+
+
+def combinations(sets: Sequence[tuple[str, str]]) -> list[tuple[tuple[tuple[str, str], ...], dict[str, str]]]:
+    """Every choice of one value a key from ``sets``, whose values are separated by commas: ``fedprox.mu=0.1,0.01``.
+
+    With each the part of it that has several values. FedbenchError for an empty value, one that stands twice, and too
+    many combinations.
+    """
+    values = {key: _values(key, text) for key, text in sets}
+    several = [key for key, given in values.items() if len(given) > 1]
+    return [(tuple(choice.items()), {key: choice[key] for key in several}) for choice in _choices(values)]
+
+
+def swept(rows: Sequence[Row]) -> Iterator[Row]:
+    """``rows``, of those whose ``set`` has lists a row for every combination of their values, named by them."""
+    for row in rows:
+        lists = {key: value for key, value in row.set.items() if isinstance(value, list) and _may_sweep(key)}
+        try:
+            choices = _choices(lists)
+        except FedbenchError as error:
+            raise FedbenchError(f"{row.place('set')}{error}") from None
+        yield from (named(row.model_copy(update={"set": row.set | choice}), choice) for choice in choices)
+
+
+def named(row: Row, values: Mapping[str, Any]) -> Row:
+    """``row``, whose label says which of a sweep's ``values`` it has: ``fedprox, mu=0.1``."""
+    heads = {"training", "scenario", *row.stack}
+    own = [(key, value) for key, value in values.items() if "." not in key or key.partition(".")[0] in heads]
+    words = [f"{key.rpartition('.')[2]}={value}" for key, value in own]
+    return row.model_copy(update={"label": ", ".join([row.label or row.method, *words])}) if words else row
+
+
+def _choices(values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    for key, given in values.items():
+        if not given or any(given.count(value) > 1 for value in given):
+            raise FedbenchError(
+                f"{key}={','.join(map(str, given))}: a sweep's values must differ, and there must be some."
+            )
+    count = 1
+    for given in values.values():
+        count *= len(given)
+    if count > _MOST:
+        raise FedbenchError(f"the sweeps over {', '.join(values)} have {count} combinations; at most {_MOST} are run.")
+    return [dict(zip(values, choice, strict=True)) for choice in product(*values.values())]
+
+
+def _values(key: str, text: Any) -> list[Any]:
+    # code may set a value itself; what is typed is text
+    if not _may_sweep(key) or not isinstance(text, str):
+        return [text]
+    parts = [part.strip() for part in text.split(",")]
+    if "" in parts and len(parts) > 1:
+        raise FedbenchError(f"--set {key}={text}: there is an empty value between its commas.")
+    return parts
+
+
+def _may_sweep(key: str) -> bool:
+    return key.rpartition(".")[2] not in _ONE_VALUE and not key.startswith("backbone.")
+
+
+# --- rows for methods that a suite has none for
+
+
+@dataclass(frozen=True)
+class Added:
+    """A row that the command line adds to a suite."""
+
+    row: Row
+    backbones: tuple[str, ...]
+    """One, or those of the grid's settings."""
+    like: str = ""
+    """What the suite calls the row whose settings it has; empty for the suite's own settings."""
+
+
+def added_rows(suite: Suite, method: str, overrides: Overrides) -> list[Added]:
+    """The rows of ``method``, which has none in ``suite``; where a backbone is given, the one row that fits it."""
+    grid = _Grid.of(suite, overrides)
+    mine = Added(Row(method=method), tuple(dict.fromkeys(grid.own.values())))
+    uses_own = any(grid.backbone(row) is None for row in grid.rows)
+    further = list(_beside(_references(grid.rows, suite), method, grid, uses_own, _decided(method, overrides)))
+    given = dict(overrides.sets).get("backbone")
+    if given is not None:
+        return [one for one in further if canonical_backbone(given) in one.backbones][:1] or [mine]
+    return [mine, *further] if uses_own or not further else further
+
+
+def text_of_added(suite: Suite, overrides: Overrides) -> Iterator[str]:
+    """A line for each method of ``overrides`` without a row in ``suite``, where backbones had to be chosen."""
+    grid = _Grid.of(suite, overrides)
+    named = {backbone for row in grid.rows if (backbone := grid.backbone(row)) is not None}
+    for method in overrides.methods if named - {*grid.own.values()} else ():
+        if is_added(suite, method):
+            rows = added_rows(suite, method, overrides)
+            parts = [f"on {', '.join(one.backbones)} with {_inherited(one, grid.scale)}" for one in rows]
+            left = sorted(named - {backbone for one in rows for backbone in one.backbones})
+            beside = f"; not on {', '.join(left)} (--backbone chooses one)" if left else ""
+            yield f"{method} has no row in suite {suite.name}; it runs {' and '.join(parts)}{beside}"
+
+
+def is_added(suite: Suite, method: str) -> bool:
+    """Whether no row of ``suite`` runs the stack ``method``."""
+    return stack_names(method) not in {row.stack for row in suite.rows}
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The part of a suite that is run."""
+
+    scale: str
+    own: Mapping[str, str]
+    """The backbone of rows that name none, by setting; by no name in a suite without a grid."""
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def of(cls, suite: Suite, overrides: Overrides) -> _Grid:
+        name = overrides.scale or next(iter(suite.scales), "")
+        scale = suite.scales.get(name)
+        if scale is None:  # an unknown one is refused when the suite is expanded
+            return cls(name, {"": canonical_backbone(suite.backbone)}, suite.rows)
+        chosen = [one for one in scale.settings if not overrides.settings or one.name in overrides.settings]
+        of_scale = scale.set.get("backbone", suite.backbone)
+        own = {one.name: canonical_backbone(str(one.set.get("backbone", of_scale))) for one in chosen}
+        return cls(name, own, tuple(row for row in suite.rows if not row.only or set(row.only) & set(own)))
+
+    def backbone(self, row: Row) -> str | None:
+        """The one that ``row`` names itself."""
+        named = row.at.get(self.scale, {}).get("backbone", row.set.get("backbone"))
+        return None if named is None else canonical_backbone(str(named))
+
+
+def _references(rows: Sequence[Row], suite: Suite) -> list[Row]:
+    """Of ``rows`` the baseline's; where there is none, those of the method that stands first."""
+    name = suite.baseline.partition(" · ")[0]
+    found = [row for row in rows if name in (row.label, row.method, "+".join(row.stack))]
+    return found or [row for row in rows if row.method == rows[0].method]
+
+
+def _beside(
+    references: Iterable[Row], method: str, grid: _Grid, uses_own: bool, decided: Collection[str]
+) -> Iterator[Added]:
+    """A row for each backbone that a reference names, in the settings in which the method has it from no other row."""
+    taken = {(name, backbone) for name, backbone in grid.own.items() if uses_own}
+    for row in references:
+        backbone = grid.backbone(row)
+        names = [name for name in grid.own if not row.only or name in row.only]
+        free = [name for name in names if (name, backbone) not in taken]
+        if backbone is not None and free:
+            taken |= {(name, backbone) for name in free}
+            made = Row(
+                method=method,
+                set=_shared(LayerSource("", row.set, row, ("set",)), decided),
+                at={name: _shared(LayerSource("", own, row, ("at", name)), decided) for name, own in row.at.items()},
+                only=() if len(free) == len(grid.own) else tuple(free),
+            )
+            yield Added(made, (backbone,), row.label or row.method)
+
+
+def _decided(method: str, overrides: Overrides) -> set[str]:
+    """Names of the settings that the stack's recipes or the command line set."""
+    recipes = [find_method(name, overrides.plugin_files).recipe for name in stack_names(method)]
+    given = {key.removeprefix("training.").removeprefix("scenario.") for key, _ in overrides.sets}
+    return given.union(*recipes)
+
+
+def _shared(source: LayerSource, decided: Collection[str]) -> dict[str, Any]:
+    """Of a row's settings those of the run, its data and its training that nobody has ``decided``."""
+    found = {}
+    for key, value in source.settings.items():
+        try:
+            section, name = section_of(key, ())
+        except FedbenchError as error:
+            raise FedbenchError(f"{source.place(key)}{error}") from None
+        if section != "other-method" and name not in {*READ_BY_SOME, *decided}:
+            found[key] = value
+    return found
+
+
+def _inherited(one: Added, scale: str) -> str:
+    settings = {**one.row.set, **one.row.at.get(scale, {})}
+    values = ", ".join(f"{key}={value}" for key, value in settings.items() if key != "backbone")
+    return f"{values} from the row {one.like}" if values else "the suite's settings"

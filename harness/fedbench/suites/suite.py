@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
@@ -21,18 +22,63 @@ from pydantic import (
 )
 
 from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.metric_names import GROUPS
 from fedbench.core.spec import MOST_SEED, no_bool, stack_names
 from fedbench.kinds.measured import column_metric, objective_metric, printed_metric, ranking_metric
 from fedbench.suites.axes import gridded
-from fedbench.suites.extending import extended
-from fedbench.suites.naming import Name, of_versions, plain
-from fedbench.suites.places import PlaceInFile, line_of, lines_of
-from fedbench.suites.published_keys import PUBLISHED_METRICS, Key, as_key, columns_of
-from fedbench.suites.registered import suite_bytes, suite_files
-from fedbench.suites.safe_yaml import read_yaml
+from fedbench.suites.files import Lines, extended, line_of, read_yaml, suite_bytes, suite_files
 
+LONGEST_NAME = 100
+Key = dict[str, str]
+"""Columns of a file of published numbers, with the values that pick the lines a run replays."""
+
+PUBLISHED_METRICS: dict[str, Key] = {
+    "global_accuracy": {"metric": "accuracy"},
+    **{f"{group}_accuracy": {"metric": f"accuracy_{group}"} for group in GROUPS},
+}
+"""Our name of a metric -> the columns of the published one."""
+
+
+def _columns_of(printed: object) -> object:
+    """The columns that pick a metric's numbers; a name alone is that of the column ``metric``."""
+    return {"metric": printed} if isinstance(printed, str) else printed
+
+
+def _as_key(given: object) -> object:
+    """A mapping's columns and values as text."""
+    return {str(column): str(value) for column, value in given.items()} if isinstance(given, Mapping) else given
+
+
+def _shown(name: str) -> str:
+    """``name``, if it can stand in a table, a file's name and a terminal."""
+    if not name.isprintable() or name != name.strip():
+        raise ValueError("it must be printable, without spaces at its ends")
+    if name and not any(character.isalnum() for character in name):
+        raise ValueError("it must have a letter or a digit")
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(f"it must have at most {LONGEST_NAME} bytes")
+    return name
+
+
+def _plain(name: str) -> str:
+    """``name``, if it is that of a file in a folder and leads nowhere else."""
+    if name and (Path(name).name != name or name.startswith(".")):
+        raise ValueError("it must be the name of a file, without folders and ending")
+    return name
+
+
+Name = Annotated[str, Field(max_length=LONGEST_NAME), AfterValidator(_shown)]
 Seed = Annotated[int, BeforeValidator(no_bool), Field(ge=0, le=MOST_SEED)]
 Accuracy = Annotated[str, AfterValidator(ranking_metric)]
+
+
+@dataclass(frozen=True)
+class PlaceInFile:
+    """Where a part of a suite stands: its file, the lines of all that is in the file, and the path to it there."""
+
+    file: str
+    lines: Lines
+    path: tuple[int | str, ...] = ()
 
 
 class _Part(BaseModel):
@@ -44,10 +90,7 @@ class _Part(BaseModel):
         if self._place is None:
             return ""
         path = (*self._place.path, *further)
-        line = next(
-            self._place.lines[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self._place.lines
-        )
-        return f"{self._place.file}, line {line}, {'.'.join(map(str, path))}: "
+        return f"{self._place.file}, line {line_of(self._place.lines, path)}, {'.'.join(map(str, path))}: "
 
 
 class _Replaying(_Part):
@@ -59,7 +102,7 @@ class _Replaying(_Part):
         keys = [given] if isinstance(given, Mapping) else given
         if not isinstance(keys, list) or not all(isinstance(key, Mapping) for key in keys):
             raise ValueError("published is a mapping from column to value, or a list of them")
-        return tuple(as_key(key) for key in keys)
+        return tuple(_as_key(key) for key in keys)
 
 
 class Row(_Replaying):
@@ -95,7 +138,7 @@ class Mean(_Part):
 
     name: Name = Field(min_length=1, description="what its table is called")
     over: tuple[str, ...] = Field(min_length=2, description="names of settings")
-    published: Annotated[Key, BeforeValidator(as_key)] = Field(
+    published: Annotated[Key, BeforeValidator(_as_key)] = Field(
         default_factory=dict, description="columns in place of the settings', to pick its published numbers"
     )
 
@@ -131,11 +174,11 @@ class Suite(_Part):
         default_factory=dict, description="settings with their values: the grid of all their combinations"
     )
     means: tuple[Mean, ...] = Field((), description="means over settings, a table each")
-    published: Annotated[str, AfterValidator(plain)] = Field(
+    published: Annotated[str, AfterValidator(_plain)] = Field(
         "", description="file of published numbers that the rows' keys refer to"
     )
     published_metrics: dict[
-        Annotated[str, AfterValidator(printed_metric)], Annotated[Key, BeforeValidator(columns_of)]
+        Annotated[str, AfterValidator(printed_metric)], Annotated[Key, BeforeValidator(_columns_of)]
     ] = Field(default_factory=lambda: dict(PUBLISHED_METRICS), description="our metric -> the published one's columns")
     baseline: str = Field("fedavg", description="row the others are compared with")
     headline: Accuracy = Field("global_accuracy", description="metric the leaderboard is sorted by and Δ is taken of")
@@ -154,7 +197,11 @@ class Suite(_Part):
     @field_validator("changes")
     @classmethod
     def _are_of_its_versions(cls, changes: dict[int, str], info: ValidationInfo) -> dict[int, str]:
-        return dict(of_versions(changes, info.data.get("version", 1)))
+        version = info.data.get("version", 1)
+        stray = sorted(number for number in changes if not 2 <= number <= version)
+        if stray:
+            raise ValueError(f"version {stray[0]} is none from 2 to the suite's version, {version}")
+        return changes
 
     @property
     def text(self) -> str:
@@ -211,12 +258,12 @@ def load_suite(name: str) -> Suite:
 
 def parse_suite(text: str | bytes, where: str) -> Suite:
     """The suite in ``text``; ``where`` is the file's name in errors."""
-    node, content = read_yaml(text, where)
+    content, lines = read_yaml(text, where)
     if not isinstance(content, dict):
         raise FedbenchError(f"{where}, line 1: a suite is a mapping with name, scenario and rows.")
     is_extended = "extends" in content
     content, rows = extended(content, where)
-    lines = {_in_whole(path, rows): line for path, line in lines_of(node).items()}
+    lines = {_in_whole(path, rows): line for path, line in lines.items()}
     try:
         suite = Suite.model_validate(gridded(content, where, lines))
     except ValidationError as error:

@@ -201,7 +201,7 @@ def _held(federation: Federation) -> list[list[int]]:
 def kinds_of(name: str) -> list[str]:
     """The kinds of which there is a plug-in of that name; no methods. FedbenchError for none of them."""
     from fedbench.kinds.registry import parted, registered
-    from fedbench.suites.registered import suite_files
+    from fedbench.suites.files import suite_files
 
     head = name.partition("?")[0]
     found = [kind for kind in CHECKS if kind != "suite" and parted(kind, head)[0] in registered(kind)]

@@ -17,7 +17,7 @@ from fedbench.core.randomness import torch_generator
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Backbone
-from fedbench.datasets import tensor_cache
+from fedbench.datasets import cache
 from fedbench.kinds.registry import find_method
 from fedbench.models import load_backbone
 from fedbench.plugins.requirements import required_by
@@ -100,7 +100,7 @@ def tiny_spec(method: str, *, backbone: str = "", hidden: bool = False, **traini
 
 def tiny_run(spec: RunSpec, *, executor: ExecutorName = "auto", cores: int = 1, dataset: Dataset | None = None) -> Run:
     """``spec`` assembled on the tiny data set, or another, whose features are encoded once a process."""
-    tensor_cache.forget()
+    cache.forget()
     folder = scratch_folder()
     settings = Settings(data_dir=folder, cache_dir=folder, executor=executor, cores=cores)
     return prepare(spec, settings, dataset=dataset or tiny_dataset(), backbone=tiny_backbone(spec.backbone))

@@ -15,8 +15,7 @@ from fedbench.datasets.catalogue import card_of
 from fedbench.runs.inspection import Failed, Prepared, looks
 from fedbench.runs.memory import Memory
 from fedbench.runs.prepare import Settings
-from fedbench.suites.added import is_added, text_of_added
-from fedbench.suites.expand import expand, narrowed
+from fedbench.suites.expand import expand, is_added, narrowed, text_of_added
 from fedbench.suites.resolve import Overrides, parse_assignment
 from fedbench.suites.single import single
 from fedbench.suites.suite import Suite, load_suite, suite_names

@@ -17,8 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from fedbench.datasets.aliases import images_of, name_and_options
-from fedbench.datasets.catalogue import alike
+from fedbench.datasets.catalogue import alike, images_of, name_and_options
 from fedbench.models.names import split_checkpoint
 
 

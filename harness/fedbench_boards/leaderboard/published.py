@@ -22,9 +22,8 @@ from pydantic import ValidationError
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.metric_names import EACH_DOMAIN
 from fedbench.core.wording import heading
-from fedbench.suites.published_keys import Key
-from fedbench.suites.safe_yaml import read_yaml
-from fedbench.suites.suite import Row, Setting, Suite
+from fedbench.suites.files import read_yaml
+from fedbench.suites.suite import Key, Row, Setting, Suite
 from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard.comparable import Difference, Paper, differences, is_same_data, not_printed
 from fedbench_boards.leaderboard.model import Line, Printed, PrintedNumber
@@ -67,7 +66,7 @@ def load_paper(name: str, folder: Traversable) -> Paper:
     file = folder / f"{name}.paper.yaml"
     if not file.is_file():
         return Paper(paper=name)
-    _, content = read_yaml(file.read_bytes(), str(file))
+    content, _ = read_yaml(file.read_bytes(), str(file))
     try:
         return Paper.model_validate(content)
     except ValidationError as error:

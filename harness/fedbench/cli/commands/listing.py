@@ -71,7 +71,7 @@ def _list_settings() -> None:
     """Every setting that is no method's, with its default."""
     from fedbench.core.scenario import Scenario
     from fedbench.core.spec import RunSpec, Training
-    from fedbench.suites.layers import RUN_KEYS
+    from fedbench.suites.resolve import RUN_KEYS
 
     of_run = {name: RunSpec.model_fields[name] for name in RUN_KEYS}
     made = table("setting", "of the", "default", "what it is", whole=("setting", "of the"))
@@ -93,7 +93,7 @@ def _names(kind: str, files: tuple[Path, ...]) -> list[str]:
 
         return list(scenario_names())
     if kind == "suites":
-        from fedbench.suites.registered import suite_files
+        from fedbench.suites.files import suite_files
 
         return list(suite_files())
     from fedbench.kinds.registry import registered
@@ -107,7 +107,7 @@ def _lines(what: str) -> Iterator[Line]:
 
         yield from ((name, description, _own()) for name, description in scenario_names().items())
     elif what == "suites":
-        from fedbench.suites.registered import suite_files
+        from fedbench.suites.files import suite_files
         from fedbench.suites.suite import load_suite
 
         yield from ((name, load_suite(name).description, file.origin) for name, file in suite_files().items())

@@ -18,97 +18,62 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from fedbench.core.errors import FedbenchError
-from fedbench.core.federation import Dataset, Split
+from fedbench.core.errors import FedbenchError, NotHere, unknown_name
+from fedbench.core.federation import Dataset
+from fedbench.core.files import read_bytes, regular
 from fedbench.datasets.cache import read_json, write_json
 from fedbench.datasets.classnames import (
     LABEL_ORDERS,
     NAMED,
     label_order,
-    listed_words,
+    typed_words,
     words_beside,
     words_for,
-    words_in,
+    words_of_numbers,
 )
-from fedbench.datasets.content import MOST_CLASSES, dataset
-from fedbench.datasets.images import load_images
+from fedbench.datasets.content import MOST_CLASSES, SPLITS, dataset_of, numbered
 from fedbench.datasets.names import DatasetName, find
-from fedbench.datasets.readers.columns import Columns, choose_columns, images_of, remedy
-from fedbench.datasets.readers.hub import load_splits
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger(__name__)
 
 TESTS = ("test", "validation", "valid", "val")
+PROBE_SECONDS = 10
+"""How long the Hub may take to say whether it knows a data set."""
 
 
 def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     """The data set's train and test splits."""
-    folder = _local(parsed.location, data_dir)
-    splits = load_splits(parsed, folder, cache_dir / "huggingface")
-    train = _choose_split(parsed, splits, "train", ("train",))
-    test = _choose_split(parsed, splits, "test", [name for name in TESTS if name != train])
-    chosen = [name for name in (train, test) if name is not None]
-    columns = choose_columns(parsed, splits[chosen[0]].features)
-    for name in chosen:
-        _check_columns(splits[name], columns)
-    raw, labels = _categories(parsed, splits, chosen, columns.label)
-    domain_names, domains = _categories(parsed, splits, chosen, columns.domain) if columns.domain else ([], {})
-    client_names, clients = _clients(parsed, splits, chosen, columns.client)
-    files = [file["filename"] for name in chosen for file in splits[name].cache_files]
-    content = hashlib.sha256(json.dumps([raw, domain_names, len(labels), len(domains)]).encode())
-    content.update(json.dumps(client_names).encode() if client_names else b"")
-    for index in (*labels.values(), *domains.values(), *clients.values()):
-        content.update(index.numpy().tobytes())
-    _check_copy(cache_dir, files, columns, content.hexdigest())
-    classnames = _classnames(parsed, data_dir, folder, raw, labels)
+    folder, copy = _local(parsed.location, data_dir), cache_dir / "huggingface"
+    whole = _load_splits(parsed, folder, copy)
+    train = _choose_split(parsed, whole, "train", ("train",))
+    assert train is not None, "there is always a split to train on"
+    test = _choose_split(parsed, whole, "test", [name for name in TESTS if name != train])
+    names = dict(zip(SPLITS, (train, test), strict=True))
+    chosen = {role: whole[name] for role, name in names.items() if name is not None}
+    columns = _choose_columns(parsed, chosen["train"].features)
+    table = _table(parsed, names, chosen, columns)
+    _check_copy(cache_dir, list(chosen.values()), columns, table)
+    raw = [str(name) for name in table["label"].cat.categories]
+    classnames = _classnames(parsed, data_dir, folder, raw)
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    roots = [Path(os.path.realpath(root)) for root in (folder, cache_dir / "huggingface", HF_HUB_CACHE) if root]
-    encoded = [images_of(splits[name], f"{parsed.location}: {name}", columns.image, roots) for name in chosen]
-    images = load_images(encoded, parsed, cache_dir)
-    parts = [
-        Split(of_split, labels[name], domains.get(name), clients.get(name))
-        for of_split, name in zip(images.splits, chosen, strict=True)
-    ]
-    official = parts[1] if len(parts) == 2 else None
-    return dataset(
-        parsed.text,
-        classnames,
-        parts[0],
-        official,
-        tuple(domain_names),
-        shortest_side=images.shortest_side,
-        file_digests=images.file_digests,
-        client_names=client_names,
-    )
+    roots = [Path(os.path.realpath(root)) for root in (folder, copy, HF_HUB_CACHE) if root]
 
+    def images(part: pd.DataFrame) -> ImageColumn:
+        role = part["split"].iloc[0]
+        return _images_of(chosen[role], f"{parsed.location}: {names[role]}", columns["image"], roots)
 
-def _clients(
-    parsed: DatasetName, splits: Mapping[str, Any], chosen: Sequence[str], column: str | None
-) -> tuple[tuple[str, ...], dict[str, Tensor]]:
-    """The clients' names in order, numbers by size, and their places (n,) in every chosen split that has the column."""
-    if column is None:
-        return (), {}
-    having = [name for name in chosen if column in splits[name].features]
-    values = {name: splits[name].data.column(column).to_pylist() for name in having}
-    everything = {value for name in having for value in values[name]}
-    if None in everything or chosen[0] not in having:
-        raise FedbenchError(
-            f"{parsed.location!r}: column {column!r} has empty cells, or is not in the split {chosen[0]!r}; every "
-            "sample to train on needs its client."
-        )
-    of_feature = getattr(splits[chosen[0]].features[column], "names", None)
-    names = list(range(len(of_feature))) if of_feature else sorted(everything)
-    place = {value: number for number, value in enumerate(names)}
-    called = tuple(map(str, of_feature or names))
-    return called, {name: torch.tensor([place[value] for value in values[name]]) for name in having}
+    return dataset_of(table, images, classnames, parsed, cache_dir)
 
 
 def _local(location: str, data_dir: Path) -> Path | None:
@@ -137,99 +102,360 @@ def _choose_split(parsed: DatasetName, splits: Mapping[str, Any], role: str, nam
     return found[0] if found else None
 
 
-def _check_columns(split: Any, columns: Columns) -> None:
-    """FedbenchError where the library's copy of a split is damaged such that reading it would crash."""
+def _table(
+    parsed: DatasetName, names: Mapping[str, str | None], chosen: Mapping[str, Any], columns: Mapping[str, str]
+) -> pd.DataFrame:
+    """Split, label, domain and client of every sample of the splits ``chosen``; ``names`` is what they are called."""
+    import pandas as pd  # takes half a second
+
+    parts = []
+    for role, split in chosen.items():
+        cells: dict[str, Any] = {"split": [role] * len(split)}
+        for option in ("label", "domain", "client"):
+            column = columns.get(option)
+            if column is None or (option == "client" and role == "test" and column not in split.features):
+                continue
+            if column not in split.features:
+                raise FedbenchError(
+                    f"{parsed.location!r}: split {names[role]!r} has no column {column!r}; choose another split."
+                )
+            cells[option] = _cells(split, column)
+            if not cells[option] or None in cells[option]:
+                raise FedbenchError(
+                    f"{parsed.location!r}: column {column!r} of split {names[role]!r} has empty cells; choose another."
+                )
+        _cells(split, columns["image"], read=False)
+        parts.append(pd.DataFrame(cells, dtype=object))
+    table = pd.concat(parts, ignore_index=True)
+    features = chosen["train"].features
+    for option in table.columns.drop("split"):
+        column = columns[option]
+        table[option] = _categories(f"{parsed.location!r}: column {column!r}", features[column], table[option], option)
+    return table
+
+
+def _cells(split: Any, column: str, *, read: bool = True) -> list[Any]:
+    """A column's values; FedbenchError where the library's copy is damaged such that reading it would crash."""
     import pyarrow
 
     try:
-        for column in filter(None, (columns.image, columns.label, columns.domain, columns.client)):
-            if column in split.features:
-                split.data.column(column).validate(full=True)
+        split.data.column(column).validate(full=True)
+        return split.data.column(column).to_pylist() if read else []
     except pyarrow.ArrowException as error:
-        files = [file["filename"] for file in split.cache_files]
-        raise FedbenchError(f"the copy of the data in {files[0]!r} is damaged; {remedy(files)}.") from error
+        files = _files(split)
+        raise FedbenchError(f"the copy of the data in {files[0]!r} is damaged; {_remedy(files)}.") from error
 
 
-def _check_copy(cache_dir: Path, files: Sequence[str], columns: Columns, digest: str) -> None:
+def _categories(where: str, feature: Any, values: pd.Series[Any], option: str) -> pd.Categorical:
+    """Class labels by their names, strings in order, whole numbers as they are: labels from 0, clients by size."""
+    names = getattr(feature, "names", None)
+    numbers = [value for value in values if isinstance(value, int)]
+    if not numbers or (names is None and option == "client"):
+        return numbered(values)
+    if min(numbers) < 0:
+        raise FedbenchError(f"{where} has labels below 0; choose another split.")
+    if max(numbers) >= (MOST_CLASSES if names is None else len(names)):
+        raise FedbenchError(
+            f"{where} has the label {max(numbers)}, which is no class; choose another column with ?{option}=COLUMN, or "
+            "get the data again."
+        )
+    names = [str(number) for number in range(max(numbers) + 1)] if names is None else names
+    return numbered([names[value] if isinstance(value, int) else None for value in values], names)
+
+
+def _check_copy(cache_dir: Path, splits: Sequence[Any], columns: Mapping[str, str], table: pd.DataFrame) -> None:
     """FedbenchError where labels and names in the library's copy are not those that were read from it before."""
-    # a column that came later: copies read without it are known by the others
-    read = [columns.label, columns.domain, *([columns.client] if columns.client else [])]
-    key = hashlib.sha256(json.dumps([*files, *read]).encode()).hexdigest()
+    files = [file for split in splits for file in _files(split)]
+    key = hashlib.sha256(json.dumps([files, columns]).encode()).hexdigest()
+    read = {
+        name: [[*map(str, table[name].cat.categories)], [*map(int, table[name].cat.codes)]]
+        for name in table.columns.drop("split")
+    }
+    digest = hashlib.sha256(json.dumps(read).encode()).hexdigest()
     kept = cache_dir / "datasets" / f"scan-{key[:32]}.json"
     if not kept.exists():
         write_json(kept, {"digest": digest})
     elif read_json(kept)["digest"] != digest:
         raise FedbenchError(
-            f"labels or names in {files[0]!r} are not what they were when they were first read; {remedy(files)}."
+            f"labels or names in {files[0]!r} are not what they were when they were first read; {_remedy(files)}."
         )
 
 
-def _categories(
-    parsed: DatasetName, splits: Mapping[str, Any], chosen: Sequence[str], column: str
-) -> tuple[list[str], dict[str, Tensor]]:
-    """The names of a column's values, and its values as indices into them (n,) for every chosen split."""
-    values = {}
-    for name in chosen:
-        if column not in splits[name].features:
-            raise FedbenchError(f"{parsed.location!r}: split {name!r} has no column {column!r}; choose another split.")
-        values[name] = splits[name].data.column(column).to_pylist()
-        if not values[name] or None in values[name]:
-            raise FedbenchError(
-                f"{parsed.location!r}: column {column!r} of split {name!r} has empty cells; choose another one."
-            )
-    feature = splits[chosen[0]].features[column]
-    everything = [value for name in chosen for value in values[name]]
-    if hasattr(feature, "names"):
-        names = list(feature.names)
-    elif isinstance(everything[0], str):
-        names = sorted(set(everything))
-        index = {value: number for number, value in enumerate(names)}
-        values = {name: [index[value] for value in values[name]] for name in chosen}
-        everything = list(index.values())
-    else:
-        if max(everything) >= MOST_CLASSES:
-            raise FedbenchError(
-                f"{parsed.location!r}: column {column!r} has the label {max(everything)}, which is no class; choose "
-                "another column with ?label=COLUMN, or get the data again."
-            )
-        names = [str(number) for number in range(max(everything) + 1)]
-    if min(everything) < 0:
-        raise FedbenchError(f"{parsed.location!r}: column {column!r} has labels below 0; choose another split.")
-    return names, {name: torch.tensor(values[name], dtype=torch.int64) for name in chosen}
+def _files(split: Any) -> list[str]:
+    """The Arrow files that a split lies in."""
+    return [file["filename"] for file in split.cache_files]
 
 
-def _classnames(
-    parsed: DatasetName, data_dir: Path, folder: Path | None, raw: list[str], labels: Mapping[str, Tensor]
-) -> tuple[str, ...]:
+def _classnames(parsed: DatasetName, data_dir: Path, folder: Path | None, raw: Sequence[str]) -> tuple[str, ...]:
     where = repr(parsed.location)
-    are_numbers = raw == [str(number) for number in range(len(raw))]
+    if list(raw) != [str(number) for number in range(len(raw))]:
+        own = typed_words(parsed, data_dir, raw)
+        return words_for(raw, where, words_beside(folder, raw) if own is None and folder is not None else own)
     known = parsed.choice("names", NAMED)
     if known is not None:
-        order = label_order(known)
-        if not are_numbers or len(raw) > len(order):
-            found = f"labels up to {len(raw) - 1}" if are_numbers else "class names of its own"
-            raise FedbenchError(f"{where} has {found}, so option names={known!r} doesn't fit; leave it out.")
-        # A copy may lack the last classes; the class list is that of the data set all the same.
-        return order if known == "imagenet" else words_for(order, where)
-    given = parsed.options.get("classnames")
-    own = None
-    if given is not None and "," in given:
-        own = listed_words(given.split(","), raw, f"{where}: option classnames={given!r}")
-    elif given is not None:
-        own = words_in(find(given, data_dir, "class names file"), raw)
-    elif folder is not None:
+        # a copy may lack the last classes; the class list is that of the data set all the same
+        raw = [str(number) for number in range(max(len(raw), len(label_order(known))))]
+    own = typed_words(parsed, data_dir, raw)
+    if own is None and folder is not None:
         own = words_beside(folder, raw)
-    if own is None and are_numbers:
-        called = (folder or Path(parsed.location)).resolve().name.lower().replace("_", "-")
-        order = LABEL_ORDERS.get(called, ())
-        if len(order) == len(raw):
-            log.info("%s: labels are numbers; taking the published class names of %s", where, called)
-            return words_for(order, where)
-        fitting = " or ".join(f"?names={name}" for name, order in LABEL_ORDERS.items() if len(order) == len(raw))
-        maybe = f"{fitting} if they are that data set, or " if fitting else ""
+    called = (folder or Path(parsed.location)).resolve().name.lower().replace("_", "-")
+    order = LABEL_ORDERS.get(called, ())
+    if own is None and len(order) == len(raw):
+        log.info("%s: labels are numbers; taking the published class names of %s", where, called)
+        return words_for(order, where)
+    return words_of_numbers(raw, own or {}, where, folder)
+
+
+# --- columns
+
+
+def _choose_columns(parsed: DatasetName, features: Mapping[str, Any]) -> dict[str, str]:
+    """The columns by option: those that are named; image and label are otherwise the only columns of their type."""
+    for option in ("image", "label", "domain", "client"):
+        column = parsed.options.get(option)
+        if column is not None and column not in features:
+            raise unknown_name(f"column of {parsed.location!r}", column, features)
+    domain, client = parsed.options.get("domain"), parsed.options.get("client")
+    image = parsed.options.get("image") or _only(
+        parsed, "image", [name for name, feature in features.items() if _is_image(feature)], features
+    )
+    if not _is_image(features[image]):
+        raise FedbenchError(f"{parsed.location!r}: column {image!r} holds no images; type ?image=COLUMN with another.")
+    labels = [name for name, feature in features.items() if _is_class_label(feature) and name not in (domain, client)]
+    # Parquet written by other tools carries plain integers.
+    labels = labels or [
+        name for name, feature in features.items() if _is_integer(feature) and name not in (domain, client)
+    ]
+    label = parsed.options.get("label") or _only(parsed, "label", labels, features)
+    for option, column, fits in (
+        ("label", label, _is_category(features[label]) or _is_integer(features[label])),
+        ("domain", domain, domain is None or _is_category(features[domain])),
+        ("client", client, client is None or _is_category(features[client]) or _is_integer(features[client])),
+    ):
+        if not fits:
+            raise FedbenchError(
+                f"{parsed.location!r}: column {column!r} holds no class labels and no strings; "
+                f"type ?{option}=COLUMN with another."
+            )
+    found = {"image": image, "label": label, "domain": domain, "client": client}
+    return {option: column for option, column in found.items() if column is not None}
+
+
+def _only(parsed: DatasetName, kind: str, found: Sequence[str], features: Mapping[str, Any]) -> str:
+    if len(found) == 1:
+        return found[0]
+    several = f"several {kind} columns ({', '.join(found)})" if found else f"no {kind} column by its type"
+    raise FedbenchError(
+        f"{parsed.location!r} has {several}; choose with ?{kind}=COLUMN, one of {', '.join(found or features)}."
+    )
+
+
+def _is_image(feature: Any) -> bool:
+    import datasets
+
+    # Written without feature types, an Image column shows as the struct it is stored as.
+    return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and set(feature) == {"bytes", "path"})
+
+
+def _is_class_label(feature: Any) -> bool:
+    import datasets
+
+    return isinstance(feature, datasets.ClassLabel)
+
+
+def _is_category(feature: Any) -> bool:
+    return _is_class_label(feature) or getattr(feature, "dtype", None) in ("string", "large_string")
+
+
+def _is_integer(feature: Any) -> bool:
+    return str(getattr(feature, "dtype", "")).startswith(("int", "uint")) and not _is_class_label(feature)
+
+
+@dataclass(frozen=True)
+class ImageColumn:
+    """The image column of one split as encoded images."""
+
+    where: str
+    files: Sequence[str]
+    """The Arrow files the split lies in, made once by the library."""
+    contents: Any
+    """Bytes of each image, a pyarrow ChunkedArray."""
+    paths: Any
+    """Paths of images that are stored beside the table, likewise."""
+    roots: Sequence[Path]
+    """Folders they may lie in: a path is part of the data, and those may be anybody's."""
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+    def name(self, index: int) -> str:
+        """The split and the row."""
+        return f"{self.where}, row {index}"
+
+    def read(self, index: int) -> bytes:
+        """The bytes of the image's file."""
+        data: bytes | None = self.contents[index].as_py()
+        if data is not None:
+            return data
+        path = self.paths[index].as_py()
+        if path is not None and not any(Path(os.path.realpath(path)).is_relative_to(root) for root in self.roots):
+            raise FedbenchError(f"{self.name(index)}: the path {path!r} leads out of the data set; nothing was read.")
+        try:
+            return read_bytes(path)
+        except (OSError, TypeError, ValueError) as error:
+            raise FedbenchError(f"{self.name(index)} has no image: {path!r} can't be read; get it again.") from error
+
+    def stamp(self) -> str:
+        """Over the Arrow files' paths, and sizes and times of change of images beside them.
+
+        The library writes an Arrow file once, at a path named by the source's version: one that differs is damaged.
+        """
+        beside = self.paths.filter(self.contents.is_null()).drop_null().to_pylist() if self.contents.null_count else []
+        seen = [(path, os.stat(path)) for path in beside if os.path.isfile(path)]
+        times = [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in seen]
+        return " ".join([self.where, *self.files, *times])
+
+    def remedy(self) -> str:
+        """The library's copy can be made again."""
+        return _remedy(self.files)
+
+
+def _remedy(files: Sequence[str]) -> str:
+    """What to do about a damaged copy of the library's."""
+    folder = str(Path(files[0]).parent)
+    return f"that is a copy, so delete it and run again: rm -r {shlex.quote(folder)}"
+
+
+def _images_of(split: Any, where: str, column: str, roots: Sequence[Path]) -> ImageColumn:
+    """The image ``column`` of a split of the library."""
+    import pyarrow.compute
+
+    struct = split.data.column(column)
+    return ImageColumn(
+        where,
+        _files(split),
+        pyarrow.compute.struct_field(struct, "bytes"),
+        pyarrow.compute.struct_field(struct, "path"),
+        roots,
+    )
+
+
+# --- the library
+
+
+def _load_splits(parsed: DatasetName, folder: Path | None, cache: Path) -> Mapping[str, Any]:
+    """``datasets.load_dataset``, with its many errors in one sentence."""
+    import datasets
+
+    config = parsed.options.get("config")
+    # In memory there would be no Arrow files to tell by whether the data have changed.
+    arguments = {"name": config, "cache_dir": str(cache), "keep_in_memory": False}
+    # On damaged files the library raises nearly anything: its own errors, pyarrow's, and those of its own mistakes.
+    problems = Exception
+    for place in filter(None, (folder, cache)):
+        _refuse_irregular(place)
+    with _quiet(datasets):
+        if folder is not None:
+            try:
+                return dict(datasets.load_dataset(str(folder), **arguments))
+            except problems as error:
+                raise _unreadable_folder(folder, cache, error) from error
+        reached = _reach_hub(parsed.location)
+        try:
+            with _offline(datasets) if reached is not None else _quiet(datasets):
+                return dict(datasets.load_dataset(parsed.location, **arguments))
+        except problems as error:
+            if reached is not None:
+                raise NotHere(
+                    f"the Hugging Face Hub can't be reached ({reached}), no earlier download of {parsed.location!r} is "
+                    f"in {str(cache)!r}, and no folder of that name exists; check the network or the path."
+                ) from error
+            raise FedbenchError(
+                f"the Hub's data set {parsed.location!r} can't be loaded ({_first_line(error)}); check its name"
+                f"{'' if config else ', add ?config=NAME if it has several configurations,'} and the network."
+            ) from error
+
+
+def _refuse_irregular(folder: Path) -> None:
+    """FedbenchError for what is no regular file in the folder: the library would wait for ever to read it."""
+    for place, _, files in os.walk(folder):
+        for name in files:
+            try:
+                regular(os.path.join(place, name))
+            except FileNotFoundError:
+                continue  # a link to nothing, or deleted meanwhile: the library says what it misses
+            except OSError as error:
+                raise FedbenchError(
+                    f"{os.path.join(place, name)!r} can't be read ({error.strerror}); move it out of the folder."
+                ) from error
+
+
+def _reach_hub(name: str) -> str | None:
+    """None if the Hub knows data set ``name``, else why the Hub can't be reached; an error if it says no."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        # load_dataset itself retries for half a minute without a network; one short question beforehand does not.
+        HfApi().dataset_info(name, timeout=PROBE_SECONDS)
+    except (HfHubHTTPError, HFValidationError) as error:
         raise FedbenchError(
-            f"{where}: the labels are the numbers 0 to {len(raw) - 1} without names; type {maybe}?classnames=a,b,c "
-            "or ?classnames=FILE, or "
-            'put classnames.json (["first", "second", ...]) beside the data.'
-        )
-    return words_for(raw, where, own)
+            f"the Hugging Face Hub has no data set {name!r} that you may read, and no folder of that name exists "
+            f"({_first_line(error)}); check the spelling, or log in with hf auth login."
+        ) from error
+    except OfflineModeIsEnabled:
+        return "HF_HUB_OFFLINE is set"
+    except Exception as error:  # the HTTP library, and so its errors, differ between versions of huggingface_hub
+        return _first_line(error)
+    return None
+
+
+@contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    """Look at earlier downloads only. The libraries read this from the environment once, and take no argument."""
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _quiet(datasets: Any) -> Iterator[None]:
+    """Without the library's progress bars, which would break into ours, and what it logs before it raises."""
+    were_on, level = datasets.are_progress_bars_disabled() is False, datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if were_on:
+            datasets.enable_progress_bars()
+
+
+def _unreadable_folder(folder: Path, cache: Path, error: Exception) -> FedbenchError:
+    import pyarrow.parquet
+
+    files = sorted(folder.rglob("*.parquet"))
+    for file in files:
+        try:
+            pyarrow.parquet.ParquetFile(file).close()
+        except (OSError, pyarrow.ArrowException) as reason:
+            return FedbenchError(
+                f"{str(file)!r} is not a whole parquet file ({_first_line(reason)}); copy or download it again."
+            )
+    if not files:
+        return FedbenchError(f"{str(folder)!r} holds no parquet files ({_first_line(error)}); check the path.")
+    return FedbenchError(
+        f"{str(folder)!r} can't be loaded ({_first_line(error)}); if the files are fine, delete {str(cache)!r}, the "
+        "copy made earlier, and run again."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__

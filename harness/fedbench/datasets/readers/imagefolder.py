@@ -21,20 +21,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.federation import Dataset, Split
-from fedbench.datasets.classnames import NAMED, chosen_classes, published_words, read_words, words_for, words_in
-from fedbench.datasets.content import dataset
-from fedbench.datasets.images import load_images
+from fedbench.core.federation import Dataset
+from fedbench.datasets.classnames import chosen_classes, read_words, typed_words, words_for
+from fedbench.datasets.content import dataset_of, numbered
 from fedbench.datasets.names import DatasetName, find
-from fedbench.datasets.readers.csv_file import csv_rows
-from fedbench.datasets.readers.trees import FileTree, TreeImages, is_image, open_tree
+from fedbench.datasets.readers.files import IMAGE_SUFFIXES, FileTree, TreeImages, open_tree
+from fedbench.datasets.readers.listed import csv_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger(__name__)
 
@@ -45,88 +44,55 @@ UNLABELLED = {"images"}
 LAYOUTS = "domain/class/image, train/class/image and test/class/image, or domain/train/class/image and so on"
 
 
-@dataclass(frozen=True, order=True)
-class Entry:
-    """One image: its domain and split ("" where there is none), its raw class name, its file."""
-
-    domain: str
-    split: str
-    label: str
-    name: str
-
-
 def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     """The images of the folder or archive, each split sorted by domain, class, and file name."""
     tree = open_tree(find(parsed.location, data_dir, "image folder"))
-    top, entries = _entries(tree, parsed.choice("layout", ("domain", "split")))
-    if not entries[0].domain:
-        entries = _annotated(tree, top, entries)
+    top, table = _table(tree, parsed.choice("layout", ("domain", "split")))
+    if not table["domain"].any():
+        table = _annotated(tree, top, table)
     if "classes" in parsed.options:
-        wanted = chosen_classes(parsed.options["classes"], sorted({one.label for one in entries}), str(tree.root))
-        entries = [entry for entry in entries if entry.label in wanted]
-    chosen = _train_and_test(tree.root, entries)
-    read = [entry for part in chosen for entry in part]
-    raw = sorted({entry.label for entry in read})
-    domains = sorted({entry.domain for entry in read if entry.domain})
-    _tell_missing(tree.root, read, raw)
+        wanted = chosen_classes(parsed.options["classes"], sorted(set(table["label"])), str(tree.root))
+        table = table[table["label"].isin(wanted)]
+    table = _train_and_test(tree.root, table)
+    raw = sorted(set(table["label"]))
+    _tell_missing(tree.root, table, raw)
     classnames = words_for(raw, repr(parsed.location), _own_words(parsed, data_dir, tree, top, raw))
+    is_tested = table["split"].str.lower().isin(TESTS)
+    table = table.assign(split=["test" if each else TRAIN for each in is_tested], label=numbered(table["label"], raw))
+    if table["domain"].any():
+        table["domain"] = numbered(table["domain"])
+    else:
+        del table["domain"]
+    if "clients" in parsed.options:
+        table["client"] = _clients(find(parsed.options["clients"], data_dir, "clients' table"), top, table)
+    return dataset_of(table, lambda part: TreeImages(tree, part["path"].tolist()), classnames, parsed, cache_dir)
 
-    encoded = [TreeImages(tree, tuple(entry.name for entry in part)) for part in chosen]
-    images = load_images(encoded, parsed, cache_dir)
-    label_of, domain_of = ({name: index for index, name in enumerate(names)} for names in (raw, domains))
-    client_names, clients = _clients(parsed, data_dir, top, chosen)
-    splits = [
-        Split(
-            images.splits[number],
-            torch.tensor([label_of[entry.label] for entry in part]),
-            torch.tensor([domain_of[entry.domain] for entry in part]) if domains else None,
-            clients[number],
+
+def _clients(file: Path, top: str, table: pd.DataFrame) -> pd.Categorical:
+    """Each image's client by a CSV file of path and client. Training images all need one, the others all or none."""
+    clients = csv_table(file)
+    if not {"path", "client"} <= set(clients):
+        raise FedbenchError(
+            f"{str(file)!r} names the columns {', '.join(clients.columns[:-1])}; it needs path and client."
         )
-        for number, part in enumerate(chosen)
-    ]
-    test = splits[1] if len(splits) == 2 else None
-    return dataset(
-        parsed.text,
-        classnames,
-        splits[0],
-        test,
-        tuple(domains),
-        shortest_side=images.shortest_side,
-        file_digests=images.file_digests,
-        client_names=client_names,
-    )
+    known = dict(zip(clients["path"].str.strip(), clients["client"].str.strip(), strict=True))
+    owners = [known.get(path.removeprefix(top), known.get(path)) or None for path in table["path"]]
+    lacks = table.assign(lacks=[owner is None for owner in owners]).groupby("split")["lacks"]
+    for split, lacking in lacks:
+        if lacking.any() and (split == TRAIN or not lacking.all()):
+            image = table["path"][lacking.index[lacking]].iloc[0]
+            raise FedbenchError(f"{str(file)!r} names no client of the image {image!r}; add the line.")
+    return numbered(owners, sorted(set(known.values())))
 
 
-def _clients(
-    parsed: DatasetName, data_dir: Path, top: str, chosen: Sequence[Sequence[Entry]]
-) -> tuple[tuple[str, ...], list[Tensor | None]]:
-    """The clients of ``?clients=FILE``, a CSV file of path and client, and their numbers (n,) in each split.
+def _table(tree: FileTree, layout: str | None) -> tuple[str, pd.DataFrame]:
+    """The folders around everything ("" where there are none), and all images as path, domain, split and label.
 
-    Every training image needs a client; of the test images all or none.
+    Of data without domains or splits these are "".
     """
-    if "clients" not in parsed.options:
-        return (), [None] * len(chosen)
-    file = find(parsed.options["clients"], data_dir, "clients' table")
-    header, _, rows = csv_rows(file)
-    if not {"path", "client"} <= set(header):
-        raise FedbenchError(f"{str(file)!r} names the columns {', '.join(header)}; it needs path and client.")
-    path, client = header.index("path"), header.index("client")
-    known = {row[path].strip(): row[client].strip() for row in rows}
-    names = tuple(sorted(set(known.values())))
-    place = {name: number for number, name in enumerate(names)}
-    found: list[Tensor | None] = []
-    for number, part in enumerate(chosen):
-        owners = [known.get(entry.name.removeprefix(top), known.get(entry.name)) for entry in part]
-        missing = [entry.name for entry, owner in zip(part, owners, strict=True) if not owner]
-        if missing and (number == 0 or len(missing) < len(part)):
-            raise FedbenchError(f"{str(file)!r} names no client of the image {missing[0]!r}; add the line.")
-        found.append(None if missing else torch.tensor([place[owner] for owner in owners if owner]))
-    return names, found
+    import pandas as pd  # takes half a second
 
-
-def _entries(tree: FileTree, layout: str | None) -> tuple[str, list[Entry]]:
-    """The folders around everything ("" where there are none), and all images as domain, split, class, file."""
-    images = [name for name in tree.names if is_image(name)]
+    images = [name for name in tree.names if name.lower().endswith(IMAGE_SUFFIXES)]
     if not images:
         raise FedbenchError(f"{str(tree.root)!r} holds no images; expected {LAYOUTS}.")
     paths = [name.split("/") for name in images]
@@ -149,13 +115,18 @@ def _entries(tree: FileTree, layout: str | None) -> tuple[str, list[Entry]]:
             )
         layout = "split" if splits else "domain"
     if layout == "split":
-        entries = [Entry("", parts[0], parts[1], name) for name, parts in zip(images, paths, strict=True)]
+        levels, rows = 2, [("", parts[0], parts[1]) for parts in paths]
     elif _has_splits(tree.root, images, paths):
-        entries = [Entry(parts[0], parts[1], parts[2], name) for name, parts in zip(images, paths, strict=True)]
+        levels, rows = 3, [(parts[0], parts[1], parts[2]) for parts in paths]
     else:
-        entries = [Entry(parts[0], "", parts[1], name) for name, parts in zip(images, paths, strict=True)]
-    _refuse_deeper(tree.root, top, entries)
-    return top, entries
+        levels, rows = 2, [(parts[0], "", parts[1]) for parts in paths]
+    table = pd.DataFrame(
+        [(*row, name) for row, name in zip(rows, images, strict=True)],
+        columns=["domain", "split", "label", "path"],
+        dtype=object,
+    )
+    _refuse_deeper(tree.root, table, paths, levels)
+    return top, table
 
 
 def _splits_and_others(folders: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -192,78 +163,69 @@ def _has_splits(root: Path, images: Sequence[str], paths: Sequence[Sequence[str]
     return True
 
 
-def _refuse_deeper(root: Path, top: str, entries: Sequence[Entry]) -> None:
+def _refuse_deeper(root: Path, table: pd.DataFrame, paths: Sequence[Sequence[str]], levels: int) -> None:
     """FedbenchError where a class folder holds several folders of images, or images lie at several depths of a split.
 
     What is read as classes may then be none (``domain/images/class``, ``split/domain/class``). One folder in every
     class, as Tiny-ImageNet's ``images``, is passed over; splits may differ in it.
     """
-    first: dict[str, tuple[list[str], str]] = {}
-    for entry in entries:
-        parts = entry.name.removeprefix(top).split("/")
-        levels = 3 if entry.domain and entry.split else 2
+    first: dict[str, tuple[Sequence[str], str]] = {}
+    for name, split, parts in zip(table["path"], table["split"], paths, strict=True):
         inside = parts[levels:-1]
-        for place, below in (("/".join(parts[:levels]), inside), (entry.split, ["*"] * len(inside))):
-            expected, other = first.setdefault(place, (below, entry.name))
+        for place, below in (("/".join(parts[:levels]), inside), (split, ["*"] * len(inside))):
+            expected, other = first.setdefault(place, (below, name))
             if below != expected:
                 raise FedbenchError(
-                    f"{str(root)!r}: it is not clear which folders are the classes of {other!r} and {entry.name!r}; "
+                    f"{str(root)!r}: it is not clear which folders are the classes of {other!r} and {name!r}; "
                     f"expected {LAYOUTS}, so move the images to where each class is one folder."
                 )
 
 
-def _annotated(tree: FileTree, top: str, entries: Sequence[Entry]) -> list[Entry]:
-    """Entries with Tiny-ImageNet's val labels from their file, and without splits that have no labels."""
-    known = set(tree.names)
-    kept = []
-    for split in sorted({entry.split for entry in entries}):
-        mine = [entry for entry in entries if entry.split == split]
-        file = f"{top}{split}/{split}_annotations.txt"
-        if file in known:
+def _annotated(tree: FileTree, top: str, table: pd.DataFrame) -> pd.DataFrame:
+    """The table with Tiny-ImageNet's val labels from their file, and without splits that have no labels."""
+    names = set(tree.names)
+    for split in sorted(set(table["split"])):
+        mine, file = table["split"] == split, f"{top}{split}/{split}_annotations.txt"
+        if file in names:
             rows = [line.split("\t") for line in tree.read(file).decode(errors="replace").splitlines()]
-            labels = {row[0]: row[1] for row in rows if len(row) > 1}
-            for entry in mine:
-                label = labels.get(Path(entry.name).name)
-                if label is None:
-                    raise FedbenchError(f"{str(tree.root)!r}: {file!r} has no line for the image {entry.name!r}.")
-                kept.append(replace(entry, label=label))
-        elif {entry.label for entry in mine} != UNLABELLED:
-            kept += mine
-    return kept
+            known = {row[0]: row[1] for row in rows if len(row) > 1}
+            for path in table["path"][mine]:
+                if Path(path).name not in known:
+                    raise FedbenchError(f"{str(tree.root)!r}: {file!r} has no line for the image {path!r}.")
+            table.loc[mine, "label"] = [known[Path(path).name] for path in table["path"][mine]]
+        elif set(table["label"][mine]) == UNLABELLED:
+            table = table[~mine]
+    return table
 
 
-def _train_and_test(root: Path, entries: Sequence[Entry]) -> list[list[Entry]]:
+def _train_and_test(root: Path, table: pd.DataFrame) -> pd.DataFrame:
     """The images to train on and, where there are any, those to test on, sorted; other splits are left out."""
-    by_split: dict[str, list[Entry]] = {}
-    for entry in entries:
-        by_split.setdefault(entry.split.lower(), []).append(entry)
-    roles = [*by_split]
-    if roles not in ([""], [WHOLE]):
-        if TRAIN not in by_split:
-            found = (
-                ", ".join(repr(name) for name in sorted({entry.split for entry in entries})) or "images without labels"
-            )
-            where = " in its domains" if any(entry.domain for entry in entries) else ""
+    splits = table["split"].str.lower()
+    found = sorted(set(splits))
+    roles = found
+    if found not in ([""], [WHOLE]):
+        if TRAIN not in found:
+            only = ", ".join(repr(name) for name in sorted(set(table["split"]))) or "images without labels"
+            where = " in its domains" if table["domain"].any() else ""
             forced = "" if where else ", or type ?layout=domain"
-            raise FedbenchError(f"{str(root)!r} has no folder 'train'{where}, only {found}; rename one{forced}.")
-        roles = [TRAIN, *[name for name in TESTS if name in by_split][:1]]
-    left_out = sorted(set(by_split) - set(roles))
+            raise FedbenchError(f"{str(root)!r} has no folder 'train'{where}, only {only}; rename one{forced}.")
+        roles = [TRAIN, *[name for name in TESTS if name in found][:1]]
+    left_out = [name for name in found if name not in roles]
     if left_out:
         log.info("%s: read are %s; left out are %s", root, " and ".join(roles), " and ".join(left_out))
-    domains = sorted({entry.domain for entry in entries})
     for role in roles:
-        lacking = sorted(set(domains) - {entry.domain for entry in by_split[role]})
+        lacking = sorted(set(table["domain"]) - set(table["domain"][splits == role]))
         if lacking:
             raise FedbenchError(
                 f"{str(root)!r}: the domain {lacking[0]!r} has no images in the split {role!r}, which others have; "
                 "complete the copy, or give all domains the same splits."
             )
-    return [sorted(by_split[role]) for role in roles]
+    return table[splits.isin(roles)].sort_values(["domain", "split", "label", "path"])
 
 
-def _tell_missing(root: Path, entries: Sequence[Entry], raw: Sequence[str]) -> None:
+def _tell_missing(root: Path, table: pd.DataFrame, raw: Sequence[str]) -> None:
     """Say which classes a domain or split lacks. That is allowed: the class list is that of all of them together."""
-    present = {(entry.domain, entry.split, entry.label) for entry in entries}
+    present = set(zip(table["domain"], table["split"], table["label"], strict=True))
     places = sorted({place[:2] for place in present})
     missing = [
         "/".join(filter(None, (*place, label))) for place in places for label in raw if (*place, label) not in present
@@ -277,11 +239,9 @@ def _own_words(
     parsed: DatasetName, data_dir: Path, tree: FileTree, top: str, raw: Sequence[str]
 ) -> dict[str, str] | None:
     """Words that come with the data or were named by the user."""
-    known_as = parsed.choice("names", NAMED)
-    if known_as is not None:
-        return published_words(known_as, raw, repr(parsed.location))
-    if "classnames" in parsed.options:
-        return words_in(find(parsed.options["classnames"], data_dir, "class names file"), raw)
+    typed = typed_words(parsed, data_dir, raw)
+    if typed is not None:
+        return typed
     known = set(tree.names)
     for name in (f"{top}classnames.json", f"{top}classnames.txt", "classnames.json", "classnames.txt"):
         if name in known:

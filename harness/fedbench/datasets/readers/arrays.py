@@ -1,15 +1,20 @@
-"""``cifar10``, ``cifar100``, ``fashion-mnist``: torchvision's files below ``data_dir``, or with ``?download=true``.
+"""Images that come as arrays: ``cifar10``, ``cifar100``, ``fashion-mnist`` and ``leaf:FOLDER``.
 
-``fashion-mnist`` is also read from where Debian's package ``dataset-fashion-mnist`` puts it, packed.
+The first three are torchvision's files below ``data_dir``, or with ``?download=true``. ``fashion-mnist`` is also read
+from where Debian's package ``dataset-fashion-mnist`` puts it, packed. CIFAR comes as pickles: torchvision compares each
+file's checksum with the published one before it opens any.
 
-CIFAR comes as pickles: torchvision compares each file's checksum with the published one before it opens any.
+``leaf:FOLDER`` is FEMNIST as LEAF writes it (Caldas et al., LEAF: A Benchmark for Federated Settings, 2018):
+``train/*.json`` and ``test/*.json`` with the samples of each writer. Each file is ``{"users": [...], "num_samples":
+[...], "user_data": {user: {"x": [[784 numbers in 0..1], ...], "y": [...]}}}``. The 62 classes are the digits, the
+capital and the small letters. Images are 28 x 28, grey.
 """
 
 from __future__ import annotations
 
 import gzip
-import shlex
-import struct
+import json
+import string
 import tempfile
 import zlib
 from pathlib import Path
@@ -23,14 +28,29 @@ from fedbench.core.federation import Dataset, Split, TensorImages
 from fedbench.core.files import read_bytes
 from fedbench.datasets.classnames import words_for
 from fedbench.datasets.content import dataset
-from fedbench.datasets.names import DatasetName
+from fedbench.datasets.names import DatasetName, find
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 """Debian's package ``dataset-fashion-mnist`` puts its four archives here."""
+SIDE = 28
+CLASSES = (
+    *(f"digit {digit}" for digit in string.digits),
+    *(f"capital letter {letter}" for letter in string.ascii_uppercase),
+    *(f"small letter {letter}" for letter in string.ascii_lowercase),
+)
+Samples = tuple[list[Any], list[int], list[str]]
+"""Images, labels and writers, sample by sample."""
 
 
 def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
     """The data set called by its scheme, both splits in memory."""
+    return _of_leaf(parsed, data_dir) if parsed.scheme == "leaf" else _of_torchvision(parsed, data_dir)
+
+
+# --- torchvision's files
+
+
+def _of_torchvision(parsed: DatasetName, data_dir: Path) -> Dataset:
     from torchvision import datasets as torchvision_datasets
 
     of_scheme = {
@@ -72,7 +92,9 @@ def _read(parsed: DatasetName, kind: Any, data_dir: Path, folder: Path, *, downl
         reason = str(error) or "a file is cut short"
         todo = "check the network, or copy the files there" if download else f"delete it and {_todo(parsed.scheme)}"
         raise FedbenchError(f"{parsed.scheme} can't be read from {str(folder)!r} ({reason}); {todo}.") from error
-    return dataset(parsed.text, words_for(train.classes, str(folder)), _split(train), _split(test))
+    return dataset(
+        parsed.text, words_for(train.classes, str(folder)), _torchvision_split(train), _torchvision_split(test)
+    )
 
 
 def _check_files(scheme: str, kind: Any, folder: Path) -> None:
@@ -95,24 +117,6 @@ def _check_files(scheme: str, kind: Any, folder: Path) -> None:
                 f"{scheme}: {str(file)!r} is not the published file (its checksum differs) and wasn't opened; "
                 f"delete it and {_todo(scheme)}."
             )
-    if scheme == "fashion-mnist":
-        for name, md5 in kind.resources:
-            _check_unpacked(folder / "raw" / Path(name).stem, folder / "raw" / name, md5, scheme)
-
-
-def _check_unpacked(file: Path, packed: Path, md5: str, scheme: str) -> None:
-    """An error where ``file`` isn't what is in the published archive, if that is still beside it."""
-    from torchvision.datasets.utils import check_integrity
-
-    if packed.is_file() and check_integrity(str(packed), md5):
-        # gzip ends with the checksum and the length of what is packed
-        expected = struct.unpack("<II", read_bytes(packed)[-8:])
-        content = read_bytes(file)
-        if (zlib.crc32(content), len(content)) != expected:
-            raise FedbenchError(
-                f"{scheme}: {str(file)!r} differs from what is in {packed.name}; unpack it again: "
-                f"gunzip --keep --force {shlex.quote(str(packed))}"
-            )
 
 
 def _todo(scheme: str) -> str:
@@ -122,10 +126,63 @@ def _todo(scheme: str) -> str:
     )
 
 
-def _split(source: Any) -> Split:
+def _torchvision_split(source: Any) -> Split:
     pixels = torch.from_numpy(np.array(source.data))
     if pixels.ndim == 3:
         pixels = pixels[..., None].expand(-1, -1, -1, 3)  # grey to three equal channels
     return Split(
         TensorImages(pixels.permute(0, 3, 1, 2).contiguous()), torch.as_tensor(source.targets, dtype=torch.int64)
     )
+
+
+# --- LEAF
+
+
+def _of_leaf(parsed: DatasetName, data_dir: Path) -> Dataset:
+    """The writers' samples; test samples of writers who have no training sample count as anybody's."""
+    folder = find(parsed.location, data_dir, "LEAF folder")
+    train, test = (_leaf_samples(folder, split) for split in ("train", "test"))
+    names = tuple(sorted({*train[2], *test[2]}))
+    return dataset(parsed.text, CLASSES, _leaf_split(train, names), _leaf_split(test, names), client_names=names)
+
+
+def _leaf_samples(folder: Path, split: str) -> Samples:
+    files = sorted((folder / split).glob("*.json"))
+    if not files:
+        raise NotHere(
+            f"{str(folder)!r} holds no {split}/*.json; make them with LEAF's ./preprocess.sh -s niid --sf 1.0 -k 0 -t "
+            "sample, or name the folder that holds train and test."
+        )
+    images: list[Any] = []
+    labels: list[int] = []
+    writers: list[str] = []
+    for file in files:
+        try:
+            content = json.loads(read_bytes(file))
+            for writer in content["users"]:
+                own = content["user_data"][writer]
+                if len(own["x"]) != len(own["y"]):
+                    raise ValueError(f"writer {writer} has {len(own['x'])} images and {len(own['y'])} labels")
+                images += own["x"]
+                labels += map(int, own["y"])
+                writers += [str(writer)] * len(own["y"])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else error
+            raise FedbenchError(f"{str(file)!r} is no file of LEAF's FEMNIST ({reason}); get it again.") from None
+    return images, labels, writers
+
+
+def _leaf_split(samples: Samples, names: tuple[str, ...]) -> Split:
+    images, labels, writers = samples
+    try:
+        grey = np.asarray(images, dtype=np.float32).reshape(len(images), SIDE * SIDE)
+    except ValueError:
+        raise FedbenchError(
+            f"an image of LEAF's FEMNIST does not have {SIDE * SIDE} pixels; get the data again."
+        ) from None
+    if not bool(((grey >= 0) & (grey <= 1)).all()):
+        raise FedbenchError("an image of LEAF's FEMNIST has pixels outside 0 to 1; get the data again.")
+    pixels = torch.from_numpy(np.round(255 * grey).astype(np.uint8)).reshape(-1, 1, SIDE, SIDE)
+    place = {name: number for number, name in enumerate(names)}
+    clients = torch.tensor([place[writer] for writer in writers], dtype=torch.int64)
+    return Split(TensorImages(pixels.repeat(1, 3, 1, 1)), torch.tensor(labels, dtype=torch.int64), clients=clients)

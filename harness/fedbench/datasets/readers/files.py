@@ -1,14 +1,15 @@
-"""Files below one root, in a folder or in a .tar, listed in sorted order and read by name."""
+"""Files below one root, in a folder or in a .tar: listed in sorted order, held inside it, and read by name."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.files import opened, read_bytes, regular
@@ -16,34 +17,13 @@ from fedbench.core.files import opened, read_bytes, regular
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
-class FileTree(Protocol):
-    """Files by their path relative to the root, with forward slashes."""
-
-    @property
-    def root(self) -> Path:
-        """The folder or archive."""
-        ...
-
-    @property
-    def names(self) -> Sequence[str]:
-        """All files, sorted; hidden ones left out."""
-        ...
-
-    def read(self, name: str) -> bytes:
-        """The file's bytes."""
-        ...
-
-    def stamp(self, names: Sequence[str]) -> str:
-        """A digest that changes whenever one of the files does, without reading them."""
-        ...
-
-
 @dataclass(frozen=True)
 class Folder:
-    """Files on disk."""
+    """Files on disk, by their paths below ``root``."""
 
     root: Path
     names: Sequence[str]
+    """All files, sorted; hidden ones left out."""
 
     def read(self, name: str) -> bytes:
         """The file's bytes."""
@@ -53,7 +33,7 @@ class Folder:
             raise _unreadable(str(self.root / name), error.strerror) from error
 
     def stamp(self, names: Sequence[str]) -> str:
-        """Over each file's path, size and time of change."""
+        """A digest of each file's path, size and time of change, which is taken without reading them."""
         digest = hashlib.sha256()
         for name in names:
             try:
@@ -92,7 +72,7 @@ class TarArchive:
         return data
 
     def stamp(self, names: Sequence[str]) -> str:
-        """Over the archive's path, size and time of change, and the members' names."""
+        """A digest of the archive's path, size and time of change, and of the members' names."""
         status = os.stat(self.root)
         stamp = f"{self.root.absolute()} {status.st_size} {status.st_mtime_ns}\n"
         digest = hashlib.sha256(stamp.encode(errors="surrogateescape"))
@@ -100,10 +80,40 @@ class TarArchive:
         return digest.hexdigest()
 
 
+FileTree = Folder | TarArchive
+
+
+@dataclass(frozen=True)
+class TreeImages:
+    """Some files of a tree as encoded images, see `fedbench.datasets.images.EncodedImages`."""
+
+    tree: FileTree
+    chosen: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def name(self, index: int) -> str:
+        """The path, starting with the tree's root."""
+        return f"{self.tree.root}/{self.chosen[index]}"
+
+    def read(self, index: int) -> bytes:
+        """The bytes of the image's file."""
+        return self.tree.read(self.chosen[index])
+
+    def stamp(self) -> str:
+        """Changes whenever a chosen file does."""
+        return self.tree.stamp(self.chosen)
+
+    def remedy(self) -> str:
+        """What to do about a file that changed without its stamp, or while it was used."""
+        return "where that was meant, run again, else bring the file back"
+
+
 def open_tree(path: Path) -> FileTree:
     """The files below the folder or in the .tar at ``path``."""
     if path.is_dir():
-        return Folder(path, tuple(_walk(path)))
+        return Folder(path, _walk(path))
     try:
         # "r:" takes uncompressed archives only: in a compressed one every image would mean unpacking all before it.
         with opened(path) as whole, tarfile.open(fileobj=whole, mode="r:") as archive:
@@ -127,38 +137,6 @@ def _check_end(archive: BinaryIO, offset: int) -> None:
         if rest.strip(b"\0"):
             raise tarfile.ReadError(f"damaged at byte {offset}")
         rest = archive.read(2**20)
-
-
-def is_image(name: str) -> bool:
-    """Whether the file's ending says image."""
-    return name.lower().endswith(IMAGE_SUFFIXES)
-
-
-@dataclass(frozen=True)
-class TreeImages:
-    """Some files of a tree as encoded images."""
-
-    tree: FileTree
-    chosen: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    def name(self, index: int) -> str:
-        """The path, starting with the tree's root."""
-        return f"{self.tree.root}/{self.chosen[index]}"
-
-    def read(self, index: int) -> bytes:
-        """The bytes of the image's file."""
-        return self.tree.read(self.chosen[index])
-
-    def stamp(self) -> str:
-        """Changes whenever a chosen file does."""
-        return self.tree.stamp(self.chosen)
-
-    def remedy(self) -> str:
-        """What to do about a file that changed without its stamp, or while it was used."""
-        return "where that was meant, run again, else bring the file back"
 
 
 def _walk(root: Path) -> list[str]:
@@ -192,3 +170,43 @@ def _hidden(parts: Sequence[str]) -> bool:
 
 def _unreadable(file: str, reason: str | None) -> FedbenchError:
     return FedbenchError(f"{file!r} can't be read ({reason}); check that the data are complete and readable.")
+
+
+class Inside:
+    """Paths that a list names, which must stay below one folder; each folder on the way is looked up once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = os.fspath(root)
+        self._real = os.path.realpath(root)
+        self._folders: dict[str, bool] = {}
+
+    def require(self, path: str, where: str) -> str:
+        """``path``, relative to the root, in its plain form. FedbenchError, which begins with ``where``, unless it is a
+        file below the root.
+        """
+        folder, file = path.rpartition("/")[0], f"{self._root}/{path}"
+        if folder not in self._folders:
+            self._folders[folder] = self._is_inside(f"{self._root}/{folder}")
+        try:
+            # one look at a file that is no link: lists have 100,000 lines
+            mode = os.lstat(file).st_mode
+        except (OSError, ValueError):
+            mode = 0
+        if path.startswith("/") or ".." in path.split("/"):
+            problem = f"{path!r} leads out of the image folder; write relative paths"
+        elif not self._folders[folder] or (stat.S_ISLNK(mode) and not self._is_inside(file)):
+            problem = (
+                f"a link on the path {path!r} leads out of the image folder {self._root!r}; name a folder that holds "
+                "all images with ?root=DIR"
+            )
+        elif not stat.S_ISREG(mode) and not os.path.isfile(file):
+            problem = (
+                f"there is no file {file!r}; complete the data, or name the folder that the paths start "
+                "from with ?root=DIR"
+            )
+        else:
+            return str(PurePosixPath(path)) if "//" in path or "./" in path else path
+        raise FedbenchError(f"{where}: {problem}.")
+
+    def _is_inside(self, path: str) -> bool:
+        return Path(os.path.realpath(path)).is_relative_to(self._real)
