@@ -209,66 +209,53 @@ def _classnames(parsed: DatasetName, data_dir: Path, folder: Path | None, raw: S
 # --- columns
 
 
+_FITTING = {"label": ("classes", "strings", "numbers"), "domain": ("classes", "strings"), "image": ("image",)}
+_FITTING["client"] = _FITTING["label"]
+
+
 def _choose_columns(parsed: DatasetName, features: Mapping[str, Any]) -> dict[str, str]:
     """The columns by option: those that are named; image and label are otherwise the only columns of their type."""
-    for option in ("image", "label", "domain", "client"):
-        column = parsed.options.get(option)
-        if column is not None and column not in features:
+    kinds = {name: _kind(feature) for name, feature in features.items()}
+    chosen = {option: parsed.options[option] for option in _FITTING if option in parsed.options}
+    for option, column in chosen.items():
+        if column not in features:
             raise unknown_name(f"column of {parsed.location!r}", column, features)
-    domain, client = parsed.options.get("domain"), parsed.options.get("client")
-    image = parsed.options.get("image") or _only(
-        parsed, "image", [name for name, feature in features.items() if _is_image(feature)], features
-    )
-    if not _is_image(features[image]):
-        raise FedbenchError(f"{parsed.location!r}: column {image!r} holds no images; type ?image=COLUMN with another.")
-    labels = [name for name, feature in features.items() if _is_class_label(feature) and name not in (domain, client)]
-    # Parquet written by other tools carries plain integers.
-    labels = labels or [
-        name for name, feature in features.items() if _is_integer(feature) and name not in (domain, client)
-    ]
-    label = parsed.options.get("label") or _only(parsed, "label", labels, features)
-    for option, column, fits in (
-        ("label", label, _is_category(features[label]) or _is_integer(features[label])),
-        ("domain", domain, domain is None or _is_category(features[domain])),
-        ("client", client, client is None or _is_category(features[client]) or _is_integer(features[client])),
-    ):
-        if not fits:
+        if kinds[column] not in _FITTING[option]:
+            holds = "images" if option == "image" else "class labels and no strings"
             raise FedbenchError(
-                f"{parsed.location!r}: column {column!r} holds no class labels and no strings; "
-                f"type ?{option}=COLUMN with another."
+                f"{parsed.location!r}: column {column!r} holds no {holds}; type ?{option}=COLUMN with another."
             )
-    found = {"image": image, "label": label, "domain": domain, "client": client}
-    return {option: column for option, column in found.items() if column is not None}
+    free = {name: kind for name, kind in kinds.items() if name not in chosen.values()}
+    # parquet written by other tools carries plain integers
+    labels = "classes" if "classes" in free.values() else "numbers"
+    for option, kind in (("image", "image"), ("label", labels)):
+        if option not in chosen:
+            found = [name for name in free if free[name] == kind]
+            if len(found) != 1:
+                several = (
+                    f"several {option} columns ({', '.join(found)})" if found else f"no {option} column by its type"
+                )
+                raise FedbenchError(
+                    f"{parsed.location!r} has {several}; choose with ?{option}=COLUMN, one of "
+                    f"{', '.join(found or features)}."
+                )
+            chosen[option] = found[0]
+    return chosen
 
 
-def _only(parsed: DatasetName, kind: str, found: Sequence[str], features: Mapping[str, Any]) -> str:
-    if len(found) == 1:
-        return found[0]
-    several = f"several {kind} columns ({', '.join(found)})" if found else f"no {kind} column by its type"
-    raise FedbenchError(
-        f"{parsed.location!r} has {several}; choose with ?{kind}=COLUMN, one of {', '.join(found or features)}."
-    )
-
-
-def _is_image(feature: Any) -> bool:
+def _kind(feature: Any) -> str:
+    """What a column holds: one ``image`` a row, ``classes``, ``strings``, ``numbers``, or "" for anything else."""
     import datasets
 
-    # Written without feature types, an Image column shows as the struct it is stored as.
-    return isinstance(feature, datasets.Image) or (isinstance(feature, dict) and set(feature) == {"bytes", "path"})
-
-
-def _is_class_label(feature: Any) -> bool:
-    import datasets
-
-    return isinstance(feature, datasets.ClassLabel)
-
-
-def _is_category(feature: Any) -> bool:
-    return _is_class_label(feature) or getattr(feature, "dtype", None) in ("string", "large_string")
-
-
-def _is_integer(feature: Any) -> bool:
-    return str(getattr(feature, "dtype", "")).startswith(("int", "uint")) and not _is_class_label(feature)
+    # written without feature types, an Image column shows as the struct it is stored as
+    if isinstance(feature, datasets.Image) or (isinstance(feature, dict) and set(feature) == {"bytes", "path"}):
+        return "image"
+    if isinstance(feature, datasets.ClassLabel):
+        return "classes"
+    dtype = str(getattr(feature, "dtype", ""))
+    if dtype in ("string", "large_string"):
+        return "strings"
+    return "numbers" if dtype.startswith(("int", "uint")) else ""
 
 
 @dataclass(frozen=True)
