@@ -175,7 +175,7 @@ def test_a_backbone_may_be_called_like_one_of_another_family(tmp_path: Path) -> 
     with plugins_everywhere([file]):
         assert load_backbone("convnet:flat", data_dir=tmp_path, seed=0).feature_dim == 3
         assert load_backbone("convnet", data_dir=tmp_path, seed=0).feature_dim > 3
-        for further, said in {":x": "nothing can follow the colon", "?a=1": "takes no options"}.items():
+        for further, said in {":x": "nothing can follow its name", "?a=1": "takes no options"}.items():
             with pytest.raises(FedbenchError, match=said):
                 load_backbone(f"convnet:flat{further}", data_dir=tmp_path, seed=0)
         (code,) = (one for one in Codes([file]).of_run(RunSpec(backbone="convnet:flat")).methods if one.plugin)

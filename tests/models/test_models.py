@@ -132,7 +132,7 @@ def test_listing_backbones_imports_neither_torch_nor_open_clip() -> None:
         ("clip:ViT-B-16:", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip::openai", "is incomplete: write 'clip:embedded' or 'clip:ARCH@CHECKPOINT'"),
         ("clip:embedded?width=2", "takes no options, got 'width=2'"),
-        ("clip:embedded@openai", "nothing can follow the colon; type 'clip:embedded'"),
+        ("clip:embedded@openai", "nothing can follow its name; type 'clip:embedded'"),
         ("clip:embeded", "unknown CLIP architecture 'embeded'; did you mean 'embedded'"),
         ("clip:ViT-B-32@/nowhere/weights.pt", "there is no file '/nowhere/weights.pt'"),
         ("resnet8?widht=2", "unknown option of backbone 'resnet8': 'widht'; did you mean 'width'"),

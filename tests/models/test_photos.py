@@ -39,7 +39,7 @@ def test_a_missing_package_and_another_file_are_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(packages, "_sha256", lambda path: "other")
     with pytest.raises(FedbenchError, match="not the file that fedbench knows; reinstall"):
         Weights("given_package", "file", "").path()
-    with pytest.raises(FedbenchError, match="it has weights of its own; write 'clip:lite0-minilm'"):
+    with pytest.raises(FedbenchError, match="nothing can follow its name; type 'clip:lite0-minilm'"):
         load_backbone("clip:lite0-minilm@openai", data_dir=tmp_path, seed=0)
 
 

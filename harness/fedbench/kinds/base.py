@@ -130,7 +130,8 @@ def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str],
     """The plug-in with ``options`` for its parameters, and its location. FedbenchError for what it does not take."""
     listing = f"See fedbench list {listed_as(cls.kind)}."
     if cls.location is None and location is not None:
-        raise FedbenchError(f"{cls.kind} {text!r}: nothing can follow the colon; type {cls.name!r}. {listing}")
+        where = "its name" if ":" in cls.name else "the colon"
+        raise FedbenchError(f"{cls.kind} {text!r}: nothing can follow {where}; type {cls.name!r}. {listing}")
     if cls.location is not None and not location:
         raise FedbenchError(f"{cls.kind} {text!r} is incomplete: type {cls.usage()}. {listing}")
     known = declared(cls.Params)
