@@ -50,15 +50,15 @@ class Outputs:
 
 
 class ImageTransform(Protocol):
-    """From uint8 images (b, 3, h, w) to the float batch that a network takes, on their device."""
+    """Transform of uint8 images (b, 3, h, w) into the float batch that a network takes, on the images' device."""
 
     @property
     def size(self) -> int | None:
-        """The side in pixels of what it gives; None where images keep their size."""
+        """The side of the resulting images in pixels; None where images keep their size."""
         ...
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """float32 (b, 3, size, size)."""
+        """Transformed images, (b, 3, size, size) float32."""
         ...
 
 
@@ -67,17 +67,17 @@ class Backbone(Protocol):
 
     @property
     def name(self) -> str:
-        """As in a suite: ``clip:embedded``, ``resnet8?width=1``."""
+        """The name as a suite writes it: ``clip:embedded``, ``resnet8?width=1``."""
         ...
 
     @property
     def module(self) -> nn.Module:
-        """Its weights; nobody changes them in place."""
+        """The network with its weights, which are never changed in place."""
         ...
 
     @property
     def transform(self) -> ImageTransform:
-        """What images go through first."""
+        """The transform that images go through first."""
         ...
 
     @property
@@ -111,7 +111,7 @@ class FrozenEncoder(Protocol):
 
 @dataclass(frozen=True)
 class LinearHead:
-    """Where a model's linear classifier is: logits are ``scale * (features @ weight.T + bias)``.
+    """The names of a model's linear classifier: logits are ``scale * (features @ weight.T + bias)``.
 
     ``weight`` (C, d) and ``bias`` (C,) are the names of trained tensors.
     """
@@ -122,7 +122,6 @@ class LinearHead:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Both."""
         return self.weight, self.bias
 
 
@@ -143,7 +142,7 @@ class Model:
     buffers: Tensors = field(default_factory=dict)
     """Sent and averaged but not trained: running statistics."""
     encoder: FrozenEncoder | None = None
-    """Where set, batches carry the encoder's output instead of images."""
+    """If set, batches carry the encoder's output instead of images."""
     transform: Callable[[Tensor], Tensor] | None = None
     """Without an encoder: uint8 (b, 3, h, w) to the float batch that ``forward`` takes."""
     constants: Tensors = field(default_factory=dict)
@@ -153,16 +152,16 @@ class Model:
     side_encoders: Mapping[str, FrozenEncoder] = field(default_factory=dict)
     """Further frozen encoders (a teacher) whose output on the training samples a loss reads from ``batch.side``."""
     weights_hashes: tuple[str, ...] = ()
-    """Of everything pretrained that the model reads beside the run's backbone (a teacher, a text encoder)."""
+    """Hashes of all pretrained weights that the model reads besides the run's backbone (a teacher, a text encoder)."""
     lr_factors: Mapping[str, float] = field(default_factory=dict)
     """Factor on the learning rate by name of a weight; 1 where absent."""
     batch_norm: frozenset[str] = frozenset()
     """The names of all weights and buffers of batch-norm layers."""
     own: frozenset[str] = frozenset()
-    """The names of weights and buffers that ``forward`` does not read: of a model that each client has beside it."""
+    """Names of weights and buffers that ``forward`` does not read: those of a further model that each client keeps."""
     of_server: frozenset[str] = frozenset()
-    """The names of buffers that the server alone changes: clients never send them, and what is sent of a change is in
-    the payload of a `Broadcast`, whose bytes count, not these."""
+    """Names of buffers that only the server changes. Clients never send them. The server sends a change in the payload
+    of a `Broadcast`, whose bytes are counted; the buffers themselves are not."""
 
     @property
     def linear_head(self) -> LinearHead:

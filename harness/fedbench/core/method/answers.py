@@ -1,4 +1,4 @@
-"""What methods answer, held against what they were handed: an answer that does not fit is refused by name."""
+"""Checks of the answers to hooks; an answer that does not fit is refused with the method's name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedbench.core.types import GlobalModel, Predictions, StepGradients, Tensors
 
 
 def require(answer: object, wanted: type | tuple[type, ...], what: str, owner: str, hook: str) -> None:
-    """Raise MethodFault unless what ``owner`` answers the hook with is of the type ``wanted``, in words ``what``."""
+    """Raise MethodFault unless the answer of ``owner`` has the type ``wanted``, described by ``what``."""
     if not isinstance(answer, wanted):
         raise MethodFault(f"{owner} answers the hook {hook} with {_kind(answer)}; it must be {what}.")
 
@@ -49,20 +49,20 @@ def require_fit(wanted: Tensors, given: object, owner: str, hook: str) -> None:
 
 
 def misfit(wanted: Tensors, given: object) -> str:
-    """In what ``given`` differs from the tensors ``wanted``, by name, shape and type; "" where in nothing."""
+    """How ``given`` differs from the tensors ``wanted`` in names, shapes and types; "" if it does not."""
     if not isinstance(given, Mapping):
         return f"returns {_kind(given)} in place of tensors by name"
     for name in sorted(wanted.keys() ^ given.keys(), key=str):
         what = f"leaves out {name!r}" if name in wanted else f"returns {name!r}, which it was not handed"
         return f"{what}; return every tensor by its own name"
     for name, tensor in wanted.items():
-        found = given[name]
-        if not isinstance(found, Tensor):
-            return f"returns {_kind(found)} as {name!r}, which must be a tensor"
-        if found.shape != tensor.shape:
-            return f"returns {name!r} of shape {tuple(found.shape)}; it was handed {tuple(tensor.shape)}"
-        if found.dtype != tensor.dtype:
-            return f"returns {name!r} of type {found.dtype}; it was handed {tensor.dtype}"
+        value = given[name]
+        if not isinstance(value, Tensor):
+            return f"returns {_kind(value)} as {name!r}, which must be a tensor"
+        if value.shape != tensor.shape:
+            return f"returns {name!r} of shape {tuple(value.shape)}; it was handed {tuple(tensor.shape)}"
+        if value.dtype != tensor.dtype:
+            return f"returns {name!r} of type {value.dtype}; it was handed {tensor.dtype}"
     return ""
 
 
@@ -148,9 +148,9 @@ def require_finite_updates(tasks: Sequence[ClientTask], updates: Sequence[Update
 def require_global(
     task: AggregationTask, answer: Tensors | GlobalModel, averaged: Tensors, owner: str
 ) -> tuple[Tensors, Tensors]:
-    """Weights and running statistics of an answer to `aggregate`, which has the ``averaged`` ones unless it says more.
+    """Weights and running statistics of an answer to `aggregate`; ``averaged`` are the statistics if it has none.
 
-    Raises MethodFault where they are not those handed, Unworkable where they are not finite.
+    Raises MethodFault where names or shapes differ from those handed over, Unworkable where values are not finite.
     """
     require(answer, (Mapping, GlobalModel), "every weight by name, or a GlobalModel", owner, "aggregate")
     weights, buffers = (answer.weights, answer.buffers) if isinstance(answer, GlobalModel) else (answer, averaged)
@@ -222,7 +222,7 @@ def _floating(mappings: tuple[Tensors, ...]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _kind(value: object) -> str:
-    """What an answer is, for a message: ``None``, ``a list``."""
+    """The type of an answer, for a message: ``None``, ``a list``."""
     if value is None:
         return "None"
     name = type(value).__name__

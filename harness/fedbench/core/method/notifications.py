@@ -65,5 +65,5 @@ class Notifications(Protocol):
 
 
 def notifier(manager: pluggy.PluginManager) -> Notifications:
-    """The manager's notifications, typed."""
+    """The manager's hooks with the types of `Notifications`."""
     return cast(Notifications, manager.hook)
