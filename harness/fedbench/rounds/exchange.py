@@ -1,4 +1,4 @@
-"""What happens between server and clients in one exchange of a round: who trains, what arrives, the server's step."""
+"""One exchange of a round: which clients train, which updates arrive, and the server's step."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def accepted(
 
 
 def mean_metrics(reported: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Of the metrics of updates the mean ``train_loss``, and the means of all others, by name.
+    """The mean ``train_loss`` of updates, and the means of all their other metrics, by name.
 
-    Each is over the updates that have it and counts them alike, whatever their samples: a mean over clients. What no
-    update has is left out.
+    A mean is over the updates that have the metric, each counted once whatever its number of samples. Metrics that no
+    update has are left out.
     """
     values: dict[str, list[float]] = {}
     for metrics in reported:
