@@ -1,4 +1,4 @@
-"""From data set and scenario to federation: cut off test samples, thin the classes, deal to clients, name groups."""
+"""Build a federation from data set and scenario: cut off test samples, thin classes, partition, name groups."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     thinned = _thin(cut, len(dataset.classnames), scenario, seed)
     kept = of_federation(thinned, cut.pool.labels.numpy(), scenario, seed)
     train = cut.pool if len(kept) == len(cut.pool) else cut.pool.select(torch.from_numpy(kept))
-    found = _given_out(dataset, train, cut, held_out, scenario, seed)
-    shards = shards_of(found, scenario, len(train))
+    samples = _given_out(dataset, train, cut, held_out, scenario, seed)
+    shards = shards_of(samples, scenario, len(train))
     clients, new, order = without_held_out(shards, scenario, seed)
     return Federation(
         clients=clients,
@@ -60,8 +60,8 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
         held_out_domain=None if scenario.validation else held_out,
         labels_visible=scenario.labels == "visible",
         server=server,
-        client_names=tuple(found.names[place] for place in order) if found.names else (),
-        later=tuple(subset(stretch, order[: len(clients)], 0) for stretch in later_stretches(found, shards)),
+        client_names=tuple(samples.names[place] for place in order) if samples.names else (),
+        later=tuple(subset(stretch, order[: len(clients)], 0) for stretch in later_stretches(samples, shards)),
         new_clients=new,
         unseen=None if left_out is None or scenario.validation else _unseen(left_out, scenario, held_out),
         groups=_groups(dataset, _thinned_labels(whole_cut, len(dataset.classnames), scenario, seed), scenario),
@@ -94,7 +94,7 @@ def _refuse_impossible(dataset: Dataset, scenario: Scenario) -> None:
 
 
 def _unseen(dataset: Dataset, scenario: Scenario, held_out: int | None) -> Unseen:
-    """The unseen classes with the part of their samples that is the test split's, cut as that of the others is."""
+    """The unseen classes with their test samples, cut like those of the other classes."""
     test = _cut(dataset, scenario, held_out, scenario.partition_seed or 0).test
     require_tested(test, dataset.classnames)
     return Unseen(test, dataset.classnames)
@@ -129,7 +129,7 @@ def _score_on_training_data(cut: Cut, share: float, seed: int) -> Cut:
 
 
 def _with_server(cut: Cut, classes: int, scenario: Scenario, seed: int) -> tuple[Cut, Split | None]:
-    """What is left to deal to clients, and ``server_samples`` of every class of the training samples."""
+    """The samples left for clients, and ``server_samples`` of every class for the server."""
     samples = scenario.server_samples
     if not samples:
         return cut, None
@@ -167,7 +167,7 @@ def _given_out(
     scenario: Scenario,
     seed: int,
 ) -> ClientSamples:
-    """The answer of the scenario's partition."""
+    """The clients' samples as the scenario's partition gives them, checked."""
     partition, location = partition_of(scenario)
     present = () if cut.pool.domains is None else np.unique(domains_of(cut.pool)).tolist()
     task = PartitionTask(
@@ -188,22 +188,22 @@ def _given_out(
         raise
     except Exception as error:
         raise FedbenchError(f"partition {partition.name!r} fails: {reason_of(error)} ({raised_at(error)}).") from error
-    found = answer if isinstance(answer, ClientSamples) else ClientSamples(answer)
-    refuse_malformed(found, partition.name)
-    if found.later_test and len(found.later_test) != len(found.later):
+    samples = answer if isinstance(answer, ClientSamples) else ClientSamples(answer)
+    refuse_malformed(samples, partition.name)
+    if samples.later_test and len(samples.later_test) != len(samples.later):
         raise FedbenchError(
-            f"partition {partition.name!r} gives test samples to {len(found.later_test)} later stretches and training "
-            f"samples to {len(found.later)}; it must give both to each."
+            f"partition {partition.name!r} gives test samples to {len(samples.later_test)} later stretches and "
+            f"training samples to {len(samples.later)}; it must give both to each."
         )
-    tests = [ClientSamples(found.train, test) for test in found.later_test]
-    for stretch in (found, *map(ClientSamples, found.later), *tests):
+    tests = [ClientSamples(samples.train, test) for test in samples.later_test]
+    for stretch in (samples, *map(ClientSamples, samples.later), *tests):
         refuse_wrong(stretch, task, partition.name)
-    if found.later and scenario.equal_sizes:
+    if samples.later and scenario.equal_sizes:
         raise FedbenchError(
             f"equal_sizes cuts clients anew, and those of partition {partition.name!r} drift; leave it out."
         )
-    found = replace(found, train=label_skew.recut(found.train)) if scenario.equal_sizes else found
-    return of_clients(found, task.train.labels, scenario, seed)
+    samples = replace(samples, train=label_skew.recut(samples.train)) if scenario.equal_sizes else samples
+    return of_clients(samples, task.train.labels, scenario, seed)
 
 
 def _samples(split: Split) -> Samples:
@@ -212,9 +212,9 @@ def _samples(split: Split) -> Samples:
 
 
 def _groups(dataset: Dataset, labels: IntArray, scenario: Scenario) -> Mapping[str, tuple[int, ...]]:
-    """No groups where the scenario claims no long tail: a balanced set's head would be an accident of its order.
+    """Reporting groups; empty if the scenario has no long tail, where a head would be an accident of the class order.
 
-    ``labels`` are those of all training samples, those set aside included: tuning for the tail means the same classes.
+    ``labels`` are those of all training samples, including samples set aside, so that tuning has the same groups.
     """
     if scenario.imbalance == "none":
         return {}

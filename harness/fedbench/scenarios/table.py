@@ -9,12 +9,11 @@ from fedbench.core.federation import Federation
 
 
 def write_table(federation: Federation, file: Path) -> None:
-    """Who has which sample, as CSV with the columns split, sample and client; of data that drift with ``stretch``, too.
+    """Write the client of every sample as CSV with the columns split, sample and client, and stretch if data drift.
 
-    ``sample`` is the position in the split as the scenario leaves it: without what its long tail, shots of the
-    federation, the server or a validation split take from the training samples. Where it takes nothing, that is the
-    data set's own order.
-    FedbenchError where the file can't be written.
+    ``sample`` is the position in the split as the scenario leaves it: without the samples that its long tail, shots of
+    the federation, the server or a validation split take from the training samples. If they take none, that is the data
+    set's own order. FedbenchError if the file can't be written.
     """
     import pandas as pd  # takes half a second
 

@@ -33,7 +33,7 @@ SPLITS = ("train", "test", "validation")
 
 @dataclass(frozen=True, kw_only=True)
 class NaturalParams:
-    """Which of the data's clients there are."""
+    """The smallest client that is kept."""
 
     min_samples: int = hyper(
         1,
@@ -54,7 +54,7 @@ class Natural(Partition[NaturalParams]):
     name = "natural"
 
     def clients(self, task: PartitionTask) -> ClientSamples:
-        """In the order of the data's clients. Where the test split names no clients, all share it."""
+        """Clients in the data's order. If the test split names no clients, all share it."""
         owners = task.train.clients
         if owners is None:
             raise FedbenchError(
@@ -107,7 +107,6 @@ class FromTable(Partition[NoParams]):
         )
 
     def digest(self, location: str) -> str:
-        """Of the file."""
         return hashlib.sha256(_content(location)).hexdigest()
 
 
@@ -135,7 +134,7 @@ def _lacks_client(table: pd.DataFrame) -> bool:
 
 
 def _names(column: pd.Series) -> list[str]:
-    """Clients in the order in which they come first."""
+    """Clients in the order of their first rows."""
     return [str(name) for name in dict.fromkeys(column)]
 
 

@@ -41,7 +41,6 @@ class Pachinko(Partition[PachinkoParams]):
     name = "pachinko"
 
     def clients(self, task: PartitionTask) -> Parts:
-        """Sizes differ by at most one."""
         coarse = self._coarse(task)
         pools, left = shuffled_classes(task.train.labels, task.rng)
         classes = len(task.classnames)
@@ -61,7 +60,6 @@ class Pachinko(Partition[PachinkoParams]):
         return deal_out(np.array(samples), np.array(owners), task.scenario.clients)
 
     def digest(self, location: str) -> str:
-        """Of the file of coarse labels."""
         return hashlib.sha256(self._content()).hexdigest() if self.params.coarse else ""
 
     def _content(self) -> bytes:
@@ -89,7 +87,7 @@ class Pachinko(Partition[PachinkoParams]):
 
 
 def _drawn(shares: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> int:
-    """A place with something ``left``, by ``shares`` of those; any of them alike where the shares of all are 0."""
+    """Draw a position with something ``left`` by its share; uniformly if these shares are all 0."""
     weights = np.where(left > 0, shares, 0.0)
     if not weights.sum():
         weights = (left > 0).astype(float)
