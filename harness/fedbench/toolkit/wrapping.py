@@ -25,9 +25,9 @@ from fedbench.core.method.tasks import (
 from fedbench.core.types import Broadcast, GlobalModel, Model, Outputs, Predictions, StepGradients, Tensors, Update
 
 Aggregated = Tensors | GlobalModel
-"""What the hook `aggregate` is answered with."""
+"""Type of an answer to the hook `aggregate`."""
 Aggregate = Callable[[AggregationTask], Aggregated]
-"""``rest`` of a wrapper of `aggregate`; those of the others are alike."""
+"""Type of ``rest`` in a wrapper of `aggregate`; the types below are those of other hooks."""
 Build = Callable[[ModelSetup], Model]
 Send = Callable[[BroadcastTask], Broadcast]
 Train = Callable[[ClientTask], Update]
