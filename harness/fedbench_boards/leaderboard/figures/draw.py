@@ -28,7 +28,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 _MARKERS = "os^Dv*PX"
 _MEASURED = {"cka_global/": "CKA with the global model", "cka_clients/": "CKA between clients"}
 _COLUMN = 3.4
-"""Inches of one column of a page."""
+"""The width of a page's column in inches."""
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.spines.top": False,
@@ -118,13 +118,13 @@ def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[st
 
 
 def _titled(metric: str) -> str:
-    """A measure of some classes with its name: ``drift/head`` is ``drift, head``."""
+    """A metric's title; a measure of a group of classes has both names: ``drift/head`` is ``drift, head``."""
     whole, _, part = metric.rpartition("/")
     return f"{heading(whole)}, {heading(part)}" if whole and whole not in OF_EACH else heading(metric)
 
 
 def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:
-    """The mean over runs of what is measured of each layer, a line a row, the deepest layer last.
+    """The mean over runs of a measure of each layer, a line a row, the deepest layer last.
 
     ``rows``: row -> a line a run, a column a layer.
     """
@@ -140,7 +140,7 @@ def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:
 
 
 def gains(rows: Mapping[str, Mapping[str, pd.Series]], base: str, metrics: Sequence[str]) -> Figure:
-    """By how much each row is above the row ``base`` in each of ``metrics``, as bars: means over the seeds of both."""
+    """Bars of each row's difference to the row ``base`` in each of ``metrics``: means over the seeds of both."""
     others = [name for name, own in rows.items() if name != base and any(metric in own for metric in metrics)]
     known = [metric for metric in metrics if metric in rows.get(base, {})]
     if base not in rows or not others or not known:
@@ -165,7 +165,7 @@ def gains(rows: Mapping[str, Mapping[str, pd.Series]], base: str, metrics: Seque
 
 
 def save(made: Figure, file: Path) -> None:
-    """``made`` as the file's name says, whole or not at all. FedbenchError for another kind of file."""
+    """Write a figure atomically in the format of the file's name. FedbenchError for another format."""
     if file.suffix.lower() not in SUFFIXES:
         raise FedbenchError(f"--output {str(file)!r} is none of {', '.join(SUFFIXES)}; write for instance sweep.pdf.")
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix.lower(), {})
@@ -174,7 +174,7 @@ def save(made: Figure, file: Path) -> None:
 
 
 def style() -> AbstractContextManager[None]:
-    """The type sizes of a page's column, for what is drawn inside."""
+    """A context with the type sizes of a page's column."""
     return rc_context(_STYLE)
 
 

@@ -17,15 +17,15 @@ _WIDTH, _HEIGHT = 540.0, 350.0
 _FRAME = Frame(54, 14, _WIDTH - 14, _HEIGHT - 50)
 _MOST_POINTS = 150
 _MARKS = 8
-"""A line has about this many markers."""
+"""The approximate number of markers of a line."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn of a row: its mean accuracy by round, and where it ends."""
+    """A row's series: its mean accuracy by round, and its final value."""
 
     style: int
-    """Picks colour, dash and marker; the same for a row's name on the whole page."""
+    """Number of the style (colour, dash and marker); the same for a row's name on the whole page."""
     name: str
     rounds: pd.DataFrame
     """Indexed by round: ``mean``, ``std`` (NaN for one seed), ``bytes`` (cumulative, NaN where unknown)."""
@@ -33,18 +33,18 @@ class Series:
     spread: float
     """Sample standard deviation over seeds, NaN for one."""
     bytes: float
-    """Sent up and down in all rounds."""
+    """Bytes sent up and down in all rounds."""
     shown: bool = True
     """Whether it is visible before it is chosen in the legend."""
 
     @property
     def kind(self) -> str:
-        """Its classes in a drawing."""
+        """The CSS classes of the series."""
         return f"series s{self.style % 6}" + ("" if self.shown else " off")
 
     @property
     def has_band(self) -> bool:
-        """Whether the spread over seeds is known of two rounds or more."""
+        """Whether the spread over seeds is known in two rounds or more."""
         return int(self.rounds["std"].notna().sum()) > 1
 
     @property
@@ -62,9 +62,9 @@ class Bars:
 
 
 def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
-    """Accuracy against round, a band of ± a standard deviation where there are seeds; None without two rounds.
+    """Accuracy against round, with a band of ± a standard deviation over seeds; None without two rounds.
 
-    A row evaluated before training alone (nothing is trained) is a level line, one evaluated once after it a point.
+    A row evaluated only before training (nothing is trained) is a level line, one evaluated once after it a point.
     """
     drawn = [one for one in series if len(one.rounds)]
     if not any(len(one.rounds) > 1 for one in drawn):
@@ -110,11 +110,10 @@ def _thinned(count: int, most: int) -> list[int]:
 
 
 def against_cost(series: Sequence[Series], key: str, metric: str, less: bool = False) -> Markup | None:
-    """Final accuracy against the total sent, the Pareto front drawn and named; None where nobody sent anything.
+    """Final accuracy against the total sent, the Pareto front drawn and named; None if nobody sent anything.
 
-    Of a metric of which ``less`` is better the front is below.
-
-    The scale is logarithmic; rows that send nothing stand at 0 beside it. Thin lines are the way there by rounds.
+    If ``less`` of the metric is better, the front is below. The scale is logarithmic; rows that send nothing are at 0
+    beside it. Thin lines show the way there by rounds.
     """
     known = [one for one in series if not math.isnan(one.bytes) and not math.isnan(one.accuracy)]
     sent = [one.bytes / MEGA for one in known if one.bytes > 0]
@@ -154,7 +153,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _front(svg: draw.Element, places: Sequence[tuple[float, float]]) -> None:
-    """Steps: between two points of the front the cheaper one is the best there is."""
+    """The front as steps: between two of its points the cheaper one is the best there is."""
     steps = draw.polyline(places[:1])
     for px, py in places[1:]:
         steps += f"H{draw.number(px)}V{draw.number(py)}"
@@ -197,7 +196,7 @@ def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, 
 
 
 def bars(rows: Sequence[Bars], groups: Sequence[str], key: str, title: str) -> Markup | None:
-    """Every row's accuracy in every group, with ± a standard deviation; None where no row has any."""
+    """Bars of every row's accuracy in every group, with ± a standard deviation; None if no row has any."""
     shown = [row for row in rows if not all(math.isnan(mean) for mean, _ in row.values)]
     if not shown:
         return None

@@ -1,4 +1,4 @@
-"""Drawing inline SVG: scales with sensible ticks, axes, text. Colours and fonts come from the page's style sheet."""
+"""Inline SVG drawings: scales with sensible ticks, axes, text. Colours and fonts come from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DASHES = ("", "6 3", "2 2.5", "9 3 2 3")
 
 @dataclass(frozen=True)
 class AxisScale:
-    """Where values lie on a drawing: ``low`` at ``start``, ``high`` at ``end`` (user units), linear or logarithmic."""
+    """A scale from values to user units: ``low`` is at ``start``, ``high`` at ``end``, linear or logarithmic."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ class AxisScale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The place of ``value``, which is above 0 on a logarithmic scale."""
+        """The position of ``value``, which is above 0 on a logarithmic scale."""
         low, high, here = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return self.start + (self.end - self.start) * (here - low) / (high - low)
 
@@ -107,7 +107,7 @@ def text(parent: Element, x: float, y: float, content: str, style: str = "", *, 
 
 
 def path(parent: Element, d: str, style: str, dash: str = "") -> Element:
-    """A path of class ``style``."""
+    """Add a path of class ``style``."""
     made = ET.SubElement(parent, "path", {"class": style, "d": d})
     if dash:
         made.set("stroke-dasharray", dash)
@@ -124,7 +124,7 @@ def marker(parent: Element, x: float, y: float, style: int, title: str = "") -> 
 
 
 def polyline(points: Sequence[tuple[float, float]]) -> str:
-    """Path data through ``points``."""
+    """Path data of a line through ``points``."""
     return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
 
 
