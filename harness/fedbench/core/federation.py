@@ -184,7 +184,7 @@ class Federation:
 
     @cached_property
     def of_new_clients(self) -> Federation:
-        """The same data with the clients that never train in place of the others."""
+        """The federation of the new clients: the same data, with the clients that never train instead of the others."""
         return replace(self, clients=self.new_clients, later=(), new_clients=())
 
     def in_round(self, number: int, rounds: int) -> Federation:
@@ -198,5 +198,5 @@ class Federation:
         return self._stretches[min(stretch, len(self._stretches) - 1)]
 
     def with_clients(self, clients: Sequence[ClientShard]) -> Federation:
-        """The same data partitioned among other clients, whose data stay."""
+        """The same data with other clients, who do not drift."""
         return replace(self, clients=clients, later=())

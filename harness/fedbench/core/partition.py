@@ -78,7 +78,7 @@ class Shards(Sequence[ClientShard]):
         return self.offsets.diff()
 
     def measured_by(self, position: int) -> Measured:
-        """What the client at ``position`` is measured on."""
+        """The samples that the client at ``position`` is measured on."""
         return self.measured[0 if self.measured_on is None else int(self.measured_on[position])]
 
     def measured_alike(self, which: int) -> Tensor:

@@ -81,7 +81,7 @@ class RunInfo(ReadOnly):
     server_data: str = ""
     """Kind of the server's own samples that the method reads: "unlabelled", "labelled", or empty for none."""
     not_on_unseen: str = ""
-    """Why the run is not scored on the scenario's unseen classes; empty where it is, or where there are none."""
+    """The reason why the run is not scored on the scenario's unseen classes; empty if it is, or if there are none."""
     resumed_round: int = 0
     """The round of the checkpoint that the run goes on from; 0 where it begins anew."""
     files_hash: str = ""

@@ -26,12 +26,13 @@ class LabelledBatch:
     index: Tensor
     labels: Tensor
     side: Tensors = field(default_factory=dict)
-    """What the model's ``side_encoders`` give for these samples, not augmented: (b, ...) by encoder name."""
+    """Outputs of the model's ``side_encoders`` for these samples, not augmented: (b, ...) by encoder name."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnlabelledBatch:
-    """What a client sees under hidden labels. It has no ``labels`` field, so no method can peek at them."""
+    """The samples of one local step under hidden labels. There is no field ``labels``, so no method can peek at
+    them."""
 
     inputs: Tensor
     index: Tensor
@@ -43,7 +44,7 @@ Batch = LabelledBatch | UnlabelledBatch
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What a model computes for a batch: ``logits`` (b, C) and the ``features`` (b, d) its head reads."""
+    """A model's outputs for a batch: ``logits`` (b, C) and the ``features`` (b, d) that its head reads."""
 
     logits: Tensor
     features: Tensor
@@ -131,10 +132,11 @@ ForwardPass = Callable[[Tensors, Tensor, bool], Outputs]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What is trained and sent, and the pure function that turns it into logits.
+    """The tensors that are trained and sent, and the pure function that computes logits with them.
 
-    ``forward(tensors, inputs, training)`` reads ``{**weights, **buffers}`` and leaves tensors aside that it does not
-    know; with ``training`` it may update the buffers in place (batch-norm statistics). The frozen rest is closed over.
+    ``forward(tensors, inputs, training)`` reads ``{**weights, **buffers}`` and ignores tensors that it does not know;
+    with ``training`` it may update the buffers in place (batch-norm statistics). Frozen tensors are part of the
+    function.
     """
 
     weights: Tensors
@@ -173,7 +175,7 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """What the server sends to one client: weights to train from, and further tensors. Both count as sent down."""
+    """The server's message to one client: weights to train from, and further tensors. Both count as sent down."""
 
     weights: Tensors
     payload: Tensors = field(default_factory=dict)
@@ -185,7 +187,7 @@ class Broadcast:
 
 @dataclass(frozen=True, eq=False)
 class GlobalModel:
-    """What ``aggregate`` may return in place of weights: a server that trains may also change running statistics."""
+    """An answer of ``aggregate`` instead of weights alone: a server that trains may also change running statistics."""
 
     weights: Tensors
     buffers: Tensors
@@ -193,7 +195,7 @@ class GlobalModel:
 
 @dataclass(frozen=True, eq=False)
 class ClientReport:
-    """What a client can tell the server before the first round."""
+    """A client's report to the server before the first round."""
 
     client: int
     num_examples: int
@@ -203,7 +205,7 @@ class ClientReport:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a client returns; ``num_examples`` is n_k. The bytes of all three tensor mappings count as sent up."""
+    """A client's answer; ``num_examples`` is n_k. The bytes of all three tensor mappings count as sent up."""
 
     client: int
     weights: Tensors
@@ -218,7 +220,7 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class StepGradients:
-    """What the optimiser moves weights by in a local step; a weight without a gradient stays as it is."""
+    """The gradients by which the optimiser moves weights in a local step; a weight without one stays as it is."""
 
     by_name: Tensors
     loss: Tensor

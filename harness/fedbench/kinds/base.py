@@ -1,4 +1,4 @@
-"""What plug-ins of all kinds but methods have in common: a name, parameters, and a docstring that describes them."""
+"""The base of plug-ins of all kinds but methods: a name, parameters, and a docstring that describes them."""
 
 from __future__ import annotations
 
@@ -139,5 +139,5 @@ def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str],
 
 
 def listed_as(kind: str) -> str:
-    """What `fedbench list` calls the plug-ins of ``kind``."""
+    """The name that `fedbench list` has for the plug-ins of ``kind``."""
     return f"{kind}s".replace("data sets", "datasets").replace(" ", "-")

@@ -197,11 +197,12 @@ class BackboneFamily(Plugin[P]):
         return None
 
     def how_to_get(self, request: BackboneRequest) -> str:
-        """What to do about published weights; "" where they are here, or it needs none."""
+        """How to get the published weights; "" if they are here, or none are needed."""
         return ""
 
     def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        """What its weights were trained on, off its name alone; None where it starts at random, or says nothing."""
+        """The data that its weights were trained on, from its name alone; None if it starts at random, or they are not
+        stated."""
         return None
 
 
@@ -241,7 +242,7 @@ class TextEncoder(Plugin[P]):
         return ""
 
     def how_to_get(self, request: TextRequest) -> str:
-        """What to do about published weights; "" where they are here, or it needs none."""
+        """How to get the published weights; "" if they are here, or none are needed."""
         return ""
 
 

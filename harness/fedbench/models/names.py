@@ -1,4 +1,4 @@
-"""How a backbone is written: ``family[:arch[@checkpoint]][?option=value&...]``; a colon may take the place of ``@``."""
+"""Names of backbones: ``family[:arch[@checkpoint]][?option=value&...]``; a colon may take the place of ``@``."""
 
 from __future__ import annotations
 

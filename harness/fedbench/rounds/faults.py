@@ -37,7 +37,7 @@ def damaged(update: Update, seed: int, round: int, exchange: int) -> Update:
 
 
 def reason_to_reject(update: Update, weights: Tensors, buffers: Tensors) -> str:
-    """Why the server cannot use an update of the model ``weights`` and ``buffers`` that it sent; "" where it can."""
+    """The reason why the server cannot use an update of the model that it sent; "" if it can."""
     wrong = misfit(weights, update.weights) or misfit(buffers, update.buffers)
     if wrong:
         return wrong

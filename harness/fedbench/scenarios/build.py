@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +15,11 @@ from fedbench.core.scenario import Scenario
 from fedbench.kinds.kinds import ClientSamples, PartitionTask, Samples
 from fedbench.scenarios.groups import reporting_groups
 from fedbench.scenarios.partitions import feature_skew, label_skew
-from fedbench.scenarios.partitions.answers import refuse_malformed, refuse_wrong
 from fedbench.scenarios.partitions.feature_skew import Cut, domains_of
 from fedbench.scenarios.partitions.few_shot import of_clients, of_federation
 from fedbench.scenarios.partitions.long_tail import thin
 from fedbench.scenarios.partitions.named import partition_of
+from fedbench.scenarios.partitions.parts import Parts, as_parts, joined
 from fedbench.scenarios.partitions.rounding import IntArray
 from fedbench.scenarios.shards import later_stretches, shards_of, subset, without_held_out
 from fedbench.scenarios.unseen import by_class, require_tested
@@ -189,7 +189,7 @@ def _given_out(
     except Exception as error:
         raise FedbenchError(f"partition {partition.name!r} fails: {reason_of(error)} ({raised_at(error)}).") from error
     samples = answer if isinstance(answer, ClientSamples) else ClientSamples(answer)
-    refuse_malformed(samples, partition.name)
+    _refuse_malformed(samples, partition.name)
     if samples.later_test and len(samples.later_test) != len(samples.later):
         raise FedbenchError(
             f"partition {partition.name!r} gives test samples to {len(samples.later_test)} later stretches and "
@@ -197,13 +197,68 @@ def _given_out(
         )
     tests = [ClientSamples(samples.train, test) for test in samples.later_test]
     for stretch in (samples, *map(ClientSamples, samples.later), *tests):
-        refuse_wrong(stretch, task, partition.name)
+        _refuse_wrong(stretch, task, partition.name)
     if samples.later and scenario.equal_sizes:
         raise FedbenchError(
             f"equal_sizes cuts clients anew, and those of partition {partition.name!r} drift; leave it out."
         )
     samples = replace(samples, train=label_skew.recut(samples.train)) if scenario.equal_sizes else samples
     return of_clients(samples, task.train.labels, scenario, seed)
+
+
+def _refuse_malformed(answer: ClientSamples, name: str) -> None:
+    """Raise FedbenchError for an answer that is no array of indices for each client, or names only some clients."""
+    further = [parts for parts in (answer.test, answer.validation) if parts is not None]
+    for parts in (answer.train, *further, *answer.later, *answer.later_test):
+        shapes = () if isinstance(parts, Parts) else map(np.ndim, parts) if isinstance(parts, Sequence) else (0,)
+        if any(shape != 1 for shape in shapes):
+            raise FedbenchError(
+                f"partition {name!r} gives what is no list of arrays (n_k,), one for each client, but a "
+                f"{type(parts).__name__}."
+            )
+    if answer.names and (len(answer.names) != len(answer.train) or len(set(answer.names)) < len(answer.names)):
+        raise FedbenchError(
+            f"partition {name!r} gives {len(answer.names)} names, {len(set(answer.names))} of them different, to "
+            f"{len(answer.train)} clients; it must give each a name of its own, or none any."
+        )
+    for what, measured in (("test", answer.test), ("validation", answer.validation)):
+        if measured is not None and len(twice := _twice(measured)):
+            raise FedbenchError(f"partition {name!r} gives a client the {what} sample {twice[0]} twice.")
+
+
+def _twice(parts: Sequence[IntArray]) -> IntArray:
+    """Samples that a client has more than once. A set shared by clients is checked once."""
+    whole = as_parts(parts if isinstance(parts, Parts) else list({id(part): part for part in parts}.values()))
+    owners, samples = np.repeat(np.arange(len(whole)), whole.sizes), whole.ascending()
+    again: IntArray = samples[1:][(samples[1:] == samples[:-1]) & (owners[1:] == owners[:-1])]
+    return again
+
+
+def _refuse_wrong(answer: ClientSamples, task: PartitionTask, name: str) -> None:
+    """Raise FedbenchError for an answer with samples that do not exist, or one sample twice."""
+    for what, split, parts in (
+        ("training", task.train, answer.train),
+        ("test", task.test, answer.test),
+        ("validation", task.validation, answer.validation),
+    ):
+        if parts is None:
+            continue
+        if len(parts) != len(answer.train):
+            raise FedbenchError(
+                f"partition {name!r} gives {what} samples to {len(parts)} clients and training samples to "
+                f"{len(answer.train)}; it must give every client its own."
+            )
+        flat = joined(parts) if len(parts) else np.zeros(0, dtype=np.int64)
+        if flat.dtype != np.int64 or (len(flat) and not 0 <= flat.min() <= flat.max() < len(split or ())):
+            raise FedbenchError(
+                f"partition {name!r} gives {what} samples that there are not; it must give int64 indices from 0 to "
+                f"{len(split or ()) - 1}."
+            )
+        if what == "training" and len(flat) and np.bincount(flat).max() > 1:
+            raise FedbenchError(
+                f"partition {name!r} gives the training sample {int(np.bincount(flat).argmax())} to several clients, "
+                "or twice to one; it must give each to one client at most."
+            )
 
 
 def _samples(split: Split) -> Samples:

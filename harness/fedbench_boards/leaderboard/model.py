@@ -136,7 +136,7 @@ class Line:
     server_data: str = ""
     """The samples at the server that the row's method learns from (unlabelled, labelled), or ""."""
     not_on_unseen: str = ""
-    """Why the row has no accuracy on the scenario's unseen classes; "" where it has, or none are."""
+    """The reason why the row has no accuracy on the scenario's unseen classes; "" if it has, or there are none."""
     tuned: bool = False
     tuning: Mapping[str, str] = field(default_factory=dict)
     runs: Mapping[int, str] = field(default_factory=dict)
@@ -152,7 +152,7 @@ class Line:
     delta: Delta = Delta()
     milestone: Milestone = Milestone()
     printed: Printed | None = None
-    """None where no published numbers are read."""
+    """Published numbers for the row; None if none are read."""
     status: RowStatus = RowStatus()
     untrained: bool = False
     """Whether its global model is never trained."""

@@ -33,7 +33,7 @@ def require_tensors(answer: object, owner: str, hook: str) -> None:
 
 
 def require_labels(answer: object, count: int, classes: int, owner: str, hook: str) -> Tensor:
-    """``answer``. Raises MethodFault unless it is (``count``,) int64 of class numbers, or -1."""
+    """Check labels. Raises MethodFault unless ``answer`` is (``count``,) int64 of class numbers, or -1."""
     if not isinstance(answer, Tensor) or answer.dtype != torch.int64 or answer.shape != (count,):
         raise MethodFault(f"{owner} answers the hook {hook} with no int64 tensor of shape ({count},).")
     if count and (int(answer.min()) < -1 or int(answer.max()) >= classes):
@@ -67,7 +67,7 @@ def misfit(wanted: Tensors, given: object) -> str:
 
 
 def require_update(task: ClientTask, update: object, owner: str) -> Update:
-    """A client's answer to `local_train`. Raises MethodFault where it is no update of that client's tensors."""
+    """Check a client's answer to `local_train`. Raises MethodFault if it is no update of that client's tensors."""
     require(update, Update, "an Update", owner, "local_train")
     assert isinstance(update, Update)
     require_fit(task.received, update.weights, owner, "local_train")
@@ -97,7 +97,7 @@ def require_update(task: ClientTask, update: object, owner: str) -> Update:
 
 
 def require_loss(loss: object, step: LocalStep, hook: str) -> Tensor:
-    """A loss, or a term of one. Raises MethodFault where it is no scalar tensor, or nothing can be learnt by it."""
+    """Check a loss, or a term of one. Raises MethodFault if it is no scalar tensor, or nothing can be learnt by it."""
     owner = step.task.spec.method
     require(loss, Tensor, "a scalar tensor", owner, hook)
     assert isinstance(loss, Tensor)
@@ -116,7 +116,8 @@ def require_loss(loss: object, step: LocalStep, hook: str) -> Tensor:
 
 
 def require_gradients(given: object, step: LocalStep) -> StepGradients:
-    """An answer to the hook `local_gradients`. Raises MethodFault where it is none for the weights of ``step``."""
+    """Check an answer to the hook `local_gradients`. Raises MethodFault if it has no gradients for the weights of
+    ``step``."""
     owner = step.task.spec.method
     require(given, StepGradients, "StepGradients", owner, "local_gradients")
     assert isinstance(given, StepGradients)
@@ -166,9 +167,9 @@ def require_global(
 
 
 def require_predictions(task: EvaluationTask, answer: object, owner: str) -> Predictions:
-    """An answer to `evaluate`.
+    """Check an answer to the hook `evaluate`.
 
-    Raises MethodFault where it has not one class for each of the task's samples, or is of clients not requested.
+    Raises MethodFault unless it has one class for each of the task's samples, for requested clients only.
     """
     require(answer, Predictions, "Predictions", owner, "evaluate")
     assert isinstance(answer, Predictions)

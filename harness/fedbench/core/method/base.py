@@ -31,7 +31,8 @@ REQUIREMENTS = {
     "server_data": "unlabelled samples at the server (scenario.server_samples)",
     "server_labels": "labelled samples at the server (scenario.server_samples, scenario.server_labels=visible)",
 }
-"""What a method may require of a run, in words for users. `fedbench.plugins.requirements` refuses what is missing."""
+"""Requirements that a method may have of a run, in words for users. `fedbench.plugins.requirements` refuses runs that
+miss one."""
 
 
 ROLES = {
@@ -43,7 +44,7 @@ ROLES = {
     "label provider": "gives clients labels where they have none",
     "measure": "measures, and trains nothing",
 }
-"""What methods are in a stack, in words for users."""
+"""The roles of methods in a stack, in words for users."""
 
 
 @dataclass(frozen=True, kw_only=True)

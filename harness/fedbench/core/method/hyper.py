@@ -30,7 +30,7 @@ class Hyper:
     off: Any = None
     """A further allowed value outside the range that switches the hyper-parameter's term off. It is not searched."""
     search: tuple[float, float] | bool | None = None
-    """What tuning searches: a narrower range, no value (False), all choices (True), or the whole range (None)."""
+    """The range that tuning searches: a narrower one, none (False), all choices (True), or the whole range (None)."""
     when: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     """Other hyper-parameters of the method and the values they must have for this one to have an effect."""
 

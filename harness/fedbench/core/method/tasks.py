@@ -1,4 +1,4 @@
-"""What each step of a run is handed and gives: the arguments of the hooks in `fedbench.core.method.hooks`."""
+"""Tasks and answers of the steps of a run: the arguments of the hooks in `fedbench.core.method.hooks`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _visible(of_labels: Tensor | None, spec: RunSpec) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ModelSetup:
-    """What ``build_model`` can draw on."""
+    """The arguments of the hook ``build_model``."""
 
     backbone: Backbone
     classnames: tuple[str, ...]
@@ -53,7 +53,7 @@ class ModelSetup:
 
 @dataclass(frozen=True, eq=False)
 class StartTask:
-    """What the server knows before the first round. ``clients`` come in the order of their ids."""
+    """The server's knowledge before the first round. ``clients`` are in the order of their ids."""
 
     clients: Sequence[ClientReport]
     model: Model
@@ -88,7 +88,7 @@ class BroadcastTask:
 
 @dataclass(frozen=True, eq=False)
 class ClientTask:
-    """What the server asks one client of the cohort to do in a round."""
+    """The task of one client of the cohort in a round."""
 
     client: int
     round: int
@@ -110,7 +110,7 @@ class ClientTask:
     """Tensors this client keeps between its participations, by method name, to be replaced; saved with the run."""
     hooks: Hooks
     side: Mapping[str, InputSource] = field(default_factory=dict)
-    """What the model's ``side_encoders`` give for the client's samples, n_k each, by encoder name."""
+    """Outputs of the model's ``side_encoders`` for the client's samples, n_k each, by encoder name."""
     exchange: int = 0
     """The number of this exchange within the round, from 0; see the hook `exchanges`."""
     work: float = 1.0
@@ -190,11 +190,12 @@ class LocalStep:
 
     @cached_property
     def received_outputs(self) -> Outputs:
-        """What the received model gives for the batch, in eval mode and without gradients."""
+        """Outputs of the received model for the batch, in eval mode and without gradients."""
         return self.outputs_of(self.task.received, self.task.buffers)
 
     def outputs_of(self, weights: Tensors, buffers: Tensors) -> Outputs:
-        """What a frozen model (the received one, an earlier one) gives for the batch: eval mode, no gradients."""
+        """Outputs of a frozen model (the received one, an earlier one) for the batch, in eval mode and without
+        gradients."""
         with torch.no_grad():
             return self.model.forward({**weights, **buffers}, self.batch.inputs, False)
 
@@ -235,7 +236,7 @@ class ReportedTask:
 
 @dataclass(frozen=True, eq=False)
 class AggregationTask:
-    """What the server has at the end of a round. ``updates`` come in the order of client ids, at least one.
+    """The server's inputs at the end of a round. ``updates``, at least one, are in the order of client ids.
 
     Private tensors (hook `private`) are neither in ``weights`` and ``buffers`` nor in the updates.
     """
@@ -279,7 +280,7 @@ class EvaluationTask:
     state: Mapping[str, Tensors] = field(default_factory=dict)
     """The server's tensors, by method name."""
     client_state: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
-    """What methods keep with clients, by client and method name."""
+    """The methods' tensors on clients, by client and method name."""
     clients: tuple[int, ...] = ()
     """Clients whose own predictions on all ``inputs`` are requested: every client after the last round, otherwise none.
     """

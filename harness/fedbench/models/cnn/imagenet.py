@@ -82,7 +82,7 @@ def load_started(
 
 
 def how_to_get_imagenet(name: BackboneName, data_dir: Path) -> str:
-    """What to do about the file behind ``weights=imagenet``; "" where it is on this machine, or a file is named."""
+    """How to get the file behind ``weights=imagenet``; "" if it is on this machine, or a file is named."""
     if name.weights != IMAGENET or _cached(name, data_dir):
         return ""
     return f"downloaded where there is a network; else {_by_hand(name, data_dir)}"

@@ -75,7 +75,7 @@ def glove_digest(name: str, data_dir: Path) -> str:
 
 
 def how_to_get_glove(name: str, data_dir: Path) -> str:
-    """What to do about the published file behind ``name``; "" where it is here, or nobody publishes it."""
+    """How to get the published file behind ``name``; "" if it is here, or it is not a published one."""
     if _official(name) is None:
         return ""
     try:

@@ -104,11 +104,11 @@ class Stack:
 
     @property
     def steps(self) -> list[int]:
-        """How many local steps each client takes, the most first."""
+        """Number of local steps of each client, the most first."""
         return [len(table) for table in self._tables]
 
     def active(self, step: int) -> int:
-        """How many clients still train in ``step``: the first so many of the stack."""
+        """Number of clients that still train in ``step``; they are the first of the stack."""
         return sum(len(table) > step for table in self._tables)
 
     def batch(self, step: int) -> StackedBatch:

@@ -15,8 +15,8 @@ def critical_differences(overall: Across, labels: Mapping[str, str]) -> Figure:
 
     ranks = overall.mean_ranks.rename(index=dict(labels))
     apart = scikit_posthocs.posthoc_nemenyi_friedman(overall.ranks.rename(columns=dict(labels)).reset_index(drop=True))
-    made = Figure(figsize=(7.0, 1.1 + 0.105 * len(ranks)), layout="constrained")
-    axes = made.subplots()
+    fig = Figure(figsize=(7.0, 1.1 + 0.105 * len(ranks)), layout="constrained")
+    axes = fig.subplots()
     scikit_posthocs.critical_difference_diagram(
         ranks,
         apart,
@@ -33,4 +33,4 @@ def critical_differences(overall: Across, labels: Mapping[str, str]) -> Figure:
         f"mean rank over {len(overall.ranks)} settings; critical difference {overall.critical_difference:.2f}",
         fontsize=8,
     )
-    return made
+    return fig

@@ -90,10 +90,10 @@ def margins(map_: Map, row: str) -> Figure:
     values = {place: one.mean for place, one in measured.items()}
     title = f"leader minus {map_.labels[row]}, points; * p < 0.05 (paired t-test, Holm over places;\n"
     title += "that the leader was chosen by the same seeds is not corrected for)"
-    made, axes = _figure(map_)
+    fig, axes = _figure(map_)
     _shaded(axes, map_, values, told, "viridis")
     axes.set_title(title, fontsize=8)
-    return made
+    return fig
 
 
 def methods(map_: Map) -> Figure:
@@ -103,8 +103,8 @@ def methods(map_: Map) -> Figure:
     down = math.ceil(len(rows) / across)
     columns, lines = _ends(map_)
     size = (1.1 + 1.35 * across, 0.5 + (0.65 + 0.16 * max(len(lines), 2)) * down)
-    made = Figure(figsize=size, layout="constrained")
-    panels = made.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
+    fig = Figure(figsize=size, layout="constrained")
+    panels = fig.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
     means = {row: _means(map_, row) for row in rows}
     known = [value for own in means.values() for value in own.values() if not math.isnan(value)]
     scale = (min(known, default=0.0), max(known, default=1.0))
@@ -119,12 +119,12 @@ def methods(map_: Map) -> Figure:
     for axes in panels[len(rows) :]:
         axes.set_visible(False)
     if image is not None:
-        bar = made.colorbar(image, ax=list(panels), shrink=0.6, label=heading(map_.headline))
+        bar = fig.colorbar(image, ax=list(panels), shrink=0.6, label=heading(map_.headline))
         bar.ax.tick_params(labelsize=6)
     names = list(map_.axes)
-    made.supxlabel(names[0], fontsize=8)
-    made.supylabel(names[1] if len(names) > 1 else "", fontsize=8)
-    return made
+    fig.supxlabel(names[0], fontsize=8)
+    fig.supylabel(names[1] if len(names) > 1 else "", fontsize=8)
+    return fig
 
 
 def curves(map_: Map, axis: str) -> Figure:
@@ -132,8 +132,8 @@ def curves(map_: Map, axis: str) -> Figure:
     at = list(map_.axes).index(axis)
     values = map_.axes[axis]
     others = [value for name, own in map_.axes.items() if name != axis for value in own] or [""]
-    made = Figure(figsize=(1.0 + 1.75 * len(others), 2.6), layout="constrained")
-    panels = made.subplots(1, len(others), sharey=True, squeeze=False)[0]
+    fig = Figure(figsize=(1.0 + 1.75 * len(others), 2.6), layout="constrained")
+    panels = fig.subplots(1, len(others), sharey=True, squeeze=False)[0]
     named = [name for name in map_.axes if name != axis]
     for axes, other in zip(panels, others, strict=True):
         for number, row in enumerate(list(map_.labels)[:_CURVES]):
@@ -151,10 +151,10 @@ def curves(map_: Map, axis: str) -> Figure:
         axes.grid(alpha=0.25, linewidth=0.5)
         axes.set_title(f"{named[0]} {other}" if named else "", fontsize=7)
     panels[0].set_ylabel(f"{heading(map_.headline)} (%)", fontsize=8)
-    made.supxlabel(f"{axis} (mean ± standard deviation over seeds)", fontsize=8)
+    fig.supxlabel(f"{axis} (mean ± standard deviation over seeds)", fontsize=8)
     handles = panels[0].get_legend_handles_labels()
-    made.legend(*handles, loc="outside lower center", ncols=4, fontsize=6, frameon=False)
-    return made
+    fig.legend(*handles, loc="outside lower center", ncols=4, fontsize=6, frameon=False)
+    return fig
 
 
 def _ends(map_: Map) -> tuple[Sequence[str], Sequence[str]]:
@@ -177,14 +177,14 @@ def _means(map_: Map, row: str) -> dict[Place, float]:
 def _figure(map_: Map, legend: bool = False) -> tuple[Figure, Axes]:
     columns, lines = _ends(map_)
     size = (1.2 + _WIDE * len(columns), 0.9 + _HIGH * len(lines) + (0.5 if legend else 0.0))
-    made = Figure(figsize=size, layout="constrained")
-    axes = made.subplots()
+    fig = Figure(figsize=size, layout="constrained")
+    axes = fig.subplots()
     names = list(map_.axes)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(lines)), lines)
     axes.set_xlabel(names[0])
     axes.set_ylabel(names[1] if len(names) > 1 else "")
-    return made, axes
+    return fig, axes
 
 
 def _shaded(axes: Axes, map_: Map, values: Mapping[Place, float], told: Callable[[Place], str], shades: str) -> None:
@@ -207,7 +207,7 @@ def _worded(map_: Map, told: Mapping[Place, tuple[str, str, bool]], title: str) 
     counts = {name: sum(other == name for other, _, _ in told.values()) for name, _, _ in told.values() if name}
     names = sorted(counts, key=lambda name: (-counts[name], name))
     shades = {name: _shade(number) for number, name in enumerate(names)}
-    made, axes = _figure(map_, legend=True)
+    fig, axes = _figure(map_, legend=True)
     columns, lines = _ends(map_)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(-0.5, len(lines) - 0.5)
@@ -219,8 +219,8 @@ def _worded(map_: Map, told: Mapping[Place, tuple[str, str, bool]], title: str) 
         axes.text(x, y, words, ha="center", va="center", fontsize=6.5, bbox=box)
     axes.set_title(title, fontsize=8)
     patches = [Patch(facecolor=shades[name], label=f"{name} ({counts[name]})") for name in names]
-    made.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=6.5, frameon=False)
-    return made
+    fig.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=6.5, frameon=False)
+    return fig
 
 
 def _shade(number: int) -> str:

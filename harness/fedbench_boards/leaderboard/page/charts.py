@@ -83,24 +83,24 @@ def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
 
 
 def _curve(svg: draw.Element, one: Series, x: AxisScale, y: AxisScale) -> None:
-    made = draw.group(svg, one.kind, one.style, one.summary)
+    element = draw.group(svg, one.kind, one.style, one.summary)
     dash = draw.DASHES[one.style // 6 % len(draw.DASHES)]
     if len(one.rounds) == 1:
         when, height = one.rounds.index[0], y(float(one.rounds["mean"].iloc[0]))
         if when == 0:
-            draw.path(made, f"M{draw.number(x.start)} {draw.number(height)}H{draw.number(x.end)}", "line", dash)
-        draw.marker(made, x(float(when)) if when else (x.start + x.end) / 2, height, one.style, one.summary)
+            draw.path(element, f"M{draw.number(x.start)} {draw.number(height)}H{draw.number(x.end)}", "line", dash)
+        draw.marker(element, x(float(when)) if when else (x.start + x.end) / 2, height, one.style, one.summary)
         return
     shown = one.rounds.iloc[_thinned(len(one.rounds), _MOST_POINTS)]
     places = [(x(float(r)), float(m), float(s)) for r, m, s in shown[["mean", "std"]].itertuples()]
     edges = [(px, y(max(y.low, m - s)), y(m + s)) for px, m, s in places if not math.isnan(s)]
     if len(edges) > 1:
         outline = [(px, top) for px, _, top in edges] + [(px, low) for px, low, _ in reversed(edges)]
-        draw.path(made, draw.polyline(outline) + "z", "band")
-    draw.path(made, draw.polyline([(px, y(m)) for px, m, _ in places]), "line", dash)
+        draw.path(element, draw.polyline(outline) + "z", "band")
+    draw.path(element, draw.polyline([(px, y(m)) for px, m, _ in places]), "line", dash)
     for position in _thinned(len(shown), _MARKS):
         px, mean, std = places[position]
-        draw.marker(made, px, y(mean), one.style, f"{one.name}, round {shown.index[position]}: {spread(mean, std)}")
+        draw.marker(element, px, y(mean), one.style, f"{one.name}, round {shown.index[position]}: {spread(mean, std)}")
 
 
 def _thinned(count: int, most: int) -> list[int]:
@@ -161,16 +161,16 @@ def _front(svg: draw.Element, places: Sequence[tuple[float, float]]) -> None:
 
 
 def _costing(svg: draw.Element, one: Series, place: tuple[float, float], x: AxisScale, y: AxisScale) -> None:
-    made = draw.group(svg, one.kind, one.style, one.summary)
+    element = draw.group(svg, one.kind, one.style, one.summary)
     way = one.rounds[(one.rounds["bytes"] >= x.low * MEGA) & (one.rounds["mean"] >= y.low)]
     way = way.iloc[_thinned(len(way), _MOST_POINTS)] if len(way) else way
     if len(way) > 1:
         points = [(x(float(b) / MEGA), y(float(m))) for m, b in zip(way["mean"], way["bytes"], strict=True)]
-        draw.path(made, draw.polyline(points), "line way", draw.DASHES[one.style // 6 % len(draw.DASHES)])
+        draw.path(element, draw.polyline(points), "line way", draw.DASHES[one.style // 6 % len(draw.DASHES)])
     if not math.isnan(one.spread):
         low, high = (draw.number(y(max(y.low, one.accuracy + sign * one.spread))) for sign in (-1, 1))
-        draw.path(made, f"M{draw.number(place[0])} {low}V{high}", "whisker")
-    draw.marker(made, *place, one.style, one.summary)
+        draw.path(element, f"M{draw.number(place[0])} {low}V{high}", "whisker")
+    draw.marker(element, *place, one.style, one.summary)
 
 
 def _names(
@@ -240,14 +240,14 @@ def _bars_of(
     for position, (group, (mean, std)) in enumerate(zip(groups, row.values, strict=True)):
         if math.isnan(mean):
             continue
-        made = draw.group(svg, "bar", title=f"{row.name}, {group}: {spread(mean, std)}")
+        element = draw.group(svg, "bar", title=f"{row.name}, {group}: {spread(mean, std)}")
         height = top + position * thick
-        _bar(made, position, x.start, height, x(mean) - x.start, thick - 1.5)
+        _bar(element, position, x.start, height, x(mean) - x.start, thick - 1.5)
         middle, end = draw.number(height + thick / 2 - 0.75), x(mean)
         if not math.isnan(std):
             end = x(min(100.0, mean + std))
-            draw.path(made, f"M{draw.number(x(max(0.0, mean - std)))} {middle}H{draw.number(end)}", "whisker")
-        draw.text(made, end + 5, height + thick - 2, f"{mean:.1f}", "value")
+            draw.path(element, f"M{draw.number(x(max(0.0, mean - std)))} {middle}H{draw.number(end)}", "whisker")
+        draw.text(element, end + 5, height + thick - 2, f"{mean:.1f}", "value")
 
 
 def _bar(parent: draw.Element, position: int, left: float, top: float, width: float, height: float) -> None:

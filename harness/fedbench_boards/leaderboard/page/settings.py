@@ -76,9 +76,9 @@ def _diagram(board: Board) -> Markup:
 
     assert board.across is not None
     with style():
-        made = critical_differences(board.across, labels_of(board))
+        fig = critical_differences(board.across, labels_of(board))
         file = io.StringIO()
-        made.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        fig.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     drawn = file.getvalue()
     # the page's own colour in place of black, for dark pages; the drawing scales with the column
     drawn = drawn[drawn.index("<svg") :].replace("#000000", "currentColor")

@@ -87,40 +87,40 @@ def markup(svg: Element) -> Markup:
 
 def group(parent: Element, style: str, series: int | None = None, title: str = "") -> Element:
     """A group of class ``style``; with ``series`` the legend shows and hides it; ``title`` is its tooltip."""
-    made = ET.SubElement(parent, "g", {"class": style})
+    element = ET.SubElement(parent, "g", {"class": style})
     if series is not None:
-        made.set("data-series", str(series))
+        element.set("data-series", str(series))
     if title:
-        ET.SubElement(made, "title").text = title
-    return made
+        ET.SubElement(element, "title").text = title
+    return element
 
 
 def text(parent: Element, x: float, y: float, content: str, style: str = "", *, turned: float = 0) -> Element:
     """Text at a place; ``style`` are classes (``end`` and ``middle`` anchor it), ``turned`` degrees clockwise."""
-    made = ET.SubElement(parent, "text", {"x": number(x), "y": number(y)})
+    element = ET.SubElement(parent, "text", {"x": number(x), "y": number(y)})
     if style:
-        made.set("class", style)
+        element.set("class", style)
     if turned:
-        made.set("transform", f"rotate({number(turned)} {number(x)} {number(y)})")
-    made.text = content
-    return made
+        element.set("transform", f"rotate({number(turned)} {number(x)} {number(y)})")
+    element.text = content
+    return element
 
 
 def path(parent: Element, d: str, style: str, dash: str = "") -> Element:
     """Add a path of class ``style``."""
-    made = ET.SubElement(parent, "path", {"class": style, "d": d})
+    element = ET.SubElement(parent, "path", {"class": style, "d": d})
     if dash:
-        made.set("stroke-dasharray", dash)
-    return made
+        element.set("stroke-dasharray", dash)
+    return element
 
 
 def marker(parent: Element, x: float, y: float, style: int, title: str = "") -> None:
     """The marker of series style ``style`` at a place, hollow from the seventh style on, with a tooltip."""
     hollow = " hollow" if style // len(MARKERS) % 2 else ""
-    made = path(parent, MARKERS[style % len(MARKERS)], f"mark{hollow}")
-    made.set("transform", f"translate({number(x)} {number(y)})")
+    element = path(parent, MARKERS[style % len(MARKERS)], f"mark{hollow}")
+    element.set("transform", f"translate({number(x)} {number(y)})")
     if title:
-        ET.SubElement(made, "title").text = title
+        ET.SubElement(element, "title").text = title
 
 
 def polyline(points: Sequence[tuple[float, float]]) -> str:
