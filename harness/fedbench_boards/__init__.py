@@ -1,1 +1,1 @@
-"""What reads stored results: leaderboards, figures, maps, advice, the site, results by others. No run imports it."""
+"""Readers of stored results: leaderboards, figures, maps, advice, the site, results by others. No run imports it."""

@@ -1,4 +1,4 @@
-"""The gap of tuning: a study's value on validation data, on seeds that chose nothing, and of the runs on test data."""
+"""The gap of tuning: a study's value on validation data, on confirming seeds, and that of its runs on test data."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from fedbench_boards.leaderboard.results import load_results
 
 @dataclass(frozen=True)
 class Gap:
-    """The first objective of a study's chosen trial, in percent for accuracies; None where it is not known."""
+    """The first objective of a study's chosen trial, in percent for accuracies; None where it is unknown."""
 
     study: str
     row: str
     objective: str
     trial: int
     validation: float
-    """On the validation split, mean over the tuning seeds, which have chosen the trial."""
+    """Mean on the validation split over the tuning seeds, by which the trial was chosen."""
     confirmation: float | None
-    """On the validation split, mean over the confirming seeds, which have chosen nothing."""
+    """Mean on the validation split over the confirming seeds, which chose nothing."""
     test: float | None
-    """On the test split, mean over the runs in the store with the trial's values."""
+    """Mean on the test split over the stored runs with the trial's values."""
     seeds: tuple[int, ...] = ()
-    """Of these runs, without seeds of the study."""
+    """Seeds of the runs behind ``test``, without seeds of the study."""
 
     @property
     def gap(self) -> float | None:
-        """Validation minus test, in points; None for costs, which are no measurement of the split."""
+        """Validation minus test, in points; None for costs, which are not measured on a split."""
         if self.test is None or Objective(self.objective).is_cost:
             return None
         return self.validation - self.test
@@ -102,7 +102,7 @@ def _has_values(run: pd.Series, record: Record, settings: Mapping[str, str], tri
 
 
 def write(every: Sequence[Gap], folder: Path) -> Path:
-    """Write ``gap.csv``, a line a row, into ``folder``; the file."""
+    """Write ``gap.csv`` with one line a row into ``folder``; returns the file."""
     lines = [{**asdict(gap), "seeds": " ".join(map(str, gap.seeds)), "gap": gap.gap} for gap in every]
     with replacing(folder / "gap.csv", "table of gaps", "choose another --output") as temporary:
         temporary.write_text(csv_text(pd.DataFrame(lines)), encoding="utf-8")

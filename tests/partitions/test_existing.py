@@ -16,7 +16,7 @@ from fedbench.core.federation import Dataset, Federation
 from fedbench.core.scenario import Scenario
 from fedbench.kinds.registry import own_plugins
 from fedbench.scenarios import build_federation
-from fedbench.scenarios.table import write_table
+from fedbench.scenarios.partitions.existing import write_table
 
 Make = Callable[..., Dataset]
 

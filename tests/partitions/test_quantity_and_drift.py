@@ -16,8 +16,8 @@ from fedbench.core.scenario import Scenario
 from fedbench.kinds.kinds import ClientSamples, Partition, PartitionTask
 from fedbench.scenarios import build as build_module
 from fedbench.scenarios import build_federation
-from fedbench.scenarios.partitions.superclasses import CIFAR100
-from fedbench.scenarios.table import write_table
+from fedbench.scenarios.partitions.existing import write_table
+from fedbench.scenarios.partitions.hierarchy import CIFAR100
 
 Make = Callable[..., Dataset]
 

@@ -1,1 +1,2 @@
-"""What all else is made of: specs, scenarios, federations, tasks, hooks, hyper-parameters. They import no others."""
+"""The foundations of everything else: specs, scenarios, federations, tasks, hooks, hyper-parameters. They import no
+other room."""

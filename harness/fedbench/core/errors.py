@@ -21,14 +21,14 @@ class NotHere(FedbenchError):
 
 
 class Unworkable(FedbenchError):
-    """Values of hyper-parameters with which a run cannot go on: training diverged, a context does not fit.
+    """Hyper-parameter values that a run can't go on with: training diverged, or a context does not fit.
 
-    For tuning it is the outcome of a trial; any other error is nobody's hyper-parameter and stops it.
+    Tuning counts it as the outcome of a trial; any other error stops tuning.
     """
 
 
 DIVERGED = "training diverged"
-"""With it the reasons of `diverged` begin, in stores and on boards too."""
+"""Prefix of every reason given by `diverged`, also in stores and on boards."""
 
 
 def diverged(what: str) -> Unworkable:
@@ -37,7 +37,7 @@ def diverged(what: str) -> Unworkable:
 
 
 MOST_LISTED = 20
-"""Names that an error lists although a command does, and there are near ones."""
+"""Errors list at most this many names if there are near ones and a command lists all."""
 
 
 def unknown_name(
@@ -58,7 +58,7 @@ def unknown_name(
 
 
 REASON, DETAILS = 2_000, 50_000
-"""Characters of a reason, and of a traceback, that are reported at most."""
+"""The most characters reported of a reason, and of a traceback."""
 
 
 def text_of(error: BaseException) -> str:

@@ -38,7 +38,7 @@ class TensorImages:
         return int(self.pixels.shape[0])
 
     def read(self, indices: Tensor) -> Tensor:
-        """uint8 (b, 3, height, width)."""
+        """Images of shape (b, 3, height, width), uint8."""
         return self.pixels[indices]
 
     def content_hash(self) -> str:
@@ -59,7 +59,7 @@ class Subset:
         return int(self.indices.shape[0])
 
     def read(self, indices: Tensor) -> Tensor:
-        """uint8 (b, 3, height, width)."""
+        """Images of shape (b, 3, height, width), uint8."""
         return self.source.read(self.indices[indices])
 
     def content_hash(self) -> str:
@@ -91,24 +91,25 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images with class names usable in prompts. ``test`` is None where the data come without an official split."""
+    """Images with class names usable in prompts. ``test`` is None where the data have no official test split."""
 
     name: str
     classnames: tuple[str, ...]
     train: Split
     test: Split | None
     content_hash: str
-    """Of the images as decoded, labels, domains, class names and groups of both splits, in their order."""
+    """Hash of both splits: decoded images, labels, domains, class names and groups, in that order."""
     domain_names: tuple[str, ...] = ()
     list_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Head / mid / tail classes where the data set's own list files define them."""
     shortest_side: int | None = None
-    """In pixels, of the images as they are in their files; None where there are none. ``train`` may be larger."""
+    """The shortest side of the images in their files, in pixels; None where images are not read from files. ``train``
+    may hold larger ones."""
     files_hash: str = ""
-    """As ``content_hash``, of the images as they are in their files, where they are decoded at the size that a run asks
-    for. Empty for data of one size, of which ``content_hash`` says it all."""
+    """Hash like ``content_hash``, but of the undecoded files. It is set where images are decoded at the size that a run
+    asks for; it is empty for data of one size, which ``content_hash`` describes completely."""
     client_names: tuple[str, ...] = ()
-    """Of data whose samples come from clients: hospitals, writers, phones."""
+    """Names of the clients that the samples come from (hospitals, writers, phones); empty where the data name none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +124,6 @@ class Unseen:
 
     @property
     def num_classes(self) -> int:
-        """How many they are."""
         return len(self.classnames)
 
 
@@ -144,14 +144,14 @@ class Federation:
     server: Split | None = None
     """The server's own samples; None where the scenario grants none."""
     client_names: tuple[str, ...] = ()
-    """Of the clients, then of those held out, where they have names; empty elsewhere."""
+    """Names of the clients, then of the held-out clients; empty where they have no names."""
     later: tuple[Shards, ...] = ()
-    """Where data drift: what the same clients hold in the second, third... stretch of the run. ``clients`` is the first
-    one's."""
+    """The clients' samples in the second, third... stretch of the run, for data that drift. ``clients`` is the first
+    stretch."""
     new_clients: Sequence[ClientShard] = ()
     """Clients that never train, on which the model is tested as on clients that come later."""
     unseen: Unseen | None = None
-    """What is tested beside these classes; None where the scenario has no unseen classes, or scores training data."""
+    """The unseen classes, tested apart; None where the scenario has none, or scores training data."""
 
     @property
     def num_classes(self) -> int:
@@ -184,7 +184,7 @@ class Federation:
 
     @cached_property
     def of_new_clients(self) -> Federation:
-        """The same data with the clients that never train in place of the others."""
+        """The federation of the new clients: the same data, with the clients that never train instead of the others."""
         return replace(self, clients=self.new_clients, later=(), new_clients=())
 
     def in_round(self, number: int, rounds: int) -> Federation:
@@ -198,5 +198,5 @@ class Federation:
         return self._stretches[min(stretch, len(self._stretches) - 1)]
 
     def with_clients(self, clients: Sequence[ClientShard]) -> Federation:
-        """The same data partitioned among other clients, whose data stay."""
+        """The same data with other clients, who do not drift."""
         return replace(self, clients=clients, later=())

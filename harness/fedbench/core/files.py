@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 LARGEST = 2**30
 """Bytes of a file that is read whole; one that is larger is a mistake, and could fill memory."""
 LOCK_MODE = 0o666
-"""Of lock files: whoever shares the folder may take the lock of somebody who died."""
+"""Permissions of lock files: whoever shares the folder may take over the lock of a process that died."""
 _UMASK = os.umask(0o077)
-"""Which permissions new files are denied. It can only be read by setting it, so once, and meanwhile to a strict one."""
+"""The process's umask. It can only be read by setting it, so this happens once, with a strict value in between."""
 os.umask(_UMASK)
 
 
@@ -84,13 +84,13 @@ def regular(file: Path | str | int) -> os.stat_result:
 
 
 def opened(file: Path | str) -> BufferedReader:
-    """A regular file opened for reading; as ``regular`` for anything else, at once."""
+    """Open a regular file for reading. Anything else raises, as in ``regular``, before it is opened."""
     regular(file)  # opening alone can do something to a device
     return open(file, "rb", opener=_regular_opener)
 
 
 def read_bytes(file: Path | str) -> bytes:
-    """The bytes of a regular file of at most ``LARGEST``; as ``regular`` for anything else."""
+    """The bytes of a regular file of at most ``LARGEST`` bytes. Anything else raises, as in ``regular``."""
     with opened(file) as whole:
         size = os.fstat(whole.fileno()).st_size
         if size > LARGEST:
@@ -146,7 +146,7 @@ def usable_folder(given: str | Path, option: str, *, to_write: bool = True) -> P
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")
-"""What a cell begins with that spreadsheets take for a formula, and what they skip before one."""
+"""First characters that make a spreadsheet read a cell as a formula, and the whitespace that it skips before one."""
 
 
 def csv_text(frame: pd.DataFrame) -> str:
@@ -165,7 +165,7 @@ def _readable(value: object) -> object:
 
 
 def spreadsheet_text(text: str) -> str:
-    """A text of a file that `csv_text` gave, without the apostrophe that it may have put in front."""
+    """Undo `csv_text`: the text without the apostrophe that may have been put in front."""
     rest = text[1:]
     return rest if text[:1] == "'" and rest.startswith(_FORMULA) and not _is_number(rest) else text
 

@@ -8,9 +8,9 @@ from typing import Any
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Processes that begin inside do not import the program that runs this one.
+    """Processes started inside the block do not import the program that runs this one.
 
-    None needs anything of it, and a script without a main guard would begin again in each of them.
+    They need nothing of it, and a script without a main guard would run again in each of them.
     """
     main = vars(sys.modules["__main__"])
     before: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}

@@ -6,7 +6,7 @@ from fedbench.core.errors import unknown_name
 from fedbench.core.records import FAULT_COUNTS
 
 GROUPS = ("head", "mid", "tail", "many", "medium", "few")
-"""Of classes, by size."""
+"""Names of reporting groups: classes by size."""
 ACCURACIES = tuple(
     f"{name}_accuracy"
     for name in (
@@ -21,25 +21,25 @@ ACCURACIES = tuple(
         *("selected_domain_mean", "selected_unseen_domain", "selected_seen_domain"),
     )
 )
-"""Those that do not depend on the names of classes and domains."""
+"""Names of accuracies that do not depend on the names of classes and domains."""
 QUALITIES = ("macro_f1", "calibration_error", "prediction_entropy", "new_auroc")
-"""Of predictions, in percent, beside accuracies."""
+"""Measures of predictions besides accuracies, in percent."""
 LOWER_IS_BETTER = frozenset(
     {"calibration_error", *(f"{p}{s}_client_accuracy" for p in ("", "personal_", "heldout_") for s in ("std", "gini"))}
 )
 NEITHER = frozenset({"prediction_entropy"})
-"""Say how predictions are, not how good."""
+"""Measures that describe predictions without saying how good they are."""
 DOMAINS = "domain_accuracy"
-"""As a column: the accuracies of all domains."""
+"""Name of the columns with the accuracies of all domains."""
 SELECTED_DOMAINS = f"selected_{DOMAINS}"
-"""The same at the round that validation selected."""
+"""Name of the columns with these accuracies at the round that validation selected."""
 EACH_DOMAIN = (DOMAINS, SELECTED_DOMAINS)
 OF_EACH = (*EACH_DOMAIN, "class_accuracy")
-"""Stand before a slash and the name of a domain or class."""
+"""Prefixes of metrics of one domain or class, whose name follows a slash."""
 STATISTICS = ("std", "p_value")
-"""Of the headline over seeds."""
+"""Statistics of the headline metric over seeds."""
 TIMES = ("train_seconds", "seconds_a_round", "oracle_round")
-"""What a run took, what a round took, and the round that was best on test data."""
+"""Seconds of training in a run, seconds of a round, and the round with the best test accuracy."""
 COSTS = ("bytes", "bytes_up", "bytes_down", "seconds", "train_seconds")
 
 
@@ -56,7 +56,7 @@ def known_accuracy(name: str) -> str:
 _OF_ROUNDS = frozenset(
     {"bytes", "bytes_up", "bytes_down", "bytes_up_total", "bytes_down_total", "seconds", *FAULT_COUNTS}
 )
-"""What is recorded of every round beside its metrics."""
+"""Numbers recorded in every round besides its metrics."""
 
 
 def is_of_harness(name: str) -> bool:

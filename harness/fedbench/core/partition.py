@@ -1,7 +1,7 @@
-"""Which samples each client holds, in a few tensors however many clients there are.
+"""The samples of all clients in a few tensors, however many clients there are.
 
-A ragged list of clients is one flat tensor with offsets: client k has ``flat[offsets[k] : offsets[k + 1]]``. So a
-federation costs memory by its samples; a million of them partitioned among 100,000 clients take 10 MB.
+A ragged list of clients is one flat tensor with offsets: client k has ``flat[offsets[k] : offsets[k + 1]]``. The memory
+of a federation thus grows with its samples; a million samples partitioned among 100,000 clients take 10 MB.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 _AT_ONCE = 1_000_000
-"""Samples, or cells of clients x classes, that are worked on together: a few times 8 MB."""
+"""The most samples, or cells of clients x classes, handled at once: a few times 8 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,30 +43,30 @@ class Shards(Sequence[ClientShard]):
     """The clients of a federation; a `ClientShard` is created when it is read, as views of these tensors."""
 
     indices: Tensor
-    """(n,) int64 into the training split, client by client."""
+    """Indices into the training split, client by client, (n,) int64."""
     offsets: Tensor
-    """(N + 1,) int64 into ``indices``."""
+    """Offsets into ``indices``, (N + 1,) int64."""
     ids: Tensor
-    """(N,) int64."""
+    """The clients' ids, (N,) int64."""
     measured: tuple[Measured, ...] = (Measured(),)
-    """What clients are measured on, each once: the clients of a domain share one."""
+    """The distinct sets that clients are measured on: all clients of a domain share one."""
     measured_on: Tensor | None = None
-    """(N,) int64 into ``measured``; None where all clients have the first."""
+    """Index into ``measured`` by client, (N,) int64; None where all clients have the first."""
 
     @classmethod
     def of(cls, clients: Sequence[ClientShard]) -> Shards:
-        """``clients`` in this form; they stay as they are where they have it."""
+        """Convert ``clients``; returned unchanged if they are `Shards` already."""
         if isinstance(clients, Shards):
             return clients
-        found: dict[tuple[int, int], int] = {}
+        position_of: dict[tuple[int, int], int] = {}
         measured: list[Measured] = []
         which = []
         for shard in clients:
             key = (id(shard.test_indices), id(shard.validation_indices))
-            if key not in found:
-                found[key] = len(measured)
+            if key not in position_of:
+                position_of[key] = len(measured)
                 measured.append(Measured(shard.test_indices, shard.validation_indices))
-            which.append(found[key])
+            which.append(position_of[key])
         sizes = torch.tensor([0, *(len(shard.indices) for shard in clients)])
         flat = torch.cat([shard.indices for shard in clients]) if clients else torch.empty(0, dtype=torch.int64)
         ids = torch.tensor([shard.id for shard in clients], dtype=torch.int64)
@@ -78,7 +78,7 @@ class Shards(Sequence[ClientShard]):
         return self.offsets.diff()
 
     def measured_by(self, position: int) -> Measured:
-        """What the client at ``position`` is measured on."""
+        """The samples that the client at ``position`` is measured on."""
         return self.measured[0 if self.measured_on is None else int(self.measured_on[position])]
 
     def measured_alike(self, which: int) -> Tensor:
@@ -111,14 +111,14 @@ class Shards(Sequence[ClientShard]):
 
 @dataclass(frozen=True, eq=False)
 class ClassTable:
-    """How many samples of which class every client holds; only classes that a client does hold are listed."""
+    """Class counts of every client; only classes that a client holds are listed."""
 
     offsets: Tensor
-    """(N + 1,) int64 into the two below."""
+    """Offsets into ``classes`` and ``counts``, (N + 1,) int64."""
     classes: Tensor
-    """(cells,) int32, ascending within a client."""
+    """Classes, (cells,) int32, ascending within a client."""
     counts: Tensor
-    """(cells,) int32, above 0."""
+    """Samples of that class, (cells,) int32, all above 0."""
     num_classes: int
 
     @classmethod
@@ -177,7 +177,7 @@ class ClassTable:
         return sums
 
     def _spread(self, values: Tensor, first: int, last: int) -> Tensor:
-        """``values`` of the cells of the clients from ``first`` to ``last``, in a row of all classes each."""
+        """Spread ``values`` of the cells of clients ``first`` to ``last`` over rows of all C classes."""
         start, end = self.offsets[[first, last]].tolist()
         row = torch.repeat_interleave(torch.arange(last - first), self.offsets[first : last + 1].diff())
         rows = torch.zeros((last - first) * self.num_classes, dtype=values.dtype)

@@ -1,4 +1,4 @@
-"""What is recorded of a run: what it was made of, its rounds, and its result; read-only for whoever is notified."""
+"""The records of a run: its setup, its rounds, and its result. Listeners can only read them."""
 
 from __future__ import annotations
 
@@ -46,50 +46,52 @@ def frozen(value: Any) -> Any:
 
 
 FAULT_COUNTS = ("clients_dropped", "clients_late", "clients_partial", "updates_rejected")
-"""Of a round: clients that failed before training, trained for nothing, were stragglers; and updates rejected."""
+"""Counts of a round: clients that failed before training, clients that trained for nothing, stragglers, and rejected
+updates."""
 
 
 RECORDED_CLIENTS = 1000
-"""Of more clients a run records the class counts of the first; the run's description deals all of them again."""
+"""A run records the class counts of this many clients; those of further clients follow from the run's description."""
 
 
 @dataclass(frozen=True)
 class RunInfo(ReadOnly):
-    """What is known once a run is assembled; recorded with it."""
+    """The facts known when a run is assembled, recorded with it."""
 
     owners: Mapping[str, str]
     """Hook name -> the plugins that answer it, in call order."""
     data_hash: str
     weights_hash: str
-    """Of the pretrained backbone; empty for one trained from scratch."""
+    """Hash of the pretrained backbone's weights; empty for one trained from scratch."""
     num_clients: int
     cohort_size: int
     num_train: int
     num_test: int
     trainable_parameters: int
     round_bytes: int
-    """Bytes of the model, one way, one client."""
+    """Bytes of the model, sent once to or from one client."""
     classnames: tuple[str, ...] = ()
     class_counts: tuple[tuple[int, ...], ...] = ()
-    """Training samples by class of the scenario's first `RECORDED_CLIENTS` clients, also where labels are hidden."""
+    """Training samples by class, of the scenario's first `RECORDED_CLIENTS` clients; also recorded where labels are
+    hidden."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Class indices by reporting group; empty where the scenario has none."""
     scenario_clients: int = 0
-    """All clients of the scenario, of whom ``class_counts`` may have the first only."""
+    """The number of all clients of the scenario; ``class_counts`` may list only the first of them."""
     server_data: str = ""
-    """What the method reads of the server's own samples: unlabelled, labelled, or nothing (empty)."""
+    """Kind of the server's own samples that the method reads: "unlabelled", "labelled", or empty for none."""
     not_on_unseen: str = ""
-    """Why the run is not scored on the scenario's unseen classes; empty where it is, or where there are none."""
+    """The reason why the run is not scored on the scenario's unseen classes; empty if it is, or if there are none."""
     resumed_round: int = 0
     """The round of the checkpoint that the run goes on from; 0 where it begins anew."""
     files_hash: str = ""
-    """Of the data's files, where images are decoded at the size that a run asks for (`Dataset.files_hash`), so that
-    runs on the same files differ in ``data_hash``; else empty."""
+    """Hash of the data's files (`Dataset.files_hash`), for images that are decoded at the size that a run asks for;
+    else empty. Runs on the same files may then differ in ``data_hash``."""
 
 
 @dataclass(frozen=True)
 class RoundRecord(ReadOnly):
-    """What one round gave. Round 0 is the model before any training."""
+    """The results of one round. Round 0 is the model before any training."""
 
     round: int
     cohort: tuple[int, ...]
@@ -101,20 +103,20 @@ class RoundRecord(ReadOnly):
     seconds: float
     """Local training and aggregation, evaluation left out."""
     executor: str = ""
-    """Which executor trained the cohort; empty in round 0, and where nobody trained."""
+    """The executor that trained the cohort; empty in round 0, and where nobody trained."""
     faults: Mapping[str, int] = field(default_factory=dict)
-    """How often which of `FAULT_COUNTS` occurred; empty in round 0, and where the scenario has no faults."""
+    """Number of faults by kind (`FAULT_COUNTS`); empty in round 0, and in scenarios without faults."""
     method_metrics: Mapping[str, float] = field(default_factory=dict)
-    """What else the clients' updates report (`Update.metrics`): means over those aggregated updates that have it. And
-    what the server's step gives (`AggregationTask.metrics`)."""
+    """Further metrics: means of `Update.metrics` over the aggregated updates that report them, and the server's own
+    `AggregationTask.metrics`."""
 
     measured: Mapping[str, float] = field(default_factory=dict)
-    """What methods measure of the round (hook `measure`); empty for most."""
+    """Measurements by methods that answer the hook `measure`; usually empty."""
 
 
 @dataclass(frozen=True)
 class RunResult(ReadOnly):
-    """What a finished run gave."""
+    """The results of a finished run."""
 
     records: tuple[RoundRecord, ...]
     summary: Mapping[str, float]
@@ -125,14 +127,14 @@ class RunResult(ReadOnly):
     seconds: float
     """Wall-clock time of the whole run, loading and evaluation included."""
     buffers: Mapping[str, Any] = field(default_factory=dict)
-    """Final running statistics, likewise."""
+    """Final running statistics as numpy arrays, by name."""
     server: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the methods that answer ``evaluate`` themselves keep on the server: numpy arrays by method, then name."""
+    """Server state of methods that answer ``evaluate`` themselves: numpy arrays by method, then name."""
     clients: Mapping[int, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    """What they keep on clients, by client id."""
+    """Client state of these methods: numpy arrays by client id, method, then name."""
     own: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """The private tensors of clients, by client id, then name."""
+    """The clients' private tensors, by client id, then name."""
     executor: str = ""
-    """Which executor trained the last round and, where it fell back, why; empty where nothing was trained."""
+    """The executor that trained the last round, and the reason if it fell back; empty where nothing was trained."""
     labels: tuple[int, ...] = ()
-    """The right classes of what is predicted, in the order of ``predictions``."""
+    """The true classes of the test split, in the order of ``predictions``."""

@@ -11,15 +11,15 @@ GroupRule = Literal["cumulative_exclusive", "cumulative_inclusive", "shots", "cl
 
 
 def later(default: Any, **constraints: Any) -> Any:
-    """A field that came after runs were recorded: content of a run only where it is not ``default``.
+    """A field added after runs were recorded; it is part of a run's content only if it differs from ``default``.
 
-    The ids of runs without it stay what they are.
+    The ids of runs without it thus stay the same.
     """
     return Field(default, exclude_if=lambda value: value == default, **constraints)
 
 
 def later_defaults(model: BaseModel) -> dict[str, Any]:
-    """The fields of ``model`` that came later and stand at their defaults, with those."""
+    """The later fields of ``model`` that have their default, with these values."""
     written = model.model_dump()
     return {
         name: getattr(model, name)

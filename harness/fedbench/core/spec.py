@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from fedbench.core.scenario import Scenario, later
 
 MOST_SEED = 2**63 - 1
-"""Seeds are kept as 64-bit integers."""
+"""The largest seed: seeds are stored as 64-bit integers."""
 _MOST = 1_000_000
-"""Rounds, passes and samples of a batch: more is a typing error, or overflows far inside torch."""
+"""The most rounds, passes and samples of a batch: more is a typing error, or overflows far inside torch."""
 
 
 def no_bool(value: object) -> object:
@@ -119,7 +119,7 @@ OPTIMISER_KEYS = frozenset(
         "clip_norm",
     }
 )
-"""What a method's recipe may set; everything else of ``Training`` is the comparison's budget."""
+"""Settings that a method's recipe may set; everything else of ``Training`` is the comparison's budget."""
 _NOT_BUDGET = OPTIMISER_KEYS | {"eval_every", "own_every", "finetune_epochs"}
 BUDGET = tuple(name for name in Training.model_fields if name not in _NOT_BUDGET)
 """Fields of `Training` in which runs of one table must agree."""
@@ -181,7 +181,7 @@ class RunSpec(BaseModel):
 
     @property
     def row(self) -> str:
-        """What a leaderboard row is called: label or method, the backbone, and what is unusual."""
+        """The name of the leaderboard row: label or method, backbone, and unusual settings."""
         notes = [] if self.tune == "auto" else [str(self.tune)]
         notes += ["no labels"] if self.scenario.labels == "hidden" else []
         notes += ["tuned"] if self.tuned else []
@@ -189,7 +189,7 @@ class RunSpec(BaseModel):
 
     @property
     def title(self) -> str:
-        """The row within its setting: what progress and messages call the run, beside the seed."""
+        """The run's name in progress views and messages: its setting and row."""
         return f"{self.setting} · {self.row}" if self.setting else self.row
 
 

@@ -26,12 +26,13 @@ class LabelledBatch:
     index: Tensor
     labels: Tensor
     side: Tensors = field(default_factory=dict)
-    """What the model's ``side_encoders`` give for these samples, not augmented: (b, ...) by encoder name."""
+    """Outputs of the model's ``side_encoders`` for these samples, not augmented: (b, ...) by encoder name."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnlabelledBatch:
-    """What a client sees under hidden labels. It has no ``labels`` field, so no method can peek at them."""
+    """The samples of one local step under hidden labels. There is no field ``labels``, so no method can peek at
+    them."""
 
     inputs: Tensor
     index: Tensor
@@ -43,22 +44,22 @@ Batch = LabelledBatch | UnlabelledBatch
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What a model computes for a batch: ``logits`` (b, C) and the ``features`` (b, d) its head reads."""
+    """A model's outputs for a batch: ``logits`` (b, C) and the ``features`` (b, d) that its head reads."""
 
     logits: Tensor
     features: Tensor
 
 
 class ImageTransform(Protocol):
-    """From uint8 images (b, 3, h, w) to the float batch that a network takes, on their device."""
+    """Transform of uint8 images (b, 3, h, w) into the float batch that a network takes, on the images' device."""
 
     @property
     def size(self) -> int | None:
-        """The side in pixels of what it gives; None where images keep their size."""
+        """The side of the resulting images in pixels; None where images keep their size."""
         ...
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """float32 (b, 3, size, size)."""
+        """Transformed images, (b, 3, size, size) float32."""
         ...
 
 
@@ -67,17 +68,17 @@ class Backbone(Protocol):
 
     @property
     def name(self) -> str:
-        """As in a suite: ``clip:embedded``, ``resnet8?width=1``."""
+        """The name as a suite writes it: ``clip:embedded``, ``resnet8?width=1``."""
         ...
 
     @property
     def module(self) -> nn.Module:
-        """Its weights; nobody changes them in place."""
+        """The network with its weights, which are never changed in place."""
         ...
 
     @property
     def transform(self) -> ImageTransform:
-        """What images go through first."""
+        """The transform that images go through first."""
         ...
 
     @property
@@ -111,7 +112,7 @@ class FrozenEncoder(Protocol):
 
 @dataclass(frozen=True)
 class LinearHead:
-    """Where a model's linear classifier is: logits are ``scale * (features @ weight.T + bias)``.
+    """The names of a model's linear classifier: logits are ``scale * (features @ weight.T + bias)``.
 
     ``weight`` (C, d) and ``bias`` (C,) are the names of trained tensors.
     """
@@ -122,7 +123,6 @@ class LinearHead:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Both."""
         return self.weight, self.bias
 
 
@@ -132,10 +132,11 @@ ForwardPass = Callable[[Tensors, Tensor, bool], Outputs]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What is trained and sent, and the pure function that turns it into logits.
+    """The tensors that are trained and sent, and the pure function that computes logits with them.
 
-    ``forward(tensors, inputs, training)`` reads ``{**weights, **buffers}`` and leaves tensors aside that it does not
-    know; with ``training`` it may update the buffers in place (batch-norm statistics). The frozen rest is closed over.
+    ``forward(tensors, inputs, training)`` reads ``{**weights, **buffers}`` and ignores tensors that it does not know;
+    with ``training`` it may update the buffers in place (batch-norm statistics). Frozen tensors are part of the
+    function.
     """
 
     weights: Tensors
@@ -143,7 +144,7 @@ class Model:
     buffers: Tensors = field(default_factory=dict)
     """Sent and averaged but not trained: running statistics."""
     encoder: FrozenEncoder | None = None
-    """Where set, batches carry the encoder's output instead of images."""
+    """If set, batches carry the encoder's output instead of images."""
     transform: Callable[[Tensor], Tensor] | None = None
     """Without an encoder: uint8 (b, 3, h, w) to the float batch that ``forward`` takes."""
     constants: Tensors = field(default_factory=dict)
@@ -153,16 +154,16 @@ class Model:
     side_encoders: Mapping[str, FrozenEncoder] = field(default_factory=dict)
     """Further frozen encoders (a teacher) whose output on the training samples a loss reads from ``batch.side``."""
     weights_hashes: tuple[str, ...] = ()
-    """Of everything pretrained that the model reads beside the run's backbone (a teacher, a text encoder)."""
+    """Hashes of all pretrained weights that the model reads besides the run's backbone (a teacher, a text encoder)."""
     lr_factors: Mapping[str, float] = field(default_factory=dict)
     """Factor on the learning rate by name of a weight; 1 where absent."""
     batch_norm: frozenset[str] = frozenset()
     """The names of all weights and buffers of batch-norm layers."""
     own: frozenset[str] = frozenset()
-    """The names of weights and buffers that ``forward`` does not read: of a model that each client has beside it."""
+    """Names of weights and buffers that ``forward`` does not read: those of a further model that each client keeps."""
     of_server: frozenset[str] = frozenset()
-    """The names of buffers that the server alone changes: clients never send them, and what is sent of a change is in
-    the payload of a `Broadcast`, whose bytes count, not these."""
+    """Names of buffers that only the server changes. Clients never send them. The server sends a change in the payload
+    of a `Broadcast`, whose bytes are counted; the buffers themselves are not."""
 
     @property
     def linear_head(self) -> LinearHead:
@@ -174,7 +175,7 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """What the server sends to one client: weights to train from, and further tensors. Both count as sent down."""
+    """The server's message to one client: weights to train from, and further tensors. Both count as sent down."""
 
     weights: Tensors
     payload: Tensors = field(default_factory=dict)
@@ -186,7 +187,7 @@ class Broadcast:
 
 @dataclass(frozen=True, eq=False)
 class GlobalModel:
-    """What ``aggregate`` may return in place of weights: a server that trains may also change running statistics."""
+    """An answer of ``aggregate`` instead of weights alone: a server that trains may also change running statistics."""
 
     weights: Tensors
     buffers: Tensors
@@ -194,7 +195,7 @@ class GlobalModel:
 
 @dataclass(frozen=True, eq=False)
 class ClientReport:
-    """What a client can tell the server before the first round."""
+    """A client's report to the server before the first round."""
 
     client: int
     num_examples: int
@@ -204,7 +205,7 @@ class ClientReport:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a client returns; ``num_examples`` is n_k. The bytes of all three tensor mappings count as sent up."""
+    """A client's answer; ``num_examples`` is n_k. The bytes of all three tensor mappings count as sent up."""
 
     client: int
     weights: Tensors
@@ -219,7 +220,7 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class StepGradients:
-    """What the optimiser moves weights by in a local step; a weight without a gradient stays as it is."""
+    """The gradients by which the optimiser moves weights in a local step; a weight without one stays as it is."""
 
     by_name: Tensors
     loss: Tensor

@@ -1,4 +1,4 @@
-"""How tables, the page and its charts say numbers and metrics, in the same words."""
+"""Common wording of numbers and metrics in tables, the page and its charts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 NONE = "–"
-"""Stands where there is no number."""
+"""Placeholder for a missing number."""
 MEGA = 1e6
 _SHORT = {
     "global": "accuracy",
@@ -51,7 +51,7 @@ def heading(metric: str) -> str:
 
 
 def server_data_notes(labels: Sequence[str], used: Sequence[str]) -> Iterator[str]:
-    """Which rows (by ``labels``) learn from samples at the server; ``used`` is their ``server_data``."""
+    """Notes that name the rows (by ``labels``) that use samples at the server; ``used`` is their ``server_data``."""
     for kind in ("labelled", "unlabelled"):
         rows = dict.fromkeys(label for label, own in zip(labels, used, strict=True) if own == kind)
         if rows:
@@ -59,18 +59,18 @@ def server_data_notes(labels: Sequence[str], used: Sequence[str]) -> Iterator[st
 
 
 def not_on_unseen_notes(labels: Sequence[str], why: Sequence[str]) -> Iterator[str]:
-    """Which rows (by ``labels``) are not scored on unseen classes; ``why`` is their ``not_on_unseen``."""
+    """Notes that name the rows (by ``labels``) not scored on unseen classes; ``why`` is their ``not_on_unseen``."""
     for reason in dict.fromkeys(filter(None, why)):
         rows = dict.fromkeys(label for label, own in zip(labels, why, strict=True) if own == reason)
         yield f"not scored on unseen classes: {', '.join(rows)}, since {reason}"
 
 
 UNSEEN = "accuracy: on the classes trained on; new: unseen classes among themselves; harmonic: mean of the two"
-"""Said under a table that has the column ``new``."""
+"""Note below a table with the column ``new``."""
 OWN_MODELS = (
     "own models: every client by its own model, mean over clients; columns that do not say own are the global model's"
 )
-"""Said under a table that has the column."""
+"""Note below a table with a column of own models."""
 
 
 def spread(mean: float, std: float, sign: str = "") -> str:

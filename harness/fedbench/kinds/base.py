@@ -1,4 +1,4 @@
-"""What plug-ins of all kinds but methods have in common: a name, parameters, and a docstring that describes them."""
+"""The base of plug-ins of all kinds but methods: a name, parameters, and a docstring that describes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedbench.core.method.hyper import declared, parse_value
 P = TypeVar("P")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OF_FAMILY = re.compile(rf"({NAME.pattern}:)?{NAME.pattern}")
-"""The name of a backbone, which may be one of another family's, as ``clip:embedded`` is."""
+"""The name of a backbone, which may have a family in front, as in ``clip:embedded``."""
 LONGEST_NAME = 100
 
 
@@ -25,11 +25,11 @@ class Plugin(Generic[P]):
     """
 
     kind: ClassVar[str]
-    """Which kind of plug-in it is, a key of `fedbench.kinds.registry.GROUPS`."""
+    """The kind of plug-in, a key of `fedbench.kinds.registry.GROUPS`."""
     name: ClassVar[str]
-    """Letters, digits, hyphens and underscores; of a backbone two such parts, as in ``clip:embedded``."""
+    """Letters, digits, hyphens and underscores. A backbone's name may have two such parts, as in ``clip:embedded``."""
     location: ClassVar[str | None] = None
-    """What is typed between a colon behind the name and the question mark (``FILE``); None where nothing may be."""
+    """The word for what follows the colon behind the name (``FILE``); None where nothing may follow."""
     Params: ClassVar[type] = NoParams
     """A frozen dataclass of ``hyper(...)`` fields: the ``P`` that a class names after its base."""
 
@@ -51,7 +51,7 @@ class Plugin(Generic[P]):
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
-        """The names of what may be typed behind the question mark."""
+        """The names of the options that may follow the question mark."""
         return tuple(declared(cls.Params))
 
     @classmethod
@@ -61,7 +61,7 @@ class Plugin(Generic[P]):
 
     @classmethod
     def usage(cls) -> str:
-        """How it is typed, without options."""
+        """The name as it is typed, without options."""
         return cls.name if cls.location is None else f"{cls.name}:{cls.location}"
 
 
@@ -147,5 +147,5 @@ def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str],
 
 
 def listed_as(kind: str) -> str:
-    """What `fedbench list` calls the plug-ins of ``kind``."""
+    """The name that `fedbench list` has for the plug-ins of ``kind``."""
     return f"{kind}s".replace("data sets", "datasets").replace(" ", "-")

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from fedbench.core.types import Backbone, Predictions
 
 LIMIT = "limit"
-"""The option with which every source is cut to so many samples of each split."""
+"""The option that cuts every source to so many samples of each split."""
 
 
 @dataclass(frozen=True)
 class DatasetRequest:
-    """A data set that is asked for."""
+    """A request for a data set."""
 
     text: str
-    """The name as it was typed; a `Dataset` is called so."""
+    """The name as it was typed; the `Dataset` gets this name."""
     location: str
-    """What stands behind the colon; "" where nothing may."""
+    """The text behind the colon; "" where nothing may follow."""
     data_dir: Path
-    """Where data are looked up (``--data-dir``)."""
+    """The folder of data (``--data-dir``)."""
     cache_dir: Path
-    """Where decoded data may be kept (``--cache-dir``)."""
+    """The folder in which decoded data may be kept (``--cache-dir``)."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """What stands behind the question mark, as it was typed; parameters are in ``self.params``."""
+    """The options behind the question mark as they were typed; the plug-in's parameters are in ``self.params``."""
     image_size: int | None = None
     """The side in pixels that images of differing sizes are brought to; None: the source's usual one."""
 
@@ -58,7 +58,7 @@ class DatasetSource(Plugin[P]):
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
-        """The names of what may be typed behind the question mark."""
+        """The names of the options that may follow the question mark."""
         return (*declared(cls.Params), LIMIT)
 
     @abstractmethod
@@ -76,14 +76,14 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What a partition sees of a split of n samples."""
+    """The samples of a split, n in number, as a partition sees them."""
 
     labels: Indices
-    """(n,) class of each."""
+    """The class of each sample, (n,)."""
     domains: Indices | None = None
-    """(n,) domain of each; None for data without domains."""
+    """The domain of each sample, (n,); None for data without domains."""
     clients: Indices | None = None
-    """(n,) the client that each comes from; None for data that name none."""
+    """The client that each sample comes from, (n,); None for data that name none."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -94,40 +94,38 @@ class PartitionTask:
     """The samples to give out, and everything that may decide who gets which."""
 
     train: Samples
-    """The training samples: thinned to the scenario's long tail, without those that the server or a test has."""
+    """The training samples, thinned to the scenario's long tail, without those of the server or a test split."""
     test: Samples
-    """What is tested."""
     validation: Samples | None
     classnames: Sequence[str]
     domain_names: Sequence[str]
     client_names: Sequence[str]
     scenario: Scenario
-    """``scenario.clients`` is how many clients there are to be; fields of other partitions are without effect."""
+    """``scenario.clients`` is the number of clients to create; fields of other partitions have no effect."""
     rng: np.random.Generator
     """The only source of randomness: a generator of the run's seed."""
     location: str = ""
-    """What stands behind the colon of the partition's name."""
+    """The text behind the colon of the partition's name."""
     present_domains: Sequence[int] = ()
-    """The domains to give out: all that the data have, whether or not a training sample is left of them, but for one
-    that is held out."""
+    """The domains to give out: all domains of the data but a held-out one, also those without a training sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClientSamples:
-    """Which samples each client has, as indices (n_k,) into the splits of a `PartitionTask`."""
+    """The samples of each client, as indices (n_k,) into the splits of a `PartitionTask`."""
 
     train: Sequence[Indices]
-    """By client, each sample at most once. Every client needs one."""
+    """Training samples by client. A sample goes to one client at most, and every client needs one."""
     test: Sequence[Indices] | None = None
-    """By client, what it is measured on; None: all clients by the whole test split and their classes' shares."""
+    """Test samples by client; None: all clients share the whole test split, weighted by their classes' shares."""
     validation: Sequence[Indices] | None = None
     later: Sequence[Sequence[Indices]] = ()
-    """Of clients whose data drift: the training samples by client in the second, third... stretch of the run. All
-    stretches have as many rounds; ``train`` is the first."""
+    """Training samples by client in the second, third... stretch of the run, for data that drift. All stretches have
+    the same number of rounds; ``train`` is the first."""
     names: Sequence[str] = ()
-    """Of the clients, where they have names."""
+    """Names of the clients; empty where they have none."""
     later_test: Sequence[Sequence[Indices] | None] = ()
-    """As ``test``, in each of the ``later`` stretches; empty: as in the first throughout."""
+    """Test samples by client in each of the ``later`` stretches; empty: the first stretch's throughout."""
 
 
 class Partition(Plugin[P]):
@@ -148,7 +146,7 @@ class Partition(Plugin[P]):
         """
 
     def digest(self, location: str) -> str:
-        """A hash of the files that decide it beside data and seed: part of what a stored run is recognised by."""
+        """A hash of the files that the partition depends on besides data and seed; it identifies stored runs."""
         return ""
 
 
@@ -157,29 +155,28 @@ AnyPartition = Partition[Any]
 
 @dataclass(frozen=True)
 class BackboneRequest:
-    """A backbone that is asked for."""
+    """A request for a backbone."""
 
     text: str
-    """The name as it was typed; the `Backbone` is called so."""
+    """The name as it was typed; the `Backbone` gets this name."""
     location: str
-    """What stands behind the colon; "" where nothing may."""
+    """The text behind the colon; "" where nothing may follow."""
     data_dir: Path
-    """Where pretrained weights are looked up and kept."""
+    """The folder in which pretrained weights are looked up and kept."""
     seed: int
-    """Initialises what starts at random."""
+    """The seed of weights that start at random."""
     image_size: tuple[int, int] | None = None
     """Height and width of the data set's images, for a clear error where a network needs more; None: unknown."""
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """What a backbone's weights learned from before any federation."""
+    """The data that a backbone's weights were trained on before any federation."""
 
     text: str
-    """In words; where it is not known, that."""
+    """A description for users; it says so where the data are unknown."""
     datasets: tuple[str, ...] = ()
-    """Data sets with images of the same source, by the title of their card or else their name: results on them are
-    marked."""
+    """Data sets with images of the same source, by the title of their card or by name. Results on them are marked."""
 
 
 class BackboneFamily(Plugin[P]):
@@ -200,11 +197,12 @@ class BackboneFamily(Plugin[P]):
         return None
 
     def how_to_get(self, request: BackboneRequest) -> str:
-        """What to do about published weights; "" where they are here, or it needs none."""
+        """How to get the published weights; "" if they are here, or none are needed."""
         return ""
 
     def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        """What its weights were trained on, off its name alone; None where it starts at random, or says nothing."""
+        """The data that its weights were trained on, from its name alone; None if it starts at random, or they are not
+        stated."""
         return None
 
 
@@ -213,21 +211,21 @@ AnyFamily = BackboneFamily[Any]
 
 @dataclass(frozen=True)
 class TextRequest:
-    """Class vectors that are asked for."""
+    """A request for class vectors."""
 
     text: str
     """The encoder's name as it was typed."""
     location: str
-    """What stands behind the colon; "" where nothing may."""
+    """The text behind the colon; "" where nothing may follow."""
     classnames: Sequence[str]
     templates: Sequence[str]
-    """Prompts, ``{}`` is the class name."""
+    """Prompts in which ``{}`` is the class name."""
     seed: int
-    """For vectors that are drawn."""
+    """The seed of drawn vectors."""
     dim: int
     """The width of vectors that are drawn; an encoder has its own."""
     data_dir: Path
-    """Where files of weights and vectors are looked up."""
+    """The folder in which files of weights and vectors are looked up."""
 
 
 class TextEncoder(Plugin[P]):
@@ -240,11 +238,11 @@ class TextEncoder(Plugin[P]):
         """One vector a class, float32 (K, V); they are brought to length one."""
 
     def digest(self, request: TextRequest) -> str:
-        """A hash of its weights or files, part of what a stored run is recognised by; "" where it has none."""
+        """A hash of the weights or files, which identifies stored runs; "" where there are none."""
         return ""
 
     def how_to_get(self, request: TextRequest) -> str:
-        """What to do about published weights; "" where they are here, or it needs none."""
+        """How to get the published weights; "" if they are here, or none are needed."""
         return ""
 
 
@@ -253,7 +251,7 @@ AnyTextEncoder = TextEncoder[Any]
 
 @dataclass(frozen=True, eq=False)
 class MetricTask:
-    """What a metric is computed of. n are the samples of the test split, C the classes."""
+    """The input of a metric. n is the number of test samples, C the number of classes."""
 
     predictions: Predictions
     """Classes (n,) of the global model, its ``scores`` (n, C) where it has some, classes (n,) of clients' own models
@@ -274,7 +272,6 @@ class MetricTask:
 
     @property
     def classnames(self) -> Sequence[str]:
-        """Of the C classes."""
         return self.federation.classnames
 
     @property
@@ -284,11 +281,11 @@ class MetricTask:
 
     @cached_property
     def right(self) -> Tensor:
-        """Where the global model is right, (n,) bool."""
+        """Whether the global model is right on each sample, (n,) bool."""
         return self.predicted == self.labels
 
     def test_samples(self, client: int) -> Tensor:
-        """What the client is measured on, (m,) int64 into the test split; all of it where it has none of its own."""
+        """The client's test samples, (m,) int64 indices into the test split; all of it where it has none of its own."""
         import torch
 
         own = self.federation.clients[client].test_indices
@@ -303,11 +300,11 @@ class Metric(Plugin[P]):
 
     kind = "metric"
     higher_is_better: ClassVar[bool | None] = True
-    """None for a number that says how predictions are, not how good."""
+    """None for a number that describes predictions without saying how good they are."""
     at_the_end: ClassVar[bool] = False
     """Whether it is computed after the last round alone."""
     needs_model: ClassVar[bool] = True
-    """Whether it is of the global model; then it is left out for a method that has none."""
+    """Whether it measures the global model; it is then left out for a method that has none."""
 
     @classmethod
     def _is_of_harness(cls) -> bool:

@@ -1,4 +1,4 @@
-"""What is known of a metric by its name, built in or a plug-in's."""
+"""Properties of metrics by name, built in or from plug-ins."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def metric_plugin(name: str) -> type[AnyMetric] | None:
-    """The plug-in that gives the metric called ``name`` (``tail_f1``, ``tail_f1/head``); None for another's."""
-    found = registered("metric").get(name.partition("/")[0])
-    return None if found is None else cast("type[AnyMetric]", found.load())
+    """The plug-in that computes the metric ``name`` (``tail_f1``, ``tail_f1/head``); None for a built-in metric."""
+    plugin = registered("metric").get(name.partition("/")[0])
+    return None if plugin is None else cast("type[AnyMetric]", plugin.load())
 
 
 def lower_is_better(metric: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the class of a method must declare, checked once when it is loaded; a fault is one sentence."""
+"""Checks of a method's class, made once when it is loaded; a fault is one sentence."""
 
 from __future__ import annotations
 
@@ -197,5 +197,5 @@ def check_wrappers(cls: type) -> None:
 
 
 def argument_of(hook: str) -> str:
-    """What the one argument of a hook in `WRAPPABLE` is called."""
+    """The name of the one argument of a hook in `WRAPPABLE`."""
     return [*inspect.signature(getattr(HookSpecs, hook)).parameters][1]

@@ -41,11 +41,11 @@ GROUPS = {
 """Kind of plug-in -> the group of entry points that a package registers it in."""
 GROUP = GROUPS[METHOD]
 OBJECT = "object"
-"""The names of a program's own data sets, partitions and backbones begin with it: ``object:NAME``."""
+"""First part of the names of a program's own data sets, partitions and backbones: ``object:NAME``."""
 IN_NO_FILE = "(in no file)"
 """Stands behind the name of a class of a notebook or prompt: nothing tells whether its code changed."""
 PLUGIN_FILES: ContextVar[tuple[Path, ...]] = ContextVar("PLUGIN_FILES", default=())
-"""Files whose plug-ins everybody finds; see `plugins_everywhere`."""
+"""Files whose plug-ins are found everywhere; see `plugins_everywhere`."""
 _OWN: dict[tuple[str, str], type] = {}
 _LONGEST_REASON = 500
 
@@ -71,7 +71,7 @@ class Registered:
 
     @property
     def described_source(self) -> str:
-        """What it is found by, for errors."""
+        """The plug-in's source, for errors."""
         if isinstance(self.source, Path):
             return f"the plugin file {str(self.source)!r}"
         if isinstance(self.source, type):
@@ -111,7 +111,7 @@ def find(kind: str, name: str, hint: str = "", plugin_files: Iterable[Path] = ()
 
 
 def look_up(kind: str, name: str, hint: str = "", plugin_files: Iterable[Path] = ()) -> Registered:
-    """What `find` loads, without importing an installed one."""
+    """The plug-in that `find` loads, without importing an installed one."""
     known = _candidates(kind, plugin_files)
     if name == OBJECT and name not in known:
         raise FedbenchError(
@@ -149,7 +149,7 @@ def build(kind: str, text: str) -> tuple[AnyPlugin, str]:
 
 
 def parted(kind: str, text: str) -> tuple[str, str | None, dict[str, str]]:
-    """`taken_apart`, where a registered name with a colon in it, as ``clip:embedded``, is no name with a location."""
+    """`taken_apart`, except that a registered name with a colon (``clip:embedded``) is a name without a location."""
     name, location, options = taken_apart(text)
     if location:
         inner, *rest = re.split("[:@]", location, maxsplit=1)
@@ -159,9 +159,9 @@ def parted(kind: str, text: str) -> tuple[str, str | None, dict[str, str]]:
 
 
 def strangers(kind: str, names: Collection[str]) -> Mapping[str, Registered]:
-    """Those of ``names`` that do not come with fedbench itself: their code is no part of the harness.
+    """Registered plug-ins among ``names`` whose code is not part of the harness.
 
-    Objects of a program are none (``object:NAME-HASH``): what they are is in the hashes of their names.
+    Objects of a program (``object:NAME-HASH``) are left out: the hash in the name identifies them.
     """
     known = registered(kind)
     mentioned = [known[name] for name in names if name in known and name != OBJECT]
@@ -174,7 +174,7 @@ def is_harness(source: EntryPoint | Path | type) -> bool:
 
 
 def _candidates(kind: str, plugin_files: Iterable[Path]) -> dict[str, list[Registered]]:
-    """Those of each name that differ. A program's own method stands for its name alone: it was checked when given."""
+    """Different plug-ins by name. A program's own method replaces all others: it was checked when it was passed in."""
     files = dict.fromkeys((*plugin_files, *PLUGIN_FILES.get()))
     every = [Registered(kind, point.name, point) for point in installed(kind)]
     every += [Registered(kind, name, file) for file in files for name in _of_file(file, kind)]
@@ -217,7 +217,7 @@ def installed(kind: str) -> tuple[EntryPoint, ...]:
 
 
 def installed_plugins() -> tuple[EntryPoint, ...]:
-    """Those of all kinds, methods first."""
+    """The entry points of plug-ins of all kinds, methods first."""
     return tuple(point for kind in GROUPS for point in installed(kind))
 
 
@@ -239,7 +239,7 @@ def _read(path: tuple[tuple[str, int], ...]) -> Mapping[str, tuple[EntryPoint, .
 
 @contextmanager
 def plugins_everywhere(plugin_files: Iterable[Path]) -> Iterator[None]:
-    """Within the block everybody finds the plug-ins of ``plugin_files``."""
+    """Within the block the plug-ins of ``plugin_files`` are found everywhere."""
     token = PLUGIN_FILES.set(tuple(dict.fromkeys((*PLUGIN_FILES.get(), *plugin_files))))
     try:
         yield
@@ -367,5 +367,5 @@ def own_plugins(given: Mapping[tuple[str, str], type]) -> Iterator[None]:
 
 
 def own(kind: str) -> dict[str, type]:
-    """The program's own of one kind that are known now, by name."""
+    """The program's own plug-ins of one kind that are registered now, by name."""
     return {name: cls for (of, name), cls in _OWN.items() if of == kind}

@@ -65,7 +65,7 @@ def image_network(
 
 
 def how_to_get(name: str, data_dir: Path) -> str:
-    """What to do about published weights of a backbone or text encoder; "" where they are here, or it needs none."""
+    """How to get the published weights of a backbone or text encoder; "" if they are here, or none are needed."""
     if taken_apart(name.partition("?")[0])[0] in registered("text encoder"):
         encoder, location = build("text encoder", name)
         return cast(AnyTextEncoder, encoder).how_to_get(TextRequest(name, location, (), (), 0, 1, data_dir))
@@ -83,7 +83,7 @@ def image_size_of(name: str) -> int | None:
 
 
 def pretraining_of(name: str) -> Pretraining | None:
-    """What the weights of the backbone called ``name`` were trained on; None where it starts at random."""
+    """The data that the backbone's weights were trained on; None if it starts at random."""
     family, request = _requested(name, Path())
     return family.pretrained_on(request)
 

@@ -1,4 +1,4 @@
-"""What a dual encoder's towers can be asked for beside features, as methods name it in ``requires``."""
+"""Capabilities of a dual encoder's towers besides features, under the names that methods use in ``requires``."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ CAPABILITIES = ("context", "text_layers", "image_layers", "patches")
 
 
 def lacking(module: nn.Module) -> dict[str, str]:
-    """The capabilities that a dual encoder lacks, and why: what its tower is or does.
+    """The capabilities that a dual encoder lacks, with the reason for each.
 
     ``context``: learned vectors among a text's tokens; ``text_layers``, ``image_layers``: tokens and additions inside
-    the layers; ``patches``: features of an image's parts in the space of the texts. Features of whole images and texts
-    every dual encoder has.
+    the layers; ``patches``: features of an image's parts in the space of the texts. Every dual encoder has features of
+    whole images and texts.
     """
     text, tower = text_encoder(module), image_tower(module)
-    found = {"context": text.lacks} if text.lacks else {}
+    lacks = {"context": text.lacks} if text.lacks else {}
     if not can_pack(text):
-        found["text_layers"] = f"its text tower is {_text_kind(text)}, not a causal transformer of plain blocks"
+        lacks["text_layers"] = f"its text tower is {_text_kind(text)}, not a causal transformer of plain blocks"
     visual = _kind(getattr(module, "visual", None) or getattr(module, "vision_model", None))
     if tower is None or tower.blocks is None:
-        found["image_layers"] = f"its image tower is {visual}, not a vision transformer of plain blocks"
+        lacks["image_layers"] = f"its image tower is {visual}, not a vision transformer of plain blocks"
     if not has_patches(module):
-        found["patches"] = (
+        lacks["patches"] = (
             f"its image tower is {visual}, neither a vision transformer with a class token nor CLIP's ResNet"
         )
-    return found
+    return lacks
 
 
 def _text_kind(text: ClipTextEncoder) -> str:

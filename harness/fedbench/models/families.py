@@ -19,13 +19,12 @@ _UNKNOWN = Pretraining("not known here: what its weights were trained on")
 
 
 class _Ours(BackboneFamily[NoParams]):
-    """Its names are read by `fedbench.models.names`."""
+    """The harness's own families, whose names `fedbench.models.names` reads."""
 
     taken: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def options(cls) -> tuple[str, ...]:
-        """The names of what may be typed behind the question mark."""
         return cls.taken
 
 
@@ -39,19 +38,16 @@ class OpenClipFamily(_Ours):
     is_pretrained = is_dual_encoder = True
 
     def load(self, request: BackboneRequest) -> Backbone:
-        """By tag, or from a file or folder."""
         from fedbench.models.clip.loading import load_clip
 
         return load_clip(parse_backbone(request.text), request.data_dir)
 
     def image_size(self, request: BackboneRequest) -> int | None:
-        """As its configuration says."""
         from fedbench.models.clip.loading import clip_image_size
 
         return clip_image_size(parse_backbone(request.text))
 
     def how_to_get(self, request: BackboneRequest) -> str:
-        """Of pretrained tags."""
         parsed = parse_backbone(request.text)
         if not parsed.checkpoint:
             return ""
@@ -60,7 +56,6 @@ class OpenClipFamily(_Ours):
         return how_to_get_clip(parsed, request.data_dir)
 
     def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        """A tag or file names data that nothing here can look into."""
         return _UNKNOWN
 
 
@@ -73,19 +68,16 @@ class PhotosFamily(_Ours):
     is_pretrained = is_dual_encoder = True
 
     def load(self, request: BackboneRequest) -> Backbone:
-        """The two networks joined."""
         from fedbench.models.photos.dual import load_lite0_minilm
 
         return load_lite0_minilm(request.text)
 
     def image_size(self, request: BackboneRequest) -> int | None:
-        """That of EfficientNet-Lite0."""
         from fedbench.models.photos.packages import LITE0_SIZE
 
         return LITE0_SIZE
 
     def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        """As the packages with the weights say."""
         return Pretraining(
             "photographs of ImageNet's 1000 classes (images) and pairs of English sentences (texts)", _OF_IMAGENET
         )
@@ -99,19 +91,16 @@ class TransformersClipFamily(_Ours):
     is_pretrained = is_dual_encoder = True
 
     def load(self, request: BackboneRequest) -> Backbone:
-        """From the hub or a folder."""
         from fedbench.models.clip.transformers_models import load_transformers_clip
 
         return load_transformers_clip(parse_backbone(request.text))
 
     def image_size(self, request: BackboneRequest) -> int | None:
-        """As its configuration says."""
         from fedbench.models.clip.transformers_models import transformers_image_size
 
         return transformers_image_size(parse_backbone(request.text).checkpoint, request.text)
 
     def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        """The model's own card says it, if any."""
         return _UNKNOWN
 
 
@@ -120,19 +109,16 @@ class _Pretrained(_Ours):
     taken = ("projector", "resize")
 
     def load(self, request: BackboneRequest) -> Backbone:
-        """The network with its weights."""
         from fedbench.models.cnn.pretrained import load_pretrained_network
 
         return load_pretrained_network(parse_backbone(request.text), request.seed)
 
     def image_size(self, request: BackboneRequest) -> int | None:
-        """As its configuration says."""
         from fedbench.models.cnn.pretrained import pretrained_image_size
 
         return pretrained_image_size(parse_backbone(request.text))
 
     def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        """Of a file nothing is known."""
         return _UNKNOWN
 
 
@@ -142,7 +128,6 @@ class Lite0Family(_Pretrained):
     name = "lite0"
 
     def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        """As the package with its weights says."""
         return Pretraining("photographs of ImageNet's 1000 classes", _OF_IMAGENET)
 
 
@@ -157,7 +142,6 @@ class _Cnn(_Ours):
     taken: ClassVar[tuple[str, ...]] = _SHARED
 
     def load(self, request: BackboneRequest) -> Backbone:
-        """From scratch, or from torchvision's weights."""
         parsed = parse_backbone(request.text)
         if parsed.weights:
             from fedbench.models.cnn.imagenet import load_started
@@ -168,13 +152,11 @@ class _Cnn(_Ours):
         return load_cnn(parsed, request.seed, request.image_size)
 
     def image_size(self, request: BackboneRequest) -> int | None:
-        """What it resizes to, else its papers'."""
         from fedbench.models.cnn.backbone import cnn_image_size
 
         return cnn_image_size(parse_backbone(request.text))
 
     def how_to_get(self, request: BackboneRequest) -> str:
-        """Of torchvision's weights."""
         parsed: BackboneName = parse_backbone(request.text)
         if not parsed.weights:
             return ""
@@ -183,7 +165,6 @@ class _Cnn(_Ours):
         return how_to_get_imagenet(parsed, request.data_dir)
 
     def pretrained_on(self, request: BackboneRequest) -> Pretraining | None:
-        """ImageNet where it starts from torchvision's weights; of a file nothing is known."""
         weights = parse_backbone(request.text).weights
         if weights == IMAGENET:
             return Pretraining("photographs of ImageNet's 1000 classes (torchvision's weights)", _OF_IMAGENET)

@@ -1,4 +1,4 @@
-"""Each image through each frozen encoder once: features are kept in files named by what they were made of."""
+"""A cache of features: each image goes through each frozen encoder once. Files are named by a hash of their inputs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ def _checksum(features: Tensor) -> str:
 
 
 def _shape(features: Tensor) -> str:
-    """Shape and type, which the checksum of the bytes does not cover."""
     return f"{list(features.shape)} {features.dtype}"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def clip_of(setup: ModelSetup) -> ClipBackbone:
-    """The run's CLIP backbone. Raises FedbenchError for another kind, to be refused before by ``requires``."""
+    """The run's CLIP backbone. FedbenchError for another kind; methods avoid that by declaring ``requires``."""
     if not isinstance(setup.backbone, ClipBackbone):
         raise FedbenchError(
             f"this model needs a CLIP backbone, not {setup.spec.backbone!r}; use --set backbone=clip:embedded."
@@ -31,9 +31,9 @@ def clip_of(setup: ModelSetup) -> ClipBackbone:
 
 
 def frozen_of(setup: ModelSetup) -> ClipBackbone | PretrainedNetwork:
-    """The run's backbone, whose image features stay frozen: CLIP, or a pretrained network.
+    """The run's backbone with frozen image features: CLIP, or a pretrained network.
 
-    Raises FedbenchError for a network that starts at random, to be refused before by ``requires``.
+    FedbenchError for a network that starts at random; methods avoid that by declaring ``requires``.
     """
     if not isinstance(setup.backbone, ClipBackbone | PretrainedNetwork):
         raise FedbenchError(
@@ -43,7 +43,7 @@ def frozen_of(setup: ModelSetup) -> ClipBackbone | PretrainedNetwork:
 
 
 def teacher_of(setup: ModelSetup) -> ClipBackbone:
-    """The CLIP that teaches: as set by ``teacher``, else the backbone itself if it is CLIP, else the embedded one."""
+    """The teacher, a CLIP: as set by ``teacher``, else the backbone itself if it is CLIP, else the embedded one."""
     if setup.spec.teacher == "auto" and isinstance(setup.backbone, ClipBackbone):
         return setup.backbone
     name = "clip:embedded" if setup.spec.teacher == "auto" else setup.spec.teacher
@@ -62,7 +62,7 @@ def scaled_logits(features: Tensor, weight: Tensor, bias: Tensor | None, scale: 
 
 @dataclass(frozen=True, eq=False)
 class TextOutputs(Outputs):
-    """Of a model whose classifier is its classes' texts: ``features`` are unit image features."""
+    """Outputs of a model that classifies by the texts of its classes; ``features`` are unit image features."""
 
     texts: Tensor
     """Unit text features (K, d)."""
@@ -89,16 +89,17 @@ def linear_layer(name: str, rows: int, columns: int, generator: torch.Generator)
 
 
 def default_model(setup: ModelSetup) -> Model:
-    """What a method gets that answers no ``build_model``: the whole network, or a linear head on frozen features."""
+    """The model of methods that don't answer ``build_model``: the whole network, or a linear head on frozen
+    features."""
     return full_model(setup) if setup.tunes_everything else linear_head(setup)
 
 
 def linear_head(setup: ModelSetup) -> Model:
     """A linear head s (W z + b) on unit image features z, W initialised with the classes' unit text features, b = 0.
 
-    So round 0 is zero-shot CLIP. s is the scale the backbone learned unless ``head_scale`` says otherwise; it is not
-    trained. On a pretrained network without text z are its features as they are, W is drawn and s is 1. (The form of
-    FST-CBDG, arXiv 2404.11046, section 3.2, with CLIP's own scale.)
+    Round 0 is thus zero-shot CLIP. s is the backbone's learned scale unless ``head_scale`` is set; it is not trained.
+    For a pretrained network without text, z are its features as they are, W is drawn and s is 1. (The form of FST-CBDG,
+    arXiv 2404.11046, section 3.2, with CLIP's own scale.)
     """
     if isinstance(setup.backbone, PretrainedNetwork):
         drawn = linear_layer("head", len(setup.classnames), setup.backbone.feature_dim, setup.generator("head"))
@@ -130,7 +131,8 @@ def head_on_features(
 
 
 def full_model(setup: ModelSetup) -> Model:
-    """Everything trained: a CNN with a new linear head, or both towers of CLIP with the class prompts as classifier."""
+    """A model trained as a whole: a CNN with a new linear head, or both towers of CLIP with class prompts as
+    classifier."""
     head = None
     if isinstance(setup.backbone, ClipBackbone):
         weights, buffers, forward = full_clip_model(setup.backbone, setup.classnames, setup.spec.templates)

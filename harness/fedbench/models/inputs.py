@@ -13,14 +13,14 @@ from fedbench.core.types import FrozenEncoder, InputSource
 from fedbench.models.feature_cache import encode
 
 RESIDENT_BYTES = 256 * 2**20
-"""Of a client's transformed images that are kept while it trains."""
+"""The most bytes of a client's transformed images that are kept while it trains."""
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureInputs:
-    """Encoded samples in memory: the rows of ``features`` (n, ...), or those at ``rows`` int64 (m,) of them.
+    """Encoded samples in memory: all rows of ``features`` (n, ...), or those at the indices ``rows`` (m,) int64.
 
-    ``features`` are float32, or float16, of which what is read becomes float32.
+    ``features`` are float32 or float16; what is read is float32.
     """
 
     features: Tensor
@@ -31,25 +31,23 @@ class FeatureInputs:
         return int((self.features if self.rows is None else self.rows).shape[0])
 
     def read(self, indices: Tensor) -> Tensor:
-        """float32 (b, ...)."""
         return self.features[self.rows_of(indices).to(self.features.device)].float()
 
     def select(self, indices: Tensor) -> FeatureInputs:
-        """The same table by the composed index: a client's samples take no memory of their own."""
+        """Compose the indices; a client's samples share the table and take no memory of their own."""
         return FeatureInputs(self.features, self.rows_of(indices))
 
     def resident(self) -> FeatureInputs:
-        """Itself."""
         return self
 
     def rows_of(self, indices: Tensor) -> Tensor:
-        """Which rows of the table the samples at ``indices`` (b,) are, int64 (b,)."""
+        """The table's rows of the samples at ``indices`` (b,), int64 (b,)."""
         return indices if self.rows is None else self.rows[indices]
 
 
 @dataclass(frozen=True, eq=False)
 class UncachedFeatures:
-    """Samples encoded when they are read, and forgotten: for looking at a few where encoding all would take hours."""
+    """Samples that are encoded whenever they are read, for looking at a few where encoding all would take hours."""
 
     images: ImageSource
     encoder: FrozenEncoder
@@ -61,28 +59,25 @@ class UncachedFeatures:
         return len(self.images) if self.indices is None else int(self.indices.shape[0])
 
     def read(self, indices: Tensor) -> Tensor:
-        """float32 (b, ...)."""
         return FeatureInputs(self.table(indices).to(self.device)).read(torch.arange(len(indices)))
 
     def table(self, indices: Tensor) -> Tensor:
-        """The rows (b, ...) as the feature cache keeps them."""
+        """The rows (b, ...) with the type that the feature cache keeps."""
         chosen = indices if self.indices is None else self.indices[indices]
         return encode(Subset(self.images, chosen), self.encoder, None, device=self.device)
 
     def select(self, indices: Tensor) -> UncachedFeatures:
-        """The same images, by the composed index."""
         chosen = indices if self.indices is None else self.indices[indices]
         return UncachedFeatures(self.images, self.encoder, self.device, chosen)
 
     def resident(self) -> UncachedFeatures:
-        """Itself."""
         return self
 
 
 class ImagesOnDevice:
-    """Puts images that are in memory onto ``device`` as uint8, once for all splits that share them.
+    """Copies images in memory to ``device`` as uint8, once for all splits that share them.
 
-    A batch is then cut out, augmented and transformed there, and nothing is sent. Images in files stay where they are.
+    Batches are then cut out, augmented and transformed on the device. Images in files stay where they are.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -90,7 +85,6 @@ class ImagesOnDevice:
         self._there: dict[int, TensorImages] = {}
 
     def __call__(self, images: ImageSource) -> ImageSource:
-        """``images``, or the same on the device."""
         if self._device.type == "cpu":
             return images
         if isinstance(images, Subset):
@@ -117,19 +111,17 @@ class ImageInputs:
         return len(self.images) if self.indices is None else int(self.indices.shape[0])
 
     def read(self, indices: Tensor) -> Tensor:
-        """float32 (b, 3, height, width)."""
         chosen = indices if self.indices is None else self.indices[indices]
         return self.transform(self.images.read(chosen).to(self.device)).contiguous(memory_format=torch.channels_last)
 
     def select(self, indices: Tensor) -> ImageInputs:
-        """The same images, by the composed index."""
         chosen = indices if self.indices is None else self.indices[indices]
         return ImageInputs(self.images, self.transform, self.device, chosen)
 
     def resident(self) -> InputSource:
-        """All of them transformed at once, in at most ``RESIDENT_BYTES``; else as they are.
+        """All images transformed, if they fit into ``RESIDENT_BYTES``; else the images unchanged.
 
-        A client then transforms its images once a round, not once an epoch.
+        A client then transforms its images once a round instead of once an epoch.
         """
         first = self.read(torch.arange(min(1, len(self))))
         if len(self) * first.numel() * first.element_size() > RESIDENT_BYTES:

@@ -1,4 +1,4 @@
-"""How a backbone is written: ``family[:arch[@checkpoint]][?option=value&...]``; a colon may take the place of ``@``."""
+"""Names of backbones: ``family[:arch[@checkpoint]][?option=value&...]``; a colon may take the place of ``@``."""
 
 from __future__ import annotations
 
@@ -31,28 +31,29 @@ class BackboneName:
     resize: int | None = None
     stem: str = "imagenet"
     weights: str = ""
-    """Of a CNN: ``imagenet``, a file, or nothing where it starts at random."""
+    """The initial weights of a CNN: ``imagenet``, a file, or empty for a random start."""
 
 
 IMAGENET = "imagenet"
 """The value of ``weights`` that stands for torchvision's file."""
 FOLDERS = ("local-dir", "hf-hub")
-"""In the place of an architecture: a folder or a name of the hub with open_clip's own configuration."""
+"""Words in the place of an architecture, for a folder or a name of the hub with open_clip's own configuration."""
 _OURS = frozenset(
     {
         *("clip", "hf-clip", "lite0", "timm", "resnet8", "convnet", "fedavg-cnn", "alexnet", "vgg11", "resnet18"),
         "resnet50",
     }
 )
-"""Families whose names are read here."""
+"""Families whose names `parse_backbone` reads."""
 _NUMBERS = {"width": 64, "projector": 65536, "projector_layers": 2, "dense": 2, "bn": 1, "resize": 4096}
 _WORDS = {"stem": ("cifar", "imagenet")}
 
 
 def split_checkpoint(rest: str) -> tuple[str, str, str]:
-    """``ARCH@CHECKPOINT`` or ``ARCH:CHECKPOINT`` as architecture, sign and checkpoint; both empty where none is named.
+    """Split ``ARCH@CHECKPOINT`` or ``ARCH:CHECKPOINT`` into architecture, sign and checkpoint; the last two may be
+    empty.
 
-    The first sign counts: an architecture has neither, a path may have both.
+    The first sign counts: an architecture contains neither, a path may contain both.
     """
     sign = next((letter for letter in rest if letter in "@:"), "")
     arch, _, checkpoint = rest.partition(sign) if sign else (rest, "", "")
@@ -73,8 +74,8 @@ def is_pretrained(name: str) -> bool:
 
 def family_of(name: str) -> type[AnyFamily] | None:
     """The family of the backbone called ``name``; None where nobody registered it."""
-    found = registered("backbone").get(parted("backbone", name.partition("?")[0])[0])
-    return None if found is None else cast("type[AnyFamily]", found.load())
+    plugin = registered("backbone").get(parted("backbone", name.partition("?")[0])[0])
+    return None if plugin is None else cast("type[AnyFamily]", plugin.load())
 
 
 def canonical_backbone(name: str) -> str:
@@ -87,9 +88,9 @@ def canonical_backbone(name: str) -> str:
 
 
 def parse_backbone(name: str) -> BackboneName:
-    """Take a backbone's name apart; FedbenchError where family or options are wrong.
+    """Parse a backbone's name; FedbenchError where family or options are wrong.
 
-    What others registered has parameters of its own, which are no part of the answer.
+    A family registered by others has parameters of its own, which are no part of the answer.
     """
     family, location, options = taken_apart(name)
     rest = location or ""

@@ -1,4 +1,4 @@
-"""A module of each thread's own: clients that train side by side must not share one."""
+"""A copy of a module for each thread, since clients that train side by side must not share one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 def per_thread(net: Net) -> Callable[[], Net]:
-    """A function that gives the calling thread its own ``net``: the thread that made it the original, others a copy.
+    """A function that returns the calling thread's own ``net``: the original in the creating thread, a copy in others.
 
-    `functional_call` puts the caller's tensors into the module for as long as a call lasts, and train or eval mode
-    stands on the module. A copy shares parameters and buffers with the original, since callers bring their own.
+    `functional_call` puts the caller's tensors into the module for the duration of a call, and train or eval mode is
+    set on the module. A copy shares parameters and buffers with the original, since callers bring their own.
     """
     own = threading.local()
     own.net = net
@@ -26,7 +26,7 @@ def per_thread(net: Net) -> Callable[[], Net]:
         if not hasattr(own, "net"):
             shared = {id(tensor): tensor for tensor in chain(net.parameters(), net.buffers())}
             own.net = copy.deepcopy(net, shared)
-        found: Net = own.net
-        return found
+        net_of_thread: Net = own.net
+        return net_of_thread
 
     return of_this_thread

@@ -1,4 +1,4 @@
-"""From uint8 images to the float batch a network takes, on whatever device the images are."""
+"""Transforms of uint8 images into the float batch that a network takes, on the images' device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PixelTransform:
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """uint8 (b, 3, h, w) to float32 (b, 3, size, size)."""
+        """Transform (b, 3, h, w) uint8 to (b, 3, size, size) float32."""
         scale, shift = _scale_and_shift(self.mean, self.std, pixels.device)
         return torch.addcmul(shift, self._resized(pixels).float(), scale)
 

@@ -1,4 +1,4 @@
-"""Files of weights, whoever published them: whether they can be fetched, whether they are whole, and what they hold."""
+"""Files of published weights: whether they can be downloaded, whether they are intact, and reading them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
 def check_digest(file: Path, expected: str, remedy: str, kind: str = "CLIP weights") -> None:
-    """FedbenchError where the file's sha256 does not begin with ``expected``: what to do then is ``remedy``.
+    """Raise FedbenchError if the file's sha256 does not begin with ``expected``; ``remedy`` says what to do then.
 
-    ``kind`` is what the file holds, in words.
+    ``kind`` describes the file's content.
     """
     try:
         with opened(file) as whole:
-            found = hashlib.file_digest(whole, "sha256").hexdigest()
+            digest = hashlib.file_digest(whole, "sha256").hexdigest()
     except OSError as error:
         raise FedbenchError(f"{kind} {str(file)!r} can't be read ({error.strerror}); {remedy}.") from error
-    if not found.startswith(expected):
+    if not digest.startswith(expected):
         raise FedbenchError(
-            f"{kind} {str(file.resolve())!r} are damaged (sha256 {found[:12]}..., published: "
+            f"{kind} {str(file.resolve())!r} are damaged (sha256 {digest[:12]}..., published: "
             f"{expected[:12]}...); {remedy}."
         )
 
 
 def check_archive(file: Path, kind: str = "CLIP weights") -> None:
-    """FedbenchError where a member of a torch file differs from its checksum, which torch itself doesn't look at."""
+    """Raise FedbenchError if a member of a torch file differs from its checksum, which torch itself does not check."""
     if file.suffix == ".safetensors" or not zipfile.is_zipfile(file):
         return
     try:
@@ -61,9 +61,9 @@ def can_reach(url: str) -> bool:
 
 
 def read_state_dict(file: Path) -> dict[str, Any]:
-    """What a ``.safetensors`` file or torch's own holds by name, on the CPU; nothing is unpickled but tensors.
+    """Read the tensors of a ``.safetensors`` or torch file by name, onto the CPU; only tensors are unpickled.
 
-    Of damaged files safetensors, torch and json raise nearly anything, and so does this.
+    For damaged files it raises whatever safetensors, torch and json raise.
     """
     import torch
     from safetensors.torch import load_file

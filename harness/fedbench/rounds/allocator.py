@@ -1,4 +1,4 @@
-"""What the C library does with memory that a training step frees and the next one asks for again."""
+"""Settings of the C library's memory allocator for training steps, which free and request the same memory again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from functools import lru_cache
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-"""Parameters of glibc's mallopt."""
+"""Numbers of the parameters of glibc's mallopt."""
 
 
 @lru_cache(maxsize=1)
@@ -18,9 +18,9 @@ def _glibc() -> ctypes.CDLL | None:
 
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 64 MiB of freed memory a thread, where it would hand every large tensor's back at once.
+    """Let glibc keep up to 64 MiB of freed memory a thread, instead of returning every large tensor's memory at once.
 
-    The next step would else fault it in anew, page by page. A round of fedavg-cnn in two threads takes 0.86 of the
+    Otherwise the next step faults it in anew, page by page. A round of fedavg-cnn in two threads takes 0.86 of the
     time, one of creff on convnet 0.95 (medians of interleaved runs). Does nothing where there is no glibc.
     """
     library = _glibc()
@@ -32,7 +32,7 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Hand back what is free between the tensors that live on, where there is glibc."""
+    """Return freed memory between live tensors to the system; does nothing where there is no glibc."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)

@@ -1,4 +1,4 @@
-"""What the server sends to a client, and the task that the client makes of it."""
+"""The server's broadcast to a client, and the task that the client makes of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedbench.rounds.state import RunState
 
 
 def broadcast(run: Run, state: RunState, client: int, exchange: int = 0) -> Broadcast:
-    """What the server sends to ``client`` in the round after ``state``."""
+    """The broadcast to ``client`` in the round after ``state``."""
     weights, buffers = (shared(tensors, run.private) for tensors in (state.weights, state.buffers))
     task = BroadcastTask(client, state.round + 1, exchange, weights, run.spec, state.server, buffers)
     sent = run.assembly.hooks.broadcast(task=task)
@@ -26,7 +26,7 @@ def broadcast(run: Run, state: RunState, client: int, exchange: int = 0) -> Broa
 
 
 def broadcasts(run: Run, state: RunState, clients: Iterable[int], exchange: int) -> dict[int, Broadcast]:
-    """What the server sends to each; what all are sent is one tensor for them, in the layout of `channels_last`."""
+    """The broadcast to each client. Weights sent to all clients are shared, in the layout of `channels_last`."""
     state = replace(state, weights=channels_last(state.weights))
     return {client: broadcast(run, state, client, exchange) for client in clients}
 
@@ -34,7 +34,8 @@ def broadcasts(run: Run, state: RunState, clients: Iterable[int], exchange: int)
 def client_task(
     run: Run, state: RunState, number: int, exchange: int, client: int, sent: Broadcast, work: float = 1.0
 ) -> ClientTask:
-    """What ``client`` does in round ``number`` with what it was ``sent``; a straggler does a part."""
+    """The task of ``client`` in round ``number`` with what it was ``sent``; ``work`` is the share that a straggler
+    does."""
     federation, device = run.federation, run.spec.device
     indices = federation.clients[client].indices
     visible = federation.labels_visible
@@ -70,7 +71,7 @@ def channels_last(tensors: Tensors) -> Tensors:
 
 
 def sent_bytes(run: Run, state: RunState, sent: Broadcast) -> int:
-    """Bytes of what one client is sent."""
+    """Bytes sent to one client."""
     buffers = state.buffers if sent.buffers is None else sent.buffers
     counted = shared(buffers, run.private | run.model.of_server)
     return size_in_bytes(shared(sent.weights, run.private), counted, sent.payload)

@@ -1,7 +1,7 @@
-"""What stays with each client between rounds: in memory as far as a budget goes, the rest in files, one for a client.
+"""Storage of clients' state between rounds: in memory up to a budget, the rest in one file a client.
 
-Checkpoints are made of the same files. One writes the clients that have changed since the last, and names the files of
-all others: what it costs follows the cohort, not the federation. No file is changed once it is written.
+Checkpoints use the same files. A checkpoint writes only the clients that have changed since the last one, and names the
+files of all others, so its cost follows the cohort, not the federation. A file is never changed once it is written.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ _V = TypeVar("_V")
 
 
 class Filed(NamedTuple):
-    """The file of what one client keeps."""
+    """The file with one client's state."""
 
     name: str
     sha256: str
     methods: list[str]
-    """Those that keep something in it."""
+    """Names of the methods that keep something in it."""
 
 
 class _Marks:
-    """By which it is seen that a client keeps what it kept: the same tensors, as often changed by torch's count."""
+    """A fingerprint of a client's state, to see whether it has changed: its tensors, and how often each was written
+    to."""
 
     def __init__(self, kept: _Kept) -> None:
         names, tensors = kept.named()
@@ -48,54 +49,55 @@ class _Marks:
 
 @dataclass
 class _Kept:
-    """What one client keeps, in memory."""
+    """One client's state in memory."""
 
     methods: dict[str, Tensors] = field(default_factory=dict)
     own: Tensors = field(default_factory=dict)
     filed: _Marks | None = None
-    """Of what its newest file has; None where there is none."""
+    """The fingerprint of the state in the newest file; None if there is no file."""
     bytes: int = 0
-    """When it was last counted."""
+    """The size when it was last counted."""
 
     def named(self) -> tuple[list[tuple[str, ...]], list[Any]]:
-        """The names, of methods that keep nothing too, and the tensors."""
+        """The names, also of methods that keep nothing, and the tensors."""
         held = [*self.methods.items(), ("", self.own)]
         tensors = [tensor for _, tensors in held for tensor in tensors.values()]
         return [(method, *tensors) for method, tensors in held], tensors
 
     def grown(self) -> int:
-        """By how many bytes since it was last counted."""
+        """Count the bytes, and return by how many they have grown since the last count."""
         before, self.bytes = self.bytes, sum(tensor.numel() * tensor.element_size() for tensor in self.named()[1])
         return self.bytes - before
 
 
 class ClientStore:
-    """What the clients of one run keep; `clients` and `own` are what its `RunState` has under these names.
+    """The clients' state in one run; its `clients` and `own` are those of the run's `RunState`.
 
-    What is read through them stays in memory until `settle`, for hooks write to it. FedbenchError where a file is
-    missing or damaged, or can't be written.
+    State that is read through them stays in memory until `settle`, since hooks may write to it. FedbenchError if a file
+    is missing or damaged, or can't be written.
     """
 
     def __init__(self, folder: Path, run_id: str, device: str, budget: float) -> None:
-        """Files are in ``folder``; of what was read, ``budget`` bytes stay in memory between rounds."""
+        """Files are in ``folder``; at most ``budget`` bytes stay in memory between rounds."""
         self._folder = folder
         self._run_id = run_id
         self._device = device
         self._budget = budget
         self._here: dict[int, _Kept] = {}
-        """The least recently used first."""
+        """Clients in memory, the least recently used first."""
         self._files: dict[int, Filed] = {}
-        """Each client's newest, which may have changed since."""
+        """Each client's newest file; the state in memory may have changed since."""
         self._needed: frozenset[str] = frozenset()
-        """The files that checkpoints name."""
+        """Names of the files that checkpoints need."""
         self._serial = 0
-        """Of the next file: a name is given once."""
+        """The number of the next file, so that names are never used again."""
         self._in_use: set[int] = set()
         self.clients = KeptByClient[dict[str, Tensors]](self, "methods")
         self.own = KeptByClient[Tensors](self, "own")
 
-    def of(self, client: int) -> _Kept:
-        """For hooks, which may write to it; others make room where the budget is spent."""
+    def load(self, client: int) -> _Kept:
+        """The client's state, loaded into memory for writing. Evicts other clients' state if the memory budget is
+        exceeded."""
         kept = self._here.pop(client, None)
         self._in_use.add(client)
         if kept is None:
@@ -105,19 +107,20 @@ class ClientStore:
         return kept
 
     def look(self, client: int) -> _Kept:
-        """Only to read: what is in a file does not stay in memory."""
+        """The client's state for reading only. State read from a file does not stay in memory."""
         if client in self._here:
             return self._here[client]
         return self._read(self._files[client]) if client in self._files else _Kept()
 
     def methods(self, client: int) -> Collection[str]:
-        """That keep something with ``client``, by what is known without its file."""
+        """Names of the methods that keep something with ``client``, known without reading its file."""
         if client not in self._here and client in self._files:
             return self._files[client].methods
         return self.look(client).methods
 
     def settle(self, sent: int) -> None:
-        """Make room, as nothing is in use any more, for a round like this one: clients ``sent`` so many bytes."""
+        """Free memory for a round like this one, in which clients ``sent`` so many bytes. No state may be in use any
+        more."""
         added = 0
         for client in self._in_use:
             added += self._here[client].grown()
@@ -127,13 +130,14 @@ class ClientStore:
             return_freed_memory()
 
     def index(self) -> dict[str, Any]:
-        """What a checkpoint has in place of the clients, as JSON; those that have changed are written."""
+        """Write the state of changed clients, and return the entries (JSON) that a checkpoint stores for all
+        clients."""
         for client in self._here:
             self._write(client)
         return {"files": dict(self._files), "serial": self._serial, "clients": [*self.clients], "own": [*self.own]}
 
     def restore(self, index: Mapping[str, Any]) -> None:
-        """Go on from what `index` gave; every file is read and checked."""
+        """Restore the state from what `index` returned; every file is read and checked."""
         files = {int(client): Filed(*filed) for client, filed in index["files"].items()}
         here: dict[int, _Kept] = {}
         left = self._budget
@@ -147,7 +151,7 @@ class ClientStore:
         self.own.begin_with(index["own"])
 
     def keep_files(self, needed: Iterable[str]) -> None:
-        """Delete files that neither the checkpoints, which have the ``needed`` ones, nor the clients need."""
+        """Delete all files but those ``needed`` by checkpoints and the clients' newest."""
         self._needed = frozenset(needed)
         newest = {filed.name for filed in self._files.values()}
         for file in self._folder.glob(_FILES):
@@ -156,14 +160,14 @@ class ClientStore:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether all of it is in memory."""
+        """Whether all state stays in memory."""
         return self._budget == float("inf")
 
     def _size(self) -> int:
         return sum(kept.bytes for kept in self._here.values())
 
     def _trim(self, budget: float) -> None:
-        """Let go of the least recently used until the rest has ``budget`` bytes."""
+        """Evict the least recently used clients until the rest fits into ``budget`` bytes."""
         if self.is_unlimited:
             return
         over = self._size() - budget
@@ -203,7 +207,7 @@ class ClientStore:
 
 
 class KeptByClient(MutableMapping[int, _V]):
-    """One part of what clients keep, by client, in the order in which they have come."""
+    """One part of the clients' state, by client, in the order in which clients were added."""
 
     def __init__(self, store: ClientStore, part: str) -> None:
         self.store = store
@@ -211,21 +215,21 @@ class KeptByClient(MutableMapping[int, _V]):
         self._clients: dict[int, None] = {}
 
     def begin_with(self, clients: Iterable[int]) -> None:
-        """These have something, and no others."""
+        """Start anew with these clients."""
         self._clients = dict.fromkeys(clients)
 
     def __getitem__(self, client: int) -> _V:
         if client not in self._clients:
             raise KeyError(client)
-        return cast(_V, getattr(self.store.of(client), self.part))
+        return cast(_V, getattr(self.store.load(client), self.part))
 
     def __setitem__(self, client: int, value: _V) -> None:
         self._clients[client] = None
-        setattr(self.store.of(client), self.part, value)
+        setattr(self.store.load(client), self.part, value)
 
     def __delitem__(self, client: int) -> None:
         del self._clients[client]
-        setattr(self.store.of(client), self.part, {})
+        setattr(self.store.load(client), self.part, {})
 
     def __contains__(self, client: object) -> bool:
         return client in self._clients
@@ -238,7 +242,7 @@ class KeptByClient(MutableMapping[int, _V]):
 
 
 class _ToRead(Mapping[int, _V]):
-    """The same without a change to what is in memory."""
+    """A read-only view of a `KeptByClient` that loads nothing into memory for good."""
 
     def __init__(self, kept: KeptByClient[_V]) -> None:
         self._kept = kept
@@ -259,16 +263,16 @@ class _ToRead(Mapping[int, _V]):
 
 
 def settle(state: RunState, sent: int = 0) -> None:
-    """Let go of what clients keep beyond the memory budget, in which a round is to fit that ``sent`` so many bytes.
+    """Evict clients' state beyond the memory budget, leaving room for a round in which clients ``sent`` so many bytes.
 
-    Nothing that hooks write to is in use any more.
+    Hooks must not use any of the state any more.
     """
     if isinstance(state.clients, KeptByClient):
         state.clients.store.settle(sent)
 
 
 def to_read(kept: Mapping[int, _V]) -> Mapping[int, _V]:
-    """Without a change to what is in memory."""
+    """A read-only view that loads nothing into memory for good; the mapping itself if all of it is in memory."""
     if not isinstance(kept, KeptByClient):
         return kept
     # one that is all in memory is handed out as it is, so that a method that changes it is noticed
@@ -278,7 +282,7 @@ def to_read(kept: Mapping[int, _V]) -> Mapping[int, _V]:
 def of_methods(
     clients: Mapping[int, dict[str, Tensors]], methods: Collection[str]
 ) -> Iterator[tuple[int, dict[str, Tensors]]]:
-    """What those clients keep with whom any of ``methods`` keeps something; of others no file is read."""
+    """The state of clients with whom any of ``methods`` keeps something; the files of others are not read."""
     held = to_read(clients)
     for client in clients:
         names = clients.store.methods(client) if isinstance(clients, KeptByClient) else clients[client]

@@ -1,4 +1,4 @@
-"""What happens between server and clients in one exchange of a round: who trains, what arrives, the server's step."""
+"""One exchange of a round: which clients train, which updates arrive, and the server's step."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from fedbench.toolkit.fedavg import average_buffers
 
 
 def schedule_of(run: Run, number: int) -> Schedule:
-    """Who takes part in round ``number``: nobody without a sample that has a label, where labels are needed.
+    """The schedule of round ``number``, without clients that have no sample to train on (none with a label, if labels
+    are needed).
 
-    Clients that a method has pooled are no clients that could fail.
+    If a method has pooled the clients, the scenario's faults do not apply to the pooled ones.
     """
     scenario, clients = run.spec.scenario, len(run.federation.clients)
     if clients != len(run.scored.clients):
@@ -34,9 +35,9 @@ def schedule_of(run: Run, number: int) -> Schedule:
 def train_clients(
     run: Run, state: RunState, tasks: Sequence[ClientTask]
 ) -> tuple[Sequence[ClientTask], tuple[Update, ...]]:
-    """The tasks as clients began them, and what they send up; what they keep to themselves is in ``state``.
+    """The tasks with which clients began, and their updates; private tensors stay in ``state``.
 
-    Raises Unworkable where one diverged.
+    Raises Unworkable if a client diverged.
     """
     if not tasks:
         return (), ()
@@ -51,8 +52,10 @@ def train_clients(
 
 
 def _in_turn(run: Run, tasks: Sequence[ClientTask], order: Sequence[int]) -> tuple[list[ClientTask], list[Update]]:
-    """The tasks as they began and the updates, as ``tasks`` are ordered; each starts where the one before it in
-    ``order`` ended."""
+    """The tasks with which clients began, and their updates, in the order of ``tasks``.
+
+    Each client starts where the one before it in ``order`` ended.
+    """
     by_client = {task.client: task for task in tasks}
     if sorted(order) != sorted(by_client):
         raise MethodFault(
@@ -74,7 +77,7 @@ def _in_turn(run: Run, tasks: Sequence[ClientTask], order: Sequence[int]) -> tup
 
 
 def keep_private(run: Run, state: RunState, updates: Sequence[Update]) -> tuple[Update, ...]:
-    """The updates as they leave the clients; their private tensors stay with them, in ``state``."""
+    """The updates without private tensors, which stay with the clients in ``state``."""
     if not run.private:
         return tuple(updates)
     leaving = []
@@ -85,9 +88,9 @@ def keep_private(run: Run, state: RunState, updates: Sequence[Update]) -> tuple[
 
 
 def undo_lost(run: Run, state: RunState, before: Mapping[int, ClientState], updates: Sequence[Update]) -> None:
-    """Give clients back what they kept ``before`` an exchange, unless the server accepted one of the ``updates``.
+    """Restore the clients' state from ``before`` an exchange, unless the server accepted one of the ``updates``.
 
-    So what a client keeps follows what the server has. What a method's ``keeps_lost_training`` covers stays as trained.
+    The clients' state thus matches the server's. State of methods with ``keeps_lost_training`` stays as trained.
     """
     stays = run.assembly.keeps_lost_training
     for client in before.keys() - {update.client for update in updates}:
@@ -103,9 +106,9 @@ def undo_lost(run: Run, state: RunState, before: Mapping[int, ClientState], upda
 def accepted(
     run: Run, tasks: Mapping[int, ClientTask], arrived: Sequence[Update], corrupt: Collection[int]
 ) -> tuple[Update, ...]:
-    """The updates that the server can use, of those that ``arrived``; the ones of the ``corrupt`` clients are damaged.
+    """The updates among ``arrived`` that the server can use; those of ``corrupt`` clients are damaged first.
 
-    Where none is, they are what `require_update` and `require_finite_updates` have let through, the same checks.
+    Undamaged updates have already passed `require_update` and `require_finite_updates`, which check the same.
     """
     usable = []
     for update in arrived:
@@ -119,10 +122,10 @@ def accepted(
 
 
 def mean_metrics(reported: Sequence[Mapping[str, float]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Of the metrics of updates the mean ``train_loss``, and the means of all others, by name.
+    """The mean ``train_loss`` of updates, and the means of all their other metrics, by name.
 
-    Each is over the updates that have it and counts them alike, whatever their samples: a mean over clients. What no
-    update has is left out.
+    A mean is over the updates that have the metric, each counted once whatever its number of samples. Metrics that no
+    update has are left out.
     """
     values: dict[str, list[float]] = {}
     for metrics in reported:
@@ -136,7 +139,7 @@ def mean_metrics(reported: Sequence[Mapping[str, float]]) -> tuple[dict[str, flo
 def aggregated_state(
     run: Run, state: RunState, updates: tuple[Update, ...], exchange: int, exchanges: int
 ) -> tuple[RunState, dict[str, float]]:
-    """The state after the server's step on ``updates``, and the metrics that the method gives of it."""
+    """The state after the server's step on ``updates``, and the method's metrics of that step."""
     task = AggregationTask(
         round=state.round + 1,
         weights=shared(state.weights, run.private),

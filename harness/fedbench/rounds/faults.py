@@ -1,4 +1,4 @@
-"""Updates that are damaged on their way to the server, and the server's check of what arrives."""
+"""Damaged updates: the simulated damage on their way to the server, and the server's check."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Tensors, Update
 
 KINDS = ("nan", "inf", "shape", "missing")
-"""A NaN value, an infinite one, a tensor of another shape, a tensor that is not there."""
+"""Kinds of damage: a NaN value, an infinite one, a tensor of another shape, a missing tensor."""
 
 
 def damaged(update: Update, seed: int, round: int, exchange: int) -> Update:
-    """``update`` with one of `KINDS` of damage to one of its tensors, both drawn; it is not changed itself.
+    """A copy of ``update`` with damage of a random kind (`KINDS`) to a random tensor.
 
-    Of the payload, whose names and shapes the server cannot know, only values are damaged. An update that has no tensor
-    to damage stays as it is.
+    The server cannot know names and shapes of the payload, so only its values are damaged. An update without a tensor
+    to damage is returned unchanged.
     """
     generator = torch_generator(seed, "damage", round, update.client, exchange)
     kind = KINDS[int(torch.randint(len(KINDS), (), generator=generator))]
@@ -37,7 +37,7 @@ def damaged(update: Update, seed: int, round: int, exchange: int) -> Update:
 
 
 def reason_to_reject(update: Update, weights: Tensors, buffers: Tensors) -> str:
-    """Why the server cannot use an update of the model ``weights`` and ``buffers`` that it sent; "" where it can."""
+    """The reason why the server cannot use an update of the model that it sent; "" if it can."""
     wrong = misfit(weights, update.weights) or misfit(buffers, update.buffers)
     if wrong:
         return wrong

@@ -22,9 +22,10 @@ from fedbench.toolkit.local_training import local_sgd
 
 
 def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
-    """Mean and worst client accuracy of models that each client fine-tunes for ``finetune_epochs``; nothing is kept.
+    """Mean and worst client accuracy after each client fine-tuned the model for ``finetune_epochs``; nothing is kept.
 
-    A client with a test split of its own is scored on it, another one by its class shares of the global test set."""
+    A client with a test split of its own is scored on it, others by their class shares of the global test set.
+    """
     budget = {"local_epochs": run.spec.training.finetune_epochs, "local_steps": None}
     alone = run.spec.training.model_copy(update=budget)
     run = replace(run.in_round(state.round), spec=run.spec.model_copy(update={"training": alone}))
@@ -52,10 +53,11 @@ def finetuned_metrics(run: Run, state: RunState) -> dict[str, float]:
 
 
 def _of_new_clients(run: Run, state: RunState) -> dict[str, float]:
-    """The same of clients that never took part: from the global model, by SGD on the cross-entropy as FedAvg's.
+    """Accuracies of clients that never took part, fine-tuned from the global model by SGD on the cross-entropy, as
+    FedAvg.
 
-    No method knows them, so none has anything of its own for them. Nothing where there are none, where clients have no
-    labels, and for a method without a global model.
+    No method keeps anything for them. Empty if there are none, if clients have no labels, and for a method without a
+    global model.
     """
     if not run.scored.new_clients or not run.scored.labels_visible or predict(run, state, run.test).labels is None:
         return {}

@@ -1,4 +1,4 @@
-"""The metrics of a run, by the plug-ins that give them: the standard ones of every run, and those that it names."""
+"""The metrics of a run, computed by plug-ins: the standard metrics, and those that the run names."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class StandardMetrics(Metric[NoParams]):
     needs_model = False
 
     def values(self, task: MetricTask) -> Mapping[str, float]:
-        """As `fedbench.rounds.metrics.score` says."""
         return score(task.predictions, task.federation)
 
 
 def metrics_named(names: Sequence[str]) -> tuple[AnyMetric, ...]:
-    """The plug-ins of a run that names these; the standard ones come first. FedbenchError for one that there is not."""
+    """The metric plug-ins of a run, the standard ones first. FedbenchError for an unknown name."""
     return tuple(cast(AnyMetric, build("metric", name)[0]) for name in dict.fromkeys((STANDARD, *names)))
 
 
 def measured(metrics: Sequence[AnyMetric], task: MetricTask, *, is_last: bool) -> dict[str, float]:
-    """What ``metrics`` say of a round. FedbenchError for what is no number, or has a name that is not the plug-in's."""
-    found: dict[str, float] = {}
+    """The values of ``metrics`` in a round. FedbenchError for a value that is no number, or has a name of another
+    plug-in."""
+    result: dict[str, float] = {}
     for metric in metrics:
         if (metric.at_the_end and not is_last) or (metric.needs_model and task.predictions.labels is None):
             continue
@@ -42,8 +42,8 @@ def measured(metrics: Sequence[AnyMetric], task: MetricTask, *, is_last: bool) -
         values = answer if isinstance(answer, Mapping) else {} if answer is None else {metric.name: answer}
         if metric.name != STANDARD:
             _require_own(metric, values)
-        found |= values
-    return found
+        result |= values
+    return result
 
 
 def _require_own(metric: AnyMetric, values: Mapping[str, object]) -> None:

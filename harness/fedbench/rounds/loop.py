@@ -35,7 +35,7 @@ from fedbench.rounds.state import RunState
 
 
 def train_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
-    """One round: the cohort trains from ``state``, the server aggregates. The record has no metrics yet."""
+    """Run one round: the cohort trains from ``state``, the server aggregates. The record has no metrics yet."""
     with global_generators(run.spec.seed, "global", state.round + 1):
         after, record = _trained_round(run, state)
     settle(after, record.bytes_up)
@@ -97,7 +97,7 @@ def _trained_round(run: Run, state: RunState) -> tuple[RunState, RoundRecord]:
 
 
 def start(run: Run, state: RunState) -> int:
-    """Let methods fill the server's state from what clients report; the bytes that clients send for it."""
+    """Let methods fill the server's state from what clients report; returns the bytes that clients send for it."""
     federation = run.federation
     task = StartTask(Reports(federation), run.model, run.spec, state.server)
     answers = run.assembly.hooks.start(task=task)
@@ -107,10 +107,10 @@ def start(run: Run, state: RunState) -> int:
 
 
 def survey(run: Run, state: RunState, number: int, requested: Sequence[int], chosen: Sequence[int]) -> tuple[int, int]:
-    """Let clients report without training before round ``number``; bytes sent up and down for it.
+    """Let clients report without training before round ``number``; returns the bytes sent up and down for it.
 
-    ``requested`` are the round's clients, who receive the model anyway, ``chosen`` those of them who answer: who
-    drops out of the round does not report either. Reports are small and sent before training: they
+    ``requested`` are the round's clients, who receive the model anyway. ``chosen`` are those of them who answer: a
+    client that drops out of the round does not report either. Reports are small and sent before training, so they
     arrive undamaged, also from clients whose updates will not.
     """
     run = run.in_round(number)
@@ -155,7 +155,7 @@ def survey(run: Run, state: RunState, number: int, requested: Sequence[int], cho
 
 
 def evaluation_task(run: Run, state: RunState, inputs: InputSource) -> EvaluationTask:
-    """What `evaluate` is handed: the run's model after ``state.round`` rounds, to predict ``inputs`` by."""
+    """The task of the hook `evaluate`: predict ``inputs`` by the run's model after ``state.round`` rounds."""
     return EvaluationTask(
         model=run.model,
         weights=channels_last(state.weights),
@@ -172,15 +172,18 @@ def evaluation_task(run: Run, state: RunState, inputs: InputSource) -> Evaluatio
 def predict(
     run: Run, state: RunState, inputs: InputSource, client: int | None = None, clients: tuple[int, ...] = ()
 ) -> Predictions:
-    """What the run's model, or a fine-tuned model of ``client``'s own, answers for ``inputs`` after ``state.round``
-    rounds; methods that give each client a model of its own also answer with those of ``clients``.
+    """The predictions for ``inputs`` of the run's model after ``state.round`` rounds, or of ``client``'s fine-tuned
+    model.
+
+    Methods that give each client a model of its own also answer with those of ``clients``.
     """
     task = replace(evaluation_task(run, state, inputs), client=client, clients=clients)
     return require_predictions(task, run.assembly.hooks.evaluate(task=task), run.assembly.answers_first("evaluate"))
 
 
 def evaluate(run: Run, state: RunState) -> tuple[dict[str, float], Predictions]:
-    """All metrics after ``state.round`` rounds, of clients' own models where they are due, and the predictions."""
+    """All metrics after ``state.round`` rounds, including those of clients' own models when due, and the
+    predictions."""
     with global_generators(run.spec.seed, "global evaluation", state.round):
         return _evaluated(run, state)
 
@@ -204,17 +207,19 @@ def _evaluated(run: Run, state: RunState) -> tuple[dict[str, float], Predictions
 
 
 def _own_are_due(run: Run, number: int) -> bool:
-    """Whether clients' own models are evaluated after round ``number`` although it isn't the last; before training
-    nobody has one."""
+    """Whether clients' own models are evaluated after round ``number`` although it isn't the last.
+
+    Before training no client has a model of its own.
+    """
     every = run.spec.training.own_every
     return number > 0 and every > 0 and number % every == 0
 
 
 def predict_unseen(run: Run, state: RunState) -> Predictions | None:
-    """What the trained tensors answer for the test samples of the unseen classes under their names, with classes.
+    """The trained tensors' predictions for the test samples of the unseen classes, among these classes by their names.
 
-    None for a model that cannot name them, or a method without a global model. MethodFault for answers that are none
-    of these classes.
+    None for a model that cannot name them, or a method without a global model. MethodFault for answers that are none of
+    these classes.
     """
     if run.unseen is None or run.scored.unseen is None:
         return None
@@ -243,7 +248,8 @@ def last_round(run: Run) -> int:
 def rounds(
     run: Run, state: RunState, until: int | None = None
 ) -> Iterator[tuple[RunState, RoundRecord, Predictions | None]]:
-    """The rounds after ``state``, up to ``until`` (all by default), each evaluated when due, then with predictions.
+    """The rounds after ``state``, up to ``until`` (all by default). Each is evaluated when due, and then has
+    predictions.
 
     From the initial state, round 0 comes first: the model before training. A model without weights (zero-shot) has
     nothing to train, so round 0 is all of it.

@@ -1,4 +1,5 @@
-"""What methods measure of a round: asked for, checked, and by reporting group."""
+"""The hook `measure`: asks methods for their measurements of a round, checks them and averages them by reporting
+group."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ from fedbench.rounds.state import RunState
 def measures_of(
     run: Run, state: RunState, tasks: Mapping[int, ClientTask], updates: Sequence[Update]
 ) -> dict[str, float]:
-    """What the stack's methods measure after a round: ``state`` is the one after it, ``updates`` were accepted.
+    """The measurements of the stack's methods after a round. ``state`` is the one after it, ``updates`` were accepted.
 
-    Empty where none measures, in rounds that are not evaluated, and where no update was accepted. Raises MethodFault
-    for answers that are no numbers.
+    Empty if no method measures, in rounds that are not evaluated, and if no update was accepted. Raises MethodFault for
+    answers that are no numbers.
     """
     owners = run.assembly.answers("measure")
     training = run.spec.training
@@ -45,17 +46,17 @@ def measures_of(
     with global_generators(run.spec.seed, "global measures", state.round), torch.no_grad():
         answers = run.assembly.hooks.measure(task=task)
     groups = {group: list(classes) for group, classes in run.scored.groups.items()}
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for answer in answers:
         for name, value in answer.items():
-            found |= dict(_numbers(name, value, groups, run.scored.num_classes, "+".join(sorted(owners))))
-    return found
+            metrics |= dict(_numbers(name, value, groups, run.scored.num_classes, "+".join(sorted(owners))))
+    return metrics
 
 
 def _numbers(
     name: str, value: float | Tensor, groups: Mapping[str, list[int]], classes: int, owner: str
 ) -> Iterator[tuple[str, float]]:
-    """The metrics that one answer makes; NaN stands for none."""
+    """The metrics of one answer, without those that are NaN."""
     if isinstance(value, Tensor) and value.ndim:
         if value.shape != (classes,):
             raise MethodFault(

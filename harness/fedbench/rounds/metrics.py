@@ -1,4 +1,4 @@
-"""From predicted classes to the numbers of a round: overall, per class and group, per domain, per client; all in %."""
+"""Metrics of a round from predicted classes: overall, per class and group, per domain, per client; all in %."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedbench.core.types import Predictions, Tensors
 from fedbench.rounds.quality import macro_auroc, macro_f1, over_clients, score_metrics
 
 HELDOUT = "heldout_"
-"""Begins the metrics of clients that never train."""
+"""Prefix of the metrics of clients that never train."""
 _SELECTED = ("unseen_domain_accuracy", "seen_domain_accuracy", "domain_mean_accuracy")
-"""Means over domains that are kept of the selected round, beside every domain's."""
+"""Means over domains that are recorded for the selected round, besides the accuracy of every domain."""
 
 
 def percent_right(right: Tensor) -> float:
@@ -91,7 +91,7 @@ def _global_metrics(predicted: Tensor, federation: Federation) -> dict[str, floa
 
 
 def _by_group(federation: Federation, of: Callable[[Tensor], list[float]], prefix: str = "") -> dict[str, float]:
-    """The mean of what ``of`` says of clients among the classes (C,) bool of each reporting group."""
+    """The mean over clients of the accuracies that ``of`` gives for the classes (C,) bool of each reporting group."""
     metrics = {}
     for group, classes in federation.groups.items():
         among = torch.zeros(federation.num_classes, dtype=torch.bool)
@@ -113,11 +113,11 @@ def validation_accuracy(predicted: Tensor, validation: Split) -> float:
 def unseen_metrics(
     predicted: Tensor, unseen: Unseen, base: float | None, scores: Tensor | None = None
 ) -> dict[str, float]:
-    """Metrics of ``predicted`` (n,), classes among the unseen ones, on their test samples.
+    """Metrics of ``predicted`` (n,), classes among the unseen ones, on the test samples of unseen classes.
 
     ``new_accuracy`` is over samples. ``harmonic_accuracy`` is 2 a b / (a + b) of it and ``base``, the accuracy over the
     test samples of the classes trained on (``global_accuracy``): the H of CoCoOp (Zhou et al., CVPR 2022). It is left
-    out where ``base`` is None. ``new_auroc`` is `macro_auroc` of ``scores`` among the unseen classes.
+    out if ``base`` is None. ``new_auroc`` is `macro_auroc` of ``scores`` among the unseen classes.
     """
     new = percent_right(predicted == unseen.test.labels)
     metrics = {"new_accuracy": new}
@@ -150,15 +150,16 @@ def _domain_metrics(right: Tensor, federation: Federation) -> dict[str, float]:
 def client_accuracies(predicted: Tensor, federation: Federation, among: Tensor | None = None) -> list[float]:
     """Accuracy of one model on every client in percent, in the order of the federation.
 
-    On its own test samples; a client that has none is scored by per-class accuracies weighted by its class shares, and
-    left out if it holds no class that is tested. ``among`` (C,) bool are the only classes that count, where given: a
-    client whose own test samples have none of them is left out as well.
+    A client is scored on its own test samples. One that has none is scored by per-class accuracies weighted by its
+    class shares, and left out if it holds no class that is tested. If ``among`` (C,) bool is given, only its classes
+    count: a client whose own test samples have none of them is left out as well.
     """
     return _scored(_of_all_clients(predicted == federation.test.labels, federation, among))
 
 
 def own_accuracies(predictions: Predictions, federation: Federation, among: Tensor | None = None) -> list[float]:
-    """The same, every client by its own model; by the global one where it has none (FedbenchError without either)."""
+    """Accuracy of every client by its own model, as in `client_accuracies`. A client without one is scored by the
+    global model (FedbenchError without either)."""
     accuracies = [
         _of_one_client(right, federation, position, among)
         for position, right in enumerate(_right_by_client(predictions, federation))
@@ -172,7 +173,7 @@ def own_accuracies_everywhere(predictions: Predictions, federation: Federation) 
 
 
 def _right_by_client(predictions: Predictions, federation: Federation) -> Iterator[Tensor]:
-    """Where the model of each client, else the global one, is right on the test split, (n,) bool."""
+    """Whether each client's own model, else the global one, is right on each test sample, (n,) bool."""
     for client in federation.shards.ids.tolist():
         predicted = predictions.by_client.get(client, predictions.labels)
         if predicted is None:
@@ -200,7 +201,8 @@ def _of_all_clients(right: Tensor, federation: Federation, among: Tensor | None)
 
 
 def _of_one_client(right: Tensor, federation: Federation, position: int, among: Tensor | None) -> float:
-    """The same for the client at ``position``, whose own model is ``right`` (n,) on the test split."""
+    """The accuracy of the client at ``position`` in percent; ``right`` (n,) is that of its own model on the test
+    split."""
     own = federation.shards.measured_by(position).test
     if own is not None and len(own):
         return percent_right(right[_tested(own, federation, among)])
@@ -210,13 +212,15 @@ def _of_one_client(right: Tensor, federation: Federation, position: int, among: 
 
 
 def _tested(samples: Tensor, federation: Federation, among: Tensor | None) -> Tensor:
-    """Those of the test ``samples`` (m,) that are of the classes ``among`` (C,) bool; all where it is None."""
+    """Test ``samples`` (m,) of the classes ``among`` (C,) bool; all samples if it is None."""
     return samples if among is None else samples[among[federation.test.labels[samples]]]
 
 
 def _class_values(right: Tensor, federation: Federation, among: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Per-class accuracies in percent, (C,) float64 with 0 for a class that doesn't count, and which do: those that
-    have test samples, ``among`` those given."""
+    """Per-class accuracies in percent, (C,) float64, and whether a class counts, (C,) bool.
+
+    A class counts if it has test samples and is among the given classes. The accuracy of the others is 0.
+    """
     by_class = per_class_accuracy(right, federation.test.labels, federation.num_classes)
     counts = [a is not None and (among is None or bool(among[c])) for c, a in enumerate(by_class)]
     values = [a if a is not None and counted else 0.0 for a, counted in zip(by_class, counts, strict=True)]
@@ -224,7 +228,7 @@ def _class_values(right: Tensor, federation: Federation, among: Tensor | None) -
 
 
 def summarise(accuracies: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
-    """The numbers a leaderboard reads, from the metrics by round: the last round's, the mean of the last ten, the best.
+    """The final metrics, from the metrics by round: those of the last round, the mean of the last ten, the best.
 
     Only evaluated rounds count. ``oracle_accuracy`` is the best round chosen on test data: an upper bound, never a
     headline. Where the protocol has a validation split, ``selected_accuracy`` is the test score at the round that is

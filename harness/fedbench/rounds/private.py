@@ -1,4 +1,4 @@
-"""Tensors that never leave a client: which they are, and how they are kept apart from what is sent."""
+"""Private tensors, which never leave a client: finding their names, and keeping them apart from sent tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from fedbench.toolkit.fedavg import FedAvg
 
 
 def private_names(assembly: Assembly, model: Model, spec: RunSpec) -> frozenset[str]:
-    """What the methods' hook `private` names; MethodFault for a name the model has not.
+    """The names that the stack answers the hook `private` with.
 
-    And for a model of the clients' own (`Model.own`) that would be sent, or that nobody predicts by.
+    MethodFault for a name that the model lacks, and for a model of the clients' own (`Model.own`) that would be sent,
+    or that no method predicts by.
     """
     names = frozenset(name for answer in assembly.hooks.private(model=model, spec=spec) for name in answer)
     unknown = sorted(names - model.weights.keys() - model.buffers.keys())
@@ -44,24 +45,24 @@ def _refuse_own(assembly: Assembly, model: Model, private: Collection[str], spec
 
 
 def shared(tensors: Tensors, private: Collection[str]) -> Tensors:
-    """``tensors`` without the private ones; itself where nothing is private."""
+    """``tensors`` without the private ones; unchanged if nothing is private."""
     return {name: tensor for name, tensor in tensors.items() if name not in private} if private else tensors
 
 
 def completed(sent: Tensors, own: Tensors, initial: Tensors, private: Collection[str]) -> Tensors:
-    """What a client trains from: what it was ``sent``, in the model's order, with its ``own`` tensors.
+    """The tensors that a client trains from, in the model's order: those ``sent`` and its ``own`` private ones.
 
-    A client that has none of its own yet starts from the model's ``initial`` ones.
+    A client without tensors of its own starts from the model's ``initial`` ones.
     """
     if not private:
         return sent
     kept = {name: own.get(name, first) for name, first in initial.items() if name in private}
-    found = {**shared(sent, private), **kept}
-    return {name: found[name] for name in dict.fromkeys((*initial, *sent)) if name in found}
+    tensors_of_client = {**shared(sent, private), **kept}
+    return {name: tensors_of_client[name] for name in dict.fromkeys((*initial, *sent)) if name in tensors_of_client}
 
 
 def kept_and_sent(update: Update, private: Collection[str]) -> tuple[Tensors, Update]:
-    """A trained client's private tensors, and the update that leaves it."""
+    """A trained client's private tensors, and the update without them."""
     everything = {**update.weights, **update.buffers}
     kept = {name: tensor for name, tensor in everything.items() if name in private}
     return kept, replace(update, weights=shared(update.weights, private), buffers=shared(update.buffers, private))

@@ -1,4 +1,4 @@
-"""Metrics of scores rather than of classes: top-5, calibration, entropy; and F1, and how evenly clients are served."""
+"""Metrics of scores instead of classes (top-5, calibration, entropy), F1, and the spread over clients."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 BINS = 15
-"""Of the confidence, as in Guo et al., On Calibration of Modern Neural Networks, ICML 2017."""
+"""Number of bins of the confidence (Guo et al., On Calibration of Modern Neural Networks, ICML 2017)."""
 TOP = 5
 
 
 def macro_f1(predicted: Tensor, labels: Tensor, num_classes: int) -> float:
-    """Mean over the classes that are tested or predicted of 2 TP / (2 TP + FP + FN), in percent."""
+    """Mean of 2 TP / (2 TP + FP + FN) over the classes that are tested or predicted, in percent."""
     hits = torch.bincount(labels[predicted == labels], minlength=num_classes).double()
     either = torch.bincount(labels, minlength=num_classes) + torch.bincount(predicted, minlength=num_classes)
     present = either > 0
@@ -22,11 +22,11 @@ def macro_f1(predicted: Tensor, labels: Tensor, num_classes: int) -> float:
 
 
 def score_metrics(scores: Tensor, labels: Tensor) -> dict[str, float]:
-    """Of logits ``scores`` (n, C) and ``labels`` (n,), in percent.
+    """Metrics of logits ``scores`` (n, C) and ``labels`` (n,), in percent.
 
-    ``top5_accuracy`` where there are more than five classes; ``calibration_error``, the expected one over fifteen bins
-    of the largest probability; ``prediction_entropy``, the mean entropy as a share of ln C. None of them where a logit
-    is NaN, as a diverged model's are.
+    ``top5_accuracy`` is given for more than five classes. ``calibration_error`` is the expected one over fifteen bins
+    of the largest probability. ``prediction_entropy`` is the mean entropy as a share of ln C. Empty if a logit is NaN,
+    as those of a diverged model are.
     """
     if bool(scores.isnan().any()):
         return {}

@@ -1,4 +1,4 @@
-"""Labels of a round, where a method gives clients labels and changes them while they learn."""
+"""The hook `relabel`: a method that labels the clients' samples may change these labels in every round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedbench.rounds.run import Run
 
 
 def relabelled(run: Run, tasks: Sequence[ClientTask]) -> list[ClientTask]:
-    """``tasks`` with the answers to the hook `relabel`; whose samples are all left out does not train in this round."""
+    """``tasks`` with the answers to the hook `relabel`. A client left without samples does not train in this round."""
     if run.given is None:
         return list(tasks)
     return [task for task in (_relabelled(run, task) for task in tasks) if len(task.inputs)]
@@ -37,7 +37,7 @@ def _relabelled(run: Run, task: ClientTask) -> ClientTask:
 
 
 def _of(task: ClientTask, rows: Tensor, labels: Tensor, classes: int) -> ClientTask:
-    """``task`` with the samples ``rows`` alone, of the client's ``labels`` (n_k,)."""
+    """``task`` reduced to the samples ``rows``; ``labels`` (n_k,) are those of all the client's samples."""
     own = labels[rows.to(labels.device)]
     return replace(
         task,

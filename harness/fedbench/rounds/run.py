@@ -1,4 +1,4 @@
-"""A run that is assembled and ready to train."""
+"""An assembled run: everything that training needs."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Run:
     spec: RunSpec
     assembly: Assembly
     federation: Federation
-    """What the method trains on."""
+    """The federation that the method trains on."""
     scored: Federation
-    """The scenario's own clients, on which every method is scored alike."""
+    """The scenario's own federation, on which every method is scored alike."""
     model: Model
     info: RunInfo
     train: InputSource
@@ -39,16 +39,16 @@ class Run:
     private: frozenset[str]
     """Names of weights and running statistics that never leave a client."""
     server: ServerData | None
-    """What the method requires of the server's own samples; None where it requires none."""
+    """The server's own samples that the method requires; None if it requires none."""
     unseen: UnseenTest | None = None
-    """None where the scenario has no unseen classes to test, or the model cannot name them."""
+    """The test of unseen classes; None if the scenario has none, or the model cannot name them."""
     metrics: tuple[AnyMetric, ...] = ()
-    """What its rounds are measured by."""
+    """The metrics that are computed after a round."""
     given: Tensor | None = None
-    """Which training samples have their label from a method, (n,) bool; None where none has."""
+    """Whether a training sample has its label from a method, (n,) bool; None if no method labels samples."""
 
     def in_round(self, number: int) -> Run:
-        """The run with what clients hold in round ``number``; itself where their data do not drift."""
+        """The run with the clients' data of round ``number``; itself if the data do not drift."""
         if not self.federation.later:
             return self
         rounds = self.spec.training.rounds
@@ -61,7 +61,7 @@ class Run:
 
 
 def model_on(model: Model, device: torch.device) -> Model:
-    """``model`` with all its tensors on ``device``, where those that methods make of them before round 1 belong."""
+    """``model`` with all its tensors on ``device``, including those that methods add before round 1."""
     moved = [_on(tensors, device) for tensors in (model.weights, model.buffers, model.constants)]
     return replace(model, weights=moved[0], buffers=moved[1], constants=moved[2])
 
@@ -76,7 +76,7 @@ def _copies(tensors: Tensors) -> Tensors:
 
 @dataclass(frozen=True, eq=False)
 class UnseenTest:
-    """A `Renamed` with the test samples of its classes as it takes them."""
+    """The model of the unseen classes (a `Renamed`), with their test samples as it takes them."""
 
     hooks: Hooks
     model: Model

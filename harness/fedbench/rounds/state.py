@@ -1,4 +1,4 @@
-"""All that outlives a round, in one place the harness can save and read back."""
+"""Everything that outlives a round, in one object that can be saved and read back."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from fedbench.core.files import regular, replacing
 from fedbench.core.types import Tensors
 
 _FORMAT, _BEFORE = "fedbench-state-3", "fedbench-state-2"
-"""Until then a tensor that lies otherwise was written in the order of its axes, and copied where it is read."""
+"""Formats of state files. The older one stores a tensor of another memory order in the order of its axes, so reading it
+takes a copy."""
 _SEPARATORS = {"weights": 1, "buffers": 1, "server": 2, "client": 3, "own": 2, "beside": 1}
-"""By the kind of tensor, the bars in its key: kind, then client, method and name as far as they apply."""
+"""Number of bars in a tensor's key by its kind. A key is kind, client, method and name, as far as they apply."""
 
 
 @dataclass(frozen=True)
 class ClientState:
-    """What one client keeps: tensors by method name, and its private tensors; None where it has not taken part."""
+    """One client's state: tensors by method name, and its private tensors; None if it has not taken part."""
 
     methods: dict[str, Tensors]
     own: Tensors | None
@@ -40,29 +41,29 @@ class RunState:
     weights: Tensors
     buffers: Tensors
     server: dict[str, Tensors] = field(default_factory=dict)
-    """By method name."""
+    """The methods' tensors on the server, by method name."""
     clients: MutableMapping[int, dict[str, Tensors]] = field(default_factory=dict)
-    """By client id, then method name."""
+    """The methods' tensors on clients, by client id, then method name."""
     own: MutableMapping[int, Tensors] = field(default_factory=dict)
     """The private tensors of clients that have taken part, by client id."""
 
     def kept_by(self, client: int) -> ClientState:
-        """What ``client`` keeps now: no later change of this state, nor of its mappings, reaches the answer."""
+        """A snapshot of the state of ``client``; later changes of this state or its mappings do not affect it."""
         methods = {name: dict(tensors) for name, tensors in self.clients.get(client, {}).items()}
         return ClientState(methods, None if client not in self.own else dict(self.own[client]))
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a file of `save_state` holds."""
+    """The content of a file written by `save_state`."""
 
     run_id: str
     state: RunState
     beside: Tensors
     progress: Mapping[str, Any]
-    """What else was written, as JSON gives it back."""
+    """Further content, as read from JSON."""
     sha256: str
-    """Over all of it."""
+    """The checksum over the whole content."""
 
 
 def save_state(
@@ -73,10 +74,10 @@ def save_state(
     beside: Tensors | None = None,
     progress: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write ``state`` as one safetensors file, atomically, with a checksum over all of it; the checksum.
+    """Write ``state`` atomically as one safetensors file, and return the checksum of its content.
 
-    ``run_id`` guards against resuming another run; ``beside`` (tensors) and ``progress`` (JSON) are read back as they
-    are. Raises FedbenchError where the file can't be written.
+    ``run_id`` guards against resuming another run; ``beside`` (tensors) and ``progress`` (JSON) are read back
+    unchanged. Raises FedbenchError if the file can't be written.
     """
     flat = {f"beside|{name}": tensor for name, tensor in (beside or {}).items()}
     for name, tensor in state.weights.items():
@@ -126,9 +127,10 @@ def load_state(path: Path, run_id: str, device: str = "cpu") -> RunState:
 
 
 def read_saved(path: Path, device: str = "cpu", *, is_checked: bool = True) -> Saved:
-    """All that `save_state` wrote, with tensors on ``device``; FedbenchError for a missing or damaged file.
+    """The content of a file of `save_state`, with tensors on ``device``; FedbenchError for a missing or damaged file.
 
-    On the CPU their memory is the file's, read as it is used. Unless ``is_checked`` the checksum is not compared.
+    On the CPU tensors use the memory of the file, which is read on demand. Unless ``is_checked`` the checksum is not
+    compared.
     """
     metadata, flat = _opened(path, with_tensors=True)
     if metadata.get("format") not in (_FORMAT, _BEFORE):
@@ -187,7 +189,8 @@ def _opened(path: Path, *, with_tensors: bool) -> tuple[Mapping[str, str], Tenso
 
 
 def _order(tensor: Tensor) -> list[int]:
-    """The axes as the tensor fills its memory, where that is another order (kernels in channels-last); else none."""
+    """The axes in the order in which the tensor fills its memory (kernels in channels-last); empty for the usual
+    order."""
     strides = tensor.stride()
     order = sorted(range(tensor.ndim), key=lambda axis: (-strides[axis], -tensor.shape[axis]))
     plain = torch.empty(tensor.shape, device="meta").stride()
@@ -195,7 +198,8 @@ def _order(tensor: Tensor) -> list[int]:
 
 
 def _written(flat: Tensors) -> Tensors:
-    """The tensors as they lie, on the CPU; those that share memory, which safetensors refuses, are copied."""
+    """The tensors on the CPU in their memory order. Tensors that share memory, which safetensors refuses, are
+    copied."""
     written: Tensors = {}
     seen: set[int] = set()
     for name, tensor in flat.items():

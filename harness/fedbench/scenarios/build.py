@@ -1,8 +1,8 @@
-"""From data set and scenario to federation: cut off test samples, thin the classes, deal to clients, name groups."""
+"""Build a federation from data set and scenario: cut off test samples, thin classes, partition, name groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +15,11 @@ from fedbench.core.scenario import Scenario
 from fedbench.kinds.kinds import ClientSamples, PartitionTask, Samples
 from fedbench.scenarios.groups import reporting_groups
 from fedbench.scenarios.partitions import feature_skew, label_skew
-from fedbench.scenarios.partitions.answers import refuse_malformed, refuse_wrong
 from fedbench.scenarios.partitions.feature_skew import Cut, domains_of
 from fedbench.scenarios.partitions.few_shot import of_clients, of_federation
 from fedbench.scenarios.partitions.long_tail import thin
 from fedbench.scenarios.partitions.named import partition_of
+from fedbench.scenarios.partitions.parts import Parts, as_parts, joined
 from fedbench.scenarios.partitions.rounding import IntArray
 from fedbench.scenarios.shards import later_stretches, shards_of, subset, without_held_out
 from fedbench.scenarios.unseen import by_class, require_tested
@@ -46,8 +46,8 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
     thinned = _thin(cut, len(dataset.classnames), scenario, seed)
     kept = of_federation(thinned, cut.pool.labels.numpy(), scenario, seed)
     train = cut.pool if len(kept) == len(cut.pool) else cut.pool.select(torch.from_numpy(kept))
-    found = _given_out(dataset, train, cut, held_out, scenario, seed)
-    shards = shards_of(found, scenario, len(train))
+    samples = _given_out(dataset, train, cut, held_out, scenario, seed)
+    shards = shards_of(samples, scenario, len(train))
     clients, new, order = without_held_out(shards, scenario, seed)
     return Federation(
         clients=clients,
@@ -60,8 +60,8 @@ def build(dataset: Dataset, scenario: Scenario, seed: int) -> Federation:
         held_out_domain=None if scenario.validation else held_out,
         labels_visible=scenario.labels == "visible",
         server=server,
-        client_names=tuple(found.names[place] for place in order) if found.names else (),
-        later=tuple(subset(stretch, order[: len(clients)], 0) for stretch in later_stretches(found, shards)),
+        client_names=tuple(samples.names[place] for place in order) if samples.names else (),
+        later=tuple(subset(stretch, order[: len(clients)], 0) for stretch in later_stretches(samples, shards)),
         new_clients=new,
         unseen=None if left_out is None or scenario.validation else _unseen(left_out, scenario, held_out),
         groups=_groups(dataset, _thinned_labels(whole_cut, len(dataset.classnames), scenario, seed), scenario),
@@ -94,7 +94,7 @@ def _refuse_impossible(dataset: Dataset, scenario: Scenario) -> None:
 
 
 def _unseen(dataset: Dataset, scenario: Scenario, held_out: int | None) -> Unseen:
-    """The unseen classes with the part of their samples that is the test split's, cut as that of the others is."""
+    """The unseen classes with their test samples, cut like those of the other classes."""
     test = _cut(dataset, scenario, held_out, scenario.partition_seed or 0).test
     require_tested(test, dataset.classnames)
     return Unseen(test, dataset.classnames)
@@ -129,7 +129,7 @@ def _score_on_training_data(cut: Cut, share: float, seed: int) -> Cut:
 
 
 def _with_server(cut: Cut, classes: int, scenario: Scenario, seed: int) -> tuple[Cut, Split | None]:
-    """What is left to deal to clients, and ``server_samples`` of every class of the training samples."""
+    """The samples left for clients, and ``server_samples`` of every class for the server."""
     samples = scenario.server_samples
     if not samples:
         return cut, None
@@ -167,7 +167,7 @@ def _given_out(
     scenario: Scenario,
     seed: int,
 ) -> ClientSamples:
-    """The answer of the scenario's partition."""
+    """The clients' samples as the scenario's partition gives them, checked."""
     partition, location = partition_of(scenario)
     present = () if cut.pool.domains is None else np.unique(domains_of(cut.pool)).tolist()
     task = PartitionTask(
@@ -188,22 +188,77 @@ def _given_out(
         raise
     except Exception as error:
         raise FedbenchError(f"partition {partition.name!r} fails: {reason_of(error)} ({raised_at(error)}).") from error
-    found = answer if isinstance(answer, ClientSamples) else ClientSamples(answer)
-    refuse_malformed(found, partition.name)
-    if found.later_test and len(found.later_test) != len(found.later):
+    samples = answer if isinstance(answer, ClientSamples) else ClientSamples(answer)
+    _refuse_malformed(samples, partition.name)
+    if samples.later_test and len(samples.later_test) != len(samples.later):
         raise FedbenchError(
-            f"partition {partition.name!r} gives test samples to {len(found.later_test)} later stretches and training "
-            f"samples to {len(found.later)}; it must give both to each."
+            f"partition {partition.name!r} gives test samples to {len(samples.later_test)} later stretches and "
+            f"training samples to {len(samples.later)}; it must give both to each."
         )
-    tests = [ClientSamples(found.train, test) for test in found.later_test]
-    for stretch in (found, *map(ClientSamples, found.later), *tests):
-        refuse_wrong(stretch, task, partition.name)
-    if found.later and scenario.equal_sizes:
+    tests = [ClientSamples(samples.train, test) for test in samples.later_test]
+    for stretch in (samples, *map(ClientSamples, samples.later), *tests):
+        _refuse_wrong(stretch, task, partition.name)
+    if samples.later and scenario.equal_sizes:
         raise FedbenchError(
             f"equal_sizes cuts clients anew, and those of partition {partition.name!r} drift; leave it out."
         )
-    found = replace(found, train=label_skew.recut(found.train)) if scenario.equal_sizes else found
-    return of_clients(found, task.train.labels, scenario, seed)
+    samples = replace(samples, train=label_skew.recut(samples.train)) if scenario.equal_sizes else samples
+    return of_clients(samples, task.train.labels, scenario, seed)
+
+
+def _refuse_malformed(answer: ClientSamples, name: str) -> None:
+    """Raise FedbenchError for an answer that is no array of indices for each client, or names only some clients."""
+    further = [parts for parts in (answer.test, answer.validation) if parts is not None]
+    for parts in (answer.train, *further, *answer.later, *answer.later_test):
+        shapes = () if isinstance(parts, Parts) else map(np.ndim, parts) if isinstance(parts, Sequence) else (0,)
+        if any(shape != 1 for shape in shapes):
+            raise FedbenchError(
+                f"partition {name!r} gives what is no list of arrays (n_k,), one for each client, but a "
+                f"{type(parts).__name__}."
+            )
+    if answer.names and (len(answer.names) != len(answer.train) or len(set(answer.names)) < len(answer.names)):
+        raise FedbenchError(
+            f"partition {name!r} gives {len(answer.names)} names, {len(set(answer.names))} of them different, to "
+            f"{len(answer.train)} clients; it must give each a name of its own, or none any."
+        )
+    for what, measured in (("test", answer.test), ("validation", answer.validation)):
+        if measured is not None and len(twice := _twice(measured)):
+            raise FedbenchError(f"partition {name!r} gives a client the {what} sample {twice[0]} twice.")
+
+
+def _twice(parts: Sequence[IntArray]) -> IntArray:
+    """Samples that a client has more than once. A set shared by clients is checked once."""
+    whole = as_parts(parts if isinstance(parts, Parts) else list({id(part): part for part in parts}.values()))
+    owners, samples = np.repeat(np.arange(len(whole)), whole.sizes), whole.ascending()
+    again: IntArray = samples[1:][(samples[1:] == samples[:-1]) & (owners[1:] == owners[:-1])]
+    return again
+
+
+def _refuse_wrong(answer: ClientSamples, task: PartitionTask, name: str) -> None:
+    """Raise FedbenchError for an answer with samples that do not exist, or one sample twice."""
+    for what, split, parts in (
+        ("training", task.train, answer.train),
+        ("test", task.test, answer.test),
+        ("validation", task.validation, answer.validation),
+    ):
+        if parts is None:
+            continue
+        if len(parts) != len(answer.train):
+            raise FedbenchError(
+                f"partition {name!r} gives {what} samples to {len(parts)} clients and training samples to "
+                f"{len(answer.train)}; it must give every client its own."
+            )
+        flat = joined(parts) if len(parts) else np.zeros(0, dtype=np.int64)
+        if flat.dtype != np.int64 or (len(flat) and not 0 <= flat.min() <= flat.max() < len(split or ())):
+            raise FedbenchError(
+                f"partition {name!r} gives {what} samples that there are not; it must give int64 indices from 0 to "
+                f"{len(split or ()) - 1}."
+            )
+        if what == "training" and len(flat) and np.bincount(flat).max() > 1:
+            raise FedbenchError(
+                f"partition {name!r} gives the training sample {int(np.bincount(flat).argmax())} to several clients, "
+                "or twice to one; it must give each to one client at most."
+            )
 
 
 def _samples(split: Split) -> Samples:
@@ -212,9 +267,9 @@ def _samples(split: Split) -> Samples:
 
 
 def _groups(dataset: Dataset, labels: IntArray, scenario: Scenario) -> Mapping[str, tuple[int, ...]]:
-    """No groups where the scenario claims no long tail: a balanced set's head would be an accident of its order.
+    """Reporting groups; empty if the scenario has no long tail, where a head would be an accident of the class order.
 
-    ``labels`` are those of all training samples, those set aside included: tuning for the tail means the same classes.
+    ``labels`` are those of all training samples, including samples set aside, so that tuning has the same groups.
     """
     if scenario.imbalance == "none":
         return {}

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 DPI = 150
-"""Pixels an inch."""
+"""Resolution in pixels per inch."""
 MOST_CLIENTS = 2000
-"""Drawn; with more, a client would be thinner than a pixel."""
+"""The most clients that are drawn; with more, a client would be thinner than a pixel."""
 NAMED_CLASSES = 30
 """With more classes the axis shows their numbers."""
 _LISTED_CLIENTS = 60
@@ -53,11 +53,11 @@ def check_png(file: Path) -> None:
 
 
 _UNDATED: dict[str, dict[str, None]] = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-"""Ending -> metadata without which one figure is always the same file."""
+"""File ending -> metadata to leave out, so that drawing one figure again gives the same file."""
 
 
 def write_png(figure: Figure, file: Path) -> None:
-    """``figure`` as its ending says, whole or not at all; folders are made. FedbenchError where it can't be written."""
+    """Write ``figure`` atomically in the format of the file's ending; creates folders. FedbenchError if that fails."""
     check_png(file)
     with replacing(file, "picture", "choose another --png") as temporary:
         ending = file.suffix.lower()
@@ -67,7 +67,7 @@ def write_png(figure: Figure, file: Path) -> None:
 def draw(picture: PartitionPicture, title: Sequence[str]) -> Figure:
     """The drawing, with the paragraphs of ``title`` above it. Its size grows with clients and classes, to 18 inches.
 
-    Of more than 2,000 clients the first are drawn, and the title says so; the class totals are those of all.
+    If there are more than 2,000 clients, the first are drawn and the title says so; class totals are over all clients.
     """
     everybody, paragraphs = picture, list(title)
     if len(picture.clients) > MOST_CLIENTS:
@@ -129,7 +129,6 @@ def _called(client: ClientPicture) -> str:
 
 
 def _rule(axes: Axes, clients: int, classes: int) -> None:
-    """Lines between the cells."""
     if max(clients, classes) <= _RULED:
         for position in np.arange(clients - 1) + 0.5:
             axes.axhline(position, color=_LINES, linewidth=0.5)
@@ -160,7 +159,7 @@ def _draw_sizes(axes: Axes, picture: PartitionPicture) -> None:
 
 
 def _draw_keys(axes: Axes, picture: PartitionPicture, image: AxesImage) -> None:
-    """What the colours mean, in the corner: of the bars, and of the cells."""
+    """Keys to the colours of bars and cells."""
     axes.set_axis_off()
     if picture.groups:
         patches = [Patch(color=colour, label=group) for group, colour in _colours(picture).items()]

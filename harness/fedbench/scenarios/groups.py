@@ -44,7 +44,8 @@ def cumulative_exclusive(counts: IntArray) -> Groups:
 
 
 def cumulative_inclusive(counts: IntArray) -> Groups:
-    """As ``cumulative_exclusive``, but the class that crosses a threshold stays in the earlier group (FedLoGe)."""
+    """The rule ``cumulative_exclusive``, except that the class that crosses a threshold stays in the earlier group
+    (FedLoGe)."""
     order = _largest_first(counts)
     reached = np.cumsum(counts[order])
     before = reached - counts[order]
@@ -75,4 +76,4 @@ def _largest_first(counts: IntArray) -> IntArray:
 
 def _named(classes: IntArray, group: IntArray, names: Sequence[str]) -> Groups:
     members = {name: sorted(classes[group == g].tolist()) for g, name in enumerate(names)}
-    return {name: tuple(found) for name, found in members.items() if found}
+    return {name: tuple(classes) for name, classes in members.items() if classes}

@@ -1,7 +1,7 @@
-"""The labels that clients have of their samples: all, a part of them, some of them wrong.
+"""The labels that clients have: all or a part of their samples' labels, some of them wrong.
 
-A draw takes one number for every sample or client, whatever the rates: with a higher rate the same labels are wrong,
-and further ones.
+A draw takes one number for every sample or client, whatever the rates: a higher rate keeps the same labels wrong and
+adds further ones.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fedbench.core.scenario import Scenario
 from fedbench.scenarios.partitions.rounding import IntArray
 
 MISSING = -1
-"""In place of a label that a client does not have."""
+"""Stands for a label that a client does not have."""
 
 
 def as_clients_see_it(federation: Federation, scenario: Scenario, seed: int) -> Federation:
     """``federation`` with the labels that its clients have, `MISSING` where they have none.
 
-    The true labels are in no part of it. It is itself where all labels are right, or hidden. Scoring reads the other.
-    ``scenario.partition_seed``, where set, replaces ``seed``.
+    The result does not contain the true labels; scoring uses the original. It is ``federation`` itself if all labels
+    are right, or hidden. ``scenario.partition_seed``, if set, replaces ``seed``.
     """
     is_whole = scenario.labelled_clients == scenario.labelled_samples == 1
     if not federation.labels_visible or (is_whole and not scenario.label_noise):
@@ -45,14 +45,14 @@ def as_clients_see_it(federation: Federation, scenario: Scenario, seed: int) -> 
 
 
 def _noisy(labels: IntArray, owner: IntArray, classes: int, scenario: Scenario, seed: int) -> IntArray:
-    """``labels`` (n,) of samples that clients ``owner`` (n,) hold, as far as the scenario leaves them right."""
+    """``labels`` (n,) with the scenario's noise; ``owner`` (n,) is the client of each sample."""
     clients = int(owner.max()) + 1
     by_client, by_sample = numpy_generator(seed, "noisy clients"), numpy_generator(seed, "label noise")
     rates = np.full(clients, scenario.label_noise)
     is_noisy = by_client.permutation(clients) < _share(scenario.noisy_clients, clients)
-    luck = by_client.random(clients)
+    draws = by_client.random(clients)
     if scenario.noise_rates == "drawn":
-        rates = luck * rates
+        rates = draws * rates
     is_wrong = by_sample.random(len(labels)) < np.where(is_noisy, rates, 0.0)[owner]
     # one to the last of the other classes, counted on from the right one
     away = 1 + by_sample.integers(max(classes - 1, 1), size=len(labels))

@@ -1,5 +1,5 @@
-"""Who takes part in a round, and what goes wrong with whom: a schedule of the seed and the round alone, so that every
-method gets the same.
+"""The schedule of a round: which clients take part, and which faults they have. It depends only on seed and round, so
+all methods get the same.
 
 Each fault is drawn apart from the others and from the sampling, with one number for every client, sampled or not:
 whether a client fails does not depend on who else takes part, nor on which other faults the scenario has.
@@ -23,21 +23,21 @@ from fedbench.scenarios.partitions.rounding import floor
 
 @dataclass(frozen=True)
 class Schedule:
-    """The clients of one round by what they do in it, each ascending."""
+    """The clients of one round by their role, each in ascending order."""
 
     chosen: tuple[int, ...]
-    """Sampled; they are sent the model."""
+    """Sampled clients, which are sent the model."""
     training: tuple[int, ...]
-    """Those of them that train; the others drop out."""
+    """Sampled clients that train; the others drop out."""
     late: frozenset[int] = frozenset()
-    """Those who train but whose updates never arrive."""
+    """Clients that train but whose updates never arrive."""
     work: Mapping[int, float] = field(default_factory=dict)
-    """By straggler among those who train, the share of its local steps that it gets done."""
+    """The share of its local steps that a straggler completes, by client; only clients that train."""
     corrupt: frozenset[int] = frozenset()
-    """Those whose updates arrive damaged."""
+    """Clients whose updates arrive damaged."""
 
     def among(self, able: Tensor) -> Schedule:
-        """The same without the clients that are not ``able`` (N,) bool to take part."""
+        """The schedule without clients that are not ``able`` (N,) bool to take part."""
         if bool(able.all()):
             return self
         keep = frozenset(torch.nonzero(able).flatten().tolist())
@@ -51,26 +51,26 @@ class Schedule:
 
 
 def schedule(round: int, clients: int, scenario: Scenario, seed: int) -> Schedule:
-    """Who takes part in ``round`` of ``clients``, and what goes wrong; perhaps nobody trains, or nothing arrives."""
+    """The schedule of ``round`` for ``clients`` clients; it is possible that no client trains, or no update arrives."""
     chosen = cohort(round, clients, scenario.participation, 0.0, seed)
     training = cohort(round, clients, scenario.participation, scenario.dropout, seed)
 
-    def luckless(purpose: str, probability: float) -> list[int]:
+    def failing(purpose: str, probability: float) -> list[int]:
         if not probability:
             return []
-        luck = _luck(purpose, round, clients, seed)
-        return [client for client in training if luck[client] < probability]
+        draws = _uniform(purpose, round, clients, seed)
+        return [client for client in training if draws[client] < probability]
 
-    late = frozenset(luckless("late dropout", scenario.late_dropout))
-    stragglers = luckless("stragglers", scenario.stragglers)
-    shares = _luck("straggler work", round, clients, seed) if stragglers else np.zeros(0)
+    late = frozenset(failing("late dropout", scenario.late_dropout))
+    stragglers = failing("stragglers", scenario.stragglers)
+    shares = _uniform("straggler work", round, clients, seed) if stragglers else np.zeros(0)
     least = scenario.straggler_work
     return Schedule(
         chosen=tuple(chosen),
         training=tuple(training),
         late=late,
         work={client: least + (1 - least) * float(shares[client]) for client in stragglers},
-        corrupt=frozenset(luckless("corrupt", scenario.corrupt)) - late,
+        corrupt=frozenset(failing("corrupt", scenario.corrupt)) - late,
     )
 
 
@@ -82,17 +82,17 @@ def cohort(round: int, clients: int, participation: float, dropout: float, seed:
     sampled = list(_sampled(round, clients, participation, seed))
     if dropout == 0:
         return sampled
-    luck = _luck("dropout", round, clients, seed)
-    return [client for client in sampled if luck[client] >= dropout]
+    draws = _uniform("dropout", round, clients, seed)
+    return [client for client in sampled if draws[client] >= dropout]
 
 
-def _luck(purpose: str, round: int, clients: int, seed: int) -> NDArray[np.float64]:
-    """A number in [0, 1) for every client."""
+def _uniform(purpose: str, round: int, clients: int, seed: int) -> NDArray[np.float64]:
+    """A uniform number in [0, 1) for every client."""
     return numpy_generator(seed, purpose, round).random(clients)
 
 
 @lru_cache(maxsize=2)
 def _sampled(round: int, clients: int, participation: float, seed: int) -> tuple[int, ...]:
-    """The cohort as drawn; a round needs it twice, with those who drop out and without."""
+    """The cohort as drawn; cached, since a round needs it with and without those who drop out."""
     size = max(floor(participation * clients), 1)
     return tuple(sorted(numpy_generator(seed, "cohort", round).choice(clients, size=size, replace=False).tolist()))

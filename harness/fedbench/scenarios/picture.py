@@ -32,23 +32,23 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClientPicture:
-    """What one client holds."""
+    """The samples of one client."""
 
     id: int
     counts: tuple[int, ...]
-    """Training samples by class."""
+    """The number of training samples by class."""
     effective_classes: float
     divergence: float
-    """Jensen-Shannon, base 2, from the class distribution of all clients together."""
+    """Jensen-Shannon divergence (base 2) from the class distribution of all clients together."""
     domains: tuple[str, ...] = ()
-    """Of its training samples, in the data set's order; empty for data without domains."""
+    """Domains of its training samples, in the data set's order; empty for data without domains."""
     test_samples: int | None = None
-    """None where clients share one test split."""
+    """The number of its test samples; None if clients share one test split."""
     validation_samples: int | None = None
 
     @property
     def samples(self) -> int:
-        """Training samples."""
+        """The number of training samples."""
         return sum(self.counts)
 
     @property
@@ -64,7 +64,7 @@ class ClientPicture:
 
 @dataclass(frozen=True)
 class PartitionPicture:
-    """What all clients hold, and what they are measured on."""
+    """The samples of all clients, for training and measuring."""
 
     clients: tuple[ClientPicture, ...]
     classnames: tuple[str, ...]
@@ -74,15 +74,15 @@ class PartitionPicture:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Class indices by reporting group; empty where the scenario has none."""
     validation_samples: int | None = None
-    """None where the scenario has no validation split."""
+    """The number of validation samples; None if the scenario has no validation split."""
     labels_visible: bool = True
     names: tuple[str, ...] = ()
-    """Of the clients, where they have names."""
+    """The clients' names; empty if they have none."""
     new_clients: int = 0
-    """Clients that never train; they are none of ``clients``."""
+    """The number of clients that never train; they are not in ``clients``."""
     drift: tuple[float, ...] = ()
-    """Where data drift, for each later stretch of the run: mean over clients of the Jensen-Shannon divergence (base 2)
-    of their classes from those of the first stretch."""
+    """The drift of every later stretch of the run: mean over clients of the Jensen-Shannon divergence (base 2) of their
+    classes from the first stretch. Empty if the data do not drift."""
 
     def name_of(self, client: ClientPicture) -> str:
         """The client's name, else its number."""
@@ -100,7 +100,7 @@ class PartitionPicture:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Training samples by client."""
+        """Number of training samples by client."""
         return tuple(self.counts.sum(axis=1).tolist())
 
     @property
@@ -115,12 +115,12 @@ class PartitionPicture:
 
     @property
     def mean_divergence(self) -> float:
-        """Of the clients, each weighted by its samples."""
+        """Mean divergence of the clients, weighted by their samples."""
         return float(np.average([client.divergence for client in self.clients], weights=self.sizes))
 
     @property
     def by_divergence(self) -> tuple[ClientPicture, ...]:
-        """The clients from the most to the least skewed; equals in the order of their ids."""
+        """The clients from the most to the least skewed; ties are in the order of ids."""
         return tuple(sorted(self.clients, key=lambda client: -client.divergence))
 
 
@@ -195,9 +195,9 @@ def imbalance_factor(counts: IntArray) -> float:
 
 
 def binned(counts: IntArray, bins: int) -> IntArray:
-    """``counts`` (..., classes) summed over neighbouring classes into at most ``bins`` bins of one width.
+    """Sum ``counts`` (..., classes) over neighbouring classes into at most ``bins`` bins of equal width.
 
-    The last bin may be narrower; with as many bins as classes the counts come back as they are.
+    The last bin may be narrower; with as many bins as classes the counts are unchanged.
     """
     width = class_bin(counts.shape[-1], bins)
     sums: IntArray = np.add.reduceat(counts, np.arange(0, counts.shape[-1], width), axis=-1)
@@ -205,7 +205,7 @@ def binned(counts: IntArray, bins: int) -> IntArray:
 
 
 def class_bin(classes: int, bins: int) -> int:
-    """Neighbouring classes that share a bin where ``classes`` go into at most ``bins``."""
+    """The number of neighbouring classes in a bin if ``classes`` go into at most ``bins``."""
     return -(-classes // bins)
 
 

@@ -1,4 +1,5 @@
-"""From a partition's answer to shards: what clients hold, in every stretch of the run, and are measured on."""
+"""Shards from a partition's answer: the clients' samples in every stretch of the run, and those they are measured
+on."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from fedbench.scenarios.partitions.parts import as_parts
 from fedbench.scenarios.partitions.rounding import IntArray
 
 
-def shards_of(found: ClientSamples, scenario: Scenario, samples: int) -> Shards:
-    """The clients as they begin; FedbenchError where one has none of the ``samples`` training samples."""
-    parts = as_parts(found.train)
+def shards_of(answer: ClientSamples, scenario: Scenario, samples: int) -> Shards:
+    """The clients' shards in the first stretch; FedbenchError if one has none of the ``samples`` training samples."""
+    parts = as_parts(answer.train)
     sizes = torch.from_numpy(parts.sizes)
     empty = torch.nonzero(sizes == 0).flatten()
     if len(empty) or not len(parts):
@@ -33,11 +34,11 @@ def shards_of(found: ClientSamples, scenario: Scenario, samples: int) -> Shards:
     # ascending: what a client holds is a set, and the order of its batches is drawn elsewhere
     indices = torch.from_numpy(parts.ascending())
     shards = Shards(indices, torch.from_numpy(parts.offsets), torch.arange(len(parts)))
-    return _measured(shards, found.test, found.validation)
+    return _measured(shards, answer.test, answer.validation)
 
 
 def _measured(shards: Shards, test: Sequence[IntArray] | None, validation: Sequence[IntArray] | None) -> Shards:
-    """``shards`` with what its clients are measured on."""
+    """``shards`` with the samples that clients are measured on."""
     if test is None and validation is None:
         return replace(shards, measured=(Measured(),), measured_on=None)
     nothing = [None] * len(shards)
@@ -50,20 +51,22 @@ def _measured(shards: Shards, test: Sequence[IntArray] | None, validation: Seque
     return replace(shards, measured=measured, measured_on=torch.tensor(which))
 
 
-def later_stretches(found: ClientSamples, first: Shards) -> Iterator[Shards]:
-    """What the clients of ``first`` hold in each later stretch, where some may hold nothing; FedbenchError where they
-    are not as many."""
-    for number, part in enumerate(found.later):
+def later_stretches(answer: ClientSamples, first: Shards) -> Iterator[Shards]:
+    """The shards of the clients of ``first`` in each later stretch, in which some may be empty.
+
+    FedbenchError if the number of clients changes.
+    """
+    for number, part in enumerate(answer.later):
         parts = as_parts(part)
         if len(parts) != len(first):
             raise FedbenchError(f"a partition gives {len(first)} clients first and {len(parts)} later; they must stay.")
         indices, offsets = torch.from_numpy(parts.ascending()), torch.from_numpy(parts.offsets)
         held = replace(first, indices=indices, offsets=offsets)
-        yield _measured(held, found.later_test[number], found.validation) if found.later_test else held
+        yield _measured(held, answer.later_test[number], answer.validation) if answer.later_test else held
 
 
 def without_held_out(shards: Shards, scenario: Scenario, seed: int) -> tuple[Shards, Shards | tuple[()], list[int]]:
-    """The clients that train, those that are held out, and the places of both among ``shards``."""
+    """The clients that train, the held-out clients, and the positions of both among ``shards``."""
     count = len(shards)
     if not scenario.holdout_clients:
         return shards, (), list(range(count))
@@ -78,7 +81,7 @@ def without_held_out(shards: Shards, scenario: Scenario, seed: int) -> tuple[Sha
 
 
 def subset(shards: Shards, places: Sequence[int], first: int) -> Shards:
-    """The clients at ``places``, numbered from ``first`` on; ``shards`` itself where they are all."""
+    """The clients at ``places``, numbered from ``first`` on; ``shards`` itself if that is all of them."""
     if len(places) == len(shards):
         return shards
     return Shards.of([replace(shards[place], id=first + number) for number, place in enumerate(places)])

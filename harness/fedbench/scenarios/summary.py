@@ -1,4 +1,4 @@
-"""A scenario's parameters in a few words, as captions have them."""
+"""Short descriptions of scenarios for captions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedbench.kinds.registry import is_harness, registered
 
 
 def scenario_summary(scenario: Mapping[str, str]) -> str:
-    """A scenario's parameters in a few words, as a caption says them; the number of clients is not among them."""
+    """A scenario's parameters in a few words, without the number of clients."""
     fields = Scenario.model_fields
     value = {name: field.get_default() for name, field in fields.items()} | dict(scenario)
     partition = str(value["partition"])
@@ -23,7 +23,7 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
     # a partition's own number; the fields of the others are without effect
     known = registered("partition")
     own = {
-        one: cast(type[AnyPartition], found.load()).shown for one, found in known.items() if is_harness(found.source)
+        one: cast(type[AnyPartition], plugin.load()).shown for one, plugin in known.items() if is_harness(plugin.source)
     }
     number = own.get(name, "")
     words = []
@@ -51,7 +51,7 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
 
 
 def label_words(scenario: Scenario) -> str:
-    """Which labels clients lack and which are wrong, in a few words; "" where all are there and right."""
+    """The labels that clients lack and the label noise, in a few words; "" if all labels are there and right."""
     words = []
     if scenario.labelled_clients < 1:
         words.append(f"labels at {100 * scenario.labelled_clients:g} % of the clients")

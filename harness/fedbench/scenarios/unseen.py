@@ -21,9 +21,9 @@ FEWEST_BASE = 2
 
 
 def unseen_count(classes: int, share: float) -> int:
-    """How many of ``classes`` are unseen: ``share`` of them, rounded, halves down, but one at least; 0 for 0.
+    """The number of unseen classes: ``share`` of ``classes``, rounded, halves down, but at least one; 0 for 0.
 
-    FedbenchError where fewer than two classes would be left to train on.
+    FedbenchError if fewer than two classes would be left to train on.
     """
     if not share:
         return 0
@@ -38,9 +38,9 @@ def unseen_count(classes: int, share: float) -> int:
 
 
 def by_class(dataset: Dataset, scenario: Scenario) -> tuple[Dataset, Dataset | None]:
-    """The data set of the base classes and that of the unseen ones, whose labels count from 0; all and None without.
+    """The data sets of base classes and of unseen classes, whose labels count from 0; all and None if none are unseen.
 
-    Images are those of the data set, by index, so that features are computed and kept once for both.
+    Both select from the same images, so that features are computed and kept once.
     """
     count = unseen_count(len(dataset.classnames), scenario.unseen_classes)
     if not count:
@@ -61,7 +61,7 @@ def require_tested(unseen: Split, names: tuple[str, ...]) -> None:
 
 
 def _of(dataset: Dataset, first: int, end: int) -> Dataset:
-    """The data set as if it had the classes from ``first`` up to ``end`` alone."""
+    """The data set restricted to the classes from ``first`` up to ``end``."""
     return replace(
         dataset,
         classnames=dataset.classnames[first:end],
@@ -77,6 +77,6 @@ def _split(split: Split, first: int, end: int) -> Split:
 
 
 def _groups(groups: Mapping[str, tuple[int, ...]], first: int, end: int) -> dict[str, tuple[int, ...]]:
-    """The groups of a list's own tail; one without classes is left out, not empty."""
+    """The data set's own reporting groups; groups without classes are left out."""
     left = {name: tuple(c - first for c in classes if first <= c < end) for name, classes in groups.items()}
     return {name: classes for name, classes in left.items() if classes}

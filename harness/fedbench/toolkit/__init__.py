@@ -1,1 +1,1 @@
-"""What methods share: FedAvg and local training, losses, heads, prototypes, clustering, training at the server."""
+"""Code that methods share: FedAvg and local training, losses, heads, prototypes, clustering, training at the server."""

@@ -36,7 +36,7 @@ from fedbench.toolkit.losses import mean_cross_entropy
 
 EVALUATION_BATCH = 500
 MOST_SCORES = 2**26
-"""Scores are kept up to this number, samples times classes; 256 MB of them."""
+"""Logits are kept up to this number, samples times classes; 256 MB of them."""
 AVERAGED_AT_ONCE = 2**16
 
 
@@ -84,9 +84,9 @@ def average(task: AggregationTask, weighting: str | None = None) -> Tensors:
 
 
 def average_buffers(updates: tuple[Update, ...], weighting: str, received: Tensors) -> Tensors:
-    """Running statistics averaged like the weights; counters (integers) copied from the first client.
+    """Running statistics averaged like the weights; counters (integers) are copied from the first client.
 
-    What clients were not sent, they do not return: it stays as it was.
+    Statistics that clients were not sent are not returned by them and stay as they were.
     """
     shares = participant_shares(updates, weighting)
     averaged = {}
@@ -115,9 +115,10 @@ def largest_logit(task: EvaluationTask) -> Predictions:
 
 
 def personal_predictions(task: EvaluationTask, instead: Tensors) -> Predictions:
-    """`largest_logit` of a method whose global model has the tensors ``instead``, by name, of its private weights.
+    """`largest_logit` for a method whose global model has the tensors ``instead``, by name, in place of private
+    weights.
 
-    The requested own models have the client's; a fine-tuned one is evaluated as it is.
+    The requested own models have the client's weights; a fine-tuned model is evaluated as it is.
     """
     if task.client is not None:
         return largest_logit(task)
@@ -126,9 +127,9 @@ def personal_predictions(task: EvaluationTask, instead: Tensors) -> Predictions:
 
 
 def predict_own(task: EvaluationTask, predict: Callable[[int, Tensors, Tensors], Tensor]) -> Predictions:
-    """Of a method without a global model: classes (n,) by ``predict(client, weights, buffers)``.
+    """Predictions of a method without a global model: classes (n,) by ``predict(client, weights, buffers)``.
 
-    Of the one client of a fine-tuned model, else of every requested client's own model.
+    They are those of the client whose model was fine-tuned, else those of every requested client's own model.
     """
     if task.client is not None:
         return Predictions(predict(task.client, task.weights, task.buffers))
@@ -178,7 +179,7 @@ class FedAvg(Method[NoParams]):
 
     @default_hookimpl
     def federate(self, federation: Federation, spec: RunSpec) -> Federation:
-        """The scenario's federation, unchanged."""
+        """The scenario's own federation, unchanged."""
         self._refuse_if_replaced("federate")
         return federation
 
@@ -189,7 +190,7 @@ class FedAvg(Method[NoParams]):
 
     @default_hookimpl
     def relabel(self, task: ClientTask) -> Tensor | None:
-        """None: labels stay."""
+        """None: labels stay as they are."""
         return None
 
     @default_hookimpl
@@ -200,13 +201,13 @@ class FedAvg(Method[NoParams]):
 
     @default_hookimpl
     def survey(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> str:
-        """Nobody."""
+        """Nobody is asked to report."""
         self._refuse_if_replaced("survey")
         return "nobody"
 
     @default_hookimpl
     def exchanges(self, round: int, spec: RunSpec, state: Mapping[str, Tensors]) -> int:
-        """One exchange a round."""
+        """One exchange in every round."""
         self._refuse_if_replaced("exchanges")
         return 1
 
@@ -217,7 +218,7 @@ class FedAvg(Method[NoParams]):
 
     @default_hookimpl
     def broadcast(self, task: BroadcastTask) -> Broadcast:
-        """The global weights."""
+        """The global weights, for every client."""
         self._refuse_if_replaced("broadcast")
         return Broadcast(task.weights)
 
@@ -229,7 +230,7 @@ class FedAvg(Method[NoParams]):
 
     @default_hookimpl
     def local_gradients(self, step: LocalStep) -> StepGradients:
-        """Those of the objective."""
+        """The gradients of the local objective."""
         self._refuse_if_replaced("local_gradients")
         return loss_gradients(step)
 
@@ -241,7 +242,7 @@ class FedAvg(Method[NoParams]):
 
     @default_hookimpl
     def local_loss(self, step: LocalStep) -> Tensor:
-        """Cross-entropy."""
+        """Mean cross-entropy of the batch."""
         self._refuse_if_replaced("local_loss")
         return cross_entropy(step)
 

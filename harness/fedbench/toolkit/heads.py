@@ -38,8 +38,8 @@ def retrained(
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias after ``epochs`` of minibatch SGD on the mean cross-entropy of ``features`` (C, m, d) (Eq. 10).
 
-    The gradient of the head W v + s b in closed form; its bias s b is the step's variable. Where not every class has
-    features, they are (k, m, d), of the k ``classes`` (k,) int64.
+    The gradient of the head W v + s b has a closed form; its bias s b is the variable of a step. If not every class has
+    features, they are (k, m, d), those of the k ``classes`` (k,) int64.
     """
     if epochs == 0:
         return weight, bias
@@ -72,7 +72,7 @@ def largest_logit_with_kept_head(task: EvaluationTask, method: str) -> Predictio
 
 @torch.no_grad()
 def feature_width(model: Model, device: str) -> int:
-    """The width d of the features (b, d) that ``model`` gives; where it has no head, of a black image on ``device``."""
+    """The width d of the features (b, d) of ``model``; for a model without a head from a black image on ``device``."""
     if model.head is not None:
         return model.weights[model.head.weight].shape[1]
     # no network needs a larger image

@@ -11,7 +11,7 @@ from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.types import Model, Outputs, Tensors
 
 FIRST, LAST = "first.", "last."
-"""What the names of a prompt's vectors begin with once they are apart."""
+"""Prefixes of the two parts of a prompt's vectors."""
 
 
 def layer_of(name: str) -> str:
@@ -28,11 +28,11 @@ def layers(model: Model) -> list[str]:
 
     A model beside it (`Model.own`) has none of them.
     """
-    found = list(dict.fromkeys(layer_of(name) for name in model.weights if name not in model.own))
+    ordered = list(dict.fromkeys(layer_of(name) for name in model.weights if name not in model.own))
     if model.head is not None:
         head = {layer_of(name) for name in model.head.names}
-        found = [layer for layer in found if layer not in head] + [layer for layer in found if layer in head]
-    return found
+        ordered = [layer for layer in ordered if layer not in head] + [layer for layer in ordered if layer in head]
+    return ordered
 
 
 def last_layers(model: Model, count: int) -> frozenset[str]:
@@ -42,7 +42,8 @@ def last_layers(model: Model, count: int) -> frozenset[str]:
 
 
 def two_parts(model: Model, count: int, method: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The names of all before the last ``count`` layers, and of these. Raises Unworkable where there is none before."""
+    """The names of everything before the last ``count`` layers, and of these. Raises Unworkable if nothing is before
+    them."""
     last = last_layers(model, count)
     if last.issuperset(model.weights.keys() - model.own):
         known = len(layers(model))
@@ -54,9 +55,9 @@ def two_parts(model: Model, count: int, method: str) -> tuple[frozenset[str], fr
 
 
 def vectors_apart(model: Model, share: float, method: str) -> Model:
-    """``model``, if its only weight is a prompt (..., M, d), with the last round(share M) vectors as a second layer.
+    """Split a model whose only weight is a prompt (..., M, d): the last round(share M) vectors become a second layer.
 
-    Any other model as it is. Raises FedbenchError where all or none of the vectors are the last.
+    Any other model is returned unchanged. Raises FedbenchError if one part would be empty.
     """
     if len(model.weights) != 1 or not next(iter(model.weights)).startswith("prompt"):
         return model

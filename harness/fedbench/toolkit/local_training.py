@@ -33,7 +33,7 @@ def batch_table(num_examples: int, epochs: int, batch_size: int, generator: torc
 
 
 def round_table(num_examples: int, training: Training, generator: torch.Generator) -> list[Tensor]:
-    """The `batch_table` of a round: of the run's epochs, or of its local steps, in as many passes as these take."""
+    """The `batch_table` of a round: for the run's epochs, or for its local steps, in as many passes as these take."""
     if training.local_steps is None:
         return batch_table(num_examples, training.local_epochs, training.batch_size, generator)
     table: list[Tensor] = []
@@ -43,9 +43,9 @@ def round_table(num_examples: int, training: Training, generator: torch.Generato
 
 
 def batches_of(task: ClientTask) -> list[Tensor]:
-    """The client's batch table for this round and exchange, of a straggler the first steps; both executors read it.
+    """The client's batch table for this round and exchange, which both executors read.
 
-    A straggler takes ⌊work · steps⌋ of them, one at least.
+    A straggler takes the first ⌊work · steps⌋ steps, but at least one.
     """
     table = round_table(len(task.inputs), task.training, task.generator("batches"))
     return table if task.work == 1 else table[: max(floor(task.work * len(table)), 1)]
@@ -78,7 +78,7 @@ def step_loss(step: LocalStep) -> Tensor:
 
 
 def loss_gradients(step: LocalStep) -> StepGradients:
-    """The gradients of `step_loss` in those of the step's weights that require them, which must be leaves."""
+    """The gradients of `step_loss` in all weights of the step that require them; these must be leaves."""
     loss = step_loss(step)
     leaves = {name: weight for name, weight in step.weights.items() if weight.requires_grad}
     loss.backward(inputs=list(leaves.values()))  # type: ignore[no-untyped-call]
@@ -118,8 +118,11 @@ def local_sgd(task: ClientTask) -> Update:
 
 
 def each_model(names: Collection[str], own: Collection[str]) -> list[list[str]]:
-    """``names`` of the model that is sent, and of what a client keeps beside it (``own``): neither's norm is the
-    other's. Without empty parts."""
+    """Split ``names`` into those of the model that is sent and of the one that a client keeps (``own``), without empty
+    parts.
+
+    Gradients of each are clipped by a norm of their own.
+    """
     parts = [[name for name in names if name not in own], [name for name in names if name in own]]
     return [part for part in parts if part]
 
@@ -141,9 +144,10 @@ def trained(task: ClientTask, weights: Tensors, buffers: Tensors, mean_loss: flo
 
 
 def learning_rate(training: Training, round: int) -> float:
-    """eta of ``round`` (1 is the first): decayed, in a warm-up or on the cosine after it. Later rounds keep the last's.
+    """The learning rate eta of ``round`` (1 is the first): decayed, in the warm-up or on the cosine after it.
 
-    With w rounds of warm-up out of T, the cosine's factor in round t > w is (1 + cos(π (t - w - 1) / (T - w))) / 2.
+    Rounds after the last keep its rate. With w rounds of warm-up out of T, the cosine's factor in round t > w is (1 +
+    cos(π (t - w - 1) / (T - w))) / 2.
     """
     lr = training.lr * training.lr_decay ** (round - 1)
     warmup = training.warmup_rounds
@@ -158,7 +162,7 @@ def learning_rate(training: Training, round: int) -> float:
 def learning_rates(
     training: Training, names: Mapping[str, object], round: int, lr_factors: Mapping[str, float] | None = None
 ) -> dict[float, list[str]]:
-    """The names by the learning rate of the round (round 1 is the first); ``lr_factors`` multiply it by name."""
+    """The names by their learning rate in the round (round 1 is the first); ``lr_factors`` multiply it by name."""
     lr = learning_rate(training, round)
     by_rate: dict[float, list[str]] = {}
     for name in names:
@@ -212,7 +216,7 @@ def crop_and_flip(images: Tensor, *, per_sample: bool, generator: torch.Generato
 
 
 def local_steps(task: ClientTask) -> int:
-    """tau, the steps that the default `local_train` takes for ``task``."""
+    """The number tau of steps that the default `local_train` takes for ``task``."""
     return len(batches_of(task))
 
 

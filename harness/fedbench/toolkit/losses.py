@@ -22,7 +22,7 @@ def mean_divergence(logits: Tensor, known: Tensor) -> Tensor:
 
 
 FEWEST = 1e-8
-"""What stands for the number of samples of a class of which a client has none."""
+"""Replaces a count of zero samples of a class, whose logarithm is taken."""
 
 
 def balance(counts: Tensor, gamma: float = 1.0) -> Tensor:

@@ -30,13 +30,13 @@ def pairs_of(weights: Iterable[str], method: str) -> list[str]:
     """The names of the pairs, without ".A" and ".B". Raises Unworkable where ``method`` finds none."""
     names = set(weights)
     stems = (name.removesuffix(".A") for name in names if name.endswith(".A"))
-    found = [stem for stem in stems if f"{stem}.B" in names]
-    if not found:
+    pairs = [stem for stem in stems if f"{stem}.B" in names]
+    if not pairs:
         raise Unworkable(
             f"{method} needs low-rank factors A and B that clients share, and this model has no such pair; stack it "
             f"with a learner that has them (clip-lora+{method}, with clip-lora.lora_agg=factors)."
         )
-    return sorted(found)
+    return sorted(pairs)
 
 
 def uniform_factor(rank: int, width: int, generator: torch.Generator) -> Tensor:
@@ -60,8 +60,8 @@ def product_mean(
 ) -> tuple[Tensor, Tensor]:
     """A (r, w) and B (w', r) whose product is the best rank-r approximation of Σ_i p_i B_i A_i (Frobenius norm).
 
-    By way of the factors' QR decompositions, so that no (w', w) matrix is decomposed. The singular values go to B
-    (``left``), or their roots to either (``root``).
+    It uses QR decompositions of the factors, so that no (w', w) matrix is decomposed. The singular values go to B
+    (``left``), or their roots to both (``root``).
     """
     left, right = torch.linalg.qr(torch.cat([p * each for p, each in zip(shares, b, strict=True)], dim=1))
     other, last = torch.linalg.qr(torch.cat([*a]).T)
@@ -97,9 +97,9 @@ def changed(task: AggregationTask, answer: Aggregated, changes: Tensors) -> Glob
 
 
 def news_of(changes: Tensors, stacks: Tensors, updates: Sequence[Update]) -> Tensors:
-    """What a server keeps until it sends: the clients of the round, and what they need to know of the ``changes``.
+    """The news that a server keeps until it sends: the clients of the round, and what they need to know of ``changes``.
 
-    ``stacks``: "NAME.A" and "NAME.B" whose product makes the change, sent where they have fewer entries than it.
+    ``stacks``: "NAME.A" and "NAME.B" whose product is the change, sent if they have fewer entries than it.
     """
     news: Tensors = {CLIENTS: torch.tensor([update.client for update in updates])}
     for name, change in changes.items():
@@ -110,7 +110,7 @@ def news_of(changes: Tensors, stacks: Tensors, updates: Sequence[Update]) -> Ten
 
 
 def with_news(task: BroadcastTask, sent: Broadcast, news: Tensors | None) -> Broadcast:
-    """``sent`` and the residuals: those that trained in the round before are sent the last change, others all of R."""
+    """Add residuals to ``sent``: clients that trained in the last round get the last change, others all of R."""
     if news is None:
         return sent
     changes = {name: value for name, value in news.items() if name != CLIENTS}
@@ -119,19 +119,19 @@ def with_news(task: BroadcastTask, sent: Broadcast, news: Tensors | None) -> Bro
 
 
 class WithResiduals:
-    """What methods share that change residuals, and keep `news_of` them under their name in the server's state.
+    """A base of methods that change residuals and keep `news_of` them under their name in the server's state.
 
-    They inherit it before `Method`.
+    Methods inherit it before `Method`.
     """
 
     name: ClassVar[str]
 
     @wrapper
     def build_model(self, setup: ModelSetup, rest: Build) -> Model:
-        """The learner's model, and residuals. Raises Unworkable for one without low-rank factors."""
+        """The learner's model with residuals. Raises Unworkable for one without low-rank factors."""
         return with_residuals(rest(setup), self.name)
 
     @wrapper
     def broadcast(self, task: BroadcastTask, rest: Send) -> Broadcast:
-        """The stack's, and the residuals."""
+        """The stack's broadcast with residuals or their last change."""
         return with_news(task, rest(task), task.state.get(self.name))

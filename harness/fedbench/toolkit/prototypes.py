@@ -1,4 +1,4 @@
-"""What a client can say about its classes: the features of its samples, and their mean and count by class.
+"""Facts about a client's classes: the features of its samples, and their mean and count by class.
 
 Methods that send class means (prototypes) share how these are sent, merged over clients and compared with.
 """
@@ -43,15 +43,16 @@ def class_means(features: Tensor, labels: Tensor) -> ClassMeans:
 
 
 def sent_means(task: ClientTask, features: Tensor, method: str) -> Tensors:
-    """What ``method`` sends of a client's ``features`` (n_k, d): the ``means`` (k, d) of the k classes it has.
+    """What a client sends of its ``features`` (n_k, d): the ``means`` (k, d) of the k classes it has.
 
-    They ascend by class; ``holds`` (C,) bool says which classes these are. FedbenchError where labels are hidden.
+    They ascend by class; ``holds`` (C,) bool says which classes these are. FedbenchError if labels are hidden.
     """
     return {"means": class_means(features, task.visible_labels).means, "holds": task.visible_counts > 0}
 
 
 def spread(rows: Tensor, holds: Tensor) -> Tensor:
-    """``rows`` (k, ...) of the k classes that ``holds`` (C,) bool names, among all: (C, ...), zero for the others."""
+    """Place ``rows`` (k, ...) of the k classes that ``holds`` (C,) bool names among all classes: (C, ...), zero
+    elsewhere."""
     everywhere = rows.new_zeros(len(holds), *rows.shape[1:])
     everywhere[holds] = rows
     return everywhere

@@ -27,15 +27,16 @@ from fedbench.toolkit.fedavg import EVALUATION_BATCH
 from fedbench.toolkit.local_training import batch_table
 
 Gradient = Callable[[Tensor, Tensor], Tensor]
-"""From logits (b, C) and the samples' indices (b,) to the gradient (b, C) of the batch's loss."""
+"""A function of logits (b, C) and the samples' indices (b,). It returns the gradient (b, C) of the batch's loss."""
 
 ROUNDING = 1e-5
-"""Distributions whose difference, summed over classes, is less are the same: float32 logits of 30 are exact to 1e-5."""
+"""Distributions whose difference, summed over classes, is less are taken as equal: float32 logits of 30 are exact to
+1e-5."""
 
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """How a model is trained: one step a batch of ``batches``, with the optimiser that is made for its weights."""
+    """A course of training: one step for each of ``batches``, with an optimiser created for the model's weights."""
 
     batches: Sequence[Tensor]
     """The sample indices of every step."""
@@ -70,7 +71,7 @@ def batch_field(source: str) -> int:
 
 
 def granted(task: AggregationTask) -> ServerData:
-    """The server's samples, in memory where they fit, of a method that requires them."""
+    """The server's samples, in memory if they fit, for a method that requires them."""
     assert task.server_data is not None, "the harness grants what `requires` names"
     return replace(task.server_data, inputs=task.server_data.inputs.resident())
 
@@ -98,9 +99,9 @@ def ensemble(
 
 
 def divergence_gradient(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """Of the batch's mean KL(targets ‖ softmax(o / T)) with respect to the logits o: (softmax(o / T) − q) / (T b).
+    """The gradient of the batch's mean KL(targets ‖ softmax(o / T)) in the logits o: (softmax(o / T) − q) / (T b).
 
-    Logits and targets q are (b, C). Exactly zero for samples on which the two are the same but for ``ROUNDING``.
+    Logits and targets q are (b, C). It is exactly zero for samples on which the two differ by ``ROUNDING`` or less.
     """
     residual = torch.softmax(logits / temperature, dim=1) - targets
     differs = residual.abs().sum(dim=1, keepdim=True) > ROUNDING
@@ -145,8 +146,8 @@ def trained_copy(
     final = dict(zip(weights, average.mean or last, strict=True))
     if not all(torch.isfinite(value).all() for value in final.values()):
         raise diverged("weights trained on the server are no longer finite; lower its learning rate.")
-    found = GlobalModel(final, buffers)
-    return GlobalModel(final, statistics_of(model, found, inputs)) if average.mean else found
+    trained = GlobalModel(final, buffers)
+    return GlobalModel(final, statistics_of(model, trained, inputs)) if average.mean else trained
 
 
 class _Average:
@@ -158,27 +159,29 @@ class _Average:
         self._move = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
 
     def add(self, weights: list[Tensor]) -> None:
-        """Weights that go on changing."""
+        """Add weights to the mean; they may change afterwards."""
         self.mean = self.mean or [value.clone() for value in weights]
         self._move(self.mean, weights, self._count)
         self._count += 1
 
 
 @torch.no_grad()
-def statistics_of(model: Model, found: GlobalModel, inputs: InputSource) -> Tensors:
-    """The buffers of ``found`` with its batch-norm layers' running means and variances replaced by the mean over
-    batches of the samples' own. (What torch.optim.swa_utils.update_bn does to a module.)
+def statistics_of(model: Model, trained: GlobalModel, inputs: InputSource) -> Tensors:
+    """The buffers of ``trained`` with running means and variances of batch-norm replaced by means over batches of the
+    samples.
+
+    It does what torch.optim.swa_utils.update_bn does to a module.
     """
-    names = [n for n in found.buffers if n in model.batch_norm and found.buffers[n].is_floating_point()]
+    names = [n for n in trained.buffers if n in model.batch_norm and trained.buffers[n].is_floating_point()]
     if not names:
-        return found.buffers
+        return trained.buffers
     chunks = torch.split(torch.arange(len(inputs)), EVALUATION_BATCH)
 
     def after(chunk: Tensor, value: float) -> Tensors:
-        buffers = {name: old.clone() for name, old in found.buffers.items()}
+        buffers = {name: old.clone() for name, old in trained.buffers.items()}
         for name in names:
             buffers[name].fill_(value)
-        model.forward({**found.weights, **buffers}, inputs.read(chunk), True)
+        model.forward({**trained.weights, **buffers}, inputs.read(chunk), True)
         return buffers
 
     # a layer keeps 1 - m of the old and takes m of the batch's: from zeros it gives m times the batch's, and from ones
@@ -190,4 +193,4 @@ def statistics_of(model: Model, found: GlobalModel, inputs: InputSource) -> Tens
         least = seen[0][name].abs().argmin()  # where the difference loses the fewest digits
         momentum = 1 - (kept[name][least] - seen[0][name][least])
         fresh[name] = torch.stack([buffers[name] for buffers in seen]).mean(dim=0) / momentum
-    return {**found.buffers, **fresh}
+    return {**trained.buffers, **fresh}

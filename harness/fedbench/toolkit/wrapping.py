@@ -25,9 +25,9 @@ from fedbench.core.method.tasks import (
 from fedbench.core.types import Broadcast, GlobalModel, Model, Outputs, Predictions, StepGradients, Tensors, Update
 
 Aggregated = Tensors | GlobalModel
-"""What the hook `aggregate` is answered with."""
+"""Type of an answer to the hook `aggregate`."""
 Aggregate = Callable[[AggregationTask], Aggregated]
-"""``rest`` of a wrapper of `aggregate`; those of the others are alike."""
+"""Type of ``rest`` in a wrapper of `aggregate`; the types below are those of other hooks."""
 Build = Callable[[ModelSetup], Model]
 Send = Callable[[BroadcastTask], Broadcast]
 Train = Callable[[ClientTask], Update]
@@ -101,7 +101,7 @@ def without_value(loss: Tensor) -> Tensor:
 
 
 class _NotToWrite(UserDict[str, Tensors]):
-    """What a client keeps, for a loss that is taken at more than one model, or more than once a step."""
+    """A client's state that refuses changes, for a loss that is taken at several models, or several times a step."""
 
     def __init__(self, kept: Mapping[str, Tensors]) -> None:
         self.data = dict(kept)
@@ -137,10 +137,10 @@ def with_outputs(step: LocalStep, change: Callable[[Outputs], Outputs]) -> Local
 
 
 def own_predictions(task: EvaluationTask, rest: Evaluate, own: Callable[[int], tuple[Tensors, Tensors]]) -> Predictions:
-    """What ``rest`` answers for the global model, and for the requested clients' ``own`` weights and statistics.
+    """The predictions of ``rest`` for the global model, and for the requested clients' ``own`` weights and statistics.
 
-    Where a client was fine-tuned, it is the global model that was, which a model beside it leaves as it is.
-    Raises FedbenchError where it predicts by no weights.
+    If a client was fine-tuned, it was the global model that was tuned; the model beside it is unchanged. Raises
+    FedbenchError if ``rest`` predicts by no weights.
     """
     plain = replace(task, clients=(), own={}, private=frozenset())
     if task.client is not None:

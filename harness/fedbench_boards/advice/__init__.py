@@ -1,1 +1,1 @@
-"""Advice for a federation that exists: where it lies among measured settings, and what led there."""
+"""Advice for an existing federation: its place among measured settings, and the methods that led there."""

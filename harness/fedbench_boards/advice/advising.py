@@ -1,11 +1,12 @@
-"""Which methods to try on a federation: what led in the nearest measured settings, and how far that carries.
+"""Advice on methods for a federation: rows that led in the nearest measured settings, and how uncertain that is.
 
-A row's score at a place is the mean over the nearest settings, weighted by a Gaussian of their distance whose width is
-the usual distance between neighbours on the map. The intervals of the first choice's margin and of its lead over each
-other choice come from what the same rule misses by when it is asked for measured settings it has not seen, each left
-out in turn: the quantile of misses in units of the spread there, times the spread here, so that they widen with what
-neighbours and seeds disagree by. They are scaled as in Lei et al. (JASA 2018, section 5.2), but by the jackknife, which
-guarantees nothing, least of all for neighbours on a grid. With too few settings for the level there are none.
+A row's score at a place is the mean over the nearest settings, weighted by a Gaussian of their distance. Its width is
+the usual distance between neighbours on the map. The intervals are those of the first choice's margin and of its lead
+over each other choice. They come from the errors of the same rule on measured settings that it has not seen, each left
+out in turn: the quantile of errors in units of the spread there, times the spread here. They thus widen with the
+disagreement of neighbours and seeds. They are scaled as in Lei et al. (JASA 2018, section 5.2), but by the jackknife,
+which guarantees nothing, least of all for neighbours on a grid. With too few settings for the level there are no
+intervals.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from fedbench_boards.advice.evidence import GLOBAL, Evidence
 from fedbench_boards.advice.measures import Measures
 
 NEAREST = 4
-"""Settings that count."""
+"""The number of nearest settings that count."""
 LEVEL = 0.9
-"""Of the interval; nine settings left out are needed."""
+"""Level of the intervals; nine settings left out are needed for it."""
 LEAST_SPREAD = 0.5
-"""In points, so that no miss is divided by next to nothing."""
+"""The least spread in points, so that no error is divided by next to nothing."""
 MOST = 3
-"""Rows of a shortlist."""
+"""The most rows of a shortlist."""
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """What the user can't do without."""
+    """The user's conditions on methods and their cost."""
 
     needs: str = GLOBAL
     most_megabytes: float = math.inf
@@ -48,19 +49,20 @@ class Choice:
     row: str
     label: str
     score: float
-    """Expected, in %."""
+    """The expected score, in %."""
     margin: float
-    """Over the baseline, in points."""
+    """The expected margin over the baseline, in points."""
     half_width: float
-    """Of the interval of the first choice's margin, and of its lead over each other choice; infinite if not known."""
+    """Half the width of an interval: that of the first choice's margin, and for other choices that of the first one's
+    lead over them. Infinite if unknown."""
     megabytes: float
     runs: tuple[str, ...]
-    """Run ids in the nearest settings."""
+    """Ids of the row's runs in the nearest settings."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A shortlist, best first, and what it rests on."""
+    """A shortlist, best first, and its evidence."""
 
     measures: Measures
     nearest: Mapping[str, float]
@@ -136,7 +138,7 @@ def _shortlist(evidence: Evidence, measures: Measures, baseline: str, constraint
 
 
 def _is_allowed(runs: pd.DataFrame, constraints: Constraints) -> pd.Series:
-    """Rows that are measured under what the user has: without labels only those that had none, or never train."""
+    """Whether a run needs no more than the user has: without labels only runs that had none, or train nothing."""
     allowed = runs[constraints.needs].notna()
     if not constraints.has_labels:
         allowed &= (runs["labels"] == "hidden") | ~runs["trains"].astype(bool)
@@ -146,13 +148,13 @@ def _is_allowed(runs: pd.DataFrame, constraints: Constraints) -> pd.Series:
 
 
 def _means(runs: pd.DataFrame, score: str) -> pd.Series:
-    """Setting -> mean over seeds."""
+    """Mean score over seeds by setting."""
     return runs.groupby("setting", sort=False)[score].mean().dropna()
 
 
 def _distances(places: Mapping[str, Measures], measures: Measures) -> dict[str, float]:
-    found = {setting: measures.steps_to(there) for setting, there in places.items()}
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+    distances = {setting: measures.steps_to(there) for setting, there in places.items()}
+    return dict(sorted(distances.items(), key=lambda item: item[1]))
 
 
 def _to_nearest(places: Mapping[str, Measures]) -> list[float]:
@@ -172,15 +174,15 @@ def _weights(places: Mapping[str, Measures], measures: Measures) -> dict[str, fl
 
 
 def _left_out(evidence: Evidence, baseline: str, constraints: Constraints) -> dict[str, tuple[Evidence, Choice]]:
-    """Setting -> the evidence without it, and the first choice there by this."""
-    found = {}
+    """Setting -> the evidence without it, and the first choice there by this evidence."""
+    left_out = {}
     for setting, measures in evidence.places.items():
         rest = evidence.without(setting)
         try:
-            found[setting] = rest, _shortlist(rest, measures, baseline, constraints)[0]
+            left_out[setting] = rest, _shortlist(rest, measures, baseline, constraints)[0]
         except FedbenchError:
             continue
-    return found
+    return left_out
 
 
 def _half_width(
@@ -191,10 +193,10 @@ def _half_width(
     score: str,
     left_out: Mapping[str, tuple[Evidence, Choice]],
 ) -> float:
-    """Of the interval of a row's margin over ``other``: the quantile of misses in spreads, times the spread here.
+    """Half the width of the interval of a row's margin over ``other``: a quantile of errors, times the spread here.
 
-    Misses are of whichever row is first in a setting left out; where that is ``other`` itself there is none. Infinite
-    for too few, or without seeds in common.
+    Errors are in units of the spread there, and those of whichever row is first in a setting left out; settings in
+    which that is ``other`` itself are skipped. Infinite for too few errors, or without common seeds.
     """
     misses = []
     for setting, (rest, first) in left_out.items():
@@ -212,9 +214,10 @@ def _half_width(
 
 
 def _margin(evidence: Evidence, measures: Measures, row: str, baseline: str, score: str) -> tuple[float, float]:
-    """A row's expected margin and its spread: the root mean square of what single seeds' margins lie from it.
+    """A row's expected margin and its spread: the root mean square deviation of single seeds' margins from it.
 
-    More seeds do not narrow it. Seeds are paired, settings weigh as in scores. NaN without seeds in common.
+    More seeds do not narrow the spread. Seeds are paired, and settings are weighted as in scores. NaN without common
+    seeds.
     """
     weights = _weights(evidence.places, measures)
     runs = evidence.runs[evidence.runs["setting"].isin(weights)]
@@ -234,7 +237,7 @@ def _margin(evidence: Evidence, measures: Measures, row: str, baseline: str, sco
 def true_margins(
     evidence: Evidence, setting: str, baseline: str, needs: str, rows: Collection[str]
 ) -> dict[str, float]:
-    """Row -> what was measured of its margin over the baseline in a setting."""
+    """Row -> its measured margin over the baseline in a setting."""
     runs = evidence.runs[evidence.runs["setting"] == setting]
     base = runs.loc[runs["label"] == baseline, needs].mean()
     return {row: float(runs.loc[runs["row"] == row, needs].mean() - base) for row in rows}

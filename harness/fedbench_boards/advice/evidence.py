@@ -21,12 +21,12 @@ from fedbench_boards.leaderboard.results import load_federations
 from fedbench_boards.leaderboard.rows.own_models import with_global_models
 
 GLOBAL, PERSONAL = "global", "personal"
-"""What is needed of a model: one for all, or each client's own."""
+"""The models that the user needs: one for all clients, or each client's own."""
 _SCORES = {GLOBAL: "global_accuracy", PERSONAL: "personal_mean_client_accuracy"}
 _COLUMNS = ("suite", "setting", "seed", "row", "label", "method", "backbone", "dataset", "run_id", "commit")
 _NUMBERS = ("megabytes", *_SCORES)
 _WHAT = ("labels", "server_data", "trains")
-"""Labels visible or hidden, server data that a method reads, whether the run has anything to train."""
+"""Columns: labels visible or hidden, the server data that a method reads, and whether the run has anything to train."""
 SHIPPED = "evidence.csv"
 
 
@@ -44,7 +44,7 @@ class Evidence:
         return {str(setting): Measures(**dict(row)) for setting, row in means.iterrows()}
 
     def without(self, setting: str) -> Evidence:
-        """All but one setting."""
+        """The evidence without one setting."""
         return Evidence(self.runs[self.runs["setting"] != setting])
 
 
@@ -53,18 +53,18 @@ def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
     results = with_global_models(results, (_SCORES[PERSONAL],))
     first = results.drop_duplicates(["setting", "seed"])
     federations = load_federations(uri, first)
-    found = {}
+    measures = {}
     for run in first.to_dict("records"):
         if run["mlflow_id"] in federations:
             counts = np.asarray(federations[run["mlflow_id"]]["class_counts"], dtype=np.int64)
             counts = counts[counts.sum(axis=1) > 0]
             measured = measures_of(counts, run["cohort_size"] / run["num_clients"])
-            found[run["setting"], run["seed"]] = measured
-    if not found:
+            measures[run["setting"], run["seed"]] = measured
+    if not measures:
         raise FedbenchError("no run of these results has its federation recorded; run the suite again.")
     lines = []
     for run in results.to_dict("records"):
-        if (run["setting"], run["seed"]) not in found:
+        if (run["setting"], run["seed"]) not in measures:
             continue
         sent = run.get(f"{FINAL}bytes_up", np.nan) + run.get(f"{FINAL}bytes_down", np.nan)
         scores = {name: run.get(FINAL + metric, np.nan) for name, metric in _SCORES.items()}
@@ -74,19 +74,20 @@ def evidence_of(uri: str, results: pd.DataFrame) -> Evidence:
         what["trains"] = bool(int(run["trainable_parameters"]))
         line = {name: run[name] for name in _COLUMNS if name != "label"}
         line["label"] = run["row"].replace(f" · {run['backbone']}", "", 1)
-        lines.append(line | scores | what | {"megabytes": sent / MEGA} | asdict(found[run["setting"], run["seed"]]))
+        lines.append(line | scores | what | {"megabytes": sent / MEGA} | asdict(measures[run["setting"], run["seed"]]))
     order = [*_COLUMNS, *_NUMBERS, *_WHAT, *(field.name for field in fields(Measures))]
     return Evidence(pd.DataFrame(lines)[order])
 
 
 def write_evidence(evidence: Evidence, file: Path) -> None:
-    """Write it as CSV, whole or not at all."""
+    """Write the evidence atomically as CSV."""
     with replacing(file, "evidence", "choose another --output") as temporary:
         temporary.write_text(csv_text(evidence.runs), encoding="utf-8")
 
 
 def read_evidence(file: Path | None) -> Evidence:
-    """What `write_evidence` wrote; None for that which ships with the suites. FedbenchError for another file."""
+    """Read the evidence that `write_evidence` wrote; None: that which ships with the suites. FedbenchError for other
+    files."""
     place = Path(str(resources.files("fedbench_suites"))) / SHIPPED if file is None else file
     try:
         runs = pd.read_csv(place, dtype={"run_id": str}, float_precision="round_trip")

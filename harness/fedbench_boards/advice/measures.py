@@ -1,4 +1,4 @@
-"""What tells federations apart, in numbers: of counts (clients x classes) and the share that takes part."""
+"""Measures that tell federations apart, from counts (clients x classes) and the share that takes part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNITS: Mapping[str, float] = {
     "samples": 0.5,
     "participation": 0.4,
 }
-"""A difference that counts as one step away."""
+"""The difference in each measure that counts as one step."""
 WORDS: Mapping[str, str] = {
     "divergence": "mean divergence of clients from the whole",
     "effective": "classes a client effectively holds, share of all",
@@ -39,15 +39,15 @@ WORDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Measures:
-    """Numbers of one federation, see `WORDS`."""
+    """The measures of one federation; `WORDS` describes them."""
 
     divergence: float
-    """Jensen-Shannon, base 2, mean over clients weighted by their samples."""
+    """Jensen-Shannon divergence (base 2), mean over clients weighted by their samples."""
     effective: float
-    """exp of the entropy of a client's class shares over the number of classes, the same mean."""
+    """exp of the entropy of a client's class shares over the number of classes; the same mean over clients."""
     imbalance: float
     spread: float
-    """Standard deviation over mean."""
+    """Standard deviation of client sizes over their mean."""
     clients: float
     samples: float
     participation: float
@@ -59,9 +59,9 @@ class Measures:
 
 
 def measures_of(counts: IntArray, participation: float) -> Measures:
-    """Of the samples (clients, classes), int64; ``participation`` in 0..1.
+    """The measures of ``counts`` (clients, classes), int64; ``participation`` in 0..1.
 
-    A class that nobody holds counts as one of half a sample. FedbenchError where a client holds nothing.
+    A class that nobody holds counts as one of half a sample. FedbenchError if a client holds nothing.
     """
     sizes, totals = counts.sum(axis=1), counts.sum(axis=0)
     return Measures(
@@ -76,10 +76,10 @@ def measures_of(counts: IntArray, participation: float) -> Measures:
 
 
 def read_counts(file: Path) -> pd.DataFrame:
-    """Samples by client (index) and class (columns).
+    """Read counts of samples by client (index) and class (columns).
 
-    Of a CSV file with the column client and a column of counts by class, or with the columns client and label and a
-    line a sample. FedbenchError for another file.
+    The CSV file has the column client and a column of counts by class, or the columns client and label and a line a
+    sample. FedbenchError for other files.
     """
     where = f"--counts {str(file)!r}"
     if not file.is_file():

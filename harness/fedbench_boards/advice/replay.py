@@ -16,7 +16,7 @@ from fedbench.datasets import load_dataset
 from fedbench.suites.suite import Row, Suite, load_suite
 
 _FROM_COUNTS = ("imbalance", "imbalance_factor", "partition", "dirichlet_alpha", "clients", "min_client_size")
-"""What the counts say in place of the scenario."""
+"""Fields of the scenario that the counts replace."""
 SUITE, COUNTS = "advised.yaml", "counts.csv"
 _EMBEDDED_CLASSES = (10, 20)
 
@@ -37,7 +37,7 @@ def write_replay(
     """
     suite = load_suite(str(runs["suite"].iloc[0]))
     labels = [baseline, *(runs.loc[runs["row"] == row, "label"].iloc[0] for row in rows)]
-    chosen = [_found(suite, label) for label in dict.fromkeys(labels)]
+    chosen = [_row_called(suite, label) for label in dict.fromkeys(labels)]
     scenario = {"preset": suite.scenario} if isinstance(suite.scenario, str) else dict(suite.scenario)
     scenario = {name: value for name, value in scenario.items() if name not in _FROM_COUNTS}
     data, file = dataset or _data_for(counts, suite.dataset), folder / COUNTS
@@ -61,16 +61,16 @@ def write_replay(
     return place
 
 
-def _found(suite: Suite, label: str) -> Row:
-    """The one row of ``suite`` that is called so. FedbenchError where it is not one, as with a tuned row."""
+def _row_called(suite: Suite, label: str) -> Row:
+    """The row of ``suite`` called ``label``. FedbenchError unless there is exactly one, as for a tuned row."""
     name = label.removesuffix(" (no labels)")
-    found = [row for row in suite.rows if name in (row.label or row.method, "+".join(row.stack))]
-    if len(found) != 1:
+    matches = [row for row in suite.rows if name in (row.label or row.method, "+".join(row.stack))]
+    if len(matches) != 1:
         raise FedbenchError(
-            f"--run can't tell which row of suite {suite.name!r} is {label!r}: it has {len(found)} of that name; run "
+            f"--run can't tell which row of suite {suite.name!r} is {label!r}: it has {len(matches)} of that name; run "
             "it by fedbench run, with --set partition=table:FILE."
         )
-    return found[0]
+    return matches[0]
 
 
 def _row(row: Row) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _data_for(counts: pd.DataFrame, dataset: str) -> str:
-    """The embedded data with as many classes, and as many samples of each as the largest class needs.
+    """The embedded data with as many classes, and enough samples of each for the largest class.
 
     With fewer classes than the data's, models would be tested on classes that no client holds.
     """

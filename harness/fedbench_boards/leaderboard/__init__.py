@@ -1,1 +1,1 @@
-"""Tables of stored results."""
+"""Leaderboards: tables of stored results and their writers."""

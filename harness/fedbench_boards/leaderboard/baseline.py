@@ -1,4 +1,4 @@
-"""The runs that a row is compared with: those of the baseline on the row's own backbone, tuned like the row."""
+"""The baseline of a row: the baseline's runs on the row's own backbone, tuned like the row."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fedbench_boards.leaderboard.rows.versions import newest_version
 from fedbench_boards.statistics.paired import BASELINE, NO_BASELINE, Test, interval, paired
 
 _KINDS = ("backbone", "tune", "tuned")
-"""What a row shares with its baseline; a row that has no such baseline has none."""
+"""Properties that a row shares with its baseline; without such a baseline a row has none."""
 
 
 @dataclass(frozen=True, eq=False)
 class Baseline:
-    """The runs that a row is compared with, or why there are none."""
+    """The runs that a row is compared with, or the reason why there are none."""
 
     runs: pd.DataFrame | None
     why: str = ""
 
 
 def baseline_of(runs: pd.DataFrame, rows: Mapping[str, pd.DataFrame], baseline: str) -> Baseline:
-    """What ``runs`` are compared with: the row of that name; or that of the label, else the method, of their kind."""
+    """The baseline of ``runs``: the row of that full name, else one of that label or method that is of their kind."""
     # a tuned row's name means that row; another name stands for its tuned twin as well
     called_by = str if _untuned(baseline) != baseline else _untuned
     whole = [other for name, other in rows.items() if baseline in (called_by(name), called_by(row_of(other)))]
@@ -47,7 +47,8 @@ def baseline_of(runs: pd.DataFrame, rows: Mapping[str, pd.DataFrame], baseline: 
 
 
 def _one_of(runs: pd.DataFrame, rows: list[pd.DataFrame], kinds: Sequence[str], baseline: str) -> Baseline:
-    """Of the ``rows`` the one most like ``runs``: of their kinds, then with their settings, as far as any is."""
+    """Choose the one of ``rows`` most like ``runs``: of the same kind, then with the same settings, as far as any
+    is."""
     for key in (*kinds, "row_settings"):
         rows = [other for other in rows if _alike(other, runs, key)] or rows
     rows = newest_version(rows)
@@ -57,7 +58,7 @@ def _one_of(runs: pd.DataFrame, rows: list[pd.DataFrame], kinds: Sequence[str], 
 
 
 def _narrowed(words: list[str], key: str, runs: pd.DataFrame) -> list[str]:
-    """The words for a baseline, with what a row requires of it."""
+    """The description of a baseline, extended by what a row requires of it."""
     value = runs[key].iloc[0]
     if key == "tuned":
         return ["tuned" if value else "untuned", *words]
@@ -76,7 +77,7 @@ def _alike(one: pd.DataFrame, other: pd.DataFrame, key: str) -> bool:
 
 
 def _shared(row_settings: str) -> dict[str, str]:
-    """The settings that rows of two methods can agree in: not a method's own, nor its study."""
+    """The settings in which rows of two methods can agree: neither a method's own, nor its study."""
     settings = dict(json.loads(row_settings))
     return {k: v for k, v in settings.items() if ("." not in k or k.startswith("training.")) and k != "tuned"}
 
@@ -86,7 +87,7 @@ def _untuned(row: str) -> str:
 
 
 def delta_of(runs: pd.DataFrame, baseline: Baseline, headline: str, test: Test) -> Delta:
-    """The difference to the baseline over common seeds, and how likely it is without one in the methods."""
+    """The difference to the baseline over common seeds, with its test."""
     base = baseline.runs
     if base is None or base is runs:
         return Delta(significance=NO_BASELINE if base is None else BASELINE, test=test.title, note=baseline.why)
@@ -109,6 +110,6 @@ def delta_of(runs: pd.DataFrame, baseline: Baseline, headline: str, test: Test) 
 
 
 def _unpaired(runs: pd.DataFrame, base: pd.DataFrame, headline: str) -> str:
-    """Why a row and its baseline have no pair."""
+    """The reason why a row and its baseline have no pair."""
     common = set(runs["seed"]) & set(base["seed"])
     return f"no {headline}" if common else "no seed in common with the baseline"

@@ -1,8 +1,8 @@
-"""The leaderboard: rows of methods by mean and spread over seeds, beside a baseline, only like with like in a table.
+"""The leaderboard: rows with mean and spread over seeds, compared with a baseline in tables of comparable runs.
 
-A table (block) holds rows that agree in data, scenario and budget. Where they differ in their seeds the table says
-which each row has; the difference to the baseline is paired over the seeds both have. A row that lost seeds to failed
-runs has the numbers of the others and no rank.
+A table (block) holds rows that agree in data, scenario and budget. If rows differ in their seeds, the table lists each
+row's; the difference to the baseline is paired over the seeds both have. A row that lost seeds to failed runs has the
+numbers of the others and no rank.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _STANDARD = (
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """How results are read, for the rows of one protocol."""
+    """How results are read, for all rows of one protocol."""
 
     headline: str
     shown: tuple[str, ...]
@@ -159,14 +159,14 @@ def leaderboard(
 def _rows(
     protocol: pd.DataFrame, lost: pd.DataFrame, baseline: str, reading: _Reading
 ) -> list[tuple[Line, pd.DataFrame]]:
-    """The rows of one protocol with their runs; those without a finished run last."""
+    """The rows of one protocol with their runs; rows without a finished run are last."""
     rows = named_rows(protocol)
     failed = failures.without_a_run(rows, lost)
-    found = [
+    measured = [
         (_measured(name, runs, lost, _baseline(runs, rows, failed, baseline), reading), runs)
         for name, runs in rows.items()
     ]
-    return [*found, *((_failed(name, runs, protocol, reading), runs) for name, runs in failed.items())]
+    return [*measured, *((_failed(name, runs, protocol, reading), runs) for name, runs in failed.items())]
 
 
 def _baseline(
@@ -177,7 +177,7 @@ def _baseline(
 
 
 def _measured(name: str, runs: pd.DataFrame, lost: pd.DataFrame, base: Baseline, reading: _Reading) -> Line:
-    """A row with its finished ``runs``."""
+    """The line of a row with finished ``runs``."""
     line = line_of(name, runs, (*reading.shown, *reading.domains), has_failed=False)
     known = {metric: runs[FINAL + metric].notna() for metric in reading.shown}
     delta, printed = delta_of(runs, base, reading.headline, reading.test), None
@@ -199,7 +199,7 @@ def _measured(name: str, runs: pd.DataFrame, lost: pd.DataFrame, base: Baseline,
 
 
 def _failed(name: str, runs: pd.DataFrame, protocol: pd.DataFrame, reading: _Reading) -> Line:
-    """A row of which all ``runs`` failed."""
+    """The line of a row all of whose ``runs`` failed."""
     return replace(
         line_of(name, runs, (*reading.shown, *reading.domains, reading.headline), has_failed=True),
         delta=Delta(test=reading.test.title),
@@ -210,7 +210,7 @@ def _failed(name: str, runs: pd.DataFrame, protocol: pd.DataFrame, reading: _Rea
 
 
 def _captioned(block: Sequence[tuple[Line, pd.DataFrame]]) -> pd.DataFrame:
-    """The runs that a table's caption describes: those that finished, where any did."""
+    """The runs that a table's caption describes: finished ones if there are any."""
     finished = [runs for line, runs in block if not line.has_failed]
     return pd.concat(finished or [runs for _, runs in block])
 
@@ -261,7 +261,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _target_remark(lines: Sequence[Line], baseline: str, reading: _Reading) -> list[str]:
-    """Which target rounds were counted to."""
+    """Remarks on the target to which rounds are counted."""
     if not any(line.milestone.text for line in lines):
         return []
     if reading.target is not None:
@@ -274,6 +274,6 @@ def _target_remark(lines: Sequence[Line], baseline: str, reading: _Reading) -> l
     alike: dict[tuple[str, bool], set[float]] = {}
     for line in counted:
         alike.setdefault((line.backbone, line.tuned), set()).add(round(line.milestone.target, 1))
-    own += ["at the row's settings"] if any(len(found) > 1 for found in alike.values()) else []
+    own += ["at the row's settings"] if any(len(own_targets) > 1 for own_targets in alike.values()) else []
     which = f" {', '.join(own)}" if len(targets) > 1 else ""
     return [f"target {values}, the mean {reading.target_metric} that {label_of(baseline)} ends with{which}"]

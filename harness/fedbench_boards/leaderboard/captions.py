@@ -1,4 +1,4 @@
-"""What stands above a table of a leaderboard: data, scenario, budget, seeds and code of its runs."""
+"""Captions of tables: data, scenario, budget, seeds and code of their runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedbench_boards.leaderboard.rows import versions as row_versions
 from fedbench_boards.leaderboard.rows.seeds import seeds_named
 
 _UNUSUAL = {"weighting": "samples", "augment": "none"}
-"""Budget fields that a caption names only where they differ from this."""
+"""Budget fields that a caption names only if they differ from these values."""
 _SIZES = "images are decoded at the size that each row's backbone or teacher takes"
 _SPENT = ("trials", "seeds", "run-off seeds", "pruner", "objective")
-"""What tuned rows must have spent alike to be compared."""
+"""Parts of the tuning budget that must be equal for tuned rows to be compared."""
 
 
 def caption(runs: pd.DataFrame, seeds: tuple[int, ...], remarks: Sequence[str] = ()) -> str:
@@ -52,12 +52,12 @@ def _unequal(runs: pd.DataFrame) -> bool:
 
 
 def _group(runs: pd.DataFrame) -> str:
-    """What runs without a suite file are filed under; "" for those of a suite."""
+    """The name under which runs without a suite file are filed; "" for those of a suite."""
     return " / ".join(name for name in dict.fromkeys(runs["suite"]) if is_read_as(name, ADHOC) and name != ADHOC)
 
 
 def _suite(runs: pd.DataFrame) -> Iterator[str]:
-    """The suite's version where it is not the first, and the hash of its text, by which files of one name are told."""
+    """The suite's version if it is not the first, and the hash of its text, which tells files of one name apart."""
     versions = sorted(runs["suite_version"].unique()) if "suite_version" in runs else []
     if any(version > 1 for version in versions):
         yield f"suite version {', '.join(map(str, versions))}"

@@ -34,18 +34,18 @@ class Difference:
 
 
 class Paper(BaseModel):
-    """What holds for all of a paper's numbers; it stands beside their file."""
+    """Facts about all of a paper's numbers; they are stored beside their file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     paper: str
-    """What the paper calls its method."""
+    """The paper's name of its method."""
     groups: str = "unknown"
     """The scenario's rule for the groups of classes that the paper prints."""
     held_out: frozenset[str] = frozenset()
-    """Printed metrics of federations in which one domain only is tested."""
+    """Printed metrics of federations with one domain that is only tested."""
     letters: dict[str, str] = {}
-    """Our domain -> the paper's letter for it, where that is not the domain's first."""
+    """Our domain -> the paper's letter for it, if that is not the domain's first letter."""
 
     def letter_of(self, domain: str) -> str:
         """The paper's letter for our ``domain``."""
@@ -58,9 +58,10 @@ class _Data:
 
     names: frozenset[str]
     tail: str = "none"
-    """The scenario's imbalance: thinned by us to an exponential long tail, or a list of files that brings its own."""
+    """The scenario's imbalance: "exponential" if thinned by us to a long tail, "natural" for a list of files with its
+    own."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options of the name that belong to what the paper ran."""
+    """Options of the name that the paper's run had."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class _Backbone:
     names: frozenset[str]
     checkpoint: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Values that change the network: it is the paper's with these only."""
+    """Options that change the network: it is the paper's with these values only."""
 
 
 def _names(name: str) -> frozenset[str]:
@@ -106,7 +107,7 @@ _BACKBONES = {
     "CLIP RN50": _Backbone(frozenset({"clip:RN50", "clip:RN50-quickgelu"}), "openai"),
 }
 _STARTED = "ImageNet-pretrained backbone"
-"""The variant of facts whose CNN starts from weights of ImageNet; those of others start at random."""
+"""The variant of facts whose CNN starts from weights of ImageNet; other CNNs start at random."""
 _SAME_BACKBONE_OPTIONS = frozenset({"projector", "projector_layers", "dense", "bn", "stem", "resize"})
 """Heads and stems that papers describe apart from the backbone's name, and what is done with images of other sizes."""
 
@@ -117,7 +118,7 @@ _PARTITIONS = {
     "domain": (frozenset({"domain"}), ""),
     "iid": (frozenset({"iid"}), ""),
 }
-"""The paper's partition -> ours, and our field of its value."""
+"""The paper's partition -> our partitions, and our field with its value."""
 
 _GROUPED = frozenset(f"{group}_accuracy" for group in ("head", "mid", "tail", "many", "medium", "few"))
 
@@ -127,36 +128,36 @@ _FAULTS = {
     "stragglers": "stragglers",
     "corrupt": "damaged updates",
 }
-"""The scenario's probabilities of faults, and what they are called."""
+"""The scenario's probabilities of faults, and their names in words."""
 
 _OTHER_ROUNDS = {"last10": "mean of the last ten rounds", "oracle": "best round on the test split"}
-"""Beginnings of our metrics that are not of the last round."""
+"""Prefixes of our metrics that are not of the last round."""
 
 _MAY_LACK = ("backbone", "partition", "clients", "participation", "rounds")
 
 
 def differences(fact: Mapping[str, str], run: Mapping[str, Any], paper: Paper, metric: str = "") -> list[Difference]:
-    """In what ``run``, a line of results, differs from the printed ``fact``; none: they may be compared.
+    """Differences between ``run``, a line of results, and the printed ``fact``; they may be compared if there are none.
 
-    ``metric`` is ours: of data with domains, papers print the mean over the domains, which the accuracy over all
-    samples is not; groups of classes are cut by the rule of the ``paper``.
+    ``metric`` is ours. For data with domains papers print the mean over domains, which differs from the accuracy over
+    all samples; groups of classes are cut by the rule of the ``paper``.
     """
     scenario = {name: str(value) for name, value in json.loads(run["scenario_settings"]).items()}
     labels = str(json.loads(run["row_settings"])["labels"])
-    found = [*_data(fact["dataset"], str(run["dataset"])), *_backbone(fact, str(run["backbone"]))]
-    found += _imbalance(fact, scenario)
-    found += _partition(fact, scenario)
-    found += _number("clients", fact["clients"], str(run["num_clients"]))
-    found += _number("participation", fact["participation"], scenario["participation"])
-    found += _number("rounds", fact["rounds"], str(run["rounds"]))
-    found += _metric(fact, metric)
-    found += _clients(fact, scenario, labels)
-    found += _held_out(fact, scenario["holdout_domain"], paper)
+    differing = [*_data(fact["dataset"], str(run["dataset"])), *_backbone(fact, str(run["backbone"]))]
+    differing += _imbalance(fact, scenario)
+    differing += _partition(fact, scenario)
+    differing += _number("clients", fact["clients"], str(run["num_clients"]))
+    differing += _number("participation", fact["participation"], scenario["participation"])
+    differing += _number("rounds", fact["rounds"], str(run["rounds"]))
+    differing += _metric(fact, metric)
+    differing += _clients(fact, scenario, labels)
+    differing += _held_out(fact, scenario["holdout_domain"], paper)
     if metric in _GROUPED and scenario["groups"] != paper.groups:
-        found.append(Difference("groups of classes", paper.groups, scenario["groups"]))
+        differing.append(Difference("groups of classes", paper.groups, scenario["groups"]))
     if run["tuned"]:
-        found.append(Difference("hyper-parameters", "the paper's", "tuned"))
-    return found
+        differing.append(Difference("hyper-parameters", "the paper's", "tuned"))
+    return differing
 
 
 def is_same_data(fact: Mapping[str, str], run: Mapping[str, Any]) -> bool:
@@ -165,9 +166,9 @@ def is_same_data(fact: Mapping[str, str], run: Mapping[str, Any]) -> bool:
 
 
 def not_printed(fact: Mapping[str, str], run: Mapping[str, Any]) -> list[str]:
-    """What the paper does not say of the ``fact``, so that nothing of ``run`` could be compared with it.
+    """Conditions of the ``fact`` that the paper does not state, so that ``run`` can't be compared in them.
 
-    Papers don't say what they do with images that a network is not made for.
+    Papers don't state how they treat images of a size that the network is not made for.
     """
     _, options = name_and_options(str(run["backbone"]))
     is_resized = "resize" in options and not any(_backbone(fact, str(run["backbone"])))
@@ -183,7 +184,7 @@ def _metric(fact: Mapping[str, str], metric: str) -> Iterator[Difference]:
 
 
 def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) -> Iterator[Difference]:
-    """What the clients are given and do, and what is scored."""
+    """Differences in the clients' data and behaviour, and in the data scored on."""
     if scenario["partition"] == "domain" and scenario["within_domain"] != "iid":
         yield Difference("samples of a domain", "partitioned iid", scenario["within_domain"])
     held_out = float(scenario.get("holdout_clients", 0))
@@ -214,7 +215,7 @@ def _clients(fact: Mapping[str, str], scenario: Mapping[str, str], labels: str) 
 
 
 def _held_out(fact: Mapping[str, str], ours: str, paper: Paper) -> Iterator[Difference]:
-    """The domain that is only tested stands in the file by its letter, as the target or as the group."""
+    """Differences in the domain that is only tested. Files give it by its letter, as the target or as the group."""
     if fact["metric"] not in paper.held_out:
         if ours != "none":
             yield Difference("held-out domain", "none", ours)

@@ -1,9 +1,9 @@
-"""Runs that failed, in a leaderboard: whose seed each was, what became of it, and how tables say it.
+"""Failed runs in a leaderboard: their row and seed, their outcome, and how tables describe it.
 
-A run failed where the store has it as FAILED; one that was interrupted did not, since the same command resumes it. A
-seed failed where no run of its row and seed has finished, whatever code made them: numbers count so as well. Of several
-failures of one seed the newest counts. A failure that is younger than the seed's finished run stands beside the
-number, which stays.
+A run failed if the store has it as FAILED; an interrupted run did not, since the same command resumes it. A seed failed
+if no run of its row and seed has finished, whatever code made them: numbers count in the same way. Of several failures
+of one seed the newest counts. A failure that is newer than the seed's finished run is listed beside the number, which
+stays.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fedbench_boards.leaderboard.rows.identity import PROTOCOL, ROW, grouped, la
 from fedbench_boards.leaderboard.rows.versions import by_version
 
 MARK = "†"
-"""Stands after the name of a row of which some run failed."""
+"""Mark behind the name of a row with a failed run."""
 _CODE = 8
-"""Digits of a code hash that are shown."""
+"""The number of digits shown of a code hash."""
 _KINDS = ("backbone", "tune")
 _WEIGHTS = "weights"
 
@@ -54,7 +54,7 @@ def _tried(results: pd.DataFrame, failed: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def of_tables(results: pd.DataFrame, failed: pd.DataFrame, run_ids: Collection[str]) -> tuple[pd.DataFrame, ...]:
-    """Of ``results`` and ``failed`` runs those that stand in a table with any of ``run_ids``."""
+    """The ``results`` and ``failed`` runs in tables that contain any of ``run_ids``."""
     tried = _tried(results, failed)
     tables = tried.loc[tried["run_id"].isin(run_ids), list(PROTOCOL)].drop_duplicates()
     finished, lost = split(tried.merge(tables, on=list(PROTOCOL)))
@@ -62,7 +62,7 @@ def of_tables(results: pd.DataFrame, failed: pd.DataFrame, run_ids: Collection[s
 
 
 def split(tried: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Of `attempts` those that finished, and those that failed."""
+    """Split `attempts` into finished and failed runs."""
     has_failed = tried["failure"] != ""
     return tried[~has_failed], tried[has_failed]
 
@@ -80,10 +80,10 @@ def without_a_run(rows: Mapping[str, pd.DataFrame], lost: pd.DataFrame) -> dict[
 
 
 def status_of(lost: pd.DataFrame, finished: Sequence[int], codes: Iterable[str]) -> RowStatus:
-    """What became of a row with the failed runs ``lost`` and a number of the seeds ``finished``.
+    """The status of a row with failed runs ``lost`` and numbers of the seeds ``finished``.
 
     ``codes`` are the hashes of the row's finished runs or, without any, of its table's harness. A failed run of other
-    code is marked with its own.
+    code is marked with its own hash.
     """
     others = set(codes)
     failures = tuple(
@@ -110,7 +110,7 @@ def _is_other(line: Mapping[Any, Any], codes: Set[str]) -> bool:
 
 
 def is_of_failed(baseline: str, runs: pd.DataFrame, failed: Mapping[str, pd.DataFrame]) -> bool:
-    """Whether the baseline of ``runs`` is among the ``failed`` rows: by its name, or alike by label or method."""
+    """Whether the baseline of ``runs`` is a ``failed`` row: by its full name, or by label or method if it is alike."""
     for name, lost in failed.items():
         row = row_of(lost)
         alike = all(lost[kind].iloc[0] == runs[kind].iloc[0] for kind in _KINDS)
@@ -121,12 +121,12 @@ def is_of_failed(baseline: str, runs: pd.DataFrame, failed: Mapping[str, pd.Data
 
 
 def reasons(failures: Iterable[Failure]) -> str:
-    """``failed: reason`` of a row without a number; of several reasons one after the other."""
+    """The text ``failed: reason`` for a row without a number; several reasons follow one another."""
     return "failed: " + "; ".join(dict.fromkeys(_reason(one) for one in failures))
 
 
 def shortened(text: str, most: int) -> str:
-    """``text`` in at most so many characters, cut between words where it can be."""
+    """``text`` in at most ``most`` characters, cut between words if possible."""
     if len(text) <= most:
         return text
     cut = textwrap.shorten(text, most, placeholder=" …")
@@ -134,7 +134,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def _unread(line: Mapping[Any, Any], known: pd.DataFrame) -> dict[str, Any]:
-    """What a run that failed before it read its data would have read, as far as another run tells."""
+    """The facts that a run would have read had it not failed before, as far as another run shows them."""
     if line["files_hash"] or known.empty:
         return {}
     alike = known[_agree(known, line, [name for name in PROTOCOL if name != "files_hash"])]
@@ -166,10 +166,10 @@ def _key(runs: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _by_reason(failures: Iterable[Failure]) -> list[tuple[str, list[int]]]:
-    found: dict[str, list[int]] = {}
+    seeds: dict[str, list[int]] = {}
     for one in failures:
-        found.setdefault(_reason(one), []).append(one.seed)
-    return list(found.items())
+        seeds.setdefault(_reason(one), []).append(one.seed)
+    return list(seeds.items())
 
 
 def _reason(failure: Failure) -> str:

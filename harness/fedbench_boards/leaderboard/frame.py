@@ -16,7 +16,7 @@ from fedbench_boards.leaderboard.model import Board, Line, Table
 from fedbench_boards.leaderboard.reading import ReadingOptions, read_board
 
 _WHERE_TOLD = ("table", "setting", "failure")
-"""Columns that are there only where they tell something."""
+"""Columns that are left out if all their values are empty or 0."""
 
 
 def leaderboard(

@@ -1,4 +1,4 @@
-"""Means over settings: what a paper prints as the average of several of its tables' columns."""
+"""Means over settings, which papers print as the average of several columns."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from fedbench_boards.statistics.across import Across
 
 NAN = float("nan")
 FINISHED, PARTLY, FAILED = "finished", "partly failed", "failed"
-"""Of a row: all its seeds finished, some did, none did."""
+"""Status of a row: all its seeds finished, some did, or none did."""
 
 
 @dataclass(frozen=True)
 class ScoreCell:
-    """A metric over a row's seeds; both are NaN where a seed lacks it, ``std`` (of the sample) also for one seed."""
+    """A metric over a row's seeds. Both are NaN if a seed lacks it; ``std`` (sample) is NaN for one seed."""
 
     mean: float = NAN
     std: float = NAN
@@ -24,24 +24,24 @@ class ScoreCell:
 
 @dataclass(frozen=True)
 class Delta:
-    """The headline minus the baseline's, paired over the ``seeds`` that both have."""
+    """The headline minus that of the baseline, paired over the ``seeds`` that both have."""
 
     cell: ScoreCell = ScoreCell()
     seeds: int = 0
     p_value: float = NAN
     p_adjusted: float = NAN
-    """By Holm over the p-values of the table."""
+    """The p-value corrected by Holm over all tests of the table."""
     significance: str = ""
     test: str = ""
     note: str = ""
-    """Why the row has no baseline; "" where it has one."""
+    """The reason why the row has no baseline; "" if it has one."""
     low: float = NAN
     high: float = NAN
     """The ends of the mean's 95 % interval."""
 
     @property
     def half_width(self) -> float:
-        """Of the interval, which is the same to both sides."""
+        """Half the width of the interval, which is symmetric."""
         return (self.high - self.low) / 2
 
 
@@ -54,47 +54,47 @@ class Milestone:
     metric: str = ""
     reached: int = 0
     seeds: int = 0
-    """Seeds with a curve."""
+    """The number of seeds with a curve."""
     bytes: float = NAN
-    """Sent both ways until then; the mean over the seeds that reach it."""
+    """Bytes sent both ways until then, mean over the seeds that reach the target."""
     seconds: float = NAN
-    """Of training until then, likewise."""
+    """Seconds of training until then, mean over the same seeds."""
 
     @property
     def text(self) -> str:
-        """``2/3`` of the seeds; "" without curves or target."""
+        """The share of seeds that reach the target, as ``2/3``; "" without curves or target."""
         return f"{self.reached}/{self.seeds}" if self.seeds else ""
 
 
 @dataclass(frozen=True)
 class PrintedNumber:
-    """What the suite's paper prints of one metric of a row."""
+    """The number that the suite's paper prints for one metric of a row."""
 
     value: float = NAN
     delta: float = NAN
-    """Measured minus printed."""
+    """The measured minus the printed value."""
     source: str = ""
-    """``FedGLCL table 2``."""
+    """Paper and table: ``FedGLCL table 2``."""
     several: tuple[tuple[str, float], ...] = ()
-    """Source and value of each, where the keys pick different numbers; there is no ``value`` then."""
+    """Source and value of each number if the keys pick different ones; ``value`` is then NaN."""
     also: tuple[tuple[str, float], ...] = ()
-    """Source and value of what the paper prints elsewhere, as part of an ablation, for the same run."""
+    """Source and value of numbers that the paper prints elsewhere, as part of an ablation, for the same run."""
     comparable: str = ""
     """"yes", "no", "yes, as far as printed" where the paper gives part of what it ran, "" where nothing is printed."""
     differs: str = ""
-    """What differs, or what is not printed, in words."""
+    """A description of what differs, or is not printed."""
     differences: tuple[Difference, ...] = ()
     not_printed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Printed(PrintedNumber):
-    """What the suite's paper prints for a row: of the headline, and of every metric that it has a number of."""
+    """The numbers that the suite's paper prints for a row: for the headline, and for all metrics with a number."""
 
     keys: tuple[Mapping[str, str], ...] = ()
     """Columns and values that pick the printed numbers."""
     metrics: Mapping[str, PrintedNumber] = field(default_factory=dict)
-    """Those with a number, by our name of the metric."""
+    """The printed numbers by our name of the metric."""
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,16 @@ class Failure:
     run_id: str
     mlflow_id: str
     code: str
-    """The beginning of its code's hash where that is not the code of the row's other runs."""
+    """Beginning of the hash of its code, if that differs from the code of the row's other runs; else ""."""
 
 
 @dataclass(frozen=True)
 class RowStatus:
-    """What became of a row's runs."""
+    """The outcome of a row's runs."""
 
     status: str = FINISHED
     text: str = ""
-    """The failures in words."""
+    """A description of the failures."""
     failures: tuple[Failure, ...] = ()
 
 
@@ -124,7 +124,7 @@ class Line:
     """A row of a table."""
 
     row: str
-    """The name in full."""
+    """The row's name in full."""
     label: str
     """The name without its backbone."""
     setting: str = ""
@@ -136,39 +136,39 @@ class Line:
     server_data: str = ""
     """The samples at the server that the row's method learns from (unlabelled, labelled), or ""."""
     not_on_unseen: str = ""
-    """Why the row has no accuracy on the scenario's unseen classes; "" where it has, or none are."""
+    """The reason why the row has no accuracy on the scenario's unseen classes; "" if it has, or there are none."""
     tuned: bool = False
     tuning: Mapping[str, str] = field(default_factory=dict)
     runs: Mapping[int, str] = field(default_factory=dict)
     """Seed -> run id of the finished runs."""
     mlflow_ids: Mapping[int, str] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
-    """Those of ``runs``; of a row without a finished run, those that failed."""
+    """Seeds of ``runs``; if no run has finished, the seeds that failed."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Beside the table's protocol."""
+    """Settings that are not part of the table's protocol."""
     cells: Mapping[str, ScoreCell] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
     """Means of bytes and seconds."""
     delta: Delta = Delta()
     milestone: Milestone = Milestone()
     printed: Printed | None = None
-    """None where no published numbers are read."""
+    """Published numbers for the row; None if none are read."""
     status: RowStatus = RowStatus()
     untrained: bool = False
     """Whether its global model is never trained."""
     one_for_all: bool = False
-    """Whether its numbers under own models are its global model's, see `rows.own_models`."""
+    """Whether its numbers in columns of own models are those of its global model, see `rows.own_models`."""
     incomplete: tuple[str, ...] = ()
     """Shown metrics that only some seeds have."""
     scores: Mapping[int, float] = field(default_factory=dict)
     """Seed -> the headline of its run, where the run has it."""
     rank: int | None = None
-    """1 has the best headline of its table, see `fedbench_boards.leaderboard.rows.ranking.compared`."""
+    """Rank by the headline in the table, 1 is best; see `fedbench_boards.leaderboard.rows.ranking.compared`."""
     tied_rank: int | None = None
-    """The same, shared by rows that their seeds can't tell apart, see `ties.tied_ranks`; None in a table whose seeds
-    are too few for a test."""
+    """The rank shared by rows that their seeds can't tell apart, see `ties.tied_ranks`; None in a table whose seeds are
+    too few for a test."""
     p_best: float = NAN
-    """How often the row is the best of its table, see `fedbench_boards.statistics.ties.probability_best`."""
+    """The bootstrap probability that the row is best, see `fedbench_boards.statistics.ties.probability_best`."""
     whole: bool = True
     """Whether the row lost no seed that another row finished."""
 
@@ -192,7 +192,7 @@ class Line:
 
     @property
     def sent(self) -> float:
-        """Bytes up and down."""
+        """Bytes sent up and down."""
         return self.cost("bytes_up") + self.cost("bytes_down")
 
 
@@ -220,7 +220,7 @@ class Table:
 
     @property
     def shared_settings(self) -> dict[str, str]:
-        """The settings of all rows; a method's own (with a dot) stay with their row also where it is the only one."""
+        """Settings shared by all rows. A method's own (with a dot) stay with their row, also if it is the only one."""
         first = self.lines[0].settings
         return {
             k: v for k, v in first.items() if "." not in k and all(line.settings.get(k) == v for line in self.lines)

@@ -1,4 +1,4 @@
-"""What the command line means by the name of a metric or a row."""
+"""Lookup of metrics and rows by the names that the command line takes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from fedbench_boards.leaderboard.rows.identity import PROTOCOL, label_of, named_
 
 
 def metric_named(results: pd.DataFrame, name: str) -> str:
-    """The accuracy that ``--metric`` means: ``tail`` is ``tail_accuracy``, ``own models`` what has this heading.
+    """The accuracy that ``--metric`` means: ``tail`` is ``tail_accuracy``, ``own models`` is the metric with this
+    heading.
 
-    FedbenchError for one that no run has.
+    FedbenchError for an accuracy that no run has.
     """
     known = [str(column).removeprefix(FINAL) for column in results if str(column).startswith(FINAL)]
     accuracies = [metric for metric in known if "accuracy" in metric or metric in QUALITIES or metric_plugin(metric)]
@@ -26,14 +27,14 @@ def metric_named(results: pd.DataFrame, name: str) -> str:
     short = {metric.removesuffix("_accuracy"): metric for metric in accuracies}
     called = {heading(metric).replace(" ", "_"): metric for metric in accuracies if "/" not in metric}
     called |= short | {metric: metric for metric in accuracies}
-    found = called.get(name) or called.get(name.replace(" ", "_"))
-    if found is None and name in known:
+    metric_meant = called.get(name) or called.get(name.replace(" ", "_"))
+    if metric_meant is None and name in known:
         raise FedbenchError(
             f"metric {name!r} is of a plug-in that is not here; install it, or give its file with --plugin."
         )
-    if found is None:
+    if metric_meant is None:
         raise unknown_name("accuracy in these results", name, short)
-    return found
+    return metric_meant
 
 
 def baseline_named(results: pd.DataFrame, name: str, failed: pd.DataFrame | None = None) -> str:

@@ -1,4 +1,4 @@
-"""How long what a run sends takes on a network that the reader states: a column of a leaderboard."""
+"""The time that a run's traffic takes on a network given by the reader: a column of a leaderboard."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> Link:
-        """From ``10`` or ``10,50``. FedbenchError for anything else, and for a link without bandwidth."""
-        found = _LINK.fullmatch(text.replace(" ", ""))
-        if found is None or not float(found[1]):
+        """Parse ``10`` or ``10,50``. FedbenchError for anything else, and for a link without bandwidth."""
+        match = _LINK.fullmatch(text.replace(" ", ""))
+        if match is None or not float(match[1]):
             raise FedbenchError(f"--network {text!r} is no link; write Mbit/s, or Mbit/s,ms: for instance 10,50.")
-        return cls(float(found[1]), float(found[2] or 0))
+        return cls(float(match[1]), float(match[2] or 0))
 
     @property
     def cost(self) -> str:
-        """What the column is called among a row's costs."""
+        """The column's name among a row's costs."""
         latency = f", {self.milliseconds:g} ms" if self.milliseconds else ""
         return f"{ON_NETWORK}{self.megabits:g} Mbit/s{latency}"
 
     def column(self, results: pd.DataFrame) -> pd.DataFrame:
-        """``results`` with the seconds that each run spends sending.
+        """``results`` with a column of the seconds that each run spends sending.
 
-        A cohort sends at the same time, its clients as much each; a round has one exchange, of two latencies. What is
-        sent aside from rounds counts like the rest. Training and aggregating are left out: simulated clients share a
-        machine, so ``train_seconds`` are no client's. A run that sends nothing needs no time.
+        All clients of a cohort send at the same time, the same amount each; a round has one exchange, with two
+        latencies. Traffic outside of rounds counts like the rest. Training and aggregation are left out: simulated
+        clients share a machine, so ``train_seconds`` are no client's. A run that sends nothing needs no time.
         """
         sent = results[f"{FINAL}bytes_up"] + results[f"{FINAL}bytes_down"]
         of_a_client = sent / results["cohort_size"].clip(lower=1)

@@ -1,4 +1,4 @@
-"""What stands below a table: why a difference has no sign, which rows lack a mean, what the columns mean."""
+"""Notes below a table: why a difference has no sign, which rows lack a mean, what the columns mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIED = "share a rank can't be told from its first, down to one that can, by pair
 INTERVAL = "± is half of its 95 % interval, not corrected"
 P_BEST = "P(best): how often the row has the best mean when the seeds that all rows share are drawn again"
 SIGN = "*"
-"""Stands after a significant difference."""
+"""Mark behind a significant difference."""
 
 
 def notes_of(table: Table, headings: Sequence[str]) -> Iterator[str]:
@@ -45,7 +45,7 @@ def notes_of(table: Table, headings: Sequence[str]) -> Iterator[str]:
 
 
 def _significance(lines: Sequence[Line]) -> Iterator[str]:
-    """What the sign after a difference means; why there is none."""
+    """Explains the sign behind a difference, or why there is none."""
     compared = [line for line in lines if line.delta.significance not in (BASELINE, NO_BASELINE)]
     tested = [line.delta for line in compared if not math.isnan(line.delta.p_value)]
     without = [line for line in compared if math.isnan(line.delta.p_value)]
@@ -64,7 +64,7 @@ def _significance(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _ties(table: Table) -> Iterator[str]:
-    """What a shared rank means, and how likely a row is the best."""
+    """Explains shared ranks, and the probability to be the best."""
     ranks = [line.tied_rank for line in table.lines if line.tied_rank is not None]
     if len(ranks) > len(set(ranks)):
         yield f"#: rows that {TIED}"
@@ -78,7 +78,7 @@ def has_intervals(lines: Sequence[Line]) -> bool:
 
 
 def _power(lines: Sequence[Line]) -> Iterator[str]:
-    """Which difference a t-test over so many seeds finds, and how many seeds half of it needs."""
+    """The difference that a t-test over so many seeds detects, and the seeds that half of it needs."""
     tested = [line.delta for line in lines if not math.isnan(line.delta.p_value) and line.delta.test == Test.t.title]
     if not tested:
         return
@@ -88,19 +88,19 @@ def _power(lines: Sequence[Line]) -> Iterator[str]:
     if round(least / 2, 1) > 0:
         more = seeds_for(least / 2, usual)
         further = f"; {least / 2:.1f} needs {more} seeds" if more else ""
-        found = f"a {Test.t.title} over {seeds} seeds finds a difference of {least:.1f} four times in five"
-        yield f"{found} (spread {usual:.1f}, not corrected){further}"
+        sentence = f"a {Test.t.title} over {seeds} seeds finds a difference of {least:.1f} four times in five"
+        yield f"{sentence} (spread {usual:.1f}, not corrected){further}"
 
 
 def _without_baseline(lines: Sequence[Line]) -> Iterator[str]:
-    """Which rows are compared with nothing, and why."""
+    """The rows without a baseline, with reasons."""
     for why, labels in _labels_by([(line.delta.note, line.label) for line in lines if line.delta.note]):
         which = f" for {', '.join(dict.fromkeys(labels))}" if len(labels) < len(lines) else ""
         yield f"no baseline{which}: {why}"
 
 
 def _incomplete(table: Table) -> Iterator[str]:
-    """Where a mean is missing since a seed is."""
+    """The metrics without a mean because a seed lacks them."""
     lacking = [(metric, line.label) for line in table.measured for metric in line.incomplete]
     for metric, labels in _labels_by(lacking):
         last = ", without a rank" if metric == table.headline else ""
@@ -108,7 +108,7 @@ def _incomplete(table: Table) -> Iterator[str]:
 
 
 def _tuned(lines: Sequence[Line]) -> Iterator[str]:
-    """What tuning spent, a line for every budget."""
+    """The budgets of tuning, one line each."""
     budgets = []
     for line in lines:
         budget = {key: value for key, value in line.tuning.items() if key not in ("study", "trial")}

@@ -1,6 +1,6 @@
-"""Numbers that papers print, as facts to set measured ones beside.
+"""Numbers that papers print, to compare measured ones with.
 
-The files stand beside the suites that replay them, so that every installation of fedbench has them.
+The files lie beside the suites that replay them, so that every installation of fedbench has them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fedbench_boards.leaderboard.model import Line, Printed, PrintedNumber
 
 SEVERAL = "printed number"
 COMPARABLE, AS_PRINTED, NOT_COMPARABLE = "yes", "yes, as far as printed", "no"
-"""The column ``comparable``; it is empty where nothing is printed."""
+"""Values of the column ``comparable``; it is empty if nothing is printed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """A paper's facts, and how our metrics are called in them."""
+    """A paper's facts, and the names that our metrics have in them."""
 
     paper: Paper
     facts: pd.DataFrame
@@ -62,7 +62,7 @@ def load_published(name: str, folder: Traversable) -> pd.DataFrame:
 
 
 def load_paper(name: str, folder: Traversable) -> Paper:
-    """What ``NAME.paper.yaml`` beside the numbers says of the paper; without it the paper is called like the file."""
+    """Read ``NAME.paper.yaml`` beside the numbers; without it the paper has the name of the file."""
     file = folder / f"{name}.paper.yaml"
     if not file.is_file():
         return Paper(paper=name)
@@ -80,9 +80,9 @@ def _names(folder: Traversable) -> list[str]:
 
 
 def published_folder(given: Path | None) -> Traversable:
-    """Where published numbers are: the folder given, else those that ship with fedbench.
+    """The folder of published numbers: ``given``, else that which ships with fedbench.
 
-    FedbenchError where ``given`` is no folder.
+    FedbenchError if ``given`` is no folder.
     """
     if given is not None and not given.is_dir():
         raise FedbenchError(f"--published {str(given)!r} is not a folder; give the one with the .csv files.")
@@ -90,7 +90,8 @@ def published_folder(given: Path | None) -> Traversable:
 
 
 def published_of(suite: Suite, folder: Traversable) -> Published | None:
-    """What the suite's paper prints; None where it names no file, or there is none in ``folder``, nor beside it."""
+    """The numbers of the suite's paper; None if it names no file, or the file is neither in ``folder`` nor beside the
+    suite."""
     place = _place(suite, folder)
     if place is None:
         return None
@@ -99,15 +100,15 @@ def published_of(suite: Suite, folder: Traversable) -> Published | None:
 
 
 def _place(suite: Suite, folder: Traversable) -> Traversable | None:
-    """Where the suite's file of published numbers is: in ``folder``, else beside the suite; None where it is not."""
+    """The folder of the suite's published numbers: ``folder``, else that of the suite; None if neither has the file."""
     places: list[Traversable] = [folder, *([Path(suite.file).parent] if suite.file else [])]
     return next((place for place in places if suite.published and (place / f"{suite.published}.csv").is_file()), None)
 
 
 def check_published(suite: Suite, folder: Traversable) -> None:
-    """FedbenchError, by file and line, for published numbers that the suite names and that there are not.
+    """Raise FedbenchError, with file and line, for published numbers that the suite names and that do not exist.
 
-    They are the files in ``folder`` and one beside the suite. Nothing is checked where there is no such folder.
+    They are the files in ``folder`` and one beside the suite. Nothing is checked if there is no such folder.
     """
     if not suite.published or not folder.is_dir():
         return
@@ -127,7 +128,7 @@ def check_published(suite: Suite, folder: Traversable) -> None:
 
 
 def matching(facts: pd.DataFrame, key: Key) -> pd.DataFrame:
-    """The lines of ``facts`` that ``key`` picks: all its columns agree. FedbenchError for a column they don't have."""
+    """The lines of ``facts`` that agree with all columns of ``key``. FedbenchError for a column that they lack."""
     agrees = np.ones(len(facts), dtype=bool)
     for column, value in key.items():
         if column not in facts:
@@ -137,21 +138,22 @@ def matching(facts: pd.DataFrame, key: Key) -> pd.DataFrame:
 
 
 def beside(published: Published, runs: pd.DataFrame, headline: str, measured: Mapping[str, float]) -> Printed:
-    """What the paper prints for a row's ``runs``; ``measured`` are their means by metric, NaN where they have none."""
+    """The paper's numbers for a row's ``runs``; ``measured`` are the runs' means by metric, NaN where they have
+    none."""
     keys = list(dict.fromkeys(text for run in runs["published"] for text in _keys(run)))
     run = {str(name): entry for name, entry in runs.iloc[0].items()}
     names = [headline, *(name for name in _metrics(published, runs) if name != headline)]
     names = _each_once(published, names, measured)
-    found = {name: _number(published, keys, name, run, measured.get(name, float("nan"))) for name in names}
+    numbers = {name: _number(published, keys, name, run, measured.get(name, float("nan"))) for name in names}
     return Printed(
-        **vars(found.get(headline, PrintedNumber())),
+        **vars(numbers.get(headline, PrintedNumber())),
         keys=tuple(json.loads(text) for text in keys),
-        metrics={name: one for name, one in found.items() if one.comparable},
+        metrics={name: one for name, one in numbers.items() if one.comparable},
     )
 
 
 def _each_once(published: Published, names: Sequence[str], measured: Mapping[str, float]) -> list[str]:
-    """``names`` with one for each printed number: of those with the same columns the first that was measured."""
+    """``names`` reduced to one for each printed number: the first that was measured of those with the same columns."""
     chosen: dict[tuple[str, str], str] = {}
     for name in names:
         metric, _, domain = name.partition("/")
@@ -163,7 +165,7 @@ def _each_once(published: Published, names: Sequence[str], measured: Mapping[str
 
 
 def _metrics(published: Published, runs: pd.DataFrame) -> list[str]:
-    """Our metrics that the paper may print, of ``runs`` with domains every domain's."""
+    """Our metrics that the paper may print; for ``runs`` with domains also those of every domain."""
     names = []
     for name in published.metrics:
         domains = [str(c).removeprefix(FINAL) for c in runs if str(c).startswith(f"{FINAL}{name}/")]
@@ -174,32 +176,33 @@ def _metrics(published: Published, runs: pd.DataFrame) -> list[str]:
 def _number(
     published: Published, keys: Sequence[str], metric: str, run: Mapping[str, Any], measured: float
 ) -> PrintedNumber:
-    """What the paper prints of one metric of a run that replays the cells with these ``keys``."""
+    """The paper's number for one metric of a run that replays the cells with these ``keys``."""
     paper = published.paper
     lines, also = _headline_first(_picked(published, keys, metric, run))
     value, several = _one(lines)
-    found = list(dict.fromkeys(d for fact in lines for d in differences(fact, run, paper, metric)))
+    differing = list(dict.fromkeys(d for fact in lines for d in differences(fact, run, paper, metric)))
     lacking = tuple(dict.fromkeys(name for fact in lines for name in not_printed(fact, run)))
     if several:
         values = ", ".join(dict.fromkeys(f"{fact['value']} in table {fact['table']}" for fact in several))
-        found.append(Difference(SEVERAL, values, "one"))
+        differing.append(Difference(SEVERAL, values, "one"))
     agreed = AS_PRINTED if lacking else COMPARABLE
-    words = [str(difference) for difference in found] or [f"{name} not printed" for name in lacking]
+    words = [str(difference) for difference in differing] or [f"{name} not printed" for name in lacking]
     return PrintedNumber(
         value=value,
         delta=measured - value,
         source=_source(paper.paper, lines),
         several=_listed(paper.paper, several),
         also=_listed(paper.paper, also),
-        comparable=(NOT_COMPARABLE if found else agreed) if lines else "",
+        comparable=(NOT_COMPARABLE if differing else agreed) if lines else "",
         differs=", ".join(words),
-        differences=tuple(found),
+        differences=tuple(differing),
         not_printed=lacking,
     )
 
 
 def _headline_first(lines: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Of facts that differ, those of the paper's own tables and what agrees with them, then those of its ablations."""
+    """Split facts into those of the paper's own tables, with all that agree with them, and the rest from its
+    ablations."""
     own = {float(fact["value"]) for fact in lines if not fact.get("variant")}
     if not own:
         return lines, []
@@ -220,7 +223,7 @@ def unreadable_columns(published: Published, results: pd.DataFrame) -> list[str]
 
 
 def published_notes(rows: Sequence[Line]) -> Iterator[str]:
-    """Where a table's printed numbers stand, and once for the table in what its runs differ from theirs."""
+    """Notes on a table's printed numbers: their sources, and the differences between these and the table's runs."""
     printed = [number for row in rows if row.printed is not None for number in row.printed.metrics.values()]
     if not printed:
         return
@@ -233,12 +236,12 @@ def published_notes(rows: Sequence[Line]) -> Iterator[str]:
         for paper, listed in papers.items()
         if paper
     ]
-    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    by_aspect: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for difference in (difference for one in printed for difference in one.differences):
-        theirs, ours = found.setdefault(difference.aspect, ({}, {}))
+        theirs, ours = by_aspect.setdefault(difference.aspect, ({}, {}))
         theirs[difference.printed] = ours[difference.here] = None
     aspects = ", ".join(
-        f"{name} ({' / '.join(theirs)}, here {' / '.join(ours)})" for name, (theirs, ours) in found.items()
+        f"{name} ({' / '.join(theirs)}, here {' / '.join(ours)})" for name, (theirs, ours) in by_aspect.items()
     )
     lacking = list(dict.fromkeys(name for one in printed if one.comparable == AS_PRINTED for name in one.not_printed))
     known = f"; ≈ comparable as far as printed, which {', '.join(lacking)} are not" if lacking else ""
@@ -251,7 +254,7 @@ def published_notes(rows: Sequence[Line]) -> Iterator[str]:
 
 
 def in_order(tables: Iterable[str]) -> list[str]:
-    """Numbers of tables as they follow in the paper."""
+    """Numbers of tables in the paper's order."""
     return sorted(tables, key=lambda table: (not table.isdigit(), int(table) if table.isdigit() else 0, table))
 
 
@@ -262,9 +265,9 @@ def _keys(run: str) -> list[str]:
 def _picked(
     published: Published, keys: Iterable[str], metric: str, run: Mapping[str, Any], *, every: bool = False
 ) -> list[dict[str, str]]:
-    """The facts for our ``metric`` that any of the keys picks; of these those that print what ``run`` is, if any do.
+    """The facts for our ``metric`` that any of the keys picks, preferably those without a difference to ``run``.
 
-    ``every``: all of them. Of a domain there are none for data that have other domains than the paper's.
+    ``every``: all of them. For a domain there are none if the data have other domains than the paper's.
     """
     name, _, domain = metric.partition("/")
     if name not in published.metrics:
@@ -282,12 +285,12 @@ def _picked(
 
 
 def _one(lines: list[dict[str, str]]) -> tuple[float, list[dict[str, str]]]:
-    """The number that all ``lines`` print; NaN where they print several, and these."""
+    """The number that all ``lines`` print; if they print several, NaN and the lines."""
     values = {float(fact["value"]) for fact in lines}
     return (values.pop(), []) if len(values) == 1 else (float("nan"), lines)
 
 
 def _source(paper: str, lines: list[dict[str, str]]) -> str:
-    """``FedGLCL table 2``; empty without lines."""
+    """The source of ``lines``, as ``FedGLCL table 2``; empty without lines."""
     tables = in_order({fact["table"] for fact in lines})
     return f"{paper} table{'s' if len(tables) > 1 else ''} {', '.join(tables)}" if tables else ""

@@ -1,4 +1,4 @@
-"""A leaderboard's tables as text, whatever they are then written in: columns of cells, and the lines below them."""
+"""A leaderboard's tables as text, independent of the format: columns of cells, and the lines below them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from fedbench_boards.leaderboard.rows.seeds import seed_cells, seed_counts, seed
 from fedbench_boards.statistics.paired import SIGNIFICANT
 
 STATUS = "status"
-"""Heading of the column that says which rows failed."""
+"""Heading of the column that marks failed rows."""
 _PRINTED = {
     "p_value": "p",
     "train_seconds": "train s",
     "seconds_a_round": "s a round",
     "oracle_round": "best round",
 }
-"""Headings of printed numbers that are no accuracies."""
+"""Headings of printed numbers other than accuracies."""
 _MARKS = {NOT_COMPARABLE: "≠", AS_PRINTED: "≈"}
-"""Stands before a printed number that is not, or not wholly, known to be of the same conditions."""
+"""Marks in front of a printed number whose conditions differ, or are not fully known to agree."""
 
 
 @dataclass(frozen=True)
 class TextColumn:
-    """One column: ``best`` are its bold cells, ``signs`` what stands after them."""
+    """One column: ``best`` tells which cells are bold, ``signs`` follow the cells."""
 
     heading: str
     cells: list[str]
@@ -45,27 +45,27 @@ class TextColumn:
     signs: list[str] = field(default_factory=list)
 
     def is_best(self, line: int) -> bool:
-        """Whether the cell is set bold."""
+        """Whether the cell is bold."""
         return bool(self.best) and self.best[line]
 
     def sign(self, line: int) -> str:
-        """What stands after the cell; "" for most."""
+        """The sign behind the cell; "" for most cells."""
         return self.signs[line] if self.signs else ""
 
 
 @dataclass(frozen=True)
 class TextRow:
-    """A row as the list below a table has it."""
+    """A row in the list below a table."""
 
     name: str
     seeds: str
     settings: Mapping[str, str]
-    """Those of its own."""
+    """The settings of this row alone."""
     runs: list[str]
     """Run ids, in the order of the seeds."""
     tuning: Mapping[str, str]
     failure: str = ""
-    """What became of the runs that failed; empty where none did."""
+    """The outcome of failed runs; empty if none failed."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,17 @@ class TextTable:
     names: list[TextColumn]
     short: list[TextColumn]
     letters: str
-    """The line that says what the letters stand for; empty where one backbone is all rows'."""
+    """The legend of the letters; empty if all rows have one backbone."""
     scores: list[TextColumn]
     status: list[TextColumn]
-    """``failed: reason`` of the rows without a number, in full; no column where there is no such row."""
+    """The column with ``failed: reason`` of rows without a number, in full; empty if there is no such row."""
     further: list[TextColumn]
-    """Published numbers, costs, rounds to the target: what may stand in a second table where one is too wide."""
+    """Published numbers, costs and rounds to the target, which may form a second table if one would be too wide."""
     notes: list[str]
     failures: list[str]
-    """What became of the runs that failed, of rows that have a number, or lost seeds for several reasons."""
+    """Notes on failed runs of rows that have a number, or that lost seeds for several reasons."""
     common: Mapping[str, str]
-    """Settings of all rows."""
+    """The settings that all rows share."""
     rows: list[TextRow]
 
 
@@ -165,7 +165,7 @@ def _status(lines: Sequence[Line]) -> Iterator[TextColumn]:
 
 
 def _outcome(line: Line) -> str:
-    """``failed: reason``, ``2 of 3 seeds``, or nothing of a row with all its seeds."""
+    """The outcome of a row: ``failed: reason``, ``2 of 3 seeds``, or nothing if it has all its seeds."""
     if line.has_failed:
         return reasons(line.status.failures)
     return line.status.text.partition(";")[0] if line.status.status == PARTLY else ""
@@ -179,7 +179,8 @@ def _failures(lines: Sequence[Line], names: Sequence[str]) -> Iterator[str]:
 
 
 def _published(table: Table) -> Iterator[TextColumn]:
-    """What the paper prints: of the headline with the difference beside it, of other metrics with it in brackets."""
+    """Columns of the paper's numbers: the headline with a column of differences, other metrics with those in
+    brackets."""
     printed = [line.printed or Printed() for line in table.lines]
     if any(one.comparable for one in printed):
         spreads = [one.metrics.get("std", PrintedNumber()).value for one in printed]
@@ -206,7 +207,7 @@ def _marked(one: PrintedNumber, number: str) -> str:
 
 
 def _with_delta(one: PrintedNumber) -> str:
-    """``98.1 (-0.4)``."""
+    """A number and its difference, as ``98.1 (-0.4)``."""
     return _number(one) + ("" if math.isnan(one.delta) else f" ({spread(one.delta, math.nan, sign='+')})")
 
 
@@ -223,7 +224,7 @@ def _costs(lines: Sequence[Line]) -> Iterator[TextColumn]:
 
 
 def _rounds(milestone: Milestone) -> str:
-    """``12``, ``8.5 (2/3)`` where a seed never reaches the target, ``never`` where none does."""
+    """Rounds to the target: ``12``; ``8.5 (2/3)`` if a seed never reaches it; ``never`` if none does."""
     if not milestone.seeds:
         return NONE
     if not milestone.reached:

@@ -23,13 +23,13 @@ def read_folders(given: Path) -> list[ResultsOf]:
     folder = expanded(given, "--results")
     if not folder.is_dir():
         raise FedbenchError(f"--results {str(given)!r} is no folder; give one that `fedbench publish` wrote into.")
-    found = [one for one in sorted(folder.iterdir()) if all(is_own(one / name) for name in (RESULTS, BOARD))]
-    if not found:
+    folders = [one for one in sorted(folder.iterdir()) if all(is_own(one / name) for name in (RESULTS, BOARD))]
+    if not folders:
         raise FedbenchError(
             f"--results {str(given)!r} has no folder with {BOARD} and {RESULTS}; "
             "write one with `fedbench publish --suite NAME`."
         )
-    return [_read(one) for one in found]
+    return [_read(one) for one in folders]
 
 
 def pictures(folder: Path) -> tuple[Path, ...]:

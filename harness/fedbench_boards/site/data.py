@@ -14,28 +14,27 @@ from fedbench_boards.site.names import slug
 
 @dataclass(frozen=True)
 class DataOf:
-    """One data set."""
+    """A data set in the results."""
 
     name: str
     card: DataCard | None
-    """Of a data set that is listed."""
+    """The card of a listed data set; None for others."""
     typed: tuple[str, ...]
-    """As runs name it, with options."""
+    """The names that runs have for it, with options."""
     places: tuple[tuple[ResultsOf, BoardTable], ...]
 
     @property
     def slug(self) -> str:
-        """Of its page."""
         return slug(self.name)
 
     @property
     def suites(self) -> list[ResultsOf]:
-        """Whose tables have a row on it."""
+        """The result folders with a row on it."""
         return list({results.name: results for results, _ in self.places}.values())
 
 
 def name_of(dataset: str) -> str:
-    """What the data set is called: by its card, else as runs name it, without options."""
+    """The data set's name: that of its card, else the runs' name without options."""
     card = card_of(dataset)
     return card.title if card is not None else plain_name(dataset)
 
@@ -57,7 +56,7 @@ def data_of(folders: Sequence[ResultsOf]) -> list[DataOf]:
 
 
 def seen_in(table: BoardTable) -> Iterator[str]:
-    """Which backbones of the table learned from data of the kind that it tests on, a sentence each."""
+    """A sentence for each backbone of the table that was trained on data of the kind that it is tested on."""
     for backbone, dataset in dict.fromkeys((entry.backbone, entry.dataset) for entry in table.entries):
         try:
             known = pretraining_of(backbone) if backbone else None

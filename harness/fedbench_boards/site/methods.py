@@ -1,4 +1,4 @@
-"""What the site says of a method: of its class where it is installed, and its ranks in all result folders."""
+"""Methods on the site: from their classes if they are installed, with their ranks in all result folders."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class RankedRow:
 
     @property
     def anchor(self) -> str:
-        """Of the row, on the suite's page and in the folder's own."""
+        """Anchor of the row, on the suite's page and in the folder's own."""
         return f"{self.table.anchor}-row-{self.table.entries.index(self.entry)}"
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A hyper-parameter in words."""
+    """A hyper-parameter described in words."""
 
     name: str
     symbol: str
@@ -42,27 +42,26 @@ class Parameter:
 
 @dataclass(frozen=True)
 class MethodOf:
-    """One method."""
+    """A method of the site."""
 
     name: str
     description: Description | None
-    """None where it is not installed here, or can't be used."""
+    """None if the method is not installed here, or can't be used."""
     told: Told | None
     parameters: tuple[Parameter, ...]
     source: str
-    """Path of its module."""
+    """Path of the method's module."""
     is_ours: bool
-    """Whether that is a path in fedbench's repository."""
+    """Whether ``source`` is a path in fedbench's repository."""
     places: tuple[RankedRow, ...]
 
     @property
     def slug(self) -> str:
-        """Of its page."""
         return slug(self.name)
 
     @property
     def first(self) -> int:
-        """In how many tables a row of it has rank 1."""
+        """The number of tables in which one of its rows has rank 1."""
         return sum(place.entry.rank == 1 for place in self.places)
 
 
@@ -75,11 +74,11 @@ def methods_of(folders: Sequence[ResultsOf]) -> list[MethodOf]:
                 places.setdefault(name, []).append(RankedRow(results, table, entry))
     modules = {point.name: point.value.partition(":")[0] for point in installed(METHOD)}
     known = Descriptions()
-    found = []
+    methods = []
     for name in sorted({*modules, *places}):
         source, is_ours = source_of(modules[name]) if name in modules else ("", False)
         description = _described(known, name) if name in modules else None
-        found.append(
+        methods.append(
             MethodOf(
                 name=name,
                 description=description,
@@ -90,7 +89,7 @@ def methods_of(folders: Sequence[ResultsOf]) -> list[MethodOf]:
                 places=tuple(places.get(name, ())),
             )
         )
-    return found
+    return methods
 
 
 def _described(known: Descriptions, name: str) -> Description | None:

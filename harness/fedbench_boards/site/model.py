@@ -1,4 +1,4 @@
-"""What the site knows of result folders: plain records, nothing of pandas and nothing of a store."""
+"""Result folders as plain records, without pandas and without a store."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class BoardLine:
     row: str
     label: str
     methods: tuple[str, ...]
-    """Of its stack."""
+    """The methods of the row's stack."""
     backbone: str
     dataset: str
     setting: str
     rank: int | None
-    """By the table's first accuracy; None for a row that has none."""
+    """Rank by the table's first accuracy; None for a row without it."""
     tied_rank: int | None
-    """That of the first row that its seeds can't tell it from; None where the folder does not say."""
+    """The rank of the first row that its seeds can't tell it from; None if the folder does not say."""
     scores: tuple[str, ...]
     """``mean ± std`` of each of the table's metrics, in %."""
     delta: str
-    """To the table's baseline, in points."""
+    """Difference to the table's baseline, in points."""
     megabytes: str
     seconds: str
     seeds: str
@@ -45,7 +45,7 @@ class BoardLine:
 
     @property
     def shown_rank(self) -> str:
-        """The tied rank where it is known."""
+        """The tied rank if it is known, else the rank."""
         known = self.tied_rank or self.rank
         return NONE if known is None else str(known)
 
@@ -59,13 +59,13 @@ class BoardTable:
     facts: tuple[str, ...]
     baseline: str
     metrics: tuple[str, ...]
-    """Headings, the one that ranks first."""
+    """Headings of metrics, that of the ranking first."""
     has_ties: bool
     entries: tuple[BoardLine, ...]
 
     @property
     def anchor(self) -> str:
-        """As in the folder's own page."""
+        """The table's anchor, the same as in the folder's own page."""
         return f"table-{self.number}"
 
     @property
@@ -81,38 +81,36 @@ class BoardTable:
 
 @dataclass(frozen=True)
 class ResultsOf:
-    """One result folder."""
+    """One folder of published results."""
 
     path: Path
     suite_names: tuple[str, ...]
-    """What its runs are filed under."""
+    """Names of the suites that its runs are filed under."""
     tables: tuple[BoardTable, ...]
     runs: int
     seeds: tuple[str, ...]
     date: str
-    """Of the last run, YYYY-MM-DD."""
+    """Date of the last run, YYYY-MM-DD."""
     commits: tuple[str, ...]
     commands: tuple[str, ...]
     licence: str
     findings: str
-    """Markdown."""
+    """The folder's findings in Markdown; "" for none."""
     figures: tuple[Path, ...]
     suite: Suite | None = field(repr=False)
-    """Where it is installed."""
+    """The suite; None if it is not installed."""
 
     @property
     def name(self) -> str:
-        """The folder's."""
         return self.path.name
 
     @property
     def slug(self) -> str:
-        """Of its page."""
         return slug(self.name)
 
     @property
     def description(self) -> str:
-        """The suite's, where it is installed."""
+        """The suite's description; "" if it is not installed."""
         return self.suite.description if self.suite else ""
 
     @property
@@ -122,12 +120,12 @@ class ResultsOf:
 
     @property
     def rows(self) -> int:
-        """How many different ones its tables have."""
+        """The number of different rows in its tables."""
         return len({entry.row for _, entry in self.entries})
 
     @cached_property
     def page(self) -> str:
-        """The folder's own page; "" where it has none."""
+        """The content of the folder's own page; "" if it has none."""
         file = self.path / "index.html"
         return file.read_text(encoding="utf-8", errors="replace") if is_own(file) else ""
 
@@ -157,7 +155,7 @@ class ResultsOf:
 
 
 def is_own(file: Path) -> bool:
-    """Whether it is a file, and no link: one may lead to a file of this machine that is nobody else's business."""
+    """Whether it is a file and no link: a link may lead to a private file of this machine."""
     return file.is_file() and not file.is_symlink()
 
 

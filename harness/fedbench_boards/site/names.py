@@ -30,7 +30,7 @@ def in_repository(path: Path) -> str:
 
 
 def source_of(module: str) -> tuple[str, bool]:
-    """Where a module's source lies, and whether that is a path in fedbench's own repository.
+    """Path of a module's source, and whether it is a path in fedbench's own repository.
 
     For an installed package, or one of another repository, it is the path below the package's folder.
     """

@@ -27,11 +27,12 @@ from fedbench_boards.site.names import in_repository, slug
 from fedbench_boards.site.text import findings, seeds_shown, with_code
 
 LISTING = ".fedbench-site"
-"""What a site wrote, a path per line: what the next one no longer has is removed, and nothing else."""
+"""Name of the list of written pages, a path per line. The next site removes those that it no longer has, and nothing
+else."""
 ACROSS = ("winners", "critical-differences")
 """Figures of a suite over axes that the first page shows."""
 MOST_BOARD_BYTES = 3_000_000
-"""A folder's own page that is larger is not copied."""
+"""The largest page of a folder, in bytes, that is copied."""
 _REMEDY = "choose another --site"
 
 
@@ -67,7 +68,7 @@ class _Site:
     def __init__(self, folder: Path, folders: list[ResultsOf], code_url: str, *, beside: bool) -> None:
         self.folder, self.folders, self.code_url = folder, folders, code_url
         self.beside = beside
-        """Whether it lies among the result folders, whose pages it then links to rather than copies."""
+        """Whether the site lies among the result folders, whose pages it then links to instead of copying them."""
         self.methods, self.data = methods_of(folders), data_of(folders)
         self.written: list[str] = []
         self.size = 0
@@ -123,13 +124,13 @@ class _Site:
     def _searched(self) -> Iterator[dict[str, str]]:
         for results in self.folders:
             about = " ".join([results.description, *(table.title for table in results.tables)])
-            yield _found("suite", results.name, f"suites/{results.slug}.html", about)
+            yield _search_entry("suite", results.name, f"suites/{results.slug}.html", about)
         for method in self.methods:
             reference = method.told.reference if method.told else "not installed where this site was written"
-            yield _found("method", method.name, f"methods/{method.slug}.html", reference)
+            yield _search_entry("method", method.name, f"methods/{method.slug}.html", reference)
         for data in self.data:
             about = " ".join([*data.typed, *(results.name for results in data.suites)])
-            yield _found("data set", data.name, f"data/{data.slug}.html", about)
+            yield _search_entry("data set", data.name, f"data/{data.slug}.html", about)
 
     def _page(self, name: str, template: str, **content: Any) -> None:
         root = "../" * name.count("/")
@@ -141,7 +142,7 @@ class _Site:
             self.size += temporary.stat().st_size
 
     def _copied(self, results: ResultsOf, file: Path) -> str:
-        """Copies a picture beside the suite's page; its path from the page's own folder."""
+        """Copy a picture beside the suite's page; its path from the page's folder."""
         name = f"{slug(file.stem)}{file.suffix}"
         with self._file(f"suites/{results.slug}/{name}") as temporary:
             shutil.copyfile(file, temporary)
@@ -153,7 +154,8 @@ class _Site:
         return replacing(self.folder / name, "page", _REMEDY)
 
     def _board(self, results: ResultsOf, anchor: str = "") -> str:
-        """The folder's own page from the folder of suites, at a row where it has that; "" where there is none."""
+        """Path of the folder's own page from the folder of suites, at a row if the page has it; "" if there is no
+        page."""
         page = self._boards.get(results.slug, "")
         at = f"#{anchor}" if anchor and f'id="{anchor}"' in page else ""
         place = f"../../{quote(results.path.name)}/index.html" if self.beside else f"{results.slug}/board.html"
@@ -163,7 +165,7 @@ class _Site:
         return f"{self.code_url.rstrip('/')}/{quote(path)}" if self.code_url and path else ""
 
     def _target(self, results: ResultsOf, link: str) -> str:
-        """Where a link in a folder's findings leads from the suite's page."""
+        """The target, seen from the suite's page, of a link in a folder's findings."""
         if re.match(r"https?://|#", link):
             return link
         path, _, _ = unquote(link).partition("#")
@@ -181,12 +183,12 @@ class _Site:
 
 
 def _drawn_once(figures: tuple[Path, ...]) -> list[Path]:
-    """Each figure once: as SVG where there are both."""
+    """Each figure once: as SVG if there are both formats."""
     drawn = {file.stem for file in figures if file.suffix == ".svg"}
     return [file for file in figures if file.suffix == ".svg" or file.stem not in drawn]
 
 
-def _found(kind: str, name: str, url: str, about: str) -> dict[str, str]:
+def _search_entry(kind: str, name: str, url: str, about: str) -> dict[str, str]:
     return {"kind": kind, "name": name, "url": quote(url), "about": about}
 
 

@@ -21,9 +21,9 @@ COLUMNS = (
     *("tuned", "headline", "shown", "runs", "seed_list", "bytes_up_mean", "bytes_down_mean", "train_seconds_mean"),
     *("delta_mean", "delta_low", "delta_high", "significance", "failure"),
 )
-"""What every leaderboard.csv has."""
+"""The columns that every leaderboard.csv has."""
 _APART = ("domain_accuracy/", "class_accuracy/")
-"""Metrics of single domains and classes: they are in the folder's own page."""
+"""Prefixes of metrics of single domains and classes, which only the folder's own page shows."""
 _LARGEST_CELL = 2**24
 
 

@@ -16,10 +16,10 @@ _NOTES = re.compile(
     r"(?:^|(?<=\. ))(?:Left open|Left out|(?:Paper|Equations) against|Where paper and (?:released )?code disagree"
     r"|The released code, which|The (?:paper's|published) equations were not at hand)"
 )
-"""How methods begin what they say of paper against code: at the beginning of a line or of a sentence in it."""
+"""Beginnings of the notes on paper against code, at the start of a line or of a sentence in it."""
 _LABEL = re.compile(r"^(Answers|Wraps|Cost|Recipe|Sent|Trained and sent|Stacks|Privacy|Needs)\b[^.]{0,40}?:")
 _SLACK = 12
-"""A line that ends so many characters before the widest could have taken the next word: its end was meant."""
+"""A line that ends so many characters before the widest could have taken the next word: its end is deliberate."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Told:
     """A method's docstring in parts."""
 
     reference: str
-    """Its first paragraph."""
+    """The first paragraph of the docstring."""
     what: Markup
     notes: Markup
     """Paper against code, and what was left open; empty where the docstring has no such part."""
@@ -125,7 +125,7 @@ def findings(text: str, target: Callable[[str], str]) -> Markup:
 
 
 def _retargeted(tokens: list[Token], target: Callable[[str], str]) -> list[Token]:
-    found: list[Token] = []
+    result: list[Token] = []
     closing: list[bool] = []
     for token in tokens:
         if token.type == "link_open":
@@ -139,8 +139,8 @@ def _retargeted(tokens: list[Token], target: Callable[[str], str]) -> list[Token
         elif token.type == "image":
             place = target(str(token.attrGet("src") or ""))
             if not place:
-                found += token.children or []
+                result += token.children or []
                 continue
             token.attrSet("src", place)
-        found.append(token)
-    return found
+        result.append(token)
+    return result

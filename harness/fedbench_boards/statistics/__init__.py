@@ -1,1 +1,1 @@
-"""What numbers over seeds and settings can decide: tests, intervals, ties, power, ranks across settings."""
+"""Statistics over seeds and settings: tests, intervals, ties, power, ranks across settings."""

@@ -1,4 +1,4 @@
-"""Rows over several settings: mean ranks and whether they differ, wins and losses, and the score over all of them."""
+"""Comparison of rows over several settings: mean ranks and their test, wins and losses, mean scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedbench_boards.statistics.paired import ALPHA, Test, interval
 from fedbench_boards.statistics.ties import Scores, p_value
 
 LEAST_SETTINGS, LEAST_ROWS = 3, 3
-"""Friedman's test compares no fewer."""
+"""The fewest settings and rows for Friedman's test."""
 WINS, TIES, LOSSES = "wins", "ties", "losses"
 
 
@@ -22,25 +22,25 @@ class Across:
     """Rows (R) that have a score in each of the settings (S)."""
 
     ranks: pd.DataFrame
-    """(S, R): 1 is best; equal means share the mean of their ranks."""
+    """Ranks by setting and row, (S, R): 1 is best; equal means share the mean of their ranks."""
     p_value: float
-    """Friedman's: how likely such ranks are if the rows did not differ."""
+    """p-value of Friedman's test: the probability of such ranks if rows do not differ."""
     outcomes: pd.DataFrame
-    """(R, 3): `WINS`, `TIES`, `LOSSES` against all other rows in all settings."""
+    """Counts of `WINS`, `TIES` and `LOSSES` against all other rows in all settings, (R, 3)."""
     against: pd.DataFrame
-    """(R, R): wins minus losses of a row against the one of the column."""
+    """Wins minus losses of a row against the row of the column, (R, R)."""
     scores: pd.DataFrame
-    """(R, 3): ``mean``, ``low``, ``high`` of the mean over settings, Student's 95 % interval over ``seeds``."""
+    """Mean over settings, (R, 3): ``mean``, ``low`` and ``high`` with Student's 95 % interval over ``seeds``."""
     seeds: tuple[int, ...]
 
     @property
     def mean_ranks(self) -> pd.Series:
-        """(R,), the best first."""
+        """Mean rank by row, (R,), the best first."""
         return self.ranks.mean().sort_values(kind="stable")
 
     @property
     def critical_difference(self) -> float:
-        """Nemenyi's: mean ranks closer than this are not told apart at `ALPHA`."""
+        """Nemenyi's critical difference: mean ranks closer than this are not told apart at `ALPHA`."""
         from scipy.stats import studentized_range
 
         settings, rows = self.ranks.shape
@@ -66,7 +66,7 @@ def across(settings: Mapping[str, Mapping[str, Mapping[int, float]]], test: Test
     # (S, R, R): 1 where the row is significantly better than that of the column, -1 where it is worse
     won = np.array([[[_decided(ours, theirs, test) for theirs in rows] for ours in rows] for rows in scores])
     counts = {WINS: won == 1, TIES: won == 0, LOSSES: won == -1}
-    outcomes = pd.DataFrame({name: found.sum(axis=(0, 2)) for name, found in counts.items()}, index=named)
+    outcomes = pd.DataFrame({name: has_it.sum(axis=(0, 2)) for name, has_it in counts.items()}, index=named)
     outcomes[TIES] -= len(settings)  # of a row with itself
     against = pd.DataFrame(won.sum(axis=0), index=named, columns=named)
     totals = scores.mean(axis=0)
@@ -75,7 +75,7 @@ def across(settings: Mapping[str, Mapping[str, Mapping[int, float]]], test: Test
 
 
 def _decided(ours: Scores, theirs: Scores, test: Test) -> int:
-    """1 where the first is significantly better, -1 where the second is, else 0."""
+    """1 if the first is significantly better, -1 if the second is, else 0."""
     return int(np.sign(ours.mean() - theirs.mean())) if p_value(ours, theirs, test) < ALPHA else 0
 
 

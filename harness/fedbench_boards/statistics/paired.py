@@ -1,5 +1,4 @@
-"""Is a difference between two rows more than the luck of their seeds? Paired tests, corrected for how many are made,
-and intervals."""
+"""Paired tests of the difference between two rows, corrected for the number of tests, and intervals."""
 
 from __future__ import annotations
 
@@ -11,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALPHA = 0.05
-"""Level of a two-sided test, after correction."""
+"""Level of two-sided tests, after correction."""
 BASELINE, NO_BASELINE, EQUAL = "is the baseline", "no baseline", "differences are all equal"
 SIGNIFICANT, NOT_SIGNIFICANT = "significant", "not significant"
 _DIGITS = 9
-"""Differences of percentages that agree to so many digits are equal; what is left beyond is floating-point noise."""
+"""Differences of percentages that agree to so many digits are equal; the rest is floating-point noise."""
 _MOST_WITH_TIES = 16
-"""Of so many tied differences all 2^n signs are still tried in no time."""
+"""The most tied differences for which all 2^n signs are tried; that takes next to no time."""
 
 
 class Test(enum.Enum):
-    """A paired two-sided test."""
+    """A paired, two-sided test of a difference."""
 
     __test__ = False  # pytest would take it for a class of tests
 
@@ -30,18 +29,19 @@ class Test(enum.Enum):
 
     @property
     def title(self) -> str:
-        """What tables call it."""
+        """The test's name in tables."""
         return "paired t-test" if self is Test.t else "Wilcoxon signed-rank test"
 
     @property
     def needed(self) -> int:
-        """Pairs from which on it is made: with five, Wilcoxon's smallest p is 2/32, above 0.05 whatever the data."""
+        """The fewest pairs for the test. With five pairs Wilcoxon's smallest p is 2/32, above 0.05 whatever the
+        data."""
         return 3 if self is Test.t else 6
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A test's p-value, or why there is none: NaN and the ``reason``."""
+    """A test's p-value, or NaN and the ``reason`` why there is none."""
 
     p_value: float
     reason: str = ""
@@ -90,7 +90,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def verdict(p_adjusted: float) -> str:
-    """Significant or not, in the words of tables."""
+    """The verdict on a p-value in the words of tables."""
     return SIGNIFICANT if p_adjusted < ALPHA else NOT_SIGNIFICANT
 
 
@@ -104,7 +104,7 @@ def _paired_t(differences: NDArray[np.float64]) -> float:
 
 
 def _wilcoxon(differences: NDArray[np.float64]) -> Outcome:
-    """``differences`` has no zeros."""
+    """Wilcoxon's exact test of ``differences`` without zeros."""
     count = len(differences)
     if count < Test.wilcoxon.needed:
         return Outcome(float("nan"), f"needs {Test.wilcoxon.needed} seeds that differ, has {count}")

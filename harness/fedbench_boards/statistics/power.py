@@ -1,4 +1,4 @@
-"""What so many seeds can show: the least difference that a paired t-test finds, and the seeds that a gap needs."""
+"""Power of a paired t-test: the least difference that it detects, and the seeds that a gap needs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 from fedbench_boards.statistics.paired import ALPHA
 
 POWER = 0.8
-"""How often a difference of that size is found."""
+"""The probability to detect a difference."""
 _MOST = 10_000
-"""Seeds beyond which a gap counts as out of reach."""
+"""The number of seeds beyond which a gap counts as out of reach."""
 
 
 def detectable(spread: float, seeds: int) -> float:

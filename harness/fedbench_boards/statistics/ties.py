@@ -1,4 +1,4 @@
-"""Which rows of a table can be told from its best, and how likely each is to be the best."""
+"""Rows of a table that cannot be told from its best, and the probability of each row to be the best."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from fedbench_boards.statistics.paired import ALPHA, EQUAL, Test, holm, paired
 
 _DRAWS = 10_000
-"""Bootstrap samples: a probability of 0.5 is known to 0.005."""
+"""Number of bootstrap samples: a probability of 0.5 has a standard error of 0.005."""
 LEAST_SEEDS = 5
-"""With fewer the bootstrap is far too sure of itself: n seeds are drawn in n^n ways only."""
+"""The fewest seeds for the bootstrap. With fewer it is far too sure: n seeds can be drawn in n^n ways only."""
 Scores = NDArray[np.float64]
-"""Rows x seeds, larger is better; NaN where a row lacks a seed."""
+"""Scores (rows, seeds), larger is better; NaN where a row lacks a seed."""
 
 
 def tied_ranks(scores: Scores, test: Test = Test.t) -> list[int | None]:
@@ -43,21 +43,21 @@ def tied_ranks(scores: Scores, test: Test = Test.t) -> list[int | None]:
 
 
 def probability_best(scores: Scores, seed: int = 0, least: int = LEAST_SEEDS) -> list[float]:
-    """How often each row has the best mean when seeds are drawn again, with replacement and the same for all rows.
+    """Bootstrap probability of each row to have the best mean: seeds are drawn with replacement, the same for all rows.
 
-    Over the seeds that all rows with a score share; NaN for all where these are fewer than ``least``. Rows that are
-    best together share the draw.
+    Seeds are those that all rows with a score share; all results are NaN if these are fewer than ``least``. Rows that
+    are best together share a draw.
     """
     has_some = ~np.isnan(scores).all(axis=1)
     shared = scores[:, ~np.isnan(scores[has_some]).any(axis=0)]
     count = shared.shape[1]
-    found = np.full(len(scores), np.nan)
+    probabilities = np.full(len(scores), np.nan)
     if count >= least and has_some.any():
         drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=_DRAWS)
         means = np.round(drawn @ shared[has_some].T / count, 9)
         best = means == means.max(axis=1, keepdims=True)
-        found[has_some] = (best / best.sum(axis=1, keepdims=True)).mean(axis=0)
-    return [float(p) for p in found]
+        probabilities[has_some] = (best / best.sum(axis=1, keepdims=True)).mean(axis=0)
+    return [float(p) for p in probabilities]
 
 
 def _means(scores: Scores) -> Scores:
@@ -68,7 +68,7 @@ def _means(scores: Scores) -> Scores:
 
 
 def p_value(ours: Sequence[float] | Scores, theirs: Sequence[float] | Scores, test: Test) -> float:
-    """Of the seeds that both have; 1 where there is no test, 0 where both are constant over seeds and differ."""
+    """The p-value over common seeds; 1 if there is no test, 0 if both rows are constant over seeds and differ."""
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not (math.isnan(a) or math.isnan(b))]
     outcome = paired([a for a, _ in pairs], [b for _, b in pairs], test)
     if outcome.reason == EQUAL:  # t is infinite; only of numbers that no seed moves is that more than rounding

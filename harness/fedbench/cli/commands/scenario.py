@@ -101,7 +101,7 @@ def show(
         write_png(draw(picture, title), png)
         say(f"drawn into {png}")
     if output is not None:
-        from fedbench.scenarios.table import write_table
+        from fedbench.scenarios.partitions.existing import write_table
 
         # who is held out is drawn from all
         whole = spec.scenario.model_copy(update={"holdout_clients": 0.0})

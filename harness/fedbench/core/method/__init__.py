@@ -1,1 +1,1 @@
-"""What a method is: hooks, what they are handed and must give, hyper-parameters."""
+"""Methods: their hooks, the hooks' tasks and answers, hyper-parameters."""

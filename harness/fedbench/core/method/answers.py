@@ -1,4 +1,4 @@
-"""What methods answer, held against what they were handed: an answer that does not fit is refused by name."""
+"""Checks of the answers to hooks; an answer that does not fit is refused with the method's name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedbench.core.types import GlobalModel, Predictions, StepGradients, Tensors
 
 
 def require(answer: object, wanted: type | tuple[type, ...], what: str, owner: str, hook: str) -> None:
-    """Raise MethodFault unless what ``owner`` answers the hook with is of the type ``wanted``, in words ``what``."""
+    """Raise MethodFault unless the answer of ``owner`` has the type ``wanted``, described by ``what``."""
     if not isinstance(answer, wanted):
         raise MethodFault(f"{owner} answers the hook {hook} with {_kind(answer)}; it must be {what}.")
 
@@ -33,7 +33,7 @@ def require_tensors(answer: object, owner: str, hook: str) -> None:
 
 
 def require_labels(answer: object, count: int, classes: int, owner: str, hook: str) -> Tensor:
-    """``answer``. Raises MethodFault unless it is (``count``,) int64 of class numbers, or -1."""
+    """Check labels. Raises MethodFault unless ``answer`` is (``count``,) int64 of class numbers, or -1."""
     if not isinstance(answer, Tensor) or answer.dtype != torch.int64 or answer.shape != (count,):
         raise MethodFault(f"{owner} answers the hook {hook} with no int64 tensor of shape ({count},).")
     if count and (int(answer.min()) < -1 or int(answer.max()) >= classes):
@@ -49,25 +49,25 @@ def require_fit(wanted: Tensors, given: object, owner: str, hook: str) -> None:
 
 
 def misfit(wanted: Tensors, given: object) -> str:
-    """In what ``given`` differs from the tensors ``wanted``, by name, shape and type; "" where in nothing."""
+    """How ``given`` differs from the tensors ``wanted`` in names, shapes and types; "" if it does not."""
     if not isinstance(given, Mapping):
         return f"returns {_kind(given)} in place of tensors by name"
     for name in sorted(wanted.keys() ^ given.keys(), key=str):
         what = f"leaves out {name!r}" if name in wanted else f"returns {name!r}, which it was not handed"
         return f"{what}; return every tensor by its own name"
     for name, tensor in wanted.items():
-        found = given[name]
-        if not isinstance(found, Tensor):
-            return f"returns {_kind(found)} as {name!r}, which must be a tensor"
-        if found.shape != tensor.shape:
-            return f"returns {name!r} of shape {tuple(found.shape)}; it was handed {tuple(tensor.shape)}"
-        if found.dtype != tensor.dtype:
-            return f"returns {name!r} of type {found.dtype}; it was handed {tensor.dtype}"
+        value = given[name]
+        if not isinstance(value, Tensor):
+            return f"returns {_kind(value)} as {name!r}, which must be a tensor"
+        if value.shape != tensor.shape:
+            return f"returns {name!r} of shape {tuple(value.shape)}; it was handed {tuple(tensor.shape)}"
+        if value.dtype != tensor.dtype:
+            return f"returns {name!r} of type {value.dtype}; it was handed {tensor.dtype}"
     return ""
 
 
 def require_update(task: ClientTask, update: object, owner: str) -> Update:
-    """A client's answer to `local_train`. Raises MethodFault where it is no update of that client's tensors."""
+    """Check a client's answer to `local_train`. Raises MethodFault if it is no update of that client's tensors."""
     require(update, Update, "an Update", owner, "local_train")
     assert isinstance(update, Update)
     require_fit(task.received, update.weights, owner, "local_train")
@@ -97,7 +97,7 @@ def require_update(task: ClientTask, update: object, owner: str) -> Update:
 
 
 def require_loss(loss: object, step: LocalStep, hook: str) -> Tensor:
-    """A loss, or a term of one. Raises MethodFault where it is no scalar tensor, or nothing can be learnt by it."""
+    """Check a loss, or a term of one. Raises MethodFault if it is no scalar tensor, or nothing can be learnt by it."""
     owner = step.task.spec.method
     require(loss, Tensor, "a scalar tensor", owner, hook)
     assert isinstance(loss, Tensor)
@@ -116,7 +116,8 @@ def require_loss(loss: object, step: LocalStep, hook: str) -> Tensor:
 
 
 def require_gradients(given: object, step: LocalStep) -> StepGradients:
-    """An answer to the hook `local_gradients`. Raises MethodFault where it is none for the weights of ``step``."""
+    """Check an answer to the hook `local_gradients`. Raises MethodFault if it has no gradients for the weights of
+    ``step``."""
     owner = step.task.spec.method
     require(given, StepGradients, "StepGradients", owner, "local_gradients")
     assert isinstance(given, StepGradients)
@@ -148,9 +149,9 @@ def require_finite_updates(tasks: Sequence[ClientTask], updates: Sequence[Update
 def require_global(
     task: AggregationTask, answer: Tensors | GlobalModel, averaged: Tensors, owner: str
 ) -> tuple[Tensors, Tensors]:
-    """Weights and running statistics of an answer to `aggregate`, which has the ``averaged`` ones unless it says more.
+    """Weights and running statistics of an answer to `aggregate`; ``averaged`` are the statistics if it has none.
 
-    Raises MethodFault where they are not those handed, Unworkable where they are not finite.
+    Raises MethodFault where names or shapes differ from those handed over, Unworkable where values are not finite.
     """
     require(answer, (Mapping, GlobalModel), "every weight by name, or a GlobalModel", owner, "aggregate")
     weights, buffers = (answer.weights, answer.buffers) if isinstance(answer, GlobalModel) else (answer, averaged)
@@ -166,9 +167,9 @@ def require_global(
 
 
 def require_predictions(task: EvaluationTask, answer: object, owner: str) -> Predictions:
-    """An answer to `evaluate`.
+    """Check an answer to the hook `evaluate`.
 
-    Raises MethodFault where it has not one class for each of the task's samples, or is of clients not requested.
+    Raises MethodFault unless it has one class for each of the task's samples, for requested clients only.
     """
     require(answer, Predictions, "Predictions", owner, "evaluate")
     assert isinstance(answer, Predictions)
@@ -222,7 +223,7 @@ def _floating(mappings: tuple[Tensors, ...]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _kind(value: object) -> str:
-    """What an answer is, for a message: ``None``, ``a list``."""
+    """The type of an answer, for a message: ``None``, ``a list``."""
     if value is None:
         return "None"
     name = type(value).__name__

@@ -31,7 +31,8 @@ REQUIREMENTS = {
     "server_data": "unlabelled samples at the server (scenario.server_samples)",
     "server_labels": "labelled samples at the server (scenario.server_samples, scenario.server_labels=visible)",
 }
-"""What a method may require of a run, in words for users. `fedbench.plugins.requirements` refuses what is missing."""
+"""Requirements that a method may have of a run, in words for users. `fedbench.plugins.requirements` refuses runs that
+miss one."""
 
 
 ROLES = {
@@ -43,7 +44,7 @@ ROLES = {
     "label provider": "gives clients labels where they have none",
     "measure": "measures, and trains nothing",
 }
-"""What methods are in a stack, in words for users."""
+"""The roles of methods in a stack, in words for users."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,30 +62,32 @@ class Method(Generic[P]):
     name: ClassVar[str]
     """Letters, digits, hyphens and underscores."""
     citation: ClassVar[str]
-    """Authors, title and year."""
+    """Authors, title and year of the paper."""
     Params: ClassVar[type] = NoParams
     """A frozen dataclass of ``hyper(...)`` fields: the ``P`` that a method's class names after its base."""
     recipe: ClassVar[Mapping[str, object]] = {}
     """Optimiser settings of the paper (keys of ``Training``), used where neither suite row nor command line sets them.
     """
     requires: tuple[str, ...] = ()
-    """Those of `REQUIREMENTS` without which it can't run; a constructor may drop some that its values do not need."""
+    """Keys of `REQUIREMENTS` that the method can't run without. A constructor may drop some that its values do not
+    need."""
     provides: ClassVar[tuple[str, ...]] = ()
-    """Those of `REQUIREMENTS` that it meets for the other methods of its stack: ``labels``, by the hook `label`."""
+    """Keys of `REQUIREMENTS` that the method meets for the rest of its stack. Example: a method that answers the hook
+    `label` provides ``labels``."""
     prevents: tuple[str, ...] = ()
-    """Those of `REQUIREMENTS` that no other method of its stack can have: ``plain_steps`` where it moves weights
-    otherwise, ``sent_start`` where clients begin elsewhere, ``sent_steps`` where only a model of their own learns,
-    ``weighed_clients`` where it counts clients alike, ``own_ascent`` where it takes gradients uphill. A
-    constructor may drop some that its values do not prevent."""
+    """Keys of `REQUIREMENTS` that the method breaks for the rest of its stack. Example: a method that does not step
+    along the loss's gradients breaks ``plain_steps``. Others are ``sent_start`` (clients begin elsewhere),
+    ``sent_steps`` (only a model of their own learns), ``weighed_clients`` (clients count alike) and ``own_ascent``
+    (gradients are taken uphill). A constructor may drop some that its values do not break."""
     reads: ClassVar[tuple[str, ...]] = ()
-    """Those of the run's settings ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that it looks at. The last
-    two need no mention where it leaves `build_model` to the default."""
+    """Settings among ``text_encoder``, ``teacher``, ``tune`` and ``head_scale`` that the method reads. The last two
+    need no mention if it leaves `build_model` to the default."""
     role: ClassVar[str] = ""
-    """What it is in a stack, where that does not follow from the hooks it answers; see `ROLES`. A stack has one
-    personalisation and one server step at most."""
+    """The method's role in a stack, a key of `ROLES`; empty if it follows from the hooks that the method answers. A
+    stack has at most one personalisation and one server step."""
     needs_learner: ClassVar[str] = ""
-    """A learner that has what it works on, where a model built by default has not: `fedbench.testing` checks the two
-    stacked."""
+    """Name of a learner to stack with, for a method that has nothing to work on in the default model.
+    `fedbench.testing` checks the two stacked."""
     keeps_lost_training: ClassVar[bool] = False
     """Whether a client's ``state`` and private tensors stay as trained where its update is lost or rejected.
 

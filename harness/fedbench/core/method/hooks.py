@@ -259,5 +259,5 @@ def plugin_manager() -> pluggy.PluginManager:
 
 
 def relay(manager: pluggy.PluginManager) -> Hooks:
-    """The manager's hooks, typed."""
+    """The manager's hooks with the types of `Hooks`."""
     return cast(Hooks, manager.hook)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Hyper:
-    """What is known of one hyper-parameter besides its default and type."""
+    """The declaration of one hyper-parameter, apart from its default and type."""
 
     symbol: str
     source: str
@@ -28,14 +28,14 @@ class Hyper:
     neutral: Any = None
     """The value at which the method equals FedAvg; None where there is none."""
     off: Any = None
-    """A further allowed value, outside the range: it switches the hyper-parameter's term off. Not searched."""
+    """A further allowed value outside the range that switches the hyper-parameter's term off. It is not searched."""
     search: tuple[float, float] | bool | None = None
-    """What tuning searches: a narrower range; False nothing, True all choices; None the range of a number."""
+    """The range that tuning searches: a narrower one, none (False), all choices (True), or the whole range (None)."""
     when: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    """Other hyper-parameters of the method, with their values under which this one has an effect."""
+    """Other hyper-parameters of the method and the values they must have for this one to have an effect."""
 
     needs: str = ""
-    """Another hyper-parameter of the method without which, at its neutral or off value, this one has no effect."""
+    """Another hyper-parameter of the method. If that one is neutral or off, this one has no effect."""
 
     @property
     def searched(self) -> tuple[float, float] | tuple[Any, ...] | None:
@@ -138,7 +138,7 @@ def declared(params: type) -> dict[str, Declared]:
 
 @lru_cache(maxsize=256)
 def _declared(params: type) -> dict[str, Declared]:
-    """`declared`, read once a class: a suite asks for every row in every setting at every seed."""
+    """Uncached in `declared`: a suite asks for every row, setting and seed, so each class is read once."""
     # what `hyper` made is replaced by its default where the class is made a dataclass
     left = [name for name, value in vars(params).items() if isinstance(value, dataclasses.Field)]
     if left or not dataclasses.is_dataclass(params) or not _is_frozen(params):

@@ -1,4 +1,4 @@
-"""What listeners of a run are notified of: MLflow, progress views, the pruning of trials. Methods may listen too."""
+"""Notifications to listeners of a run: MLflow, progress views, the pruning of trials. Methods may listen too."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ class Notifications(Protocol):
 
 
 def notifier(manager: pluggy.PluginManager) -> Notifications:
-    """The manager's notifications, typed."""
+    """The manager's hooks with the types of `Notifications`."""
     return cast(Notifications, manager.hook)

@@ -1,4 +1,4 @@
-"""What each step of a run is handed and gives: the arguments of the hooks in `fedbench.core.method.hooks`."""
+"""Tasks and answers of the steps of a run: the arguments of the hooks in `fedbench.core.method.hooks`."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def _visible(of_labels: Tensor | None, spec: RunSpec) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ModelSetup:
-    """What ``build_model`` can draw on."""
+    """The arguments of the hook ``build_model``."""
 
     backbone: Backbone
     classnames: tuple[str, ...]
     spec: RunSpec
     data_dir: Path
-    """Where pretrained weights are looked up: for a teacher or a text encoder beside the backbone."""
+    """The folder in which pretrained weights of a teacher or a text encoder are looked up."""
 
     def generator(self, purpose: str, *keys: int) -> torch.Generator:
-        """A generator of the run's own for ``purpose``; CPU."""
+        """A CPU generator for ``purpose`` and ``keys``, derived from the run's seed."""
         return torch_generator(self.spec.seed, purpose, *keys)
 
     @property
@@ -53,7 +53,7 @@ class ModelSetup:
 
 @dataclass(frozen=True, eq=False)
 class StartTask:
-    """What the server knows before the first round. ``clients`` come in the order of their ids."""
+    """The server's knowledge before the first round. ``clients`` are in the order of their ids."""
 
     clients: Sequence[ClientReport]
     model: Model
@@ -63,11 +63,11 @@ class StartTask:
 
     @property
     def class_counts(self) -> Tensor:
-        """(N, C) int64 of all clients. Raises FedbenchError where the scenario hides labels."""
+        """Class counts of all clients, (N, C) int64. Raises FedbenchError where the scenario hides labels."""
         return torch.stack([_visible(report.class_counts, self.spec) for report in self.clients])
 
     def generator(self, purpose: str, *keys: int) -> torch.Generator:
-        """A generator of the run's own for ``purpose``; CPU."""
+        """A CPU generator for ``purpose`` and ``keys``, derived from the run's seed."""
         return torch_generator(self.spec.seed, purpose, *keys)
 
 
@@ -88,16 +88,16 @@ class BroadcastTask:
 
 @dataclass(frozen=True, eq=False)
 class ClientTask:
-    """What the server asks one client of the cohort to do in a round."""
+    """The task of one client of the cohort in a round."""
 
     client: int
     round: int
     received: Tensors
     """The weights that the server sent, or, in turn, the client before. No tensor of a task is changed in place."""
     buffers: Tensors
-    """The global running statistics."""
+    """The global model's running statistics."""
     payload: Tensors
-    """What the server sent besides."""
+    """Further tensors that the server sent."""
     inputs: InputSource
     """The client's own samples, n_k of them, as the model takes them."""
     labels: Tensor | None
@@ -110,15 +110,14 @@ class ClientTask:
     """Tensors this client keeps between its participations, by method name, to be replaced; saved with the run."""
     hooks: Hooks
     side: Mapping[str, InputSource] = field(default_factory=dict)
-    """What the model's ``side_encoders`` give for the client's samples, n_k each, by encoder name."""
+    """Outputs of the model's ``side_encoders`` for the client's samples, n_k each, by encoder name."""
     exchange: int = 0
-    """Which of the round's exchanges this is; see the hook `exchanges`."""
+    """The number of this exchange within the round, from 0; see the hook `exchanges`."""
     work: float = 1.0
     """The share of its local steps that the client gets done, below 1 for a straggler; `batches_of` heeds it."""
 
     @property
     def training(self) -> Training:
-        """Budget and optimiser."""
         return self.spec.training
 
     @property
@@ -146,25 +145,24 @@ class LocalStep:
     """
 
     weights: Tensors
-    """Current weights, requiring gradients."""
+    """The current weights, which require gradients."""
     buffers: Tensors
-    """Current running statistics."""
+    """The current running statistics, by name."""
     batch: Batch
     task: ClientTask
     """The round's task: model, received weights, class counts, payload, state."""
     number: int
-    """Of the step within the client's round, from 0."""
+    """Number of the step within the client's round, from 0."""
     is_own: bool = False
     """Whether ``weights`` are of a model that the client keeps: what corrects drift adds nothing."""
 
     @property
     def model(self) -> Model:
-        """The model in training."""
         return self.task.model
 
     @property
     def received(self) -> Tensors:
-        """The weights the round began with."""
+        """The weights that the round began with."""
         return self.task.received
 
     @property
@@ -192,11 +190,12 @@ class LocalStep:
 
     @cached_property
     def received_outputs(self) -> Outputs:
-        """What the received model gives for the batch, in eval mode and without gradients."""
+        """Outputs of the received model for the batch, in eval mode and without gradients."""
         return self.outputs_of(self.task.received, self.task.buffers)
 
     def outputs_of(self, weights: Tensors, buffers: Tensors) -> Outputs:
-        """What a frozen model (the received one, an earlier one) gives for the batch: eval mode, no gradients."""
+        """Outputs of a frozen model (the received one, an earlier one) for the batch, in eval mode and without
+        gradients."""
         with torch.no_grad():
             return self.model.forward({**weights, **buffers}, self.batch.inputs, False)
 
@@ -214,16 +213,16 @@ class ServerData:
 
 @dataclass(frozen=True, eq=False)
 class ReportedTask:
-    """What clients reported to the server without training, before round ``round``; rounds + 1 is after the last.
+    """The clients' reports, sent without training before round ``round``; rounds + 1 means after the last round.
 
-    ``weights``, ``buffers``: the global model they were sent. ``state``: the server's tensors, to be written.
+    ``weights`` and ``buffers`` are the global model that clients were sent. The server writes its tensors to ``state``.
     """
 
     round: int
     cohort: tuple[int, ...]
     """The clients that train in this round; empty after the last, or where all drop out."""
     reports: Mapping[int, Tensors]
-    """By client, in the order of their ids."""
+    """The reports by client, in the order of client ids."""
     weights: Tensors
     buffers: Tensors
     model: Model
@@ -237,7 +236,7 @@ class ReportedTask:
 
 @dataclass(frozen=True, eq=False)
 class AggregationTask:
-    """What the server has at the end of a round. ``updates`` come in the order of client ids, at least one.
+    """The server's inputs at the end of a round. ``updates``, at least one, are in the order of client ids.
 
     Private tensors (hook `private`) are neither in ``weights`` and ``buffers`` nor in the updates.
     """
@@ -253,11 +252,12 @@ class AggregationTask:
     """Tensors the server keeps between rounds, by method name; saved with the run."""
     exchange: int = 0
     exchanges: int = 1
-    """This is exchange number ``exchange`` of the round's ``exchanges``; the next one trains from the result."""
+    """The number of the round's exchanges, of which this is number ``exchange``. The next one trains from the result.
+    """
     num_clients: int = 0
     """N, all clients of the federation."""
     server_data: ServerData | None = None
-    """For methods that require it."""
+    """The server's own samples, for methods that require them; otherwise None."""
     metrics: dict[str, float] = field(default_factory=dict)
     """To be written: numbers about the server's work, of the round's last exchange, by names of the method's own."""
 
@@ -280,9 +280,10 @@ class EvaluationTask:
     state: Mapping[str, Tensors] = field(default_factory=dict)
     """The server's tensors, by method name."""
     client_state: Mapping[int, Mapping[str, Tensors]] = field(default_factory=dict)
-    """What methods keep with clients, by client and method name."""
+    """The methods' tensors on clients, by client and method name."""
     clients: tuple[int, ...] = ()
-    """Whose own predictions are requested, on all of ``inputs``: every client after the last round, else nobody."""
+    """Clients whose own predictions on all ``inputs`` are requested: every client after the last round, otherwise none.
+    """
     own: Mapping[int, Tensors] = field(default_factory=dict)
     """The private tensors of the clients that have taken part, by client; ``private`` are their names."""
     private: frozenset[str] = frozenset()
@@ -306,7 +307,7 @@ class MeasureTask:
 
     round: int
     tasks: Mapping[int, ClientTask]
-    """By client, of those whose updates the server accepted."""
+    """The clients' tasks, by client; only clients whose updates the server accepted."""
     updates: tuple[Update, ...]
     weights: Tensors
     """The global weights after the round."""
@@ -314,7 +315,7 @@ class MeasureTask:
     own: Mapping[int, Tensors]
     """The private tensors of clients after the round, by client."""
     inputs: InputSource
-    """What is evaluated, without labels."""
+    """The test samples, without labels."""
     model: Model
     spec: RunSpec
     state: Mapping[str, Tensors]
@@ -337,17 +338,18 @@ class LabelledSamples:
 
 @dataclass(frozen=True, eq=False)
 class LabelTask:
-    """The clients' samples; of some or all of them the scenario hides the labels."""
+    """The clients' samples, some or all of which have hidden labels."""
 
     setup: ModelSetup
     features: Callable[[FrozenEncoder], InputSource]
-    """All n training samples as an encoder sees them, cached on disk."""
+    """All n training samples as an encoder sees them; the features are cached on disk."""
     clients: Sequence[Tensor]
-    """Each client's samples that have no label, int64 into the n. What a client labels must depend on its own alone."""
+    """Each client's samples without a label, int64 indices into the n samples. Labels that a client gets must depend on
+    its own samples only."""
     num_samples: int
-    """n."""
+    """The number n of training samples."""
     server: LabelledSamples | None = None
-    """The server's own, for a method that requires ``server_labels``."""
+    """The server's own samples, for a method that requires ``server_labels``."""
 
 
 class Hooks(Protocol):

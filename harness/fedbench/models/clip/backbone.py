@@ -19,9 +19,9 @@ from fedbench.models.clip.text_encoders import text_encoder
 from fedbench.models.transform import PixelTransform
 
 TEXT_BATCH = 256
-"""Prompts encoded at once: a thousand classes by several templates would not fit."""
+"""The number of prompts encoded at once: a thousand classes by several templates would not fit."""
 TEXTS_KEPT = 4
-"""Lists of prompts whose features a backbone keeps."""
+"""The number of prompt lists whose features a backbone keeps."""
 
 
 def fill_templates(classnames: Sequence[str], templates: Sequence[str]) -> list[str]:
@@ -35,7 +35,7 @@ def fill_templates(classnames: Sequence[str], templates: Sequence[str]) -> list[
 
 
 def class_vectors(features: Tensor, num_classes: int) -> Tensor:
-    """Raw text features of ``fill_templates`` (T*C, d) to one unit vector a class (C, d): the mean of unit features."""
+    """The mean of unit features: raw text features of ``fill_templates`` (T*C, d) to one unit vector a class (C, d)."""
     by_template = normalize(features, dim=-1).reshape(-1, num_classes, features.shape[-1])
     return normalize(by_template.mean(dim=0), dim=-1)
 
@@ -72,7 +72,6 @@ class ClipBackbone:
 
     @property
     def feature_dim(self) -> int:
-        """The width of the space that images and texts share."""
         return self.embed_dim
 
     @property
@@ -83,17 +82,16 @@ class ClipBackbone:
 
     @property
     def mean(self) -> tuple[float, float, float]:
-        """Mean by channel, of pixels in [0, 1]."""
+        """Mean by channel of pixels in [0, 1]."""
         return self.transform.mean
 
     @property
     def std(self) -> tuple[float, float, float]:
-        """Standard deviation by channel, of pixels in [0, 1]."""
+        """Standard deviation by channel of pixels in [0, 1]."""
         return self.transform.std
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return next(self.module.parameters()).device
 
     @cached_property
@@ -103,12 +101,11 @@ class ClipBackbone:
 
     @cached_property
     def context_length(self) -> int:
-        """The places of a text, start, end and padding included."""
+        """The number of tokens of a text, including start, end and padding."""
         return int(self.tokenizer(["a"]).shape[1])
 
     @property
     def text(self) -> ClipTextEncoder:
-        """The text tower."""
         return text_encoder(self.module)
 
     @cached_property
@@ -118,14 +115,14 @@ class ClipBackbone:
 
     @torch.no_grad()
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Pooled features, not normalised: uint8 (b, 3, h, w) to float32 (b, d)."""
+        """Pooled features (b, d) float32, not normalised, of images (b, 3, h, w) uint8."""
         return image_features(self.module, self.transform(pixels.to(self.device)))
 
     @torch.no_grad()
     def encode_text(self, texts: list[str]) -> Tensor:
         """Text features, not normalised, (len(texts), d).
 
-        Those of the last ``TEXTS_KEPT`` lists are kept, since the runs that share a backbone ask for the same again.
+        Features of the last ``TEXTS_KEPT`` lists are kept, since runs that share a backbone ask for the same lists.
         """
         words = (self.device, tuple(texts))
         if words not in self._encoded:
@@ -157,24 +154,23 @@ class ClipImageEncoder:
 
     @property
     def name(self) -> str:
-        """The backbone's, for people; two with one name may differ."""
+        """The backbone's name, for display; two encoders may share it."""
         return self.backbone.name
 
     @cached_property
     def key(self) -> str:
-        """Digest of weights, transform and activation; what stands in ``name`` doesn't matter."""
+        """Digest of weights, transform and activation; ``name`` has no influence."""
         kind = f"pooled {self.backbone.weights_hash} {self.backbone.transform} {activation_of(self.backbone.module)}"
         return hashlib.sha256(kind.encode()).hexdigest()
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """uint8 (b, 3, h, w) to float32 (b, d)."""
         return self.backbone.encode_images(pixels)
 
 
 def activation_of(module: nn.Module) -> str:
-    """What weights don't tell of how they are computed with: the activation's class of a CLIP (GELU or QuickGELU).
+    """The part of the computation that weights don't determine: the activation's class of a CLIP (GELU or QuickGELU).
 
-    Of a model of another kind a digest of all its modules as they print themselves.
+    For other models it is a digest of all modules as they print themselves.
     """
     blocks: Any = getattr(getattr(module, "transformer", None), "resblocks", None)
     if blocks is not None:
@@ -197,7 +193,7 @@ def image_features(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def as_patches(images: Tensor, side: int) -> dict[str, Tensor]:
-    """What SigLIP 2 takes in place of images of one size (b, 3, h, w): rows of patches of ``side`` pixels."""
+    """SigLIP 2's input for images of one size (b, 3, h, w): rows of patches of ``side`` pixels."""
     count, _, height, width = images.shape
     rows, columns = height // side, width // side
     patches = images.reshape(count, 3, rows, side, columns, side).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
@@ -207,7 +203,7 @@ def as_patches(images: Tensor, side: int) -> dict[str, Tensor]:
 
 
 def cosine_scale(module: nn.Module) -> Tensor:
-    """What the model multiplies cosines by, (): the exponential of its parameter; ALIGN has a temperature instead."""
+    """The scale of cosines, a scalar: the exponential of the model's parameter, or ALIGN's inverse temperature."""
     towers: Any = module
     if hasattr(towers, "logit_scale"):
         return towers.logit_scale.exp().reshape(())  # type: ignore[no-any-return]
@@ -215,9 +211,9 @@ def cosine_scale(module: nn.Module) -> Tensor:
 
 
 def tower_tensors(module: nn.Module) -> tuple[Tensors, Tensors]:
-    """Copies of the weights and of the buffers by name, of all that images and texts are compared by.
+    """Copies of weights and of buffers by name, as far as cosines between images and texts depend on them.
 
-    Not of a text decoder, and not of the bias of a sigmoid loss: no cosine depends on them.
+    A text decoder and the bias of a sigmoid loss are left out.
     """
     parameters = dict(module.named_parameters())
     compared = [name for name in parameters if not name.startswith(("text_decoder.", "logit_bias"))]

@@ -63,7 +63,8 @@ def full_clip_model(
 
 
 class Towers(nn.Module):
-    """CLIP as a module of images alone: raw features of images (b, d) and of all prompts ``tokens`` (m, d), and s."""
+    """CLIP as a module of images: gives their raw features (b, d), those of the prompts ``tokens`` (m, d), and the
+    scale s."""
 
     def __init__(self, clip: nn.Module, tokens: Tensor) -> None:
         super().__init__()
@@ -71,6 +72,5 @@ class Towers(nn.Module):
         self.tokens = tokens
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of ``pixels`` (b, 3, height, width)."""
         prompts = text_encoder(self.clip).encode_truncated(self.tokens.to(pixels.device))
         return image_features(self.clip, pixels), prompts, cosine_scale(self.clip)

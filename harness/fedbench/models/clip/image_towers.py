@@ -1,6 +1,6 @@
-"""Vision transformers of dual encoders behind one interface, whichever library built them: their tokens can be reached.
+"""A common interface to the vision transformers of dual encoders, whichever library built them.
 
-A tower holds no tensors of its own: it reads those of its module when it is called.
+It gives access to their tokens. A tower holds no tensors of its own: it reads those of its module when it is called.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ class ImageTower(ABC):
     """A vision transformer: tokens with positions, layers, and a feature pooled from the last layer's tokens."""
 
     def __init__(self, module: nn.Module) -> None:
-        """The image tower of the dual encoder ``module``."""
         self.module: Any = module
 
     @cached_property
     def blocks(self) -> list[Block] | None:
-        """The layers, where they are plain; else None, and only their library can run them."""
+        """The layers if they are plain blocks; else None, and only their library can run them."""
         return plain_blocks(self._layers)
 
     @property
     def depth(self) -> int:
-        """How many layers can be reached."""
+        """The number of plain layers; 0 if only their library can run them."""
         return len(self.blocks or ())
 
     @property
     @abstractmethod
     def _layers(self) -> object:
-        """What holds the layers."""
+        """The module that holds the layers."""
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """d_v, of a token."""
+        """The width d_v of a token."""
 
     @abstractmethod
     def embed(self, images: Tensor) -> Tensor:
@@ -49,7 +48,7 @@ class ImageTower(ABC):
 
     @abstractmethod
     def first_norm(self, tokens: Tensor) -> Tensor:
-        """What tokens (b, T, d_v) pass before the first layer."""
+        """The norm in front of the first layer, applied to tokens (b, T, d_v)."""
 
     @abstractmethod
     def pool(self, states: Tensor) -> Tensor:
@@ -57,7 +56,7 @@ class ImageTower(ABC):
 
 
 class ClassTokenTower(ImageTower):
-    """A tower whose feature is that of the first token, so that every token has one in the space shared with texts."""
+    """A tower that pools at its first token, so that every token has a feature in the space shared with texts."""
 
     @abstractmethod
     def states(self, images: Tensor) -> Tensor:
@@ -65,10 +64,10 @@ class ClassTokenTower(ImageTower):
 
     @abstractmethod
     def project(self, states: Tensor) -> Tensor:
-        """States (..., d_v) behind the last layer in the space shared with texts, (..., d)."""
+        """Project states (..., d_v) behind the last layer into the space shared with texts, (..., d)."""
 
     def pool(self, states: Tensor) -> Tensor:
-        """As in the base; of the first token alone, others may be missing."""
+        """Only the first token is read; the others may be missing."""
         return self.project(states[:, 0])
 
 
@@ -85,11 +84,9 @@ class OpenClipTower(ClassTokenTower):
 
     @property
     def width(self) -> int:
-        """d_v."""
         return int(self._visual.conv1.out_channels)
 
     def embed(self, images: Tensor) -> Tensor:
-        """As in the base."""
         visual = self._visual
         patches = visual.conv1(images).flatten(2).permute(0, 2, 1)
         start = visual.class_embedding.expand(patches.shape[0], 1, -1)
@@ -97,17 +94,15 @@ class OpenClipTower(ClassTokenTower):
         return tokens
 
     def first_norm(self, tokens: Tensor) -> Tensor:
-        """As in the base."""
         normed: Tensor = self._visual.ln_pre(tokens)
         return normed
 
     def states(self, images: Tensor) -> Tensor:
-        """As in the base."""
         states: Tensor = self._visual.transformer(self._visual._embeds(images))
         return states
 
     def project(self, states: Tensor) -> Tensor:
-        """As in the base; the last norm is each token's own, so it may also stand behind the pooling."""
+        """The last norm treats each token by itself, so it may also follow the pooling."""
         normed: Tensor = self._visual.ln_post(states)
         return normed if self._visual.proj is None else normed @ self._visual.proj
 
@@ -125,26 +120,21 @@ class TransformersTower(ClassTokenTower):
 
     @property
     def width(self) -> int:
-        """d_v."""
         return int(self._vision.config.hidden_size)
 
     def embed(self, images: Tensor) -> Tensor:
-        """As in the base."""
         tokens: Tensor = self._vision.embeddings(images)
         return tokens
 
     def first_norm(self, tokens: Tensor) -> Tensor:
-        """As in the base."""
         normed: Tensor = self._vision.pre_layrnorm(tokens)
         return normed
 
     def states(self, images: Tensor) -> Tensor:
-        """As in the base."""
         states: Tensor = self._vision(pixel_values=images).last_hidden_state
         return states
 
     def project(self, states: Tensor) -> Tensor:
-        """As in the base."""
         features: Tensor = self.module.visual_projection(self._vision.post_layernorm(states))
         return features
 
@@ -162,11 +152,9 @@ class SiglipTower(ImageTower):
 
     @property
     def width(self) -> int:
-        """d_v."""
         return int(self._vision.config.hidden_size)
 
     def embed(self, images: Tensor) -> Tensor:
-        """As in the base."""
         config = self.module.config
         if config.model_type == "siglip2":
             patches = as_patches(images, config.vision_config.patch_size)
@@ -176,11 +164,9 @@ class SiglipTower(ImageTower):
         return tokens
 
     def first_norm(self, tokens: Tensor) -> Tensor:
-        """There is none."""
         return tokens
 
     def pool(self, states: Tensor) -> Tensor:
-        """As in the base."""
         features: Tensor = self._vision.head(self._vision.post_layernorm(states))
         return features
 
@@ -198,21 +184,17 @@ class TimmTower(ImageTower):
 
     @property
     def width(self) -> int:
-        """d_v."""
         return int(self._trunk.embed_dim)
 
     def embed(self, images: Tensor) -> Tensor:
-        """As in the base."""
         tokens: Tensor = self._trunk.patch_drop(self._trunk._pos_embed(self._trunk.patch_embed(images)))
         return tokens
 
     def first_norm(self, tokens: Tensor) -> Tensor:
-        """As in the base."""
         normed: Tensor = self._trunk.norm_pre(tokens)
         return normed
 
     def pool(self, states: Tensor) -> Tensor:
-        """As in the base."""
         features: Tensor = self.module.visual.head(self._trunk.forward_head(self._trunk.norm(states)))
         return features
 

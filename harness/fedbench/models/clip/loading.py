@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _MASKS = ("attn_mask", "text.attn_mask")
-"""Minus infinity by design."""
+"""Buffers that hold minus infinity by design."""
 
 
 def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
@@ -73,21 +73,21 @@ def clip_image_size(name: BackboneName) -> int | None:
 
 
 def _own_config(name: BackboneName) -> Path | None:
-    """The file of an architecture that open_clip does not list."""
+    """The configuration file of an architecture that open_clip does not list; None where there is none."""
     if name.arch == "local-dir":
-        found: Path | str | None = Path(name.checkpoint) / "open_clip_config.json"
+        config: Path | str | None = Path(name.checkpoint) / "open_clip_config.json"
     else:
-        found = try_to_load_from_cache(name.checkpoint, "open_clip_config.json") if name.arch == "hf-hub" else None
-    return Path(found) if isinstance(found, str | Path) and Path(found).is_file() else None
+        config = try_to_load_from_cache(name.checkpoint, "open_clip_config.json") if name.arch == "hf-hub" else None
+    return Path(config) if isinstance(config, str | Path) and Path(config).is_file() else None
 
 
 def load_weights(
     name: BackboneName, file: Path, tag: dict[str, Any], quick_gelu: bool | None, tokenizer: Any = None
 ) -> ClipBackbone:
-    """The weights in ``file`` as a model of open_clip's architecture ``name.arch``.
+    """Load the weights in ``file`` into open_clip's architecture ``name.arch``.
 
-    ``tag`` is what open_clip knows of published weights. ``quick_gelu`` is the activation that they were trained with,
-    None as the architecture says. The architecture has a tokenizer where none is given.
+    ``tag`` is open_clip's record of published weights. ``quick_gelu`` is the activation that they were trained with;
+    None: the architecture's. Without a ``tokenizer`` the architecture's is used.
     """
     if file.suffix not in _SUFFIXES:  # open_clip would unpickle .npz of big_vision without checks
         raise FedbenchError(f"CLIP weights {str(file)!r}: expected a file ending in {', '.join(_SUFFIXES)}.")
@@ -116,7 +116,7 @@ def load_weights(
 
 
 def _from_folder(name: BackboneName) -> ClipBackbone:
-    """A model with its own configuration, as open_clip writes them: in a folder, or of the hub."""
+    """A model with a configuration of its own, in open_clip's format, from a folder or the hub."""
     whole = f"{name.arch}:{name.checkpoint}"
     if not name.checkpoint or (name.arch == "local-dir" and not Path(name.checkpoint).is_dir()):
         raise FedbenchError(f"backbone {name.text!r}: write 'clip:local-dir:FOLDER' or 'clip:hf-hub:NAME'.")

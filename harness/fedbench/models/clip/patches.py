@@ -1,4 +1,4 @@
-"""What CLIP's image tower says of every patch: its tokens beside the pooled one, in the space shared with texts."""
+"""Features of image patches from CLIP's image tower, in the space shared with texts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ClipPatchEncoder:
-    """A ``FrozenEncoder``: unit features of an image's P patches, row by row; the pooled feature is not among them.
+    """A ``FrozenEncoder`` of an image's P patches: their unit features row by row, without the pooled feature.
 
-    Of a vision transformer all tokens but the class token, behind its last norm and projection; of CLIP's ResNet the
-    attention pool with every position as a query. float16, in which ViT-B/16 has 200 KB an image. Raises FedbenchError
-    for an image tower of another kind.
+    A vision transformer gives all tokens but the class token, behind its last norm and projection. CLIP's ResNet gives
+    its attention pool with every position as a query. Features are float16; ViT-B/16 has 200 KB an image. Raises
+    FedbenchError for an image tower of another kind.
     """
 
     backbone: ClipBackbone
@@ -40,19 +40,17 @@ class ClipPatchEncoder:
 
     @property
     def name(self) -> str:
-        """The backbone's, for people, and that these are patches."""
         return f"{self.backbone.name} patches"
 
     @cached_property
     def key(self) -> str:
-        """Digest of weights, transform and activation; another than that of the pooled features."""
+        """Digest of weights, transform and activation. It differs from that of the pooled features."""
         backbone = self.backbone
         kind = f"patches float16 {backbone.weights_hash} {backbone.transform} {activation_of(backbone.module)}"
         return hashlib.sha256(kind.encode()).hexdigest()
 
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> Tensor:
-        """uint8 (b, 3, h, w) to float16 (b, P, d)."""
         images = self.backbone.transform(pixels.to(self.backbone.device))
         return normalize(all_tokens(self.backbone.module, images)[:, 1:], dim=-1).half()
 
@@ -68,7 +66,7 @@ def has_patches(module: nn.Module) -> bool:
 def all_tokens(module: nn.Module, images: Tensor) -> Tensor:
     """Features (b, 1 + P, d), not normalised, of ``images`` (b, 3, S, S): the pooled one, then the patches' row by row.
 
-    The first is the backbone's. For dual encoders that `has_patches`.
+    The pooled feature is the backbone's. The dual encoder must satisfy `has_patches`.
     """
     tower = image_tower(module)
     if isinstance(tower, ClassTokenTower):
@@ -83,7 +81,7 @@ def all_tokens(module: nn.Module, images: Tensor) -> Tensor:
 def attend_everywhere(pool: AttentionPool2d, maps: Tensor) -> Tensor:
     """The attention pool's outputs (b, 1 + h w, d) on ``maps`` (b, c, h, w) with the mean and every position as query.
 
-    open_clip's own forward pass keeps the first of them, the mean's.
+    open_clip's own forward pass keeps only the first, that of the mean.
     """
     positions = maps.flatten(2).transpose(1, 2)
     x = torch.cat([positions.mean(dim=1, keepdim=True), positions], dim=1) + pool.positional_embedding

@@ -1,9 +1,9 @@
-"""The blocks of transformers that can be written out, whichever library built them: pre-norm attention, then an MLP.
+"""Plain transformer blocks of any library in one form: pre-norm attention, then an MLP.
 
-open_clip's blocks are taken as they are; those of transformers and timm are shown in its terms. Both forms of attention
-that open_clip has had keep one packed matrix for queries, keys and values: torch's MultiheadAttention (up to 3.3) and a
-module of its own (4.x). Blocks with anything else in them (normed queries and keys, scaled heads, cosine attention,
-gates, rotations) are not plain, and are left to their library.
+open_clip's blocks are used as they are; those of transformers and timm are adapted to their names. Both forms of
+attention that open_clip has had keep one packed matrix for queries, keys and values: torch's MultiheadAttention (up to
+3.3) and a module of its own (4.x). Blocks with anything else in them (normed queries and keys, scaled heads, cosine
+attention, gates, rotations) are not plain; only their library runs them.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch import Tensor, nn
 _MUST_BE_IDENTITY = ("ln_q", "ln_k", "ln_inner", "q_norm", "k_norm", "norm")
 _MUST_BE_ABSENT = ("logit_scale", "head_scale", "bias_k", "bias_v", "gate")
 _SEPARATE = ("CLIPEncoderLayer", "SiglipEncoderLayer", "Siglip2EncoderLayer")
-"""Blocks of transformers with a matrix each for queries, keys and values, under one set of names."""
+"""Block classes of transformers with separate matrices for queries, keys and values, under the same names."""
 
 
 class Attention(Protocol):
-    """What a block's attention is made of: heads and four projections."""
+    """The parts of a block's attention: heads and four projections."""
 
     num_heads: int
     out_proj: nn.Linear
 
     @property
     def in_proj_weight(self) -> Tensor:
-        """(3 w, w): queries, keys and values."""
+        """Weights of queries, keys and values, (3 w, w)."""
 
     @property
     def in_proj_bias(self) -> Tensor:
-        """(3 w,)."""
+        """Biases of queries, keys and values, (3 w,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +51,13 @@ class Block:
 def plain_blocks(tower: object) -> list[Block] | None:
     """The blocks of a transformer (open_clip's ``resblocks``, transformers' ``layers``, timm's ``blocks``) in one form.
 
-    None where any of them is not plain, or activations are checkpointed, which is left to the library. The tensors are
-    read from the modules whenever a block is applied.
+    None if a block is not plain, or if activations are checkpointed, which is left to the library. Applying a block
+    reads the tensors from the modules.
     """
-    found: Any = next((getattr(tower, n) for n in ("resblocks", "layers", "blocks") if hasattr(tower, n)), None)
-    if found is None or getattr(tower, "grad_checkpointing", False):
+    layers: Any = next((getattr(tower, n) for n in ("resblocks", "layers", "blocks") if hasattr(tower, n)), None)
+    if layers is None or getattr(tower, "grad_checkpointing", False):
         return None
-    blocks = [_block(layer) for layer in found]
+    blocks = [_block(layer) for layer in layers]
     return None if None in blocks else blocks  # type: ignore[return-value]
 
 
@@ -73,8 +73,8 @@ def _block(layer: Any) -> Block | None:
     if library == "open_clip" and kind == "ResidualAttentionBlock":
         own = layer.attn
         is_packed = getattr(own, "in_proj_weight", None) is not None and own.in_proj_bias is not None
-        found: Block = layer
-        return found if is_packed and _is_plain(own) and not hasattr(layer, "ln_1_kv") else None
+        block: Block = layer
+        return block if is_packed and _is_plain(own) and not hasattr(layer, "ln_1_kv") else None
     return None
 
 
@@ -90,7 +90,7 @@ def _is_plain(attention: Any) -> bool:
 
 
 class _Separate:
-    """Attention of transformers, whose matrices are put together at each call."""
+    """Attention of transformers; the separate matrices are joined at each call."""
 
     def __init__(self, own: Any) -> None:
         self._parts = (own.q_proj, own.k_proj, own.v_proj)
@@ -106,7 +106,7 @@ class _Separate:
 
 
 class _Packed:
-    """timm's attention."""
+    """timm's attention, whose matrix is packed."""
 
     def __init__(self, own: Any) -> None:
         self._qkv = own.qkv

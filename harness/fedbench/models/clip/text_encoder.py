@@ -1,8 +1,8 @@
-"""The text tower of a dual encoder, as everything else sees it, whichever library built it.
+"""The interface of a dual encoder's text tower, whichever library built it.
 
-Every kind encodes texts whole, from their tokens. Most also take tokens that were embedded before, so that some of them
-can be vectors that are learned. What a kind can't do is said in ``lacks``. An encoder holds no tensors of its own: it
-reads those of its module when it is called, so that it also works inside `torch.func.functional_call`.
+Every kind encodes whole texts from their tokens. Most also take embedded tokens, some of which can be learned vectors;
+``lacks`` says why a kind does not. An encoder holds no tensors of its own: it reads those of its module when it is
+called, so that it also works inside `torch.func.functional_call`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.plain_blocks import Block
 
 NO_CONTEXT = "context of learned vectors"
-"""The capability of a text tower that takes embedded tokens, as refusals call it."""
+"""Name of the capability to take embedded tokens, in error messages."""
 
 
 class ClipTextEncoder:
-    """A text tower of open_clip that takes texts whole; ``lacks`` says why it takes no embedded tokens."""
+    """A text tower of open_clip that only encodes whole texts; ``lacks`` says why it takes no embedded tokens."""
 
     def __init__(self, module: nn.Module, lacks: str = "") -> None:
         self.module: Any = module
@@ -35,22 +35,22 @@ class ClipTextEncoder:
         return tokens
 
     def encode_truncated(self, tokens: Tensor) -> Tensor:
-        """`encode` of a table that `truncated` gave."""
+        """Encode tokens that `truncated` returned."""
         return self.encode(tokens)
 
     # what follows is of towers that lack nothing
 
     @property
     def width(self) -> int:
-        """d_t, of an embedded token."""
+        """The width d_t of an embedded token."""
         raise self._refusal()
 
     def ends(self, tokens: Tensor) -> Tensor:
-        """Where each text of ``tokens`` (n, l) has its end token, (n,) int64."""
+        """The position of each text's end token in ``tokens`` (n, l), (n,) int64."""
         raise self._refusal()
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(n, l) to (n, l, d_t), without positions."""
+        """Embed tokens (n, l) to (n, l, d_t), without positions."""
         raise self._refusal()
 
     def encode_embedded(self, embedded: Tensor, tokens: Tensor) -> Tensor:
@@ -64,25 +64,25 @@ class ClipTextEncoder:
 
     @property
     def blocks(self) -> list[Block] | None:
-        """The layers, where they are plain; else None, and only their library can run them."""
+        """The layers if they are plain blocks; else None, and only their library can run them."""
         return None
 
     @property
     def is_causal(self) -> bool:
-        """Whether a token sees only what stands before it, and the feature is the end token's."""
+        """Whether a token sees only tokens before it and the feature is read at the end token."""
         return False
 
     @property
     def positions(self) -> Tensor:
-        """(L, d_t), added to the embedded tokens."""
+        """Position embeddings (L, d_t), which are added to embedded tokens."""
         raise self._refusal()
 
     def normed(self, x: Tensor) -> Tensor:
-        """The tower's last norm, of (..., d_t)."""
+        """The tower's last norm, applied to (..., d_t)."""
         raise self._refusal()
 
     def project(self, pooled: Tensor) -> Tensor:
-        """Pooled states (..., d_t), behind the last norm, in the space shared with images (..., d)."""
+        """Project pooled states (..., d_t) behind the last norm into the space shared with images, (..., d)."""
         raise self._refusal()
 
     def _refusal(self) -> FedbenchError:

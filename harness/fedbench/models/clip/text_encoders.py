@@ -1,4 +1,4 @@
-"""The kinds of text tower: open_clip's own, an encoder of transformers inside open_clip, and transformers' own."""
+"""Implementations of `ClipTextEncoder`: for open_clip, for transformers inside open_clip, and for transformers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,10 @@ class OpenClipText(ClipTextEncoder):
 
     @property
     def blocks(self) -> list[Block] | None:
-        """As in the base."""
         return plain_blocks(self._own.transformer)
 
     @property
     def is_causal(self) -> bool:
-        """As in the base."""
         mask = self.attn_mask
         if mask is None or self.pool_type not in ("argmax", "eos"):
             return False
@@ -46,45 +44,42 @@ class OpenClipText(ClipTextEncoder):
 
     @property
     def attn_mask(self) -> Tensor | None:
-        """(L, L), added to the scores; None where every token sees every other."""
+        """The mask (L, L) added to attention scores; None where every token sees every other."""
         mask: Tensor | None = self._own.attn_mask
         return mask
 
     @property
     def positions(self) -> Tensor:
-        """(L, d_t)."""
         table: Tensor = self._own.positional_embedding
         return table
 
     @property
     def width(self) -> int:
-        """d_t."""
         return int(self._own.token_embedding.embedding_dim)
 
     def truncated(self, tokens: Tensor) -> Tensor:
-        """Cut after the longest text's end token: under a causal mask nothing behind it reaches it."""
+        """Cut behind the longest text's end token; under a causal mask no later token reaches it."""
         if self.attn_mask is None or self.pool_type == "last":
             return tokens
         return tokens[:, : int(self.ends(tokens).max()) + 1]
 
     def encode_truncated(self, tokens: Tensor) -> Tensor:
-        """Also in CLIP, whose own ``encode_text`` takes tables of full length only."""
+        """Encode truncated tokens, also for CLIP, whose own ``encode_text`` only takes tokens of full length."""
         return self.encode_embedded(self.embed(tokens), tokens)
 
     def ends(self, tokens: Tensor) -> Tensor:
-        """Of towers that pool at their last place, the end token is the first that also pads."""
+        """Positions of the end tokens. A tower that pools at its last place pads with the end token, whose first copy
+        counts."""
         if self.pool_type == "last":
             return _count(tokens != tokens[:, -1:])
         ends = tokens if self.pool_type == "argmax" else torch.eq(tokens, int(self._eos_id or 0)).int()
         return ends.argmax(dim=-1)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(n, l) to (n, l, d_t)."""
         embedded: Tensor = self._own.token_embedding(tokens)
         return embedded
 
     def encode_embedded(self, embedded: Tensor, tokens: Tensor) -> Tensor:
-        """As in the base."""
         from open_clip.transformer import text_global_pool
 
         length, mask = tokens.shape[1], self.attn_mask
@@ -93,12 +88,10 @@ class OpenClipText(ClipTextEncoder):
         return self.project(text_global_pool(x, tokens, self.pool_type, eos_token_id=self._eos_id))
 
     def normed(self, x: Tensor) -> Tensor:
-        """As in the base."""
         result: Tensor = self._own.ln_final(x)
         return result
 
     def project(self, pooled: Tensor) -> Tensor:
-        """As in the base."""
         projection: nn.Linear | Tensor | None = self._own.text_projection
         if projection is None:
             return pooled
@@ -110,28 +103,25 @@ class HuggingFaceText(ClipTextEncoder):
 
     @property
     def width(self) -> int:
-        """d_t."""
         return int(self.module.text.transformer.get_input_embeddings().embedding_dim)
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """As in the base, without the columns that are masked in every text."""
+        """Encode texts without the columns that are padding in every text."""
         return super().encode(self.truncated(tokens))
 
     def truncated(self, tokens: Tensor) -> Tensor:
-        """Cut after the longest text: what is behind is masked."""
+        """Cut behind the longest text; the rest is masked."""
         return tokens[:, : int(self.ends(tokens).max()) + 1]
 
     def ends(self, tokens: Tensor) -> Tensor:
-        """The last place that is no padding."""
+        """Positions of the last token that is not padding."""
         return _count(self._mask(tokens)) - 1
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(n, l) to (n, l, d_t)."""
         embedded: Tensor = self.module.text.transformer.get_input_embeddings()(tokens)
         return embedded
 
     def encode_embedded(self, embedded: Tensor, tokens: Tensor) -> Tensor:
-        """As in the base."""
         text, mask = self.module.text, self._mask(tokens)
         features: Tensor = text.proj(text.pooler(text.transformer(inputs_embeds=embedded, attention_mask=mask), mask))
         return features
@@ -144,7 +134,7 @@ class TransformersText(ClipTextEncoder):
     """The text side of a two-tower model of transformers: CLIP, SigLIP, ALIGN, or any two encoders joined."""
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """As in the base, without the columns that no feature depends on."""
+        """Encode texts without the columns that no feature depends on."""
         tokens = self.truncated(tokens)
         output = self.module.get_text_features(input_ids=tokens, attention_mask=self._mask(tokens))
         features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
@@ -152,7 +142,6 @@ class TransformersText(ClipTextEncoder):
 
     @property
     def width(self) -> int:
-        """d_t."""
         return int(self.module.text_model.get_input_embeddings().embedding_dim)
 
     @property
@@ -160,39 +149,38 @@ class TransformersText(ClipTextEncoder):
         return str(self.module.config.text_config.model_type) if hasattr(self.module.config, "text_config") else ""
 
     def _mask(self, tokens: Tensor) -> Tensor | None:
-        """None where padding is not masked: behind a causal mask, and in SigLIP."""
+        """The mask of padding (n, l); None where padding is not masked: behind a causal mask, and in SigLIP."""
         if self._kind.startswith(("clip", "siglip")):
             return None
         return torch.ne(tokens, int(self.module.config.text_config.pad_token_id)).long()
 
     def truncated(self, tokens: Tensor) -> Tensor:
-        """Cut after the longest text, but for SigLIP, which pools at the last place."""
+        """Cut behind the longest text, except for SigLIP, which pools at the last place."""
         return tokens if self._kind.startswith("siglip") else tokens[:, : int(self.ends(tokens).max()) + 1]
 
     def ends(self, tokens: Tensor) -> Tensor:
-        """The end token: CLIP's largest or first, SigLIP's first padding, else the last that is no padding."""
+        """Positions of the end tokens: CLIP's largest or first, SigLIP's first padding, else the last that is not
+        padding."""
         config = self.module.config.text_config
         if self._kind.startswith("siglip"):
             return _count(tokens != tokens[:, -1:])
         if self._kind.startswith("clip"):  # configs from before transformers 4.30 have 2 for an end token
-            found = tokens if config.eos_token_id == 2 else torch.eq(tokens, int(config.eos_token_id)).int()
-            return found.argmax(dim=-1)
+            is_end = tokens if config.eos_token_id == 2 else torch.eq(tokens, int(config.eos_token_id)).int()
+            return is_end.argmax(dim=-1)
         return _count(torch.ne(tokens, int(config.pad_token_id))) - 1
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(n, l) to (n, l, d_t)."""
         embedded: Tensor = self.module.text_model.get_input_embeddings()(tokens)
         return embedded
 
     def encode_embedded(self, embedded: Tensor, tokens: Tensor) -> Tensor:
-        """As in the base. CLIP's and SigLIP's text models take token ids alone, so that their parts are called here."""
+        # CLIP's and SigLIP's text models only take token ids, so their parts are called here
         text = self.module.text_model
         if not self._kind.startswith(("clip", "siglip")):
-            found = text(inputs_embeds=embedded, attention_mask=self._mask(tokens))
-            is_align = (
-                self.module.config.model_type == "align"
-            )  # which pools its text otherwise than the text model does
-            return self.project(found.last_hidden_state[:, 0] if is_align else found.pooler_output)
+            output = text(inputs_embeds=embedded, attention_mask=self._mask(tokens))
+            # ALIGN pools its text otherwise than its text model does
+            is_align = self.module.config.model_type == "align"
+            return self.project(output.last_hidden_state[:, 0] if is_align else output.pooler_output)
         length, mask = tokens.shape[1], None
         if self.is_causal:
             mask = torch.full((1, 1, length, length), -torch.inf, device=tokens.device).triu(1)
@@ -204,27 +192,22 @@ class TransformersText(ClipTextEncoder):
 
     @property
     def blocks(self) -> list[Block] | None:
-        """As in the base; of CLIP alone."""
         return plain_blocks(self.module.text_model.encoder) if self.is_causal else None
 
     @property
     def is_causal(self) -> bool:
-        """Of CLIP alone."""
         return self._kind.startswith("clip")
 
     @property
     def positions(self) -> Tensor:
-        """(L, d_t)."""
         table: Tensor = self.module.text_model.embeddings.position_embedding.weight
         return table
 
     def normed(self, x: Tensor) -> Tensor:
-        """As in the base."""
         result: Tensor = self.module.text_model.final_layer_norm(x)
         return result
 
     def project(self, pooled: Tensor) -> Tensor:
-        """As in the base."""
         projection = getattr(self.module, "text_projection", None)
         return pooled if projection is None else projection(pooled)
 
@@ -249,5 +232,5 @@ def text_encoder(module: nn.Module) -> ClipTextEncoder:
 
 
 def _count(where: Tensor) -> Tensor:
-    """How many of each row (n, l) are true, (n,) int64."""
+    """The number of true values in each row of (n, l), (n,) int64."""
     return where.long().sum(dim=-1)

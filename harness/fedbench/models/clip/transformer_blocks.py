@@ -1,4 +1,4 @@
-"""A plain block of a transformer written out, so that methods reach inside: fewer queries, further projections."""
+"""A plain transformer block written out, so that methods can use fewer queries or add to projections."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from fedbench.models.clip.plain_blocks import Attention, Block
 
 Added = Callable[[str, Tensor], Tensor | None]
-"""What a projection of states gets besides: its name ("q", "k", "v" or "o") and the states (..., T, w) to (..., T, w),
-or None for nothing."""
+"""A function of a projection's name ("q", "k", "v" or "o") and the states (..., T, w). It returns what is added to the
+projection, (..., T, w), or None for nothing."""
 
 
 def apply_block(
@@ -24,10 +24,10 @@ def apply_block(
     is_all: bool = True,
     added: Added | None = None,
 ) -> Tensor:
-    """The block at the states ``x`` (..., q, w), which look at the normed states ``seen`` (..., T, w): (..., q, w).
+    """Apply the block to states ``x`` (..., q, w), which attend to the normed states ``seen`` (..., T, w): (..., q, w).
 
-    ``is_all``: ``x`` are the states that ``seen`` are the norms of. ``mask`` (..., q, T) is added to the scores;
-    ``added`` to the projections.
+    ``is_all``: ``seen`` are the norms of ``x``. ``mask`` (..., q, T) is added to the scores; ``added`` gives what is
+    added to the projections.
     """
     attention = layer.attn
     heads, width = attention.num_heads, x.shape[-1]
@@ -66,5 +66,5 @@ def _with(projected: Tensor, added: Added | None, name: str, x: Tensor) -> Tenso
 
 
 def _heads(projected: Tensor, count: int) -> Tensor:
-    """(..., T, heads * w) to (..., heads, T, w)."""
+    """Reshape (..., T, heads * w) to (..., heads, T, w)."""
     return projected.reshape(*projected.shape[:-1], count, -1).transpose(-2, -3)

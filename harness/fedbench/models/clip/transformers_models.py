@@ -20,9 +20,9 @@ from fedbench.models.names import BackboneName
 from fedbench.models.transform import CroppedTransform, PixelTransform
 
 KINDS = ("clip", "siglip", "siglip2", "align", "vision-text-dual-encoder")
-"""Model types that are taken. Others have two towers as well, but give no single vector for an image or a text."""
+"""The supported model types. Others have two towers as well, but give no single vector for an image or a text."""
 _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
-"""PIL's numbers, as preprocessor configurations have them."""
+"""Interpolation by PIL's number, as preprocessor configurations have it."""
 
 
 def load_transformers_clip(name: BackboneName) -> ClipBackbone:
@@ -51,14 +51,13 @@ class PaddedTexts:
     """A tokenizer of transformers, called as open_clip's are: (n, l) token ids, cut and padded to one length."""
 
     def __init__(self, tokenizer: Any, length: int, *, masks: bool) -> None:
-        """Where padding is masked its token must not be another's; SigLIP's is also the end token's."""
+        """With ``masks`` the padding token must differ from all others; SigLIP's is also its end token."""
         self._tokenizer = tokenizer
         self._length = length
         if masks and tokenizer.pad_token_id is None:
             raise FedbenchError("a tokenizer without a padding token has no tables of texts of one length.")
 
     def __call__(self, texts: list[str]) -> Tensor:
-        """The table of ``texts``."""
         made = self._tokenizer(
             list(texts), padding="max_length", max_length=self._length, truncation=True, return_tensors="pt"
         )
@@ -92,7 +91,7 @@ def transform_of(given: Mapping[str, Any], config: Any, name: str) -> PixelTrans
 
 
 def _edge(size: Any) -> tuple[int | None, Literal["shortest", "squash"]]:
-    """The side that images are scaled to, and how."""
+    """The side that images are scaled to, and the mode of scaling."""
     if isinstance(size, int):
         return size, "shortest"
     if size and "shortest_edge" in size:
@@ -127,7 +126,7 @@ def transformers_image_size(source: str, name: str) -> int | None:
 
 
 def _places(tokenizer: Any, config: Any) -> int:
-    """How many tokens a text has at most; a tokenizer may know no length of its own, its largest is then no number."""
+    """The most tokens of a text. The tokenizer's own limit may be a huge number without meaning."""
     most = int(config.text_config.max_position_embeddings)
     return min(int(tokenizer.model_max_length), most)
 

@@ -1,4 +1,4 @@
-"""The files of CLIP's weights: where a tag's are on this machine, and how they are fetched."""
+"""Files of CLIP's weights: finding and downloading those behind a tag."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def how_to_get_clip(name: BackboneName, data_dir: Path) -> str:
-    """What to do about the weights behind a tag; "" where they are on this machine, or there is no such tag."""
+    """How to get the weights behind a tag; "" if they are on this machine, or there is no such tag."""
     tag = get_pretrained_cfg(base_arch(name.arch), name.checkpoint) or get_pretrained_cfg(name.arch, name.checkpoint)
     if not tag or _cached(tag, data_dir / "clip") or _cached(tag, None):
         return ""
@@ -47,11 +47,11 @@ def fetch(name: BackboneName, tag: dict[str, Any], data_dir: Path | None) -> Pat
 
 
 def quick_gelu_for(arch: str, tag: dict[str, Any]) -> bool:
-    """Whether weights behind a tag were trained with QuickGELU: the tag's word, whatever the architecture's suffix.
+    """Whether a tag's weights were trained with QuickGELU. The tag decides, whatever the architecture's suffix.
 
     open_clip only warns when the two differ and goes on with the wrong activation: ``ViT-B-32`` with OpenAI's weights
-    then loses accuracy silently, and so does ``ViT-B-32-quickgelu`` with LAION's. An architecture whose own config
-    asks for QuickGELU without a suffix in its name (roberta-ViT-B-32) keeps it.
+    then loses accuracy silently, and so does ``ViT-B-32-quickgelu`` with LAION's. An architecture whose own config asks
+    for QuickGELU without a suffix in its name (roberta-ViT-B-32) keeps it.
     """
     own = open_clip.get_model_config(base_arch(arch)) or {}
     return bool(tag.get("quick_gelu", False) or own.get("quick_gelu", False))
@@ -64,7 +64,7 @@ def base_arch(arch: str) -> str:
 
 
 def published_digest(file: Path, tag: dict[str, Any]) -> str:
-    """The sha256 that who published the weights gives, or how it begins; "" where nobody does."""
+    """The published sha256 of the weights, or its beginning; "" if none was published."""
     # the Hub's cache calls a large file by its sha256 and links to it
     blob = file.resolve().name
     if _SHA256.fullmatch(blob):
@@ -93,9 +93,9 @@ def _cached(tag: dict[str, Any], folder: Path | None) -> Path | None:
     if tag.get("hf_hub"):
         repo, file = os.path.split(tag["hf_hub"])
         for candidate in (file,) if file else ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"):
-            found = try_to_load_from_cache(repo, candidate, cache_dir=folder)
-            if isinstance(found, str):
-                return Path(found)
+            path_in_cache = try_to_load_from_cache(repo, candidate, cache_dir=folder)
+            if isinstance(path_in_cache, str):
+                return Path(path_in_cache)
         return None
     path = (folder or Path("~/.cache/clip").expanduser()) / os.path.basename(tag["url"])
     return path if path.is_file() else None

@@ -22,14 +22,14 @@ from fedbench.models.per_thread import per_thread
 from fedbench.models.transform import PixelTransform
 
 CIFAR_STATISTICS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
-"""Mean and deviation by channel that the CReFF family uses for CIFAR-10 and CIFAR-100."""
+"""Mean and deviation by channel of CIFAR-10 and CIFAR-100 in the CReFF family."""
 IMAGENET_STATISTICS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 # Below these sizes a convolution or pool of the network has nothing left to read.
 _SMALLEST = {"resnet8": 8, "convnet": 16, "fedavg-cnn": 4, "alexnet": 63, "vgg11": 32, "resnet18": 32, "resnet50": 32}
 
 _OF_IMAGENET = ("alexnet", "resnet18", "resnet50")
-"""Made for images of 224 px, the others for 32; they take other sizes too."""
+"""Families made for images of 224 px; the others are made for 32 px. All take other sizes too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class CnnBackbone:
 
 @contextmanager
 def default_generator_from(seed: int, purpose: str) -> Iterator[None]:
-    """Inside, torch's default CPU generator follows a child seed; afterwards it stands where it stood."""
+    """Inside the block torch's default CPU generator follows a child seed; afterwards its state is restored."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would reseed the accelerators' generators too.
         torch.default_generator.manual_seed(torch_generator(seed, purpose).initial_seed())
@@ -54,7 +54,7 @@ def default_generator_from(seed: int, purpose: str) -> Iterator[None]:
 
 
 def cnn_image_size(name: BackboneName) -> int:
-    """The side in pixels of the images that the network is made for: what it resizes to, else its papers'."""
+    """The side in pixels of the images that the network is made for: its ``resize``, else the size in its papers."""
     is_large = name.weights or (name.family in _OF_IMAGENET and name.stem != "cifar")
     return name.resize or (224 if is_large else 32)
 

@@ -1,4 +1,4 @@
-"""Where the convolution blocks of a CNN end, so that a method can change feature maps there, in training only."""
+"""Marks at the ends of a CNN's convolution blocks, where a method can change feature maps during training."""
 
 from __future__ import annotations
 
@@ -13,25 +13,21 @@ from torch import Tensor, nn
 from fedbench.core.types import Model, Outputs, Tensors
 
 BlockChange = Callable[[int, Tensor, Tensors], Tensor]
-"""``change(position, features, tensors)``: what goes on in place of ``features`` (b, c, h, w), of the same shape.
-
-``position`` counts the block ends from 0 in the order of the forward pass; ``tensors`` are those of the pass.
-"""
+"""A function ``change(position, features, tensors)``. It returns what replaces ``features`` (b, c, h, w), of the same
+shape. ``position`` counts the block ends from 0 in the order of the forward pass; ``tensors`` are those of the pass."""
 
 # of the thread's own: clients that train side by side pass through different ends with different changes
 _change: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("change of feature maps", default=None)
 
 
 class BlockEnd(nn.Module):
-    """Marks the end of a convolution block, behind its pooling; gives what it is given unless a method changes it."""
+    """Marks the end of a convolution block, behind its pooling. It passes its input on unless a method changes it."""
 
     def __init__(self, channels: int) -> None:
-        """``channels`` c of the feature maps (b, c, h, w) that pass."""
         super().__init__()
         self.channels = channels
 
     def forward(self, features: Tensor) -> Tensor:
-        """(b, c, h, w) to (b, c, h, w)."""
         change = _change.get()
         return features if change is None else change(features)
 
@@ -60,7 +56,7 @@ def with_changed_blocks(model: Model, change: BlockChange) -> Model:
 
 @contextmanager
 def _changing(change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside, block ends apply ``change``, in this thread."""
+    """Inside the block, block ends apply ``change`` in this thread."""
     token = _change.set(change)
     try:
         yield

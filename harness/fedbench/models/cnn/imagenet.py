@@ -36,7 +36,7 @@ _FILES = {
     "resnet18": "resnet18-f37072fd.pth",
     "resnet50": "resnet50-0676ba61.pth",
 }
-"""torchvision's ``IMAGENET1K_V1``; the sha256 of each begins as its name ends."""
+"""Files of torchvision's ``IMAGENET1K_V1``. A name ends with the beginning of the file's sha256."""
 _KIND = "ImageNet weights"
 
 _ALEXNET = {
@@ -51,9 +51,9 @@ _VGG11_BN = {
     for behind, layer in enumerate(("conv", "bn"))
 }
 _LAYERS: Mapping[str, Mapping[str, str]] = {"alexnet": _ALEXNET, "vgg11": _VGG11, "vgg11_bn": _VGG11_BN}
-"""Our layer -> torchvision's, of the networks that are written out here; ResNets are torchvision's own."""
+"""Our layer -> torchvision's layer, for networks that are written out here; ResNets are torchvision's own."""
 _SEEDED = ("fc1.", "fc2.")
-"""VGG-11's dense layers."""
+"""Prefixes of VGG-11's dense layers, which are drawn from the seed."""
 
 
 def load_started(
@@ -82,14 +82,13 @@ def load_started(
 
 
 def how_to_get_imagenet(name: BackboneName, data_dir: Path) -> str:
-    """What to do about the file behind ``weights=imagenet``; "" where it is on this machine, or a file is named."""
+    """How to get the file behind ``weights=imagenet``; "" if it is on this machine, or a file is named."""
     if name.weights != IMAGENET or _cached(name, data_dir):
         return ""
     return f"downloaded where there is a network; else {_by_hand(name, data_dir)}"
 
 
 def _network(name: BackboneName) -> str:
-    """torchvision's name for it."""
     return f"{name.family}_bn" if name.bn else name.family
 
 
@@ -141,23 +140,23 @@ def _given_file(name: BackboneName) -> Path:
 
 
 def _unseeded(body: nn.Module, name: BackboneName) -> list[str]:
-    """The names in ``body`` of all that does not depend on the run's seed once the weights are there."""
+    """Names of the tensors of ``body`` that do not depend on the run's seed once the weights are loaded."""
     return [key for key in body.state_dict() if name.family != "vgg11" or not key.startswith(_SEEDED)]
 
 
 def _sources(body: nn.Module, name: BackboneName) -> dict[str, str]:
-    """Our tensor -> torchvision's, of all tensors of ``body`` that its file has."""
+    """Our tensor -> torchvision's tensor, for all tensors of ``body`` that the file has."""
     layers = _LAYERS.get(_network(name))
-    found = {}
+    sources = {}
     for key in body.state_dict():
         layer, _, kind = key.rpartition(".")
         if kind == "num_batches_tracked":  # which nothing is computed from, and files of old versions lack
             continue
         if layers is None:
-            found[key] = key
+            sources[key] = key
         elif layer in layers:
-            found[key] = f"{layers[layer]}.{kind}"
-    return found
+            sources[key] = f"{layers[layer]}.{kind}"
+    return sources
 
 
 def _fill(body: nn.Module, name: BackboneName, file: Path) -> None:
@@ -171,11 +170,11 @@ def _fill(body: nn.Module, name: BackboneName, file: Path) -> None:
         raise FedbenchError(f"can't load {_KIND} {str(file)!r}: {type(error).__name__} {reason} ({wanted}).") from error
     own = body.state_dict()
     for ours, theirs in _sources(body, name).items():
-        found, shape = given.get(theirs), tuple(own[ours].shape)
-        if not isinstance(found, Tensor) or not found.is_floating_point():
+        tensor, shape = given.get(theirs), tuple(own[ours].shape)
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             raise FedbenchError(f"{_KIND} {str(file)!r} have no tensor {theirs!r} {shape} ({wanted}).")
-        if tuple(found.shape) != shape:
-            raise FedbenchError(f"{_KIND} {str(file)!r}: {theirs!r} is {tuple(found.shape)}, not {shape} ({wanted}).")
-        if not found.isfinite().all():
+        if tuple(tensor.shape) != shape:
+            raise FedbenchError(f"{_KIND} {str(file)!r}: {theirs!r} is {tuple(tensor.shape)}, not {shape} ({wanted}).")
+        if not tensor.isfinite().all():
             raise FedbenchError(f"{_KIND} {str(file)!r}: {theirs!r} is not finite, so the file is damaged; replace it.")
-        own[ours].copy_(found)
+        own[ours].copy_(tensor)

@@ -21,7 +21,7 @@ class ResidualBlock(nn.Module):
     """Two 3x3 convolutions with batch-norm; a 1x1 convolution on the shortcut where the shape changes."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
-        """``stride`` is the first convolution's and the shortcut's."""
+        """The first convolution and the shortcut have ``stride``."""
         super().__init__()
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels_out)
@@ -34,7 +34,7 @@ class ResidualBlock(nn.Module):
         self.end = BlockEnd(channels_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, c, h, w) to (b, c', h/stride, w/stride)."""
+        """Transform (b, c, h, w) to (b, c', h/stride, w/stride)."""
         y = F.relu(self.bn1(self.conv1(x)))
         y = self.bn2(self.conv2(y))
         return self.end(F.relu(y + self.shortcut(x)))  # type: ignore[no-any-return]
@@ -59,7 +59,7 @@ class ResNet8(nn.Module):
                 nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, 3, h, w) to (b, 64 width). The mean is the papers' 8x8 pool at 32 px."""
+        """Transform (b, 3, h, w) to (b, 64 width). The mean equals the papers' 8x8 pool at 32 px."""
         x = self.end(F.relu(self.bn1(self.conv1(x))))
         return self.block3(self.block2(self.block1(x))).mean(dim=(2, 3))  # type: ignore[no-any-return]
 
@@ -68,7 +68,6 @@ class ConvNet(nn.Module):
     """The simple CNN of NIID-Bench: two 5x5 convolutions (6, 16) and dense layers of 120 and 84."""
 
     def __init__(self) -> None:
-        """Start from torch's default initialisation."""
         super().__init__()
         self.conv1, self.end1 = nn.Conv2d(3, 6, 5), BlockEnd(6)
         self.conv2, self.end2 = nn.Conv2d(6, 16, 5), BlockEnd(16)
@@ -76,10 +75,10 @@ class ConvNet(nn.Module):
         self.fc2 = nn.Linear(120, 84)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, 3, h, w) to (b, 84); images of other sizes than 32 px are pooled to the same 5x5.
+        """Transform (b, 3, h, w) to (b, 84); images of other sizes than 32 px are pooled to the same 5x5.
 
-        ReLU behind the pool gives the same bits at a quarter of the values: with the pool left out at 32 px, a training
-        step takes 0.93 of the time.
+        ReLU behind the pool gives the same bits at a quarter of the values. If the pool is left out at 32 px, a
+        training step takes 0.93 of the time.
         """
         x = self.end1(F.relu(F.max_pool2d(self.conv1(x), 2)))
         x = self.end2(F.relu(F.max_pool2d(self.conv2(x), 2)))
@@ -91,14 +90,13 @@ class FedAvgCnn(nn.Module):
     """The CNN of McMahan et al. 2017: two 5x5 convolutions (32, 64) and a dense layer of 512."""
 
     def __init__(self) -> None:
-        """Start from torch's default initialisation."""
         super().__init__()
         self.conv1, self.end1 = nn.Conv2d(3, 32, 5, padding=2), BlockEnd(32)
         self.conv2, self.end2 = nn.Conv2d(32, 64, 5, padding=2), BlockEnd(64)
         self.fc = nn.Linear(64 * 8 * 8, 512)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, 3, h, w) to (b, 512); the adaptive pool does nothing at 32 px."""
+        """Transform (b, 3, h, w) to (b, 512); the adaptive pool does nothing at 32 px."""
         x = self.end1(F.max_pool2d(F.relu(self.conv1(x)), 2))
         x = self.end2(F.max_pool2d(F.relu(self.conv2(x)), 2))
         return F.relu(self.fc(F.adaptive_avg_pool2d(x, 8).flatten(1)))
@@ -131,15 +129,15 @@ class AlexNet(nn.Module):
             self.fc2, self.bn7 = nn.Linear(4096, 4096), nn.BatchNorm1d(4096)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, 3, h, w) to (b, 4096)."""
+        """Transform (b, 3, h, w) to (b, 4096)."""
         x = F.relu(self.bn6(self.fc1(self.features(x).flatten(1))))
         return F.relu(self.bn7(self.fc2(x))) if self.dense == 2 else x
 
 
 def vgg11(*, has_norms: bool = False) -> nn.Module:
-    """The convolutions of VGG-11 and, as usual on 32 px where they leave 1x1, two dense layers of 512.
+    """The convolutions of VGG-11 and two dense layers of 512, as usual on 32 px, where the convolutions leave 1x1.
 
-    ``has_norms``: with batch-norm behind every convolution, without which FedBN has nothing to keep.
+    ``has_norms`` puts batch-norm behind every convolution, without which FedBN has nothing to keep.
     """
     channels, pooled = (3, 64, 128, 256, 256, 512, 512, 512, 512), (1, 2, 4, 6, 8)
     layers: OrderedDict[str, nn.Module] = OrderedDict()

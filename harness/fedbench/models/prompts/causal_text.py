@@ -1,9 +1,9 @@
-"""Texts that begin alike through a causal text tower, the common beginning once: exact, and several times as fast.
+"""A causal text tower that computes the common beginning of texts once: exact, and several times as fast.
 
-Under a causal mask a token sees only what stands before it, so up to the first place where texts differ their hidden
-states are the same. Texts are therefore packed: one sequence holds the common beginning and, behind it, what each of
-several texts adds, up to its end token. A token sees the beginning and its own text, so to it nothing is changed. Of
-the last block only what reaches the end tokens is computed.
+Under a causal mask a token sees only earlier tokens, so up to the first place where texts differ their hidden states
+are the same. Texts are therefore packed: one sequence holds the common beginning and, behind it, the rest of several
+texts, each up to its end token. A token sees the beginning and its own text, so its result is unchanged. The last block
+computes only what reaches the end tokens.
 
 Measured on one thread, forward and backward (`tests/bench/bench_prompts.py`, medians of 60 pairs): ten classes of the
 embedded CLIP with 16 shared vectors take 1 / 2.2 of the time of whole texts, with 4 vectors 1 / 1.7, with 16 of each
@@ -26,17 +26,17 @@ from fedbench.models.clip.text_encoder import ClipTextEncoder
 from fedbench.models.clip.transformer_blocks import Added, apply_block
 
 SCORE_COST = 200
-"""What an attention score costs beside its dot products (mask, softmax), in multiply-adds of a matrix product."""
+"""The cost of an attention score besides its dot products (mask, softmax), in multiply-adds of a matrix product."""
 
 
 @dataclass(frozen=True)
 class ContextBlock:
-    """Context vectors that come together."""
+    """A block of consecutive context vectors."""
 
     length: int
-    """m, how many."""
+    """The number m of vectors."""
     is_own: bool
-    """Whether each text has its own, (..., K, m, d_t), or all share them, (..., 1, m, d_t)."""
+    """Whether each text has vectors of its own, (..., K, m, d_t), or all share them, (..., 1, m, d_t)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,21 +48,20 @@ class PackedTexts:
 
     text: ClipTextEncoder
     blocks: Sequence[Block]
-    """The layers of ``text``."""
     frozen: Tensor
-    """(G, T, d_t) what does not depend on the context: the positions, and the embeddings of all other tokens."""
+    """Everything that does not depend on the context, (G, T, d_t): positions, and embeddings of all other tokens."""
     places: tuple[Tensor, ...]
-    """For each block (G, T, m), or (G, T, C m) for vectors of each text's own: 1 where a place takes a vector."""
+    """Selects the places of each block's vectors: (G, T, m), or (G, T, C m) if each text has vectors of its own."""
     outside: Tensor
-    """(G, T, 1) 0 where a place takes a vector, else 1."""
+    """Selects other places, (G, T, 1): 0 where a place takes a vector, else 1."""
     mask: Tensor
-    """(G, 1, T, T), or (T, T): what attention adds to its scores: 0 where a token sees another, else minus infinity."""
+    """The mask added to attention scores, (G, 1, T, T) or (T, T): 0 where a token sees another, else minus infinity."""
     ends: Tensor
-    """(G, C, T) 1 at the end token of each text."""
+    """Selects end tokens, (G, C, T): 1 at the end token of each text."""
     ends_mask: Tensor
-    """(G, 1, C, T), or (C, T): the rows of ``mask`` at the end tokens."""
+    """The rows of ``mask`` at the end tokens, (G, 1, C, T) or (C, T)."""
     count: int
-    """K; places in the last sequence for further texts give features that are dropped."""
+    """The number K of texts. The last sequence may have room for more; features of these are dropped."""
 
     def encode(
         self,
@@ -72,8 +71,8 @@ class PackedTexts:
     ) -> Tensor:
         """Text features (..., K, d), not normalised, from the blocks, (..., K or 1, m, d_t) each.
 
-        ``deep``: blocks of the same shapes that take the places of the context's states behind the first layer, the
-        second, and so on. ``added``: what layer ``number`` gets besides.
+        ``deep``: blocks of the same shapes that replace the context's states behind the first layer, the second, and so
+        on. ``added``: what is added to the projections of layer ``number``.
         """
         x = self._with_context(self.frozen, blocks)
         *layers, last = self.blocks
@@ -110,9 +109,10 @@ def can_pack(text: ClipTextEncoder) -> bool:
 def pack_texts(
     tower: ClipTextEncoder, tokens: Tensor, embedded: Tensor, slots: Tensor, context: Sequence[ContextBlock]
 ) -> PackedTexts:
-    """Texts (K, l), embedded without positions (K, l, d_t), whose places ``slots`` (K, M) take the context's vectors.
+    """Pack texts (K, l), embedded without positions (K, l, d_t), whose places ``slots`` (K, M) take the context's
+    vectors.
 
-    The blocks of ``context`` add up to M, and stand before the end tokens. For towers that ``can_pack``.
+    The blocks of ``context`` add up to M and stand before the end tokens. The tower must satisfy ``can_pack``.
     """
     count, ends, device, blocks = len(tokens), tower.ends(tokens).tolist(), tokens.device, tower.blocks
     assert blocks is not None
@@ -146,9 +146,9 @@ def pack_texts(
 
 
 def _arrangement(start: int, ends: list[int], size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every place of the sequences, the text it is of and where it stands there (G, T), and the ends (G, C).
+    """For every place of the sequences its text and its position there (G, T), and the places of the ends (G, C).
 
-    The ``start`` places that are of all texts have -1 for a text, and those that fill a sequence up -2.
+    The ``start`` places shared by all texts have -1 for a text, and those that fill a sequence up have -2.
     """
     owners, places, at_end = [], [], []
     for first in range(0, len(ends), size):
@@ -164,9 +164,9 @@ def _arrangement(start: int, ends: list[int], size: int) -> tuple[Tensor, Tensor
 def _taken(
     content: Tensor, text: Tensor, context: Sequence[ContextBlock], size: int, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """For each block, 1 where a place takes one of its vectors: (G, T, m), or (G, T, C m) for vectors of each text.
+    """Selects the places of each block's vectors: (G, T, m), or (G, T, C m) if each text has vectors of its own.
 
-    ``content`` (G, T) is the vector -1 - j, or a token; ``text`` (G, T) counts the sequence's texts from 0.
+    ``content`` (G, T) is -1 - j for the vector j, or a token; ``text`` (G, T) counts the sequence's texts from 0.
     """
     offset, taken = 0, []
     for block in context:
@@ -180,7 +180,10 @@ def _taken(
 
 
 def _texts_in_a_sequence(width: int, heads: int, count: int, start: int, added: float) -> int:
-    """C, at the least cost: more texts to a sequence share its first ``start`` places, but look at each other's."""
+    """The number C of texts in a sequence with the least cost.
+
+    More texts in a sequence share its first ``start`` places, but attention scores between them are computed in vain.
+    """
 
     def cost(size: int) -> float:
         sequences, length = -(-count // size), start + size * added

@@ -1,4 +1,4 @@
-"""Rows in chunks, where all at once would need too much memory for the gradient."""
+"""Functions applied to rows in chunks, to save memory for the gradient."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def in_chunks(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
-    """``function`` of ``rows`` (b, ...), which takes each by itself, at most ``size`` at once.
+    """Apply ``function``, which treats each row by itself, to ``rows`` (b, ...), at most ``size`` at once.
 
-    Of more than one chunk nothing but the result is kept for the gradient: it is computed again in the backward pass.
+    With more than one chunk only the result is kept for the gradient, and the backward pass computes the rest again.
     """
     if len(rows) <= size:
         return function(rows)

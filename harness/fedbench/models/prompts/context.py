@@ -31,7 +31,7 @@ Position = Literal["end", "middle", "front"]
 Init = Literal["random", "words"]
 
 PLACEHOLDERS = ("X", "x", "o", "a")
-"""Words that may hold the context's places while texts are tokenised; the first that is one token is taken."""
+"""Words that may hold the context's places while texts are tokenised; the first that is a single token is used."""
 
 INITIAL_DEVIATION = 0.02
 """Standard deviation of a context drawn at random (released code of CoOp, CoCoOp, KgCoOp, MaPLe, PromptFL)."""
@@ -43,17 +43,18 @@ class PromptTower:
 
     text: ClipTextEncoder
     tokens: Tensor
-    """(K, l) token ids, placeholders where the context goes; they say where each text ends."""
+    """Token ids (K, l) with placeholders for the context; they show where each text ends."""
     embedded: Tensor
-    """(K, l, d_t) frozen embeddings of ``tokens``, without positions."""
+    """Frozen embeddings of ``tokens``, without positions, (K, l, d_t)."""
     slots: Tensor
-    """(K, M) the positions of the context, in its order."""
+    """Positions of the context's vectors, in their order, (K, M)."""
     packs: bool
-    """Whether what texts share is encoded once (`fedbench.models.prompts.causal_text`), or every text whole."""
+    """Whether the common beginning of texts is encoded once (`fedbench.models.prompts.causal_text`), or every text
+    whole."""
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """K, the number of classes."""
         return int(self.slots.shape[0])
 
     @property
@@ -68,17 +69,17 @@ class PromptTower:
 
     @torch.no_grad()
     def placeholder_texts(self) -> Tensor:
-        """Unit text features (K, d) of what the context stands in place of: "X X ... X name."."""
+        """Unit text features (K, d) of the texts with placeholders: "X X ... X name."."""
         return normalize(self.text.encode_truncated(self.tokens), dim=-1)
 
     def encode(self, *blocks: Tensor, deep: Sequence[Sequence[Tensor]] = ()) -> Tensor:
         """Unit text features (K, d) for a context of one or several blocks, placed one behind the other.
 
         A block is (m, d_t), shared by all classes, or (..., K, m, d_t) with K or 1 classes; the m add up to M. Leading
-        dimensions (one context an image, say) are kept: (..., K, d). ``deep``: blocks of the same shapes, which take
-        the places of the context behind the first layer, the second, and so on (MaPLe, Khattak et al., CVPR 2023);
-        FedbenchError where the tower does not pack. Differentiable in all blocks. Where the tower ``packs`` it works
-        under ``torch.func.vmap``, also with the warnings of missing batching rules as errors.
+        dimensions (one context an image, say) are kept: (..., K, d). ``deep``: blocks of the same shapes that replace
+        the context's states behind the first layer, the second, and so on (MaPLe, Khattak et al., CVPR 2023);
+        FedbenchError if the tower does not pack. The result is differentiable in all blocks. If the tower ``packs``, it
+        works under ``torch.func.vmap``, also with the warnings of missing batching rules as errors.
         """
         if deep and not self.packs:
             raise FedbenchError(
@@ -165,7 +166,7 @@ def prompt_tower(
 
 
 def text_layers(backbone: ClipBackbone, what: str) -> Sequence[Block]:
-    """The layers of the text tower, for a method that reaches into them: ``what`` it does to them.
+    """The layers of the text tower, for a method that changes them; ``what`` says what it does, for the error.
 
     FedbenchError where they are not plain blocks under a causal mask.
     """
@@ -179,7 +180,7 @@ def text_layers(backbone: ClipBackbone, what: str) -> Sequence[Block]:
 
 
 def fixed_texts(backbone: ClipBackbone, texts: Sequence[str], what: str) -> PackedTexts:
-    """Whole ``texts`` for a method that reaches into the layers they pass through; ``what`` as in `text_layers`."""
+    """Whole ``texts``, packed, for a method that changes the layers; ``what`` as in `text_layers`."""
     text_layers(backbone, what)
     text = backbone.text
     tokens = text.truncated(backbone.tokenizer(list(texts))).to(backbone.device)
@@ -198,7 +199,7 @@ def word_context(backbone: ClipBackbone, words: str = "a photo of a") -> Tensor:
 
 
 def random_context(seed: int, purpose: str, *shape: int) -> Tensor:
-    """N(0, 0.02^2) of ``shape``, from a generator of its own for ``purpose``; on the CPU."""
+    """Draw N(0, 0.02^2) of ``shape`` on the CPU, from a generator of its own for ``purpose``."""
     return INITIAL_DEVIATION * torch.randn(*shape, generator=torch_generator(seed, purpose))
 
 
@@ -223,27 +224,28 @@ def _per_class(blocks: Sequence[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class _Frame:
-    """What a tokenizer puts around a text."""
+    """The tokens that a tokenizer puts around a text."""
 
     start: int
-    """Tokens before it: CLIP's one, SigLIP's none."""
+    """The number of tokens before the text: one in CLIP, none in SigLIP."""
     behind: int
-    """Tokens between it and the place that `ClipTextEncoder.ends` gives: none where that is the end token's."""
+    """The number of tokens between the text and the place that `ClipTextEncoder.ends` gives; 0 if that is the end
+    token's."""
     placeholder: str
     """A word that is one token, to hold the context's places."""
 
     @property
     def around(self) -> int:
-        """All tokens that are not the text's, the end token among them."""
+        """The number of tokens that are not the text's, including the end token."""
         return self.start + self.behind + 1
 
     def end_of(self, length: Tensor) -> Tensor:
-        """Where texts of ``length`` tokens end, as `ClipTextEncoder.ends` has it."""
+        """The end of texts of ``length`` tokens, as `ClipTextEncoder.ends` gives it."""
         return self.start + length + self.behind
 
 
 def _frame(backbone: ClipBackbone) -> _Frame:
-    """Found by tokenising a word once and three times; FedbenchError where no word is a single token."""
+    """The frame, derived by tokenising a word once and three times; FedbenchError if no placeholder is one token."""
     for word in PLACEHOLDERS:
         tokens = backbone.tokenizer([word, f"{word} {word} {word}"])
         once, thrice = backbone.text.ends(tokens).tolist()
@@ -258,12 +260,12 @@ def _frame(backbone: ClipBackbone) -> _Frame:
 
 
 def _count_tokens(backbone: ClipBackbone, texts: list[str], frame: _Frame) -> Tensor:
-    """Tokens of each text itself, (n,) int64; a text that is cut counts as all there is room for."""
+    """The number of tokens of each text itself, (n,) int64; a text that is cut counts as all that fits."""
     return backbone.text.ends(backbone.tokenizer(texts)) - frame.start - frame.behind
 
 
 def _placement(lengths: Tensor, context: int, width: int, position: Position, start: int) -> tuple[Tensor, Tensor]:
-    """Which token of "[start][context][name][.][end]..." stands at each place (K, width), and the slots (K, M).
+    """The token of "[start][context][name][.][end]..." that goes to each place (K, width), and the slots (K, M).
 
     ``lengths`` (K,) counts name and period; the last token of a name, which holds the period, stays behind the context.
     """

@@ -1,4 +1,4 @@
-"""A network that makes the context before class names from the features of these names, by cross-attention."""
+"""A network that generates the context in front of class names from their features, by cross-attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedbench.models.prompts.context import random_context
 
 HEADS = 4
 WIDENING = 4
-"""The inner width of FF, by that of the context; GEGLU halves what the first layer gives."""
+"""The inner width of FF as a multiple of the context's width; GEGLU halves the first layer's output."""
 
 
 def initial_generator(length: int, width: int, dim: int, seed: int) -> Tensors:
@@ -54,15 +54,15 @@ def attention(queries: Tensor, names: Tensor, weights: Mapping[str, Tensor], abs
 
 
 def in_heads(rows: Tensor) -> Tensor:
-    """(n, w) to (heads, n, w / heads)."""
+    """Split rows (n, w) into heads, (heads, n, w / heads)."""
     return rows.reshape(len(rows), HEADS, -1).transpose(0, 1)
 
 
 def normed(rows: Tensor, weights: Mapping[str, Tensor], layer: str) -> Tensor:
-    """LN of ``rows`` (n, w), each by itself."""
+    """Layer norm of each row of (n, w)."""
     return layer_norm(rows, rows.shape[-1:], *layer_of(weights, layer))
 
 
 def layer_of(weights: Mapping[str, Tensor], layer: str) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a layer."""
+    """Weight and bias of a layer of the generator."""
     return weights[f"generator.{layer}.weight"], weights[f"generator.{layer}.bias"]

@@ -1,7 +1,7 @@
-"""Learnable tokens in an image tower, behind the patch tokens (MaPLe, CVPR 2023), and what layers get besides.
+"""Learnable tokens in an image tower, behind the patch tokens (MaPLe, CVPR 2023), and additions to its layers.
 
-Of the last block only what the feature is read off is computed: the class token, where a tower has one. Embedded CLIP,
-32 images with 4 tokens, one thread, forward and backward (`tests/bench/bench_image_tower.py`, medians of 40 pairs):
+The last block computes only what the feature is read from: the class token, if a tower has one. Embedded CLIP, 32
+images with 4 tokens, one thread, forward and backward (`tests/bench/bench_image_tower.py`, medians of 40 pairs):
 open_clip's own blocks take 1.34 times as long.
 """
 
@@ -19,9 +19,9 @@ from fedbench.models.clip.transformer_blocks import Added, apply_block
 
 
 def require_vision_transformer(backbone: ClipBackbone, what: str, instead: str = "") -> ImageTower:
-    """The backbone's image tower; FedbenchError where it has no tokens, or layers that can't be reached.
+    """The backbone's image tower; FedbenchError if it is no vision transformer of plain blocks.
 
-    ``what`` a method does there, and what to choose ``instead`` of another backbone.
+    For the error, ``what`` says what a method does there, and ``instead`` names an alternative to another backbone.
     """
     tower = image_tower(backbone.module)
     if tower is None or tower.blocks is None:
@@ -41,11 +41,11 @@ def encode_with_tokens(
 ) -> Tensor:
     """Image features (b, d), not normalised, of ``images`` (b, 3, S, S) with ``tokens`` behind their patches.
 
-    ``tokens`` (M_v, d_v), shared by the batch, or (b, M_v, d_v). They get no position and are there from the first
-    norm on; ``deep``: others of their shape, which take their places behind the first layer, the second, and so on.
-    ``added``: what layer ``number`` gets besides. The feature is the class token's, or what the tower pools from its
-    own tokens, without the further ones. Without tokens and additions it is that of the backbone. For towers with
-    ``blocks``.
+    ``tokens`` are (M_v, d_v), shared by the batch, or (b, M_v, d_v). They get no position and are added in front of the
+    first norm. ``deep``: tokens of the same shape that replace them behind the first layer, the second, and so on.
+    ``added``: what is added to the projections of layer ``number``. The feature is the class token's, or what the tower
+    pools from its own tokens, without the further ones. Without tokens and additions it equals the backbone's. The
+    tower must have ``blocks``.
     """
     x, blocks = tower.embed(images), tower.blocks
     assert blocks is not None

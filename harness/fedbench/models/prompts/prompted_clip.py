@@ -1,4 +1,4 @@
-"""Frozen CLIP as a model of its prompts: learnable context before class names, and tokens coupled to it in the images.
+"""Frozen CLIP with trained prompts: learnable context in front of class names, and image tokens coupled to it.
 
 An instance is a model's forward pass. Its parts are methods, so that a loss may use several prompts on one image pass.
 """
@@ -33,13 +33,13 @@ class PromptedClip:
     towers: Mapping[str, PromptTower]
     """The text towers by kind of text."""
     blocks: Mapping[str, tuple[str, ...]]
-    """Which tensors make the context of each kind of text, in their order."""
+    """Names of the tensors that form the context of each kind of text, in order."""
     answers: str
     """The kind of text that classifies."""
     scale: float
     """s, the scale of the cosines."""
     visual: ImageTower | None = None
-    """Where set, inputs are images and ``coupled`` gives them tokens; else they are cached features."""
+    """If set, inputs are images and ``coupled`` gives them tokens; else inputs are cached features."""
     coupled: str = "prompt.general"
     """The tensor (M, d_t) that `coupling` turns into image tokens."""
 

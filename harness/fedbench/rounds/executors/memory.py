@@ -1,4 +1,4 @@
-"""How many bytes a client adds that trains at once with others, and how many there are."""
+"""Memory of clients that train at once: bytes a client, and bytes available."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from fedbench.rounds.metrics import size_in_bytes
 from fedbench.toolkit.local_training import batches_of
 
 MEMORY = 2 * 2**30
-"""About as many bytes as the clients who train at once may take on a CPU; a larger cohort is trained in parts."""
+"""The approximate limit of bytes for clients that train at once on a CPU; a larger cohort is trained in parts."""
 
 
 def bytes_of_a_client(gradients: Vectorised | ClosedForm, tasks: Sequence[ClientTask]) -> int:
-    """About what a client adds: what autograd saves for it in a step, the step's samples and logits, the tables of its
-    samples, and its weights, gradients and moments.
-    """
+    """The approximate bytes of one client: what autograd saves for it in a step, the step's samples and logits, the
+    tables of its samples, and its weights, gradients and moments."""
     saved = []
     for clients in (tasks[:1], tasks[:2]):
         stack, seen = Stack(clients), dict[int, int]()

@@ -28,18 +28,15 @@ class Sequential:
         self.description = "sequential"
 
     def train(self, tasks: Sequence[ClientTask]) -> list[Update]:
-        """One update a task."""
         if self.cores == 1 or len(tasks) == 1:
             return [train_client(task) for task in tasks]
         with ThreadPoolExecutor(min(self.cores, len(tasks))) as threads:
             return list(threads.map(train_client, tasks))
 
     def known(self) -> dict[str, str]:
-        """Nothing: it trains every client alike."""
         return {}
 
-    def recall(self, known: Mapping[str, str]) -> None:
-        """Nothing to go by."""
+    def recall(self, known: Mapping[str, str]) -> None: ...
 
 
 def train_client(task: ClientTask) -> Update:
@@ -60,9 +57,9 @@ def completed(task: ClientTask, update: Update) -> Update:
 
 
 def joined(answers: Iterable[Tensors], method: str, hook: str) -> Tensors:
-    """All that the methods of a stack send by a hook, in one mapping.
+    """All tensors that the methods of a stack send by a hook, in one mapping.
 
-    Raises FedbenchError for what is not tensors by name, and where two methods use the same name.
+    Raises FedbenchError for answers that are not tensors by name, and if two methods use the same name.
     """
     payload: Tensors = {}
     for further in answers:

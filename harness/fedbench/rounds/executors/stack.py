@@ -1,4 +1,4 @@
-"""Clients side by side: their tensors along a client axis, their batches padded to one size, one optimiser for all."""
+"""A stack of clients: tensors along a client axis, batches padded to one size, and one optimiser for all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedbench.plugins.watch import Snapshot
 from fedbench.toolkit.local_training import batches_of, each_model, learning_rates
 
 PerClient = dict[str, Any]
-"""Nested mappings of tensors whose first axis is the client's; what a loss may read of a client beside its batch."""
+"""Nested mappings of tensors with a client axis in front: what a loss may read of a client besides its batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,11 +28,11 @@ class StackedBatch:
     """One local step of some clients of a stack, padded to the largest batch among them, b samples."""
 
     clients: slice | Tensor
-    """Which clients of the stack: the first a, or their positions (a,)."""
+    """The clients of the stack that take this step: the first a, or their positions (a,)."""
     sizes: tuple[int, ...]
-    """The real samples of each; what stands behind them is a copy of some real sample of the same client."""
+    """Number of real samples by client; the padding repeats real samples of the same client."""
     number: int
-    """Of the step within the round, from 0."""
+    """Number of the step within the round, from 0."""
 
     @property
     def is_ragged(self) -> bool:
@@ -48,7 +48,7 @@ class StackedBatch:
         return tensor[self.clients]
 
     def mask(self, device: torch.device) -> Tensor:
-        """(a, b) float32: 1 where a sample is real."""
+        """The mask of real samples, (a, b) float32."""
         sizes = torch.tensor(self.sizes, device=device)
         return (torch.arange(max(self.sizes), device=device) < sizes[:, None]).float()
 
@@ -69,7 +69,7 @@ class Stack:
         tables = [batches_of(task) for task in tasks] if batches is None else batches
         order = sorted(range(len(tasks)), key=lambda i: -len(tables[i]))
         self.order = order
-        """Where each client of the stack stands among the tasks given."""
+        """The position of each client of the stack among ``tasks``."""
         self.tasks = [tasks[i] for i in order]
         self._tables = [tables[i] for i in order]
         self.weights = _stacked([task.received for task in self.tasks], keep=False)
@@ -104,15 +104,15 @@ class Stack:
 
     @property
     def steps(self) -> list[int]:
-        """How many local steps each client takes, the most first."""
+        """Number of local steps of each client, the most first."""
         return [len(table) for table in self._tables]
 
     def active(self, step: int) -> int:
-        """How many clients still train in ``step``: the first so many of the stack."""
+        """Number of clients that still train in ``step``; they are the first of the stack."""
         return sum(len(table) > step for table in self._tables)
 
     def batch(self, step: int) -> StackedBatch:
-        """One step of its active clients."""
+        """One step of all clients that are still active."""
         active = self.active(step)
         sizes = tuple(len(self._tables[client][step]) for client in range(active))
         return StackedBatch(slice(active), sizes, step)
@@ -134,7 +134,7 @@ class Stack:
         return self._tables[client][batch.number]
 
     def rows(self, batch: StackedBatch) -> Tensor:
-        """Which rows of the input table the samples of ``batch`` are, (a, b)."""
+        """Rows of the input table for the samples of ``batch``, (a, b)."""
         return batch.of(self._rows["inputs"])
 
     def labels(self, batch: StackedBatch) -> Tensor:
@@ -142,7 +142,7 @@ class Stack:
         return batch.of(_known(self._labels))
 
     def _read_rows(self, name: str) -> Tensor:
-        """(K, S, b) rows of the table of inputs, or of a side encoder."""
+        """Rows of the table of inputs, or of a side encoder, for all steps, (K, S, b)."""
         sources = [task.inputs if name == "inputs" else task.side[name] for task in self.tasks]
         rows = [source.rows_of(i.flatten()) for source, i in zip(sources, self._index, strict=True)]  # type: ignore[attr-defined]
         return torch.stack(rows).view(self._index.shape)
@@ -221,7 +221,8 @@ class StackedOptimiser:
         )
 
     def _moment(self, kind: str, name: str, like: Tensor) -> Tensor:
-        """A running tensor of the active clients; zero at first, as a momentum that began with the first gradient."""
+        """A running tensor of the active clients. It starts at zero, which equals a momentum that starts with the first
+        gradient."""
         kept = self._moments.setdefault(kind, {})
         if name not in kept:
             kept[name] = torch.zeros_like(like)
@@ -229,7 +230,8 @@ class StackedOptimiser:
 
 
 def signature(task: ClientTask) -> tuple[object, ...]:
-    """Clients of one signature can be stacked: the same tensors by name and shape, rows of the same tables."""
+    """A key that is equal for clients that can be stacked: the same tensors by name and shape, rows of the same
+    tables."""
     mappings = (task.received, task.payload, *(task.state[name] for name in sorted(task.state)))
     shapes = tuple(tuple((name, tuple(t.shape), t.dtype) for name, t in sorted(m.items())) for m in mappings)
     tables = tuple(id(Stack._table(inputs)) for inputs in (task.inputs, *task.side.values()))
@@ -240,7 +242,7 @@ def signature(task: ClientTask) -> tuple[object, ...]:
 
 
 def mapped(tensors: PerClient, function: Any) -> PerClient:
-    """``function`` of every tensor of nested mappings."""
+    """Apply ``function`` to every tensor of nested mappings."""
     return {k: mapped(v, function) if isinstance(v, dict) else function(v) for k, v in tensors.items()}
 
 
@@ -258,13 +260,14 @@ def flat_of(tensors: PerClient) -> list[Tensor]:
 
 
 def like(tensors: PerClient, flat: Iterable[Tensor]) -> PerClient:
-    """Nested mappings as ``tensors``, of other tensors in the order of `flat_of`."""
+    """Nested mappings like ``tensors`` with the tensors ``flat``, in the order of `flat_of`."""
     remaining = iter(flat)
     return mapped(tensors, lambda _: next(remaining))
 
 
 def _stacked(mappings: Sequence[Tensors], keep: bool = True) -> Tensors:
-    """(K, ...) by name. What all clients share is a view, without a copy, unless ``keep`` is false."""
+    """Stacked tensors (K, ...) by name. A tensor shared by all clients is expanded without a copy, unless ``keep`` is
+    false."""
     stacked = {}
     for name, first in mappings[0].items():
         values = [mapping[name] for mapping in mappings]

@@ -21,7 +21,6 @@ class Iid(Partition[NoParams]):
     name = "iid"
 
     def clients(self, task: PartitionTask) -> Parts:
-        """Sizes differ by at most one."""
         return label_skew.iid(task.train.labels, task.scenario.clients, task.rng)
 
 
@@ -32,7 +31,6 @@ class Dirichlet(Partition[NoParams]):
     shown = "dirichlet_alpha"
 
     def clients(self, task: PartitionTask) -> Parts:
-        """By the scenario's scheme."""
         return _dirichlet(task.train.labels, task.scenario, task.scenario.clients, task.rng)
 
 
@@ -43,7 +41,6 @@ class CreffEqual(Partition[NoParams]):
     shown = "dirichlet_alpha"
 
     def clients(self, task: PartitionTask) -> Parts:
-        """Sizes differ by at most one."""
         return dirichlet.creff_equal(task.train.labels, task.scenario.clients, task.scenario.dirichlet_alpha, task.rng)
 
 
@@ -54,7 +51,6 @@ class OfShards(Partition[NoParams]):
     shown = "shards_per_client"
 
     def clients(self, task: PartitionTask) -> Parts:
-        """By the scenario's scheme."""
         cards = {"sorted": label_skew.shards_sorted, "deck": label_skew.shards_deck}[task.scenario.shard_scheme]
         return cards(task.train.labels, task.scenario.clients, task.scenario.shards_per_client, task.rng)
 
@@ -66,7 +62,6 @@ class ClassesPerClient(Partition[NoParams]):
     shown = "classes_per_client"
 
     def clients(self, task: PartitionTask) -> Parts:
-        """By the scenario's scheme."""
         hands = {"round_robin": label_skew.classes_round_robin, "equal": label_skew.classes_equal}
         held = task.scenario.classes_per_client
         return hands[task.scenario.class_scheme](task.train.labels, task.scenario.clients, held, task.rng)
@@ -79,7 +74,7 @@ class ByDomain(Partition[NoParams]):
     shown = "clients_per_domain"
 
     def clients(self, task: PartitionTask) -> ClientSamples:
-        """Clients are measured on their domain."""
+        """Clients are measured on the test samples of their domain."""
         from fedbench.scenarios.partitions import feature_skew  # imports torch, which captions do without
 
         domains, scenario = task.train.domains, task.scenario
@@ -108,7 +103,7 @@ def _dirichlet(labels: IntArray, scenario: Scenario, clients: int, rng: np.rando
 
 
 def _within_domain(task: PartitionTask, scenario: Scenario) -> Callable[[IntArray], Parts]:
-    """How the samples of one domain, by their indices, are cut into those of its clients."""
+    """A function that cuts the samples of one domain, by their indices, into those of its clients."""
     clients, labels, rng = scenario.clients_per_domain, task.train.labels, task.rng
     if scenario.within_domain == "iid":
         return lambda members: equal_parts(rng.permutation(members), clients)

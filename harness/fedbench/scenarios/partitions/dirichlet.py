@@ -1,4 +1,4 @@
-"""Label skew by Dirichlet draws, in the four versions that papers call by one name.
+"""Label skew by Dirichlet draws, in four versions that papers call by the same name.
 
 The same concentration means another skew in each, so results say which one was used.
 """
@@ -15,15 +15,16 @@ from fedbench.scenarios.partitions.parts import Parts, deal_out, equal_parts, eq
 from fedbench.scenarios.partitions.rounding import IntArray, takers
 
 VIRTUAL_WORKERS = 10
-"""Workers that one group of samples is given to in CReFF's protocol."""
+"""The number of workers that share one group of samples in CReFF's protocol."""
 _MOST_SHARES = 300_000_000
-"""Shares drawn before a large federation (from 300,000 clients x classes on) is given up: about half a minute."""
+"""The most shares drawn for a large federation (from 300,000 clients x classes on): about half a minute."""
 
 
 def dirichlet_capped(
     labels: IntArray, clients: int, dirichlet_alpha: float, min_client_size: int, rng: np.random.Generator
 ) -> Parts:
-    """By class in order, π ~ Dir(β·1_N) over the clients that hold less than n/N so far (NIID-Bench, MOON, FedNTD).
+    """Draw π ~ Dir(β·1_N) by class in order, over the clients that hold less than n/N so far (NIID-Bench, MOON,
+    FedNTD).
 
     The cap is in the released codes, not in the papers. Drawn again until every client has ``min_client_size``.
     """
@@ -33,7 +34,7 @@ def dirichlet_capped(
 def dirichlet_uncapped(
     labels: IntArray, clients: int, dirichlet_alpha: float, min_client_size: int, rng: np.random.Generator
 ) -> Parts:
-    """By class, π ~ Dir(β·1_N) over all clients: heavier size skew (FL-bench; what most papers describe)."""
+    """Draw π ~ Dir(β·1_N) by class over all clients: heavier size skew (FL-bench; what most papers describe)."""
     return _by_class(labels, clients, dirichlet_alpha, min_client_size, _uncapped_owners, rng)
 
 

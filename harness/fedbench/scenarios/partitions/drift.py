@@ -20,7 +20,7 @@ from fedbench.scenarios.partitions.rounding import IntArray, takers
 
 @dataclass(frozen=True, kw_only=True)
 class LabelDriftParams:
-    """How often and from where to where."""
+    """The number of stretches, and the concentration of the draws."""
 
     stretches: int = hyper(4, symbol="S", source="ours", low=2, high=1000, search=False)
     alpha: float = hyper(0.5, symbol="α", source="as dirichlet_alpha", low=1e-3, high=1e6, search=False)
@@ -36,7 +36,7 @@ class LabelDrift(Partition[LabelDriftParams]):
     name = "label_drift"
 
     def clients(self, task: PartitionTask) -> ClientSamples:
-        """All stretches have as many samples of every class, ±1."""
+        """All stretches have the same number of samples of every class, ±1."""
         stretches, count, labels = self.params.stretches, task.scenario.clients, task.train.labels
         classes = int(labels.max(initial=0)) + 1
         start, end = (task.rng.dirichlet(np.full(count, self.params.alpha), size=classes) for _ in range(2))
@@ -58,7 +58,7 @@ class LabelDrift(Partition[LabelDriftParams]):
 
 @dataclass(frozen=True, kw_only=True)
 class DomainDriftParams:
-    """How often."""
+    """The number of stretches of the run."""
 
     stretches: int = hyper(4, symbol="S", source="ours", low=2, high=1000, search=False)
 

@@ -1,10 +1,10 @@
-"""Federations that exist: clients by the data's own column, or by a table.
+"""Existing federations: clients from the data's own column, or from a table.
 
-A table is a CSV file of one of two forms. ``split,sample,client`` says who has which sample: ``split`` is train, test
-or validation, ``sample`` the position in it, as `fedbench.scenarios.table` says; ``fedbench scenario show --output
-FILE`` writes it. With a column ``stretch`` clients hold other training samples in each stretch of the run, and are
-measured on other test samples where it has some. ``client`` and a column by class name says how many training samples
-of each class every client has; which ones is drawn.
+A table is a CSV file in one of two forms. ``split,sample,client`` lists the client of every sample: ``split`` is train,
+test or validation, and ``sample`` the position in it as in `write_table`, which ``fedbench scenario show --output
+FILE`` calls. A column ``stretch`` gives clients other training samples in each stretch of the run, and other test
+samples if it has some. ``client`` with a column by class name gives the number of training samples of each class by
+client; the samples are drawn.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from fedbench.scenarios.partitions.rounding import IntArray
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedbench.core.federation import Federation
+
 SPLITS = ("train", "test", "validation")
 
 
 @dataclass(frozen=True, kw_only=True)
 class NaturalParams:
-    """Which of the data's clients there are."""
+    """The smallest client that is kept."""
 
     min_samples: int = hyper(
         1,
@@ -54,7 +56,7 @@ class Natural(Partition[NaturalParams]):
     name = "natural"
 
     def clients(self, task: PartitionTask) -> ClientSamples:
-        """In the order of the data's clients. Where the test split names no clients, all share it."""
+        """Clients in the data's order. If the test split names no clients, all share it."""
         owners = task.train.clients
         if owners is None:
             raise FedbenchError(
@@ -107,7 +109,6 @@ class FromTable(Partition[NoParams]):
         )
 
     def digest(self, location: str) -> str:
-        """Of the file."""
         return hashlib.sha256(_content(location)).hexdigest()
 
 
@@ -135,7 +136,7 @@ def _lacks_client(table: pd.DataFrame) -> bool:
 
 
 def _names(column: pd.Series) -> list[str]:
-    """Clients in the order in which they come first."""
+    """Clients in the order of their first rows."""
     return [str(name) for name in dict.fromkeys(column)]
 
 
@@ -215,3 +216,40 @@ def _of_counts(table: pd.DataFrame, task: PartitionTask) -> ClientSamples:
 def _worth_telling(names: Sequence[str]) -> Sequence[str]:
     """``names``, unless they are the clients' numbers."""
     return () if list(names) == [str(number) for number in range(len(names))] else names
+
+
+def write_table(federation: Federation, file: Path) -> None:
+    """Write the client of every sample as CSV with the columns split, sample and client, and stretch if data drift.
+
+    ``sample`` is the position in the split as the scenario leaves it: without the samples that its long tail, shots of
+    the federation, the server or a validation split take from the training samples. If they take none, that is the data
+    set's own order. FedbenchError if the file can't be written.
+    """
+    import pandas as pd  # takes half a second
+
+    names = federation.client_names or tuple(map(str, range(len(federation.clients))))
+    rows = []
+    for name, client in zip(names, federation.clients, strict=True):
+        held = {
+            "train": client.indices,
+            "test": client.test_indices,
+            "validation": client.validation_indices,
+        }
+        for split, samples in held.items():
+            if samples is not None:
+                rows.append(pd.DataFrame({"split": split, "sample": samples.numpy(), "client": name}))
+    for stretch, shards in enumerate(federation.later, start=1):
+        for name, client, first in zip(names, shards, federation.clients, strict=True):
+            now = {"train": client.indices}
+            if client.test_indices is not None and client.test_indices is not first.test_indices:
+                now["test"] = client.test_indices
+            for split, own in now.items():
+                rows.append(pd.DataFrame({"split": split, "sample": own.numpy(), "client": name, "stretch": stretch}))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        whole = pd.concat(rows)
+        if "stretch" in whole:
+            whole["stretch"] = whole["stretch"].fillna(0).astype(int)
+        whole.to_csv(file, index=False)
+    except OSError as error:
+        raise FedbenchError(f"the table can't be written to {str(file)!r}: {error.strerror}.") from None

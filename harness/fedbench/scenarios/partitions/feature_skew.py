@@ -26,17 +26,16 @@ DomainSplit = Literal["80/20", "60/20/20"]
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Two image sources of one size as one, the first's images first."""
+    """Two image sources of one size joined, the first's images first."""
 
     first: ImageSource
     second: ImageSource
 
     def __len__(self) -> int:
-        """Images of both."""
         return len(self.first) + len(self.second)
 
     def read(self, indices: Tensor) -> Tensor:
-        """uint8 (b, 3, height, width)."""
+        """Images (b, 3, height, width) uint8."""
         from_second = indices >= len(self.first)
         if not bool(from_second.any()):
             return self.first.read(indices)
@@ -49,7 +48,6 @@ class Joined:
         return joined
 
     def content_hash(self) -> str:
-        """Both digests, in order."""
         return f"{self.first.content_hash()}+{self.second.content_hash()}"
 
 

@@ -15,22 +15,22 @@ from fedbench.scenarios.partitions.rounding import IntArray
 
 
 def of_federation(kept: IntArray, labels: IntArray, scenario: Scenario, seed: int) -> IntArray:
-    """Of the training samples ``kept`` what the federation's shots are; all where they are of clients."""
+    """The federation's shots among the training samples ``kept``; all of them if shots are of clients."""
     return few_shots([kept], labels, scenario, seed)[0] if scenario.shots_of == "federation" else kept
 
 
-def of_clients(found: ClientSamples, labels: IntArray, scenario: Scenario, seed: int) -> ClientSamples:
-    """``found`` with each client's shots, in every stretch; as it is where they are of the federation."""
+def of_clients(samples: ClientSamples, labels: IntArray, scenario: Scenario, seed: int) -> ClientSamples:
+    """``samples`` reduced to each client's shots, in every stretch; unchanged if shots are of the federation."""
     if scenario.shots_of == "federation":
-        return found
-    later = tuple(few_shots(part, labels, scenario, seed) for part in found.later)
-    return replace(found, train=few_shots(found.train, labels, scenario, seed), later=later)
+        return samples
+    later = tuple(few_shots(part, labels, scenario, seed) for part in samples.later)
+    return replace(samples, train=few_shots(samples.train, labels, scenario, seed), later=later)
 
 
 def few_shots(parts: Sequence[IntArray], labels: IntArray, scenario: Scenario, seed: int) -> list[IntArray]:
-    """Of each of ``parts``, indices into ``labels`` (n,), at most ``shots`` of every class; themselves where it is 0.
+    """At most ``shots`` of every class from each of ``parts``, indices into ``labels`` (n,); unchanged if shots is 0.
 
-    One order of all n samples decides, so that those of fewer shots are among those of more.
+    One order of all n samples decides, so that fewer shots are a subset of more.
     """
     if not scenario.shots:
         return list(parts)

@@ -23,12 +23,36 @@ from fedbench.core.files import read_bytes
 from fedbench.core.method.hyper import hyper
 from fedbench.kinds.kinds import Partition, PartitionTask
 from fedbench.scenarios.partitions.parts import Parts, deal_out, equal_sizes, shuffled_classes
-from fedbench.scenarios.partitions.superclasses import CIFAR100
+
+_CIFAR100 = {
+    "aquatic mammals": "beaver, dolphin, otter, seal, whale",
+    "fish": "aquarium fish, flatfish, ray, shark, trout",
+    "flowers": "orchid, poppy, rose, sunflower, tulip",
+    "food containers": "bottle, bowl, can, cup, plate",
+    "fruit and vegetables": "apple, mushroom, orange, pear, sweet pepper",
+    "household electrical devices": "clock, keyboard, lamp, telephone, television",
+    "household furniture": "bed, chair, couch, table, wardrobe",
+    "insects": "bee, beetle, butterfly, caterpillar, cockroach",
+    "large carnivores": "bear, leopard, lion, tiger, wolf",
+    "large man-made outdoor things": "bridge, castle, house, road, skyscraper",
+    "large natural outdoor scenes": "cloud, forest, mountain, plain, sea",
+    "large omnivores and herbivores": "camel, cattle, chimpanzee, elephant, kangaroo",
+    "medium-sized mammals": "fox, porcupine, possum, raccoon, skunk",
+    "non-insect invertebrates": "crab, lobster, snail, spider, worm",
+    "people": "baby, boy, girl, man, woman",
+    "reptiles": "crocodile, dinosaur, lizard, snake, turtle",
+    "small mammals": "hamster, mouse, rabbit, shrew, squirrel",
+    "trees": "maple tree, oak tree, palm tree, pine tree, willow tree",
+    "vehicles 1": "bicycle, bus, motorcycle, pickup truck, train",
+    "vehicles 2": "lawn mower, rocket, streetcar, tank, tractor",
+}
+CIFAR100 = {name: coarse for coarse, names in _CIFAR100.items() for name in names.split(", ")}
+"""Class -> superclass of CIFAR-100 (Krizhevsky, 2009)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PachinkoParams:
-    """How skewed clients are, and what the coarse labels are."""
+    """The skew over coarse labels and over their classes, and the file of coarse labels."""
 
     alpha: float = hyper(0.1, symbol="α", source="Reddi et al. 2021, CIFAR-100", low=1e-3, high=1e6, search=False)
     beta: float = hyper(10.0, symbol="β", source="Reddi et al. 2021, CIFAR-100", low=1e-3, high=1e6, search=False)
@@ -41,7 +65,6 @@ class Pachinko(Partition[PachinkoParams]):
     name = "pachinko"
 
     def clients(self, task: PartitionTask) -> Parts:
-        """Sizes differ by at most one."""
         coarse = self._coarse(task)
         pools, left = shuffled_classes(task.train.labels, task.rng)
         classes = len(task.classnames)
@@ -61,7 +84,6 @@ class Pachinko(Partition[PachinkoParams]):
         return deal_out(np.array(samples), np.array(owners), task.scenario.clients)
 
     def digest(self, location: str) -> str:
-        """Of the file of coarse labels."""
         return hashlib.sha256(self._content()).hexdigest() if self.params.coarse else ""
 
     def _content(self) -> bytes:
@@ -89,7 +111,7 @@ class Pachinko(Partition[PachinkoParams]):
 
 
 def _drawn(shares: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> int:
-    """A place with something ``left``, by ``shares`` of those; any of them alike where the shares of all are 0."""
+    """Draw a position with something ``left`` by its share; uniformly if these shares are all 0."""
     weights = np.where(left > 0, shares, 0.0)
     if not weights.sum():
         weights = (left > 0).astype(float)

@@ -99,7 +99,7 @@ def classes_equal(labels: IntArray, clients: int, classes_per_client: int, rng: 
 
 
 def recut(parts: Sequence[IntArray]) -> Parts:
-    """The same samples in the same order, cut again into as many slices of equal size, ±1 (CReFF)."""
+    """Cut the same samples in the same order again into as many slices of equal size, ±1 (CReFF)."""
     return equal_parts(joined(parts), len(parts))
 
 

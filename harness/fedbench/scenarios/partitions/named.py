@@ -10,15 +10,15 @@ from fedbench.kinds.registry import build
 
 
 def partition_of(scenario: Scenario) -> tuple[AnyPartition, str]:
-    """The partition of ``scenario`` with its parameters, and what stands behind its colon.
+    """The partition of ``scenario`` with its parameters, and the text behind the colon.
 
-    FedbenchError for one that nobody registered, and for options that it does not take.
+    FedbenchError for an unknown name, and for options that the partition does not take.
     """
     partition, location = build("partition", scenario.partition)
     return cast(AnyPartition, partition), location
 
 
 def partition_digest(scenario: Scenario) -> str:
-    """A hash of the files that decide the partition beside data and seed; "" where there are none."""
+    """A hash of the files that the partition depends on besides data and seed; "" if there are none."""
     partition, location = partition_of(scenario)
     return partition.digest(location)

@@ -1,4 +1,4 @@
-"""A partition as two arrays: every client's samples one after the other, and where each client's begin."""
+"""A partition as two arrays: all clients' samples one after another, and offsets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Parts(Sequence[IntArray]):
     """The samples of each client, as views of one array."""
 
     flat: IntArray
-    """(n,) int64, client by client, in the order in which they were given out."""
+    """Samples client by client, in the order in which they were given out, (n,) int64."""
     offsets: IntArray
-    """(N + 1,) int64 into ``flat``."""
+    """Offsets into ``flat``, (N + 1,) int64."""
 
     @property
     def sizes(self) -> IntArray:
@@ -64,7 +64,7 @@ def joined(parts: Sequence[IntArray]) -> IntArray:
 
 
 def as_parts(parts: Sequence[IntArray]) -> Parts:
-    """``parts`` in this form; they stay as they are where they have it."""
+    """Convert ``parts``; returned unchanged if they are `Parts` already."""
     if isinstance(parts, Parts):
         return parts
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
@@ -72,12 +72,12 @@ def as_parts(parts: Sequence[IntArray]) -> Parts:
 
 
 def deal_out(samples: IntArray, owners: IntArray, clients: int) -> Parts:
-    """``samples`` (n,) to the clients ``owners`` (n,), each client's in the order in which they come."""
+    """Give ``samples`` (n,) to the clients ``owners`` (n,), keeping the order of each client's samples."""
     return Parts(samples[np.argsort(owners, kind="stable")], _starts(np.bincount(owners, minlength=clients)))
 
 
 def picked(samples: IntArray, sizes: IntArray, order: IntArray, each: int) -> Parts:
-    """``samples`` cut into pieces of ``sizes``, of which clients take ``each`` in turn in the given ``order``."""
+    """Cut ``samples`` into pieces of ``sizes``; clients take ``each`` pieces in turn in the given ``order``."""
     chosen = sizes[order]
     begin = _starts(chosen)
     # where every piece begins in ``samples``, less where it begins in the result

@@ -17,7 +17,7 @@ from fedbench.scenarios.partitions.rounding import takers
 
 @dataclass(frozen=True, kw_only=True)
 class LogNormalParams:
-    """How unequal sizes are."""
+    """The skew of client sizes."""
 
     sigma: float = hyper(1.0, symbol="σ", source="FedLab (Zeng et al. 2023) has 0.3", low=0.0, high=5.0, search=False)
 
@@ -28,7 +28,6 @@ class LogNormal(Partition[LogNormalParams]):
     name = "lognormal"
 
     def clients(self, task: PartitionTask) -> Parts:
-        """Drawn again until every client holds ``min_client_size``."""
         least = task.scenario.min_client_size
         for _ in range(MAX_REDRAWS):
             weights = np.exp(self.params.sigma * task.rng.standard_normal(task.scenario.clients))
@@ -43,7 +42,7 @@ class LogNormal(Partition[LogNormalParams]):
 
 @dataclass(frozen=True, kw_only=True)
 class PowerLawParams:
-    """How unequal sizes are."""
+    """The skew of client sizes."""
 
     exponent: float = hyper(
         1.0, symbol="a", source="Li et al., FedProx (2020), have sizes by a power law", low=0.0, high=5.0, search=False
@@ -56,7 +55,6 @@ class PowerLaw(Partition[PowerLawParams]):
     name = "power_law"
 
     def clients(self, task: PartitionTask) -> Parts:
-        """FedbenchError where the smallest client gets less than ``min_client_size``."""
         count, least = task.scenario.clients, task.scenario.min_client_size
         weights: NDArray[np.float64] = task.rng.permutation(np.arange(1, count + 1) ** -float(self.params.exponent))
         owners = takers(len(task.train), weights / weights.sum())

@@ -17,7 +17,7 @@ def floor(value: float) -> int:
 
 
 def takers(total: int, shares: NDArray[np.float64]) -> IntArray:
-    """Which part takes each of ``total`` items that are cut at ⌊cumsum(shares)·total⌋, (total,) int64, ascending.
+    """The part that takes each of ``total`` items, which are cut at ⌊cumsum(shares)·total⌋, (total,) int64, ascending.
 
     The shares sum to 1, and nothing is lost.
     """

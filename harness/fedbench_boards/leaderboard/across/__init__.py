@@ -1,1 +1,1 @@
-"""What a board says over its settings: ranks, a diagram of critical differences, the map of a suite with axes."""
+"""A board over all its settings: ranks, a diagram of critical differences, the map of a suite with axes."""

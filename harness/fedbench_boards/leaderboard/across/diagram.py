@@ -9,14 +9,14 @@ from matplotlib.figure import Figure
 from fedbench_boards.statistics.across import Across
 
 
-def critical_differences(found: Across, labels: Mapping[str, str]) -> Figure:
+def critical_differences(overall: Across, labels: Mapping[str, str]) -> Figure:
     """Mean ranks on a line, bars over rows that Nemenyi's test does not tell apart. ``labels``: row -> its name."""
     import scikit_posthocs  # takes seconds to import
 
-    ranks = found.mean_ranks.rename(index=dict(labels))
-    apart = scikit_posthocs.posthoc_nemenyi_friedman(found.ranks.rename(columns=dict(labels)).reset_index(drop=True))
-    made = Figure(figsize=(7.0, 1.1 + 0.105 * len(ranks)), layout="constrained")
-    axes = made.subplots()
+    ranks = overall.mean_ranks.rename(index=dict(labels))
+    apart = scikit_posthocs.posthoc_nemenyi_friedman(overall.ranks.rename(columns=dict(labels)).reset_index(drop=True))
+    fig = Figure(figsize=(7.0, 1.1 + 0.105 * len(ranks)), layout="constrained")
+    axes = fig.subplots()
     scikit_posthocs.critical_difference_diagram(
         ranks,
         apart,
@@ -30,6 +30,7 @@ def critical_differences(found: Across, labels: Mapping[str, str]) -> Figure:
         color_palette=["#000000"] * len(ranks),
     )
     axes.set_title(
-        f"mean rank over {len(found.ranks)} settings; critical difference {found.critical_difference:.2f}", fontsize=8
+        f"mean rank over {len(overall.ranks)} settings; critical difference {overall.critical_difference:.2f}",
+        fontsize=8,
     )
-    return made
+    return fig

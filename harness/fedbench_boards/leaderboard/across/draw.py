@@ -21,64 +21,64 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDE, _HIGH = 1.25, 0.62
-"""Inches of a cell with words."""
+"""Width and height in inches of a cell with words."""
 _CURVES = 8
-"""Rows that curves are drawn of: those with the best mean ranks."""
+"""The number of rows with curves: those with the best mean ranks."""
 _PANELS = 5
-"""Heat maps side by side."""
+"""The number of heat maps side by side."""
 TIED = "///"
 
 
-def figures(found: Map) -> Iterator[tuple[str, Figure]]:
+def figures(map_: Map) -> Iterator[tuple[str, Figure]]:
     """Every figure of a map of one or two axes, with the name of its file. FedbenchError for more axes."""
-    if len(found.axes) > MOST_AXES:
+    if len(map_.axes) > MOST_AXES:
         raise FedbenchError(
-            f"a map is drawn over {MOST_AXES} axes at most, and this one has {', '.join(found.axes)}; fix the others "
+            f"a map is drawn over {MOST_AXES} axes at most, and this one has {', '.join(map_.axes)}; fix the others "
             "with --at AXIS=VALUE."
         )
-    yield "winners", winners(found)
-    for name, row in (("zero-shot", found.zero_shot()), ("baseline", found.base())):
+    yield "winners", winners(map_)
+    for name, row in (("zero-shot", map_.zero_shot()), ("baseline", map_.base())):
         if row is not None:
-            yield f"margin-over-{name}", margins(found, row)
-    yield "methods", methods(found)
-    if found.costs:
-        yield "cost-to-target", costs(found)
-    for number, axis in enumerate(found.axes, start=1):
-        yield f"curves-{number}", curves(found, axis)
+            yield f"margin-over-{name}", margins(map_, row)
+    yield "methods", methods(map_)
+    if map_.costs:
+        yield "cost-to-target", costs(map_)
+    for number, axis in enumerate(map_.axes, start=1):
+        yield f"curves-{number}", curves(map_, axis)
 
 
-def winners(found: Map) -> Figure:
+def winners(map_: Map) -> Figure:
     """The leader of every place by colour, hatched where others can't be told from it."""
 
     def told(place: Place) -> tuple[str, str, bool]:
-        first, tied = found.leader(place), found.tied(place)
+        first, tied = map_.leader(place), map_.tied(place)
         if first is None:
             return "", "no rank", False
         others = f"\n= {len(tied) - 1} more" if len(tied) > 1 else ""
-        name = found.labels[first.row]
-        return name, f"{name}\n{first.cell(found.headline).mean:.1f}{others}", len(tied) > 1
+        name = map_.labels[first.row]
+        return name, f"{name}\n{first.cell(map_.headline).mean:.1f}{others}", len(tied) > 1
 
-    title = f"who leads in {heading(found.headline)}; hatched: others can't be told from it"
-    return _worded(found, {place: told(place) for place in found.tables}, title)
+    title = f"who leads in {heading(map_.headline)}; hatched: others can't be told from it"
+    return _worded(map_, {place: told(place) for place in map_.tables}, title)
 
 
-def costs(found: Map) -> Figure:
-    """Which row comes near the leader with the least traffic, and how much that is."""
+def costs(map_: Map) -> Figure:
+    """The row that comes near the leader with the least traffic, by place, and that traffic."""
 
     def told(place: Place) -> tuple[str, str, bool]:
-        cost = found.costs.get(place)
+        cost = map_.costs.get(place)
         if cost is None:
             return "", "none", False
-        name = found.labels[cost.row]
+        name = map_.labels[cost.row]
         return name, f"{name}\n{cost.bytes / MEGA:.3g} MB\nto {cost.target:.1f} %", False
 
     title = f"who first reaches the leader's mean less {NEAR:g} points, in every run, and what was sent until then"
-    return _worded(found, {place: told(place) for place in found.tables}, title)
+    return _worded(map_, {place: told(place) for place in map_.tables}, title)
 
 
-def margins(found: Map, row: str) -> Figure:
-    """By how much the leader of every place is above ``row``, with half of the 95 % interval."""
-    measured = found.margins(row)
+def margins(map_: Map, row: str) -> Figure:
+    """The leader's lead over ``row`` in every place, with half of the 95 % interval."""
+    measured = map_.margins(row)
 
     def told(place: Place) -> str:
         if place not in measured:
@@ -88,130 +88,130 @@ def margins(found: Map, row: str) -> Figure:
         return f"{one.mean:+.1f}{'*' if one.is_significant else ''}{half}"
 
     values = {place: one.mean for place, one in measured.items()}
-    title = f"leader minus {found.labels[row]}, points; * p < 0.05 (paired t-test, Holm over places;\n"
+    title = f"leader minus {map_.labels[row]}, points; * p < 0.05 (paired t-test, Holm over places;\n"
     title += "that the leader was chosen by the same seeds is not corrected for)"
-    made, axes = _figure(found)
-    _shaded(axes, found, values, told, "viridis")
+    fig, axes = _figure(map_)
+    _shaded(axes, map_, values, told, "viridis")
     axes.set_title(title, fontsize=8)
-    return made
+    return fig
 
 
-def methods(found: Map) -> Figure:
+def methods(map_: Map) -> Figure:
     """A heat map of every row's accuracy, all on one scale."""
-    rows = list(found.labels)
+    rows = list(map_.labels)
     across = min(_PANELS, len(rows))
     down = math.ceil(len(rows) / across)
-    columns, lines = _ends(found)
+    columns, lines = _ends(map_)
     size = (1.1 + 1.35 * across, 0.5 + (0.65 + 0.16 * max(len(lines), 2)) * down)
-    made = Figure(figsize=size, layout="constrained")
-    panels = made.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
-    means = {row: _means(found, row) for row in rows}
+    fig = Figure(figsize=size, layout="constrained")
+    panels = fig.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
+    means = {row: _means(map_, row) for row in rows}
     known = [value for own in means.values() for value in own.values() if not math.isnan(value)]
     scale = (min(known, default=0.0), max(known, default=1.0))
     image = None
     for axes, row in zip(panels, rows, strict=False):
-        table = _table(found, means[row])
+        table = _table(map_, means[row])
         image = axes.imshow(table, cmap="viridis", aspect="auto", origin="lower", vmin=scale[0], vmax=scale[1])
-        axes.set_title(found.labels[row], fontsize=6.5, pad=2)
+        axes.set_title(map_.labels[row], fontsize=6.5, pad=2)
         axes.spines[:].set_visible(False)
         axes.set_xticks(range(len(columns)), columns, fontsize=5, rotation=60)
         axes.set_yticks(range(len(lines)), lines, fontsize=5)
     for axes in panels[len(rows) :]:
         axes.set_visible(False)
     if image is not None:
-        bar = made.colorbar(image, ax=list(panels), shrink=0.6, label=heading(found.headline))
+        bar = fig.colorbar(image, ax=list(panels), shrink=0.6, label=heading(map_.headline))
         bar.ax.tick_params(labelsize=6)
-    names = list(found.axes)
-    made.supxlabel(names[0], fontsize=8)
-    made.supylabel(names[1] if len(names) > 1 else "", fontsize=8)
-    return made
+    names = list(map_.axes)
+    fig.supxlabel(names[0], fontsize=8)
+    fig.supylabel(names[1] if len(names) > 1 else "", fontsize=8)
+    return fig
 
 
-def curves(found: Map, axis: str) -> Figure:
+def curves(map_: Map, axis: str) -> Figure:
     """The rows with the best mean ranks along one axis, means ± standard deviations; a panel by value of the other."""
-    at = list(found.axes).index(axis)
-    values = found.axes[axis]
-    others = [value for name, own in found.axes.items() if name != axis for value in own] or [""]
-    made = Figure(figsize=(1.0 + 1.75 * len(others), 2.6), layout="constrained")
-    panels = made.subplots(1, len(others), sharey=True, squeeze=False)[0]
-    named = [name for name in found.axes if name != axis]
+    at = list(map_.axes).index(axis)
+    values = map_.axes[axis]
+    others = [value for name, own in map_.axes.items() if name != axis for value in own] or [""]
+    fig = Figure(figsize=(1.0 + 1.75 * len(others), 2.6), layout="constrained")
+    panels = fig.subplots(1, len(others), sharey=True, squeeze=False)[0]
+    named = [name for name in map_.axes if name != axis]
     for axes, other in zip(panels, others, strict=True):
-        for number, row in enumerate(list(found.labels)[:_CURVES]):
+        for number, row in enumerate(list(map_.labels)[:_CURVES]):
             means, spreads = [], []
             for value in values:
-                place = tuple(value if n == at else other for n in range(len(found.axes)))
-                line = found.line(place, row) if place in found.tables else None
-                cell = None if line is None else line.cell(found.headline)
+                place = tuple(value if n == at else other for n in range(len(map_.axes)))
+                line = map_.line(place, row) if place in map_.tables else None
+                cell = None if line is None else line.cell(map_.headline)
                 means.append(math.nan if cell is None else cell.mean)
                 spreads.append(0.0 if cell is None or math.isnan(cell.std) else cell.std)
             look: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "marker": "os^Dv*PX"[number % 8]}
-            label = found.labels[row]
+            label = map_.labels[row]
             axes.errorbar(range(len(values)), means, spreads, label=label, capsize=1.5, lw=1, ms=3, **look)
         axes.set_xticks(range(len(values)), values, fontsize=6)
         axes.grid(alpha=0.25, linewidth=0.5)
         axes.set_title(f"{named[0]} {other}" if named else "", fontsize=7)
-    panels[0].set_ylabel(f"{heading(found.headline)} (%)", fontsize=8)
-    made.supxlabel(f"{axis} (mean ± standard deviation over seeds)", fontsize=8)
+    panels[0].set_ylabel(f"{heading(map_.headline)} (%)", fontsize=8)
+    fig.supxlabel(f"{axis} (mean ± standard deviation over seeds)", fontsize=8)
     handles = panels[0].get_legend_handles_labels()
-    made.legend(*handles, loc="outside lower center", ncols=4, fontsize=6, frameon=False)
-    return made
+    fig.legend(*handles, loc="outside lower center", ncols=4, fontsize=6, frameon=False)
+    return fig
 
 
-def _ends(found: Map) -> tuple[Sequence[str], Sequence[str]]:
-    """The values across and down; of one axis there is one line."""
-    first, *rest = found.axes.values()
+def _ends(map_: Map) -> tuple[Sequence[str], Sequence[str]]:
+    """The values across and down; with one axis there is a single line."""
+    first, *rest = map_.axes.values()
     return first, rest[0] if rest else ("",)
 
 
-def _table(found: Map, values: Mapping[Place, float]) -> np.ndarray:
-    columns, lines = _ends(found)
-    two = len(found.axes) > 1
+def _table(map_: Map, values: Mapping[Place, float]) -> np.ndarray:
+    columns, lines = _ends(map_)
+    two = len(map_.axes) > 1
     return np.array([[values.get((c, r) if two else (c,), math.nan) for c in columns] for r in lines])
 
 
-def _means(found: Map, row: str) -> dict[Place, float]:
-    lines = {place: found.line(place, row) for place in found.tables}
-    return {place: line.cell(found.headline).mean for place, line in lines.items() if line is not None}
+def _means(map_: Map, row: str) -> dict[Place, float]:
+    lines = {place: map_.line(place, row) for place in map_.tables}
+    return {place: line.cell(map_.headline).mean for place, line in lines.items() if line is not None}
 
 
-def _figure(found: Map, legend: bool = False) -> tuple[Figure, Axes]:
-    columns, lines = _ends(found)
+def _figure(map_: Map, legend: bool = False) -> tuple[Figure, Axes]:
+    columns, lines = _ends(map_)
     size = (1.2 + _WIDE * len(columns), 0.9 + _HIGH * len(lines) + (0.5 if legend else 0.0))
-    made = Figure(figsize=size, layout="constrained")
-    axes = made.subplots()
-    names = list(found.axes)
+    fig = Figure(figsize=size, layout="constrained")
+    axes = fig.subplots()
+    names = list(map_.axes)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(lines)), lines)
     axes.set_xlabel(names[0])
     axes.set_ylabel(names[1] if len(names) > 1 else "")
-    return made, axes
+    return fig, axes
 
 
-def _shaded(axes: Axes, found: Map, values: Mapping[Place, float], told: Callable[[Place], str], shades: str) -> None:
-    table = _table(found, values)
+def _shaded(axes: Axes, map_: Map, values: Mapping[Place, float], told: Callable[[Place], str], shades: str) -> None:
+    table = _table(map_, values)
     axes.imshow(table, cmap=shades, aspect="auto", origin="lower")
     middle = (np.nanmin(table) + np.nanmax(table)) / 2
-    for place, x, y in _cells(found):
+    for place, x, y in _cells(map_):
         value = table[y, x]
         axes.text(x, y, told(place), ha="center", va="center", fontsize=7, color="black" if value > middle else "white")
 
 
-def _cells(found: Map) -> Iterator[tuple[Place, int, int]]:
-    columns, lines = _ends(found)
-    for place in found.tables:
+def _cells(map_: Map) -> Iterator[tuple[Place, int, int]]:
+    columns, lines = _ends(map_)
+    for place in map_.tables:
         yield place, columns.index(place[0]), lines.index(place[1]) if len(place) > 1 else 0
 
 
-def _worded(found: Map, told: Mapping[Place, tuple[str, str, bool]], title: str) -> Figure:
-    """Cells coloured by a name, with words in them: place -> the name, the words, whether it is hatched."""
+def _worded(map_: Map, told: Mapping[Place, tuple[str, str, bool]], title: str) -> Figure:
+    """Cells coloured by name, with words in them. ``told``: place -> the name, the words, whether it is hatched."""
     counts = {name: sum(other == name for other, _, _ in told.values()) for name, _, _ in told.values() if name}
     names = sorted(counts, key=lambda name: (-counts[name], name))
     shades = {name: _shade(number) for number, name in enumerate(names)}
-    made, axes = _figure(found, legend=True)
-    columns, lines = _ends(found)
+    fig, axes = _figure(map_, legend=True)
+    columns, lines = _ends(map_)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(-0.5, len(lines) - 0.5)
-    for place, x, y in _cells(found):
+    for place, x, y in _cells(map_):
         name, words, hatched = told[place]
         shade, hatch = shades.get(name, "#eeeeee"), TIED if hatched else None
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, fc=shade, ec="white", hatch=hatch, linewidth=1.5))
@@ -219,8 +219,8 @@ def _worded(found: Map, told: Mapping[Place, tuple[str, str, bool]], title: str)
         axes.text(x, y, words, ha="center", va="center", fontsize=6.5, bbox=box)
     axes.set_title(title, fontsize=8)
     patches = [Patch(facecolor=shades[name], label=f"{name} ({counts[name]})") for name in names]
-    made.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=6.5, frameon=False)
-    return made
+    fig.legend(handles=patches, loc="outside lower center", ncols=5, fontsize=6.5, frameon=False)
+    return fig
 
 
 def _shade(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The map of a suite with axes: who leads where, by how much, at what cost."""
+"""The map of a suite with axes: the leader of every place, its margins, and the cost to come near it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedbench_boards.leaderboard.rows.own_models import ranks_own_models
 from fedbench_boards.statistics.paired import ALPHA, Test, holm, interval, paired
 
 MOST_AXES = 2
-"""Over which a map is drawn; others are fixed."""
+"""The most axes of a drawn map; further ones are fixed."""
 NEAR = 2.0
 """Points below the leader that count as near it."""
 Place = tuple[str, ...]
@@ -29,24 +29,24 @@ Place = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Margin:
-    """By how much the leader of a place is better than another row, paired over the seeds that both have."""
+    """The lead of a place's leader over another row, paired over the seeds that both have."""
 
     mean: float
     low: float
     high: float
     """Ends of the 95 % interval."""
     p_adjusted: float = math.nan
-    """By Holm over the places; NaN where there is no test."""
+    """The p-value corrected by Holm over the places; NaN if there is no test."""
 
     @property
     def is_significant(self) -> bool:
-        """At `ALPHA`, after correction."""
+        """Whether the margin is significant at `ALPHA` after correction."""
         return self.p_adjusted < ALPHA
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the row that comes to ``target`` for least sends until then, both ways."""
+    """The traffic of the row that reaches ``target`` with the least, both ways."""
 
     row: str
     target: float
@@ -59,16 +59,17 @@ class Map:
 
     axes: Mapping[str, tuple[str, ...]]
     tables: Mapping[Place, Table]
-    """Those that there are: of a place without runs there is none."""
+    """The tables by place; a place without runs has none."""
     labels: Mapping[str, str]
-    """Row -> what it is called, the best mean rank first."""
+    """Row -> its label, the best mean rank first."""
     headline: str
     baseline: str
     costs: Mapping[Place, Cost]
-    """Where a row comes near the leader's mean in some round of every run: the one that sends least until then."""
+    """The row with the least traffic until it comes near the leader's mean, by place. Only rows that come near in some
+    round of every run count; without one the place is left out."""
 
     def fixed(self, values: Mapping[str, str]) -> Map:
-        """The map at these values of some axes, over the others."""
+        """The map over the other axes at these values of some axes."""
         kept = [number for number, axis in enumerate(self.axes) if axis not in values]
         at = {number: values[axis] for number, axis in enumerate(self.axes) if axis in values}
         here = {place: of for place, of in self.tables.items() if all(place[n] == value for n, value in at.items())}
@@ -82,31 +83,31 @@ class Map:
         return next((line for line in self.tables[place].lines if line.rank is not None), None)
 
     def tied(self, place: Place) -> list[Line]:
-        """The lines that share the leader's place by their seeds, itself among them; all where seeds are too few."""
+        """The lines tied with the leader by their seeds, including the leader; all lines if seeds are too few."""
         first = self.leader(place)
         ranked = [line for line in self.tables[place].lines if line.rank is not None]
         return [] if first is None else [line for line in ranked if line.tied_rank == first.tied_rank]
 
     def line(self, place: Place, row: str) -> Line | None:
-        """The row's line there."""
+        """The row's line at a place."""
         return next((line for line in self.tables[place].lines if line.row == row), None)
 
     def zero_shot(self) -> str | None:
-        """The row that sends nothing and has a rank by one model for all: it is as before training."""
+        """The row that sends nothing and is ranked by one model for all; that is the model before training."""
         if ranks_own_models(self.headline):
             return None
         lines = (line for table in self.tables.values() for line in table.lines)
         return next((line.row for line in lines if line.rank is not None and line.sent == 0), None)
 
     def base(self) -> str | None:
-        """The row that others are compared with."""
+        """The name of the row that others are compared with."""
         called = self.baseline.partition(" · ")[0]
         return next((row for row, label in self.labels.items() if called in (row, label)), None)
 
     def margins(self, row: str, test: Test = Test.t) -> dict[Place, Margin]:
         """The leader's margin over ``row`` wherever both have a common seed; of the row itself it is 0."""
         sign = -1 if lower_is_better(self.headline) else 1
-        found: dict[Place, Margin] = {}
+        margins: dict[Place, Margin] = {}
         p_values: dict[Place, float] = {}
         for place in self.tables:
             first, other = self.leader(place), self.line(place, row)
@@ -116,12 +117,12 @@ class Map:
             ours, theirs = [first.scores[seed] for seed in seeds], [other.scores[seed] for seed in seeds]
             gains = [sign * (a - b) for a, b in zip(ours, theirs, strict=True)]
             if gains:
-                found[place] = Margin(sum(gains) / len(gains), *interval(gains))
+                margins[place] = Margin(sum(gains) / len(gains), *interval(gains))
                 p_values[place] = paired(ours, theirs, test).p_value
         tested = [place for place, p in p_values.items() if not math.isnan(p)]
         corrected = holm([p_values[place] for place in tested])
-        return found | {
-            place: Margin(found[place].mean, found[place].low, found[place].high, p)
+        return margins | {
+            place: Margin(margins[place].mean, margins[place].low, margins[place].high, p)
             for place, p in zip(tested, corrected, strict=True)
         }
 
@@ -153,28 +154,28 @@ def map_of(suite: Suite, board: Board, curves: pd.DataFrame) -> Map:
     # a place whose runs lack what the others are ranked by is left out, as one without runs
     tables = {place: table for place, table in tables.items() if table.headline == headline}
     axes = {axis: tuple(values) for axis, values in suite.axes.items()}
-    found = Map(axes, tables, {row: labels[row] for row in known}, headline, suite.baseline, {})
-    costs = {place: _cheapest(found, place, curves) for place in tables}
-    return replace(found, costs={place: cost for place, cost in costs.items() if cost is not None})
+    map_ = Map(axes, tables, {row: labels[row] for row in known}, headline, suite.baseline, {})
+    costs = {place: _cheapest(map_, place, curves) for place in tables}
+    return replace(map_, costs={place: cost for place, cost in costs.items() if cost is not None})
 
 
 def map_on_page(suite: Suite, board: Board, curves: pd.DataFrame) -> Map | None:
-    """The map, where the suite has as many axes as can be drawn and the board has tables."""
+    """The map, if the suite has few enough axes to draw and the board has tables."""
     return map_of(suite, board, curves) if 1 <= len(suite.axes) <= MOST_AXES and board.tables else None
 
 
-def _cheapest(found: Map, place: Place, curves: pd.DataFrame) -> Cost | None:
-    first = found.leader(place)
-    unknown = found.headline not in curves or "bytes_total" not in curves
-    if first is None or unknown or lower_is_better(found.headline):
+def _cheapest(map_: Map, place: Place, curves: pd.DataFrame) -> Cost | None:
+    first = map_.leader(place)
+    unknown = map_.headline not in curves or "bytes_total" not in curves
+    if first is None or unknown or lower_is_better(map_.headline):
         return None
-    target = first.cell(found.headline).mean - NEAR
-    known = curves.dropna(subset=[found.headline])
+    target = first.cell(map_.headline).mean - NEAR
+    known = curves.dropna(subset=[map_.headline])
     costs = []
-    for line in (line for line in found.tables[place].lines if line.rank is not None):
+    for line in (line for line in map_.tables[place].lines if line.rank is not None):
         ids = list(line.mlflow_ids.values())
         own = known[known["mlflow_id"].isin(ids)]
-        rounds = rounds_to_target(own, ids, found.headline, target)
+        rounds = rounds_to_target(own, ids, map_.headline, target)
         if rounds and None not in rounds:
             costs.append(Cost(line.row, target, float(np.mean(spent_until(own, ids, rounds, "bytes_total")))))
     return min(costs, key=lambda cost: cost.bytes, default=None)

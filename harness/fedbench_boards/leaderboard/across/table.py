@@ -13,9 +13,9 @@ from fedbench_boards.statistics.paired import ALPHA, Test
 
 
 def across_settings(tables: Sequence[Table], means: Collection[str], test: Test) -> Across | None:
-    """Compare the rows that all settings have; None for few, or where settings are ranked by different metrics.
+    """Compare the rows that all settings have; None for too few, or if settings are ranked by different metrics.
 
-    Of a setting with several tables the first counts. ``means`` are names of means over settings, which are none.
+    If a setting has several tables, the first counts. ``means`` are names of means over settings, which are left out.
     """
     settings: dict[str, Table] = {}
     for table in tables:
@@ -28,14 +28,14 @@ def across_settings(tables: Sequence[Table], means: Collection[str], test: Test)
 
 
 def _scores(table: Table) -> dict[str, Mapping[int, float]]:
-    """Row -> seed -> the headline, larger is better, of the rows with a rank."""
+    """Row -> seed -> the headline of rows with a rank; larger is better."""
     sign = -1 if lower_is_better(table.headline) else 1
     ranked = [line for line in table.lines if line.rank is not None]
     return {line.row: {seed: sign * score for seed, score in line.scores.items()} for line in ranked}
 
 
 def labels_of(board: Board) -> dict[str, str]:
-    """Row -> what tables call it: its label where all rows are on one backbone."""
+    """Row -> its name in tables: its label if all rows have one backbone."""
     lines = {line.row: line for line in board.lines}
     several = len({line.backbone for line in board.lines}) > 1
     return {row: line.row if several else line.label for row, line in lines.items()}
@@ -43,26 +43,26 @@ def labels_of(board: Board) -> dict[str, str]:
 
 def across_table(board: Board) -> TextTable | None:
     """The table of ``board.across``, the best mean rank first."""
-    found = board.across
-    if found is None:
+    overall = board.across
+    if overall is None:
         return None
-    rows, labels = list(found.mean_ranks.index), labels_of(board)
-    metric, scores = board.tables[0].headline, found.scores.loc[rows]
+    rows, labels = list(overall.mean_ranks.index), labels_of(board)
+    metric, scores = board.tables[0].headline, overall.scores.loc[rows]
     sign = -1 if lower_is_better(metric) else 1
     halves = (scores["high"] - scores["low"]) / 2
     counts = [
-        TextColumn(name, [str(count) for count in found.outcomes.loc[rows, name]]) for name in (WINS, TIES, LOSSES)
+        TextColumn(name, [str(count) for count in overall.outcomes.loc[rows, name]]) for name in (WINS, TIES, LOSSES)
     ]
     first: Line = board.tables[0].lines[0]
     return TextTable(
-        caption=f"all {len(found.ranks)} settings · {len(rows)} rows that each of them has · {_seeds(found)}"
+        caption=f"all {len(overall.ranks)} settings · {len(rows)} rows that each of them has · {_seeds(overall)}"
         + (f" · {first.backbone}" if len({line.backbone for line in board.lines}) == 1 else ""),
         rank=TextColumn("#", [str(place) for place in range(1, len(rows) + 1)]),
         names=(names := [TextColumn("row" if labels[rows[0]] == rows[0] else "method", [labels[row] for row in rows])]),
         short=names,
         letters="",
         scores=[
-            TextColumn("mean rank", [f"{rank:.2f}" for rank in found.mean_ranks]),
+            TextColumn("mean rank", [f"{rank:.2f}" for rank in overall.mean_ranks]),
             TextColumn(
                 f"mean {heading(metric)}",
                 [spread(sign * mean, half) for mean, half in zip(scores["mean"], halves, strict=True)],
@@ -71,25 +71,25 @@ def across_table(board: Board) -> TextTable | None:
         ],
         status=[],
         further=[],
-        notes=list(_notes(found, metric)),
+        notes=list(_notes(overall, metric)),
         failures=[],
         common={},
         rows=[],
     )
 
 
-def _seeds(found: Across) -> str:
-    count = len(found.seeds)
+def _seeds(overall: Across) -> str:
+    count = len(overall.seeds)
     return f"{count} seed{'s' if count > 1 else ''} that all of them have"
 
 
-def _notes(found: Across, metric: str) -> list[str]:
-    verdict = "ranks differ" if found.p_value < ALPHA else "no difference is shown"
-    p = "p < 0.001" if found.p_value < 0.001 else f"p = {found.p_value:.2g}"
+def _notes(overall: Across, metric: str) -> list[str]:
+    verdict = "ranks differ" if overall.p_value < ALPHA else "no difference is shown"
+    p = "p < 0.001" if overall.p_value < 0.001 else f"p = {overall.p_value:.2g}"
     return [
         f"mean rank by {heading(metric)}, 1 is best; Friedman's test: {p}, {verdict}",
         "settings count as independent, which neighbours on a grid, of the same data and seeds, are not",
-        f"mean ranks less than {found.critical_difference:.2f} apart are not told apart (Nemenyi, {ALPHA:g})",
+        f"mean ranks less than {overall.critical_difference:.2f} apart are not told apart (Nemenyi, {ALPHA:g})",
         f"mean {heading(metric)}: over settings, ± half of the 95 % interval over seeds",
         f"{WINS}, {TIES}, {LOSSES}: against all other rows everywhere, by paired tests at {ALPHA:g}, not corrected",
     ]

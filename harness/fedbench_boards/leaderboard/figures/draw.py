@@ -28,7 +28,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 _MARKERS = "os^Dv*PX"
 _MEASURED = {"cka_global/": "CKA with the global model", "cka_clients/": "CKA between clients"}
 _COLUMN = 3.4
-"""Inches of one column of a page."""
+"""The width of a page's column in inches."""
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.spines.top": False,
@@ -40,9 +40,9 @@ _STYLE: dict[Any, Any] = {
 def figure(panels: int = 1, height: float = 2.5) -> tuple[Figure, list[Axes]]:
     """A figure of ``panels`` side by side, each as wide as a column (two share a page's width)."""
     width = _COLUMN if panels == 1 else _COLUMN * 0.62 * panels
-    made = Figure(figsize=(width, height), layout="constrained")
-    axes = made.subplots(1, panels, sharey=panels > 1, squeeze=False)[0]
-    return made, list(axes)
+    fig = Figure(figsize=(width, height), layout="constrained")
+    axes = fig.subplots(1, panels, sharey=panels > 1, squeeze=False)[0]
+    return fig, list(axes)
 
 
 def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figure:
@@ -50,7 +50,7 @@ def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figur
 
     A point of fewer seeds than others of its line, the rest of which diverged or were not run, says of how many.
     """
-    made, (axes,) = figure()
+    fig, (axes,) = figure()
     values = [point.at[0] for points in series.values() for point in points]
     numbers = [value for value in values if isinstance(value, float)]
     if len(numbers) == len(values) and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
@@ -73,7 +73,7 @@ def lines(series: Mapping[str, Sequence[Point]], key: str, metric: str) -> Figur
                 few, at = f"{point.seeds} of {counted(most, 'seed')}", (point.at[0], point.mean)
                 axes.annotate(few, at, (0, -10), textcoords="offset points", ha="center", fontsize=6)
     _finish(axes, key, heading(metric), len(series))
-    return made
+    return fig
 
 
 def grid(points: Sequence[Point], keys: Sequence[str], metric: str, name: str) -> Figure:
@@ -82,7 +82,7 @@ def grid(points: Sequence[Point], keys: Sequence[str], metric: str, name: str) -
     columns, rows = (sorted(values, key=lambda v: (isinstance(v, str), v)) for values in (across, down))
     means = {point.at: point.mean for point in points}
     table = np.array([[means.get((column, row), math.nan) for column in columns] for row in rows])
-    made, (axes,) = figure(height=max(2.2, 0.32 * len(rows) + 1.0))
+    fig, (axes,) = figure(height=max(2.2, 0.32 * len(rows) + 1.0))
     image = axes.imshow(table, cmap="viridis", aspect="auto", origin="lower")
     middle = (np.nanmin(table) + np.nanmax(table)) / 2
     for (row, column), value in np.ndenumerate(table):
@@ -93,8 +93,8 @@ def grid(points: Sequence[Point], keys: Sequence[str], metric: str, name: str) -
         axis.set_ticks(range(len(values)), [_text(value) for value in values])
         axis.set_label_text(key)
     axes.set_title(f"{name}: {heading(metric)}", fontsize=8)
-    made.colorbar(image, ax=axes)
-    return made
+    fig.colorbar(image, ax=axes)
+    return fig
 
 
 def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[str]) -> Figure:
@@ -102,7 +102,7 @@ def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[st
     known = [metric for metric in metrics if metric in curves and curves[metric].notna().any()]
     if not known:
         raise FedbenchError("these runs have no curve of any of the metrics; runs with --set eval_every=... have.")
-    made, panels = figure(len(known))
+    fig, panels = figure(len(known))
     frame = curves.assign(row=curves["mlflow_id"].map(owners)).dropna(subset=["row"])
     for axes, metric in zip(panels, known, strict=True):
         for place, (row, of) in enumerate(frame.groupby("row", sort=False)):
@@ -113,22 +113,22 @@ def rounds(curves: pd.DataFrame, owners: Mapping[str, str], metrics: Sequence[st
         axes.set_title(_titled(metric), fontsize=8)
         axes.set_xlabel("round")
     panels[0].set_ylabel("%" if all("accuracy" in metric for metric in known) else "")
-    _legend_below(made, panels[0])
-    return made
+    _legend_below(fig, panels[0])
+    return fig
 
 
 def _titled(metric: str) -> str:
-    """A measure of some classes with its name: ``drift/head`` is ``drift, head``."""
+    """A metric's title; a measure of a group of classes has both names: ``drift/head`` is ``drift, head``."""
     whole, _, part = metric.rpartition("/")
     return f"{heading(whole)}, {heading(part)}" if whole and whole not in OF_EACH else heading(metric)
 
 
 def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:
-    """The mean over runs of what is measured of each layer, a line a row, the deepest layer last.
+    """The mean over runs of a measure of each layer, a line a row, the deepest layer last.
 
     ``rows``: row -> a line a run, a column a layer.
     """
-    made, (axes,) = figure()
+    fig, (axes,) = figure()
     for place, (row, of) in enumerate(rows.items()):
         axes.plot(range(1, of.shape[1] + 1), of.mean().to_numpy(), label=row, **_look(place))
     longest = max(rows.values(), key=lambda of: of.shape[1])
@@ -136,11 +136,11 @@ def layers(rows: Mapping[str, pd.DataFrame], prefix: str) -> Figure:
     axes.set_xticks(range(1, len(names) + 1), names, rotation=60, ha="right", fontsize=6)
     _finish(axes, "layer", "", len(rows))
     axes.set_ylabel(_MEASURED.get(prefix, prefix.rstrip("/").replace("_", " ")))
-    return made
+    return fig
 
 
 def gains(rows: Mapping[str, Mapping[str, pd.Series]], base: str, metrics: Sequence[str]) -> Figure:
-    """By how much each row is above the row ``base`` in each of ``metrics``, as bars: means over the seeds of both."""
+    """Bars of each row's difference to the row ``base`` in each of ``metrics``: means over the seeds of both."""
     others = [name for name, own in rows.items() if name != base and any(metric in own for metric in metrics)]
     known = [metric for metric in metrics if metric in rows.get(base, {})]
     if base not in rows or not others or not known:
@@ -148,7 +148,7 @@ def gains(rows: Mapping[str, Mapping[str, pd.Series]], base: str, metrics: Seque
             f"there is no row {base!r}, or nothing beside it, with {', '.join(map(heading, metrics))}; --baseline is "
             f"one of {', '.join(rows)}."
         )
-    made, (axes,) = figure(height=max(2.5, 0.075 * len(others) * len(known) + 1.0))
+    fig, (axes,) = figure(height=max(2.5, 0.075 * len(others) * len(known) + 1.0))
     thickness = 0.8 / len(known)
     for place, metric in enumerate(known):
         at = np.arange(len(others)) + (place - (len(known) - 1) / 2) * thickness
@@ -160,21 +160,21 @@ def gains(rows: Mapping[str, Mapping[str, pd.Series]], base: str, metrics: Seque
     axes.set_ylim(len(others) - 0.4, -0.6)
     axes.axvline(0, color="black", linewidth=0.6)
     _finish(axes, f"points above {base}", "", 1)
-    _legend_below(made, axes)
-    return made
+    _legend_below(fig, axes)
+    return fig
 
 
-def save(made: Figure, file: Path) -> None:
-    """``made`` as the file's name says, whole or not at all. FedbenchError for another kind of file."""
+def save(fig: Figure, file: Path) -> None:
+    """Write a figure atomically in the format of the file's name. FedbenchError for another format."""
     if file.suffix.lower() not in SUFFIXES:
         raise FedbenchError(f"--output {str(file)!r} is none of {', '.join(SUFFIXES)}; write for instance sweep.pdf.")
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix.lower(), {})
     with replacing(file, "figure", "choose another --output") as temporary, rc_context(_STYLE):
-        made.savefig(temporary, format=file.suffix.lower()[1:], dpi=200, metadata=undated)
+        fig.savefig(temporary, format=file.suffix.lower()[1:], dpi=200, metadata=undated)
 
 
 def style() -> AbstractContextManager[None]:
-    """The type sizes of a page's column, for what is drawn inside."""
+    """A context with the type sizes of a page's column."""
     return rc_context(_STYLE)
 
 
@@ -191,8 +191,8 @@ def _finish(axes: Axes, across: str, up: str, count: int) -> None:
         axes.legend(fontsize=6, frameon=False)
 
 
-def _legend_below(made: Figure, of: Axes) -> None:
-    made.legend(*of.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=6, frameon=False)
+def _legend_below(fig: Figure, of: Axes) -> None:
+    fig.legend(*of.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=6, frameon=False)
 
 
 def _text(value: float | str) -> str:

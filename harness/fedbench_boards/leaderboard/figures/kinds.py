@@ -1,4 +1,4 @@
-"""Each kind of figure, of stored runs: ``fedbench figure`` and ``Results.plot`` draw by these."""
+"""The kinds of figures of stored runs, for ``fedbench figure`` and ``Results.plot``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedbench_boards.leaderboard.results import GROUPS, load_curves, load_measur
 from fedbench_boards.leaderboard.rows.own_models import OF_GROUPS, ranks_own_models
 
 ACCURACY = "accuracy"
-"""One accuracy by round, a line a row."""
+"""The kind with one accuracy by round, a line a row."""
 _OF_MODELS = ("entropies", "embedding", "holdings")
 _ONE_SETTING = (ACCURACY, "rounds", "gains", "layers", *_OF_MODELS)
 _MOST_PANELS = 4
@@ -28,12 +28,12 @@ KINDS = ("sweep", "rounds", "gains", "gap", "layers", *_OF_MODELS)
 
 @dataclass(frozen=True)
 class Drawing:
-    """What is to be drawn; the suite decides what is None or empty."""
+    """A figure to draw; the suite decides what is None or empty."""
 
     kind: str
     """One of `KINDS`, or `ACCURACY`."""
     by: tuple[str, ...] = ()
-    """Settings on the axes."""
+    """Names of the settings on the axes."""
     metric: str | None = None
     setting: str | None = None
     methods: tuple[str, ...] = ()
@@ -72,13 +72,13 @@ def _chosen(results: pd.DataFrame, setting: str | None, methods: Collection[str]
 
 
 def owners_of(results: pd.DataFrame) -> dict[str, str]:
-    """MLflow id -> the row, as ``named``."""
+    """MLflow id -> name of the row, as `named` gives it."""
     names = named(results)
     return {str(run): names[str(row)] for run, row in zip(results["mlflow_id"], results["row"], strict=True)}
 
 
 def _of_rounds(uri: str, results: pd.DataFrame, metric: str | None, headline: str, groups: Sequence[str]) -> Figure:
-    """An accuracy by round with those of the ``groups``, or what a method reports or measures."""
+    """An accuracy by round with those of the ``groups``, or a metric that a method reports or measures."""
     if metric is not None and not ranks_own_models(metric):
         names = [metric, *(f"{metric}/{group.removesuffix('_accuracy')}" for group in groups)]
         measured = load_rounds(uri, results, names)
@@ -105,7 +105,7 @@ def _of_layers(uri: str, suite: str, results: pd.DataFrame, metric: str) -> Figu
 
 
 def _of_models(kind: str, uri: str, results: pd.DataFrame, settings: Settings) -> Figure:
-    """What the rows' models give again, of each row's first seed."""
+    """Figures of the rows' recorded models, those of each row's first seed."""
     from fedbench.tracking.recorded.models import recorded_model
     from fedbench_boards.leaderboard.figures import models, scatter
 
@@ -113,15 +113,15 @@ def _of_models(kind: str, uri: str, results: pd.DataFrame, settings: Settings) -
     first = results.sort_values("seed", kind="stable").drop_duplicates("row")["mlflow_id"]
     if len(first) > _MOST_PANELS:
         raise FedbenchError(f"{len(first)} rows are too many panels; choose up to {_MOST_PANELS} by --method.")
-    found = {owners[run]: recorded_model(uri, run, settings) for run in map(str, first)}
-    info = next(iter(found.values())).run.info
+    recorded = {owners[run]: recorded_model(uri, run, settings) for run in map(str, first)}
+    info = next(iter(recorded.values())).run.info
     if kind == "entropies":
-        values = {row: models.entropies(one.run, one.state) for row, one in found.items()}
+        values = {row: models.entropies(one.run, one.state) for row, one in recorded.items()}
         return scatter.entropies(values, len(info.classnames))
     if kind == "embedding":
-        planes = {row: models.embedded(one.run, one.state) for row, one in found.items()}
+        planes = {row: models.embedded(one.run, one.state) for row, one in recorded.items()}
         return scatter.embedding(planes, info.classnames)
-    clusters = {way: own for one in found.values() for way, own in models.clusters(one.run).items()}
+    clusters = {way: own for one in recorded.values() for way, own in models.clusters(one.run).items()}
     return scatter.holdings(info.class_counts, info.classnames, clusters)
 
 

@@ -1,4 +1,4 @@
-"""What figures show of recorded models: entropies of their predictions, their features, their groups of clients."""
+"""Data of figures of recorded models: entropies of their predictions, their features, their groups of clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedbench.rounds.state import RunState
 from fedbench.toolkit.fedavg import EVALUATION_BATCH
 
 MOST_POINTS = 1000
-"""Samples whose features are embedded: the first of the test split."""
+"""The number of samples whose features are embedded: the first of the test split."""
 _CLUSTERS = re.compile(r"(.*?)\.?clusters")
 
 
@@ -26,17 +26,17 @@ def entropies(run: Run, state: RunState) -> NDArray[np.float64]:
     scores = predict(run, state, run.test).scores
     if scores is None:
         raise FedbenchError(f"{run.spec.method} gives no scores of its predictions; choose other rows.")
-    found: NDArray[np.float64] = (torch.special.entr(scores.double().softmax(1)).sum(1) / math.log(2)).cpu().numpy()
-    return found
+    bits: NDArray[np.float64] = (torch.special.entr(scores.double().softmax(1)).sum(1) / math.log(2)).cpu().numpy()
+    return bits
 
 
 @torch.no_grad()
 def embedded(run: Run, state: RunState) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The plane (n, 2) in which t-SNE lays test samples by what the model makes of them, and their classes (n,).
+    """t-SNE's plane (n, 2) of test samples as the model sees them, and their classes (n,).
 
-    That is a sample's features, or its logits where the encoder is frozen: prompts and heads differ in these only. Of
-    unit length. Van der Maaten and Hinton, JMLR 2008, as scikit-learn has it, with a fixed seed. FedbenchError for too
-    few samples.
+    It embeds a sample's features, or its logits if the encoder is frozen, since prompts and heads differ only in these;
+    both at unit length. Van der Maaten and Hinton, JMLR 2008, as in scikit-learn, with a fixed seed. FedbenchError for
+    too few samples.
     """
     from sklearn.manifold import TSNE
 
@@ -53,13 +53,14 @@ def embedded(run: Run, state: RunState) -> tuple[NDArray[np.float64], NDArray[np
 
 
 def clusters(run: Run) -> dict[str, NDArray[np.int64]]:
-    """The cluster of every client (N,), by what is averaged inside it; empty for methods that form none."""
+    """The cluster of every client (N,), by the tensors that are averaged within clusters; empty if a method forms
+    none."""
     state = run.initial_state()
     start(run, state)
-    found = {}
+    by_tensor = {}
     for tensors in state.server.values():
         for name, tensor in tensors.items():
             named = _CLUSTERS.fullmatch(name)
             if named and tensor.shape == (len(run.federation.clients),):
-                found[named[1] or "clusters"] = tensor.cpu().numpy()
-    return found
+                by_tensor[named[1] or "clusters"] = tensor.cpu().numpy()
+    return by_tensor

@@ -1,4 +1,4 @@
-"""What figures are drawn from: a metric by method, or by a setting's values, over seeds."""
+"""Data of figures: a metric by method, or by values of a setting, over seeds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Point:
 
 
 def settings_of(run: pd.Series) -> dict[str, str]:
-    """All settings of a run, by the names that ``--set`` has for them."""
+    """All settings of a run, by their names for ``--set``."""
     row = {name.removeprefix("training."): str(value) for name, value in json.loads(run["row_settings"]).items()}
     scenario = {name: str(value) for name, value in json.loads(run["scenario_settings"]).items()}
     return {**scenario, **{name: str(run[name]) for name in BUDGET}, **row}
@@ -36,17 +36,17 @@ def settings_of(run: pd.Series) -> dict[str, str]:
 def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, list[Point]]:
     """The points of each method, ascending, over the values that its runs have of the settings ``keys``.
 
-    Methods whose runs have one value only are left out; rows of one method are taken together where they differ in
-    these settings alone. FedbenchError for a setting that no run has several values of.
+    Methods whose runs have only one value are left out; rows of one method that differ in these settings only are taken
+    together. FedbenchError for a setting of which no run has several values.
     """
     frame = results.copy()
-    found = [settings_of(run) for _, run in frame.iterrows()]
+    settings = [settings_of(run) for _, run in frame.iterrows()]
     for key in keys:
-        known = sorted({name for one in found for name in one})
-        if not any(key in one for one in found):
+        known = sorted({name for one in settings for name in one})
+        if not any(key in one for one in settings):
             raise unknown_name("setting of these runs", key, known)
-        frame[f"at {key}"] = [_value(one.get(key, "")) for one in found]
-    frame["apart"] = [json.dumps({k: v for k, v in one.items() if k not in keys}, sort_keys=True) for one in found]
+        frame[f"at {key}"] = [_value(one.get(key, "")) for one in settings]
+    frame["apart"] = [json.dumps({k: v for k, v in one.items() if k not in keys}, sort_keys=True) for one in settings]
     at = [f"at {key}" for key in keys]
     series: dict[str, list[Point]] = {}
     for (method, _, _, _), runs in frame.groupby(["method", "backbone", "setting", "apart"], sort=False):
@@ -65,7 +65,7 @@ def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, 
 
 
 def named(results: pd.DataFrame) -> dict[str, str]:
-    """Row -> its label; the whole row where others, tuned or on another backbone, have the same."""
+    """Row -> its label; the full name if others, tuned or on another backbone, have the same label."""
     rows = [str(row) for row in results["row"].unique()]
     alike = Counter(map(label_of, rows))
     return {row: label_of(row) if alike[label_of(row)] == 1 else row for row in rows}

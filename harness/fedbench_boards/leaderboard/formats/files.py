@@ -44,7 +44,7 @@ def markdown_page(board: Board, command: str) -> str:
 
 
 def flat(board: Board) -> pd.DataFrame:
-    """A line per row of every table, numbered by ``block``; what is several values is JSON."""
+    """A line per row of every table, numbered by ``block``; cells with several values are JSON."""
     frame = pd.DataFrame(
         [_line(number, table, line) for number, table in enumerate(board.tables) for line in table.lines]
     )

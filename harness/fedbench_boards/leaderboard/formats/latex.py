@@ -42,7 +42,7 @@ _GREEK = {
 _ESCAPES = _SPECIAL | {letter: f"$\\{name}$" for letter, name in _GREEK.items()}
 _SIGN = re.compile(r"^[-+](?=\d)")
 HEAD = "% \\usepackage{booktabs,graphicx}\n\n"
-"""What the document has to load."""
+"""A comment with the packages that the document has to load."""
 _ESCAPED = re.compile("|".join(re.escape(character) for character in _ESCAPES))
 
 
@@ -54,7 +54,7 @@ def to_latex(board: Board) -> str:
 def escape(text: str) -> str:
     """``text`` as LaTeX prints it; letters and signs beyond ASCII that pdfLaTeX lacks are set in mathematics."""
     # on one line, since an empty one would end a paragraph, which a caption or a cell may not
-    return _ESCAPED.sub(lambda found: _ESCAPES[found.group()], " ".join(text.split()))
+    return _ESCAPED.sub(lambda match: _ESCAPES[match.group()], " ".join(text.split()))
 
 
 def _environment(shown: TextTable) -> str:
@@ -108,6 +108,6 @@ def note(text: str) -> str:
 
 def cell(column: TextColumn, line: int, *, bold: bool | None = None) -> str:
     """A cell with its sign, bold where it is the best, or where ``bold`` asks for it."""
-    text = _SIGN.sub(lambda found: f"${found.group()}$", escape(column.cells[line]))
+    text = _SIGN.sub(lambda match: f"${match.group()}$", escape(column.cells[line]))
     is_bold = column.is_best(line) if bold is None else bold
     return (rf"\textbf{{{text}}}" if is_bold else text) + escape(column.sign(line))

@@ -51,7 +51,7 @@ def _code(text: str) -> str:
 
 
 def _settings_list(table: TextTable) -> Iterator[str]:
-    """What all rows share in one line, then a line per row: its seeds, what is its own, and its runs."""
+    """The shared settings in one line, then a line per row: its seeds, own settings, and runs."""
     if not table.rows:
         return
     yield f"All rows: {_assigned(table.common)}"

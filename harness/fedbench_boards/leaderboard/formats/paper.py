@@ -27,23 +27,23 @@ from fedbench_boards.statistics.paired import ALPHA, Test, holm, paired
 
 @dataclass(frozen=True, kw_only=True)
 class PaperOptions:
-    """How the table is to look; what is empty is as the leaderboard has it."""
+    """The look of the table; whatever is empty is as in the leaderboard."""
 
     columns: tuple[str, ...] = ()
     """Headings of the leaderboard in small letters, with underscores for spaces: ``accuracy``, ``worst_client``,
     ``mb``; ``delta`` for the difference to the baseline. By default the accuracies and ``mb``."""
     order: tuple[str, ...] = ()
-    """Rows by label or method, those not named follow in the leaderboard's order."""
+    """Rows by label or method; other rows follow in the leaderboard's order."""
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Headings with the rows below them; rows in no group come first."""
     caption: str = ""
     label: str = ""
     across: bool = False
-    """One table with the settings side by side."""
+    """Whether all settings are side by side in one table."""
 
 
 def parse_group(text: str) -> tuple[str, tuple[str, ...]]:
-    """``Name=row,row`` of ``--group``."""
+    """Parse ``Name=row,row`` of the option ``--group``."""
     name, sign, rows = text.partition("=")
     if not sign or not name.strip() or not rows.strip():
         raise FedbenchError(f"--group {text!r} is not NAME=ROW,ROW; write for instance --group Prompts=promptfl,capt.")
@@ -84,7 +84,7 @@ class _PaperPart:
         self.lines = list(table.lines)
         self._names = shown.names[0]
         self.marks = [text for text in (*shown.failures, *shown.notes) if text.startswith(_SIGNS)]
-        """The lines that say what is marked and why."""
+        """The lines that explain marks."""
         self.columns: dict[str, TextColumn] = {}
         self.bold: dict[str, list[bool]] = {}
         self.usual: list[str] = []
@@ -97,7 +97,7 @@ class _PaperPart:
         self.usual += ["mb"] if "mb" in self.columns else []
 
     def row(self, name: str) -> int | None:
-        """Where the row called ``name`` stands; None where it is not in this table."""
+        """Position of the row called ``name``; None if it is not in this table."""
         return self.names.index(name) if name in self.names else None
 
     def cell(self, column: str, row: int | None) -> str:
@@ -108,12 +108,12 @@ class _PaperPart:
         return cell(self.columns[column], row, bold=is_bold)
 
     def sign(self, row: int | None) -> str:
-        """What stands after the row's name, such as † of one that lost seeds."""
+        """The mark behind the row's name, such as † for a row that lost seeds."""
         return "" if row is None else self._names.sign(row)
 
 
 def within_noise(lines: Sequence[Line], metric: str, results: pd.DataFrame, test: Test) -> list[bool]:
-    """Which rows have the best mean of ``metric``, or one that a paired test over seeds does not tell from it.
+    """Whether each row has the best mean of ``metric``, or one that a paired test over seeds does not tell from it.
 
     p-values are corrected by Holm over the rows. A row whose difference can't be tested (few seeds) is not bold.
     """
@@ -174,13 +174,13 @@ def _environment(parts: Sequence[_PaperPart], options: PaperOptions, label: str)
 
 
 def _common(parts: Sequence[_PaperPart]) -> str:
-    """What the captions of all ``parts`` say."""
+    """The parts that all captions share."""
     captions = [part.caption.split(" · ") for part in parts]
     return " · ".join(text for text in captions[0] if all(text in caption for caption in captions))
 
 
 def _above(parts: Sequence[_PaperPart], chosen: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The settings above their columns."""
+    """The line of settings above their columns."""
     yield (
         " & ".join(
             [

@@ -18,7 +18,7 @@ from fedbench_boards.leaderboard.tables import STATUS, TextColumn, TextTable, te
 
 _ANY_WIDTH = 10_000
 _REASON, _REASON_WIDTH, _FAILURE = 84, 32, 240
-"""Characters of a reason in its cell, of a line of it, and of a failure below the table."""
+"""The most characters of a reason in its cell, of one line of it, and of a failure below the table."""
 
 
 class _Terminal:
@@ -49,7 +49,7 @@ def render_terminal(board: Board) -> RenderableType:
 
 
 def _layouts(shown: TextTable) -> Iterator[tuple[list[Table], list[str]]]:
-    """Ways to show a table with the notes each needs, the plainest first."""
+    """Ways to show a table, each with its notes, the plainest first."""
     plain = [*(shortened(failure, _FAILURE) for failure in shown.failures), *shown.notes]
     lettered = [*plain, *([shown.letters] if shown.letters else [])]
     status = [replace(one, cells=[shortened(cell, _REASON) for cell in one.cells]) for one in shown.status]
@@ -80,7 +80,7 @@ def _table(columns: Sequence[TextColumn]) -> Table:
 
 
 def _cell(column: TextColumn, line: int) -> str:
-    """A cell with its sign, or with room for one where others have it."""
+    """A cell with its sign, or with room for one if other cells have it."""
     wide = max((len(sign) for sign in column.signs), default=0)
     return column.cells[line] + (f" {column.sign(line):<{wide}}" if wide else "")
 

@@ -27,17 +27,17 @@ def write_page(
     curves: pd.DataFrame,
     federations: dict[str, dict[str, Any]],
     command: str,
-    found: Map | None = None,
+    map_: Map | None = None,
 ) -> None:
     """Write the page of a suite to ``path``, whole or not at all; FedbenchError where it can't be written.
 
     ``results`` has a line per run. ``curves`` has a line per run and round with ``mlflow_id``, ``round``, accuracies in
     % and ``bytes_total`` (up and down so far); it may be empty. ``federations`` holds ``classnames`` and
     ``class_counts`` (clients x classes) by MLflow id, for some runs, and ``clients``, the number of all, where the
-    counts are those of the first ones. ``command`` is what makes the page again, ``found`` the map of a
+    counts are those of the first ones. ``command`` is what makes the page again, ``map_`` the map of a
     suite with axes.
     """
-    page = page_of(suite_name, description, results, board, curves, federations, command, found)
+    page = page_of(suite_name, description, results, board, curves, federations, command, map_)
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     template = environment.from_string(_shipped("template.html.j2"))
     # the two are part of the package; autoescape would break their quotes

@@ -17,15 +17,15 @@ _WIDTH, _HEIGHT = 540.0, 350.0
 _FRAME = Frame(54, 14, _WIDTH - 14, _HEIGHT - 50)
 _MOST_POINTS = 150
 _MARKS = 8
-"""A line has about this many markers."""
+"""The approximate number of markers of a line."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """What is drawn of a row: its mean accuracy by round, and where it ends."""
+    """A row's series: its mean accuracy by round, and its final value."""
 
     style: int
-    """Picks colour, dash and marker; the same for a row's name on the whole page."""
+    """Number of the style (colour, dash and marker); the same for a row's name on the whole page."""
     name: str
     rounds: pd.DataFrame
     """Indexed by round: ``mean``, ``std`` (NaN for one seed), ``bytes`` (cumulative, NaN where unknown)."""
@@ -33,18 +33,18 @@ class Series:
     spread: float
     """Sample standard deviation over seeds, NaN for one."""
     bytes: float
-    """Sent up and down in all rounds."""
+    """Bytes sent up and down in all rounds."""
     shown: bool = True
     """Whether it is visible before it is chosen in the legend."""
 
     @property
     def kind(self) -> str:
-        """Its classes in a drawing."""
+        """The CSS classes of the series."""
         return f"series s{self.style % 6}" + ("" if self.shown else " off")
 
     @property
     def has_band(self) -> bool:
-        """Whether the spread over seeds is known of two rounds or more."""
+        """Whether the spread over seeds is known in two rounds or more."""
         return int(self.rounds["std"].notna().sum()) > 1
 
     @property
@@ -62,9 +62,9 @@ class Bars:
 
 
 def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
-    """Accuracy against round, a band of ± a standard deviation where there are seeds; None without two rounds.
+    """Accuracy against round, with a band of ± a standard deviation over seeds; None without two rounds.
 
-    A row evaluated before training alone (nothing is trained) is a level line, one evaluated once after it a point.
+    A row evaluated only before training (nothing is trained) is a level line, one evaluated once after it a point.
     """
     drawn = [one for one in series if len(one.rounds)]
     if not any(len(one.rounds) > 1 for one in drawn):
@@ -83,24 +83,24 @@ def by_round(series: Sequence[Series], key: str, metric: str) -> Markup | None:
 
 
 def _curve(svg: draw.Element, one: Series, x: AxisScale, y: AxisScale) -> None:
-    made = draw.group(svg, one.kind, one.style, one.summary)
+    element = draw.group(svg, one.kind, one.style, one.summary)
     dash = draw.DASHES[one.style // 6 % len(draw.DASHES)]
     if len(one.rounds) == 1:
         when, height = one.rounds.index[0], y(float(one.rounds["mean"].iloc[0]))
         if when == 0:
-            draw.path(made, f"M{draw.number(x.start)} {draw.number(height)}H{draw.number(x.end)}", "line", dash)
-        draw.marker(made, x(float(when)) if when else (x.start + x.end) / 2, height, one.style, one.summary)
+            draw.path(element, f"M{draw.number(x.start)} {draw.number(height)}H{draw.number(x.end)}", "line", dash)
+        draw.marker(element, x(float(when)) if when else (x.start + x.end) / 2, height, one.style, one.summary)
         return
     shown = one.rounds.iloc[_thinned(len(one.rounds), _MOST_POINTS)]
     places = [(x(float(r)), float(m), float(s)) for r, m, s in shown[["mean", "std"]].itertuples()]
     edges = [(px, y(max(y.low, m - s)), y(m + s)) for px, m, s in places if not math.isnan(s)]
     if len(edges) > 1:
         outline = [(px, top) for px, _, top in edges] + [(px, low) for px, low, _ in reversed(edges)]
-        draw.path(made, draw.polyline(outline) + "z", "band")
-    draw.path(made, draw.polyline([(px, y(m)) for px, m, _ in places]), "line", dash)
+        draw.path(element, draw.polyline(outline) + "z", "band")
+    draw.path(element, draw.polyline([(px, y(m)) for px, m, _ in places]), "line", dash)
     for position in _thinned(len(shown), _MARKS):
         px, mean, std = places[position]
-        draw.marker(made, px, y(mean), one.style, f"{one.name}, round {shown.index[position]}: {spread(mean, std)}")
+        draw.marker(element, px, y(mean), one.style, f"{one.name}, round {shown.index[position]}: {spread(mean, std)}")
 
 
 def _thinned(count: int, most: int) -> list[int]:
@@ -110,11 +110,10 @@ def _thinned(count: int, most: int) -> list[int]:
 
 
 def against_cost(series: Sequence[Series], key: str, metric: str, less: bool = False) -> Markup | None:
-    """Final accuracy against the total sent, the Pareto front drawn and named; None where nobody sent anything.
+    """Final accuracy against the total sent, the Pareto front drawn and named; None if nobody sent anything.
 
-    Of a metric of which ``less`` is better the front is below.
-
-    The scale is logarithmic; rows that send nothing stand at 0 beside it. Thin lines are the way there by rounds.
+    If ``less`` of the metric is better, the front is below. The scale is logarithmic; rows that send nothing are at 0
+    beside it. Thin lines show the way there by rounds.
     """
     known = [one for one in series if not math.isnan(one.bytes) and not math.isnan(one.accuracy)]
     sent = [one.bytes / MEGA for one in known if one.bytes > 0]
@@ -154,7 +153,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _front(svg: draw.Element, places: Sequence[tuple[float, float]]) -> None:
-    """Steps: between two points of the front the cheaper one is the best there is."""
+    """The front as steps: between two of its points the cheaper one is the best there is."""
     steps = draw.polyline(places[:1])
     for px, py in places[1:]:
         steps += f"H{draw.number(px)}V{draw.number(py)}"
@@ -162,16 +161,16 @@ def _front(svg: draw.Element, places: Sequence[tuple[float, float]]) -> None:
 
 
 def _costing(svg: draw.Element, one: Series, place: tuple[float, float], x: AxisScale, y: AxisScale) -> None:
-    made = draw.group(svg, one.kind, one.style, one.summary)
+    element = draw.group(svg, one.kind, one.style, one.summary)
     way = one.rounds[(one.rounds["bytes"] >= x.low * MEGA) & (one.rounds["mean"] >= y.low)]
     way = way.iloc[_thinned(len(way), _MOST_POINTS)] if len(way) else way
     if len(way) > 1:
         points = [(x(float(b) / MEGA), y(float(m))) for m, b in zip(way["mean"], way["bytes"], strict=True)]
-        draw.path(made, draw.polyline(points), "line way", draw.DASHES[one.style // 6 % len(draw.DASHES)])
+        draw.path(element, draw.polyline(points), "line way", draw.DASHES[one.style // 6 % len(draw.DASHES)])
     if not math.isnan(one.spread):
         low, high = (draw.number(y(max(y.low, one.accuracy + sign * one.spread))) for sign in (-1, 1))
-        draw.path(made, f"M{draw.number(place[0])} {low}V{high}", "whisker")
-    draw.marker(made, *place, one.style, one.summary)
+        draw.path(element, f"M{draw.number(place[0])} {low}V{high}", "whisker")
+    draw.marker(element, *place, one.style, one.summary)
 
 
 def _names(
@@ -197,7 +196,7 @@ def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, 
 
 
 def bars(rows: Sequence[Bars], groups: Sequence[str], key: str, title: str) -> Markup | None:
-    """Every row's accuracy in every group, with ± a standard deviation; None where no row has any."""
+    """Bars of every row's accuracy in every group, with ± a standard deviation; None if no row has any."""
     shown = [row for row in rows if not all(math.isnan(mean) for mean, _ in row.values)]
     if not shown:
         return None
@@ -241,14 +240,14 @@ def _bars_of(
     for position, (group, (mean, std)) in enumerate(zip(groups, row.values, strict=True)):
         if math.isnan(mean):
             continue
-        made = draw.group(svg, "bar", title=f"{row.name}, {group}: {spread(mean, std)}")
+        element = draw.group(svg, "bar", title=f"{row.name}, {group}: {spread(mean, std)}")
         height = top + position * thick
-        _bar(made, position, x.start, height, x(mean) - x.start, thick - 1.5)
+        _bar(element, position, x.start, height, x(mean) - x.start, thick - 1.5)
         middle, end = draw.number(height + thick / 2 - 0.75), x(mean)
         if not math.isnan(std):
             end = x(min(100.0, mean + std))
-            draw.path(made, f"M{draw.number(x(max(0.0, mean - std)))} {middle}H{draw.number(end)}", "whisker")
-        draw.text(made, end + 5, height + thick - 2, f"{mean:.1f}", "value")
+            draw.path(element, f"M{draw.number(x(max(0.0, mean - std)))} {middle}H{draw.number(end)}", "whisker")
+        draw.text(element, end + 5, height + thick - 2, f"{mean:.1f}", "value")
 
 
 def _bar(parent: draw.Element, position: int, left: float, top: float, width: float, height: float) -> None:

@@ -1,4 +1,4 @@
-"""From a board to what the template writes: sections with tables and charts, an overview, how to make it again."""
+"""Build a page's content from a board: sections with tables and charts, an overview, how to make it again."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from fedbench_boards.leaderboard.rows.seeds import spans
 
 _OVERALL = "global_accuracy"
 _REASON = 120
-"""Characters of a reason beside a row's name; all of it is under the name."""
+"""The most characters of a reason beside a row's name; all of it is shown when the row is opened."""
 _GROUPS = (("head", "mid", "tail"), ("many", "medium", "few"))
 MOST_CURVES = 12
-"""More than these are drawn, but shown only once they are chosen in the legend."""
+"""The number of curves shown at first; further ones are drawn, but shown only when chosen in the legend."""
 
 
 def page_of(
@@ -40,7 +40,7 @@ def page_of(
     curves: pd.DataFrame,
     federations: Mapping[str, Mapping[str, Any]],
     command: str,
-    found: Map | None = None,
+    map_: Map | None = None,
 ) -> Page:
     """The page's content; see ``write_page`` for the arguments."""
     styles = {name: number for number, name in enumerate(dict.fromkeys(line.row for line in board.lines))}
@@ -58,9 +58,9 @@ def page_of(
         overview=overview_of(sections, board, styles) if len(sections) > 1 else None,
         ranking=ranking_of(board, styles),
         map=None
-        if found is None
+        if map_ is None
         else map_section(
-            found, {id(table): one.anchor for table, one in zip(board.tables, sections, strict=True)}, styles
+            map_, {id(table): one.anchor for table, one in zip(board.tables, sections, strict=True)}, styles
         ),
         settings=settings if len(settings) > 1 else [],
         kinds=len({line.tuned for line in board.lines}) > 1,
@@ -74,7 +74,7 @@ def _settings(lines: Sequence[Line]) -> list[str]:
 
 
 def _facts(results: pd.DataFrame, board: Board, settings: Sequence[str]) -> list[tuple[str, str]]:
-    """What was compared, when and by which code."""
+    """Facts on what was compared, when and by which code."""
     days = sorted({f"{day:%Y-%m-%d}" for day in results["started"]})
     commits = sorted({_short_commit(text) for text in results["commit"]} - {""})
     facts = [
@@ -125,7 +125,7 @@ def _caption(table: Table) -> list[str]:
 
 
 def _titles(board: Board) -> list[str]:
-    """A name for every table: its settings, else its data; with its number, where that repeats."""
+    """A name for every table: its settings, else its data; numbered if it repeats."""
     names = []
     for table in board.tables:
         data = [text for text in (table.lines[0].dataset, table.lines[0].scenario) if text]
@@ -160,7 +160,7 @@ def _rows(anchor: str, table: Table, styles: Mapping[str, int], columns: Sequenc
 
 
 def _details(line: Line, own: Mapping[str, str]) -> list[tuple[str, str]]:
-    """All that a row's cells have no room for."""
+    """The details of a row that have no room in its cells."""
     domains = [(name, line.cell(DOMAIN + name)) for name in domains_of([line])]
     delta, printed, seconds = line.delta, line.printed or Printed(), line.cost("seconds")
     tested = [delta.significance]
@@ -208,7 +208,7 @@ def _series(table: Table, rows: Sequence[PageRow], curves: pd.DataFrame, metric:
 
 
 def _rounds(curves: pd.DataFrame, ids: Sequence[str], metric: str) -> pd.DataFrame:
-    """Mean, sample standard deviation and mean bytes by round, over the rounds that all runs were evaluated in."""
+    """Mean, sample standard deviation and mean bytes by round, for rounds in which all runs were evaluated."""
     none = pd.DataFrame({"mean": [], "std": [], "bytes": []}, index=pd.Index([], name="round"), dtype=float)
     if metric not in curves or not ids:
         return none
@@ -262,7 +262,7 @@ def _bars(lines: Sequence[Line], rows: Sequence[PageRow], metrics: Sequence[str]
 def _clients(
     anchor: str, lines: Sequence[Line], federations: Mapping[str, Mapping[str, Any]]
 ) -> tuple[HeatMap | None, str]:
-    """The federation of the lowest seed that is known, and which seed that is."""
+    """The heat map of the federation with the lowest known seed, and that seed in words."""
     runs = [(seed, name) for line in lines for seed, name in line.mlflow_ids.items()]
     for seed, name in sorted(runs, key=lambda run: run[0]):
         if name in federations:

@@ -1,4 +1,4 @@
-"""What the template of a page writes: sections with tables and charts, an overview, how to make it again."""
+"""The content of a page for its template: sections with tables and charts, an overview, how to make it again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PageCell:
 
 @dataclass(frozen=True)
 class PageRow:
-    """A row of a table; ``details`` are what opens under it, as (term, text)."""
+    """A row of a table; ``details`` are shown when it is opened, as (term, text)."""
 
     anchor: str
     name: str
@@ -47,16 +47,16 @@ class PageRow:
     shown: bool
     """Whether the charts show it at first."""
     failed: str
-    """``failed: reason``, cut short, of a row without a number; "" of others."""
+    """The text ``failed: reason``, shortened, for a row without a number; "" for others."""
     mark: str
-    """Stands after the name of a row of which some run failed, or whose global model is never trained."""
+    """Mark behind the name of a row with a failed run, or whose global model is never trained."""
     searched: str
     cells: list[PageCell]
     details: list[tuple[str, str]]
 
     @property
     def title(self) -> str:
-        """Name and backbone, as legends say them."""
+        """Name and backbone, as in legends."""
         return f"{self.name} · {self.backbone}" if self.backbone else self.name
 
 
@@ -96,7 +96,7 @@ class Overview:
 
     @property
     def has_marks(self) -> bool:
-        """Whether a sign stands after a number."""
+        """Whether any number has a mark."""
         return any(cell.mark for *_, cells in self.rows for cell in cells)
 
 
@@ -132,7 +132,7 @@ class MapSection:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Rows over all settings."""
+    """The ranking of rows over all settings."""
 
     caption: str
     columns: list[PageColumn]
@@ -143,7 +143,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What made the numbers: ``states`` are (what, its full hashes or commits), ``runs`` one line per run."""
+    """How the numbers were made: ``states`` are (what, its full hashes or commits), ``runs`` one line per run."""
 
     command: str
     versions: dict[str, str]
@@ -154,7 +154,7 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class Page:
-    """All that the template needs."""
+    """The whole content of a page."""
 
     suite: str
     description: str

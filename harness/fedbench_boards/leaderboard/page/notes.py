@@ -1,4 +1,4 @@
-"""How to read a page's table: what its marks and columns mean, and why a number is missing."""
+"""Notes on a page's table: the meaning of its marks and columns, and why a number is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def notes_of(table: Table) -> list[str]:
 
 
 def _failures(lines: Sequence[Line]) -> list[str]:
-    """What became of the failed runs of rows that have a number, and where the reasons of the others stand."""
+    """Notes on failed runs of rows with a number, and on the place of the other rows' reasons."""
     notes = [f"{MARK} {line.label}: {line.status.text}." for line in lines if line.status.text and not line.has_failed]
     if any(line.has_failed for line in lines):
         notes.append("Failed: no run of the row has finished; why is under its name.")
@@ -57,9 +57,9 @@ def _how_to_read(table: Table, lines: Sequence[Line]) -> list[str]:
 
 
 def _significance(lines: Sequence[Line]) -> list[str]:
-    found = [text for text in dict.fromkeys(line.delta.significance for line in lines) if text]
-    marks = [mark for mark in MARKS if mark in found]
-    reasons = [text for text in found if text not in (*MARKS, BASELINE, NO_BASELINE)]
+    significances = [text for text in dict.fromkeys(line.delta.significance for line in lines) if text]
+    marks = [mark for mark in MARKS if mark in significances]
+    reasons = [text for text in significances if text not in (*MARKS, BASELINE, NO_BASELINE)]
     notes = [f"Δ without a mark was not tested ({'; '.join(reasons)})."] if reasons else []
     if marks:
         meant = ", ".join(f"{MARKS[mark]} {mark}" for mark in marks)

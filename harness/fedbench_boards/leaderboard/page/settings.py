@@ -1,4 +1,4 @@
-"""What a page says over all settings: the rows by mean rank, critical differences, and the map of a suite with axes."""
+"""Parts of a page over all settings: rows by mean rank, critical differences, and the map of a suite with axes."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def overview_of(sections: Sequence[Section], board: Board, styles: Mapping[str, 
 
 def ranking_of(board: Board, styles: Mapping[str, int]) -> Ranking | None:
     """The table and the diagram of ``board.across``; ``styles`` are the numbers of the rows' signs."""
-    table, found = across_table(board), board.across
-    if table is None or found is None:
+    table, overall = across_table(board), board.across
+    if table is None or overall is None:
         return None
     shown = [table.rank, *table.scores]
     columns = [PageColumn(column.heading, column.heading, first=_first(column)) for column in shown]
     rows = []
-    for number, row in enumerate(found.mean_ranks.index):
+    for number, row in enumerate(overall.mean_ranks.index):
         cells = [_cell(column.cells[number]) for column in shown]
         rows.append((table.names[0].cells[number], swatch(styles[row]), cells))
     notes = [f"{note[:1].upper()}{note[1:]}." for note in table.notes]
@@ -76,62 +76,60 @@ def _diagram(board: Board) -> Markup:
 
     assert board.across is not None
     with style():
-        made = critical_differences(board.across, labels_of(board))
+        fig = critical_differences(board.across, labels_of(board))
         file = io.StringIO()
-        made.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        fig.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     drawn = file.getvalue()
     # the page's own colour in place of black, for dark pages; the drawing scales with the column
     drawn = drawn[drawn.index("<svg") :].replace("#000000", "currentColor")
     return Markup(re.sub(r'(<svg [^>]*?)width="[^"]*" height="[^"]*"|(<svg )height="[^"]*"', r"\1\2", drawn, count=1))
 
 
-def map_section(found: Map, of_tables: Mapping[int, str], styles: Mapping[str, int]) -> MapSection:
+def map_section(map_: Map, of_tables: Mapping[int, str], styles: Mapping[str, int]) -> MapSection:
     """The map's views; ``of_tables`` are the anchors of tables by their `id`, ``styles`` the numbers of rows' signs."""
-    anchors = {place: of_tables[id(table)] for place, table in found.tables.items()}
-    metric = heading(found.headline)
+    anchors = {place: of_tables[id(table)] for place, table in map_.tables.items()}
+    metric = heading(map_.headline)
     tied = "Hatched: others can't be told from it by their seeds."
-    views = [
-        _view(found, "who leads", f"The best mean {metric} of every place. {tied}", _leader(found, anchors, styles))
-    ]
-    for row in (found.zero_shot(), found.base()):
+    views = [_view(map_, "who leads", f"The best mean {metric} of every place. {tied}", _leader(map_, anchors, styles))]
+    for row in (map_.zero_shot(), map_.base()):
         if row is not None:
-            read = f"The leader's {metric} minus that of {found.labels[row]}, in points. * p < 0.05, Holm over places; "
+            read = f"The leader's {metric} minus that of {map_.labels[row]}, in points. * p < 0.05, Holm over places; "
             read += "that the leader was chosen by the same seeds is not corrected for."
-            views.append(_view(found, f"leader minus {found.labels[row]}", read, _margin(found, row, anchors)))
-    if found.costs:
+            views.append(_view(map_, f"leader minus {map_.labels[row]}", read, _margin(map_, row, anchors)))
+    if map_.costs:
         read = f"Who first reaches the leader's mean less {NEAR:g} points in every run, and what was sent until then."
-        views.append(_view(found, "least traffic to come near", read, _cost(found, anchors, styles)))
-    for row, label in found.labels.items():
+        views.append(_view(map_, "least traffic to come near", read, _cost(map_, anchors, styles)))
+    for row, label in map_.labels.items():
         read = f"Mean {metric} of {label}, and its rank; shades are those of all rows."
-        views.append(_view(found, label, read, _mean(found, row, anchors)))
-    axes = list(found.axes.items())
+        views.append(_view(map_, label, read, _mean(map_, row, anchors)))
+    axes = list(map_.axes.items())
     return MapSection(axes[0][0], axes[1][0] if len(axes) > 1 else "", list(axes[0][1]), views)
 
 
-def _view(found: Map, name: str, read: str, cell: Callable[[Place], MapCell]) -> MapView:
-    first, *rest = found.axes.values()
+def _view(map_: Map, name: str, read: str, cell: Callable[[Place], MapCell]) -> MapView:
+    first, *rest = map_.axes.values()
     lines: Sequence[str] = rest[0] if rest else ("",)
     rows = []
     for line in reversed(lines):
         places = [(column, line) if rest else (column,) for column in first]
-        rows.append((line, [cell(place) if place in found.tables else MapCell("", [NONE]) for place in places]))
+        rows.append((line, [cell(place) if place in map_.tables else MapCell("", [NONE]) for place in places]))
     return MapView(name, read, rows)
 
 
-def _leader(found: Map, anchors: Mapping[Place, str], styles: Mapping[str, int]) -> Callable[[Place], MapCell]:
+def _leader(map_: Map, anchors: Mapping[Place, str], styles: Mapping[str, int]) -> Callable[[Place], MapCell]:
     def cell(place: Place) -> MapCell:
-        first, tied = found.leader(place), found.tied(place)
+        first, tied = map_.leader(place), map_.tied(place)
         if first is None:
             return MapCell(anchors[place], ["no rank"])
         others = [f"= {len(tied) - 1} more"] if len(tied) > 1 else []
-        words = [found.labels[first.row], f"{first.cell(found.headline).mean:.1f}", *others]
+        words = [map_.labels[first.row], f"{first.cell(map_.headline).mean:.1f}", *others]
         return MapCell(anchors[place], words, hatched=bool(others), sign=swatch(styles[first.row]))
 
     return cell
 
 
-def _margin(found: Map, row: str, anchors: Mapping[Place, str]) -> Callable[[Place], MapCell]:
-    measured = found.margins(row)
+def _margin(map_: Map, row: str, anchors: Mapping[Place, str]) -> Callable[[Place], MapCell]:
+    measured = map_.margins(row)
     most = max((one.mean for one in measured.values()), default=0.0)
 
     def cell(place: Place) -> MapCell:
@@ -145,26 +143,26 @@ def _margin(found: Map, row: str, anchors: Mapping[Place, str]) -> Callable[[Pla
     return cell
 
 
-def _cost(found: Map, anchors: Mapping[Place, str], styles: Mapping[str, int]) -> Callable[[Place], MapCell]:
+def _cost(map_: Map, anchors: Mapping[Place, str], styles: Mapping[str, int]) -> Callable[[Place], MapCell]:
     def cell(place: Place) -> MapCell:
-        cost = found.costs.get(place)
+        cost = map_.costs.get(place)
         if cost is None:
             return MapCell(anchors[place], ["none"])
-        words = [found.labels[cost.row], f"{cost.bytes / MEGA:.3g} MB", f"to {cost.target:.1f} %"]
+        words = [map_.labels[cost.row], f"{cost.bytes / MEGA:.3g} MB", f"to {cost.target:.1f} %"]
         return MapCell(anchors[place], words, sign=swatch(styles[cost.row]))
 
     return cell
 
 
-def _mean(found: Map, row: str, anchors: Mapping[Place, str]) -> Callable[[Place], MapCell]:
-    every = [line.cell(found.headline).mean for table in found.tables.values() for line in table.lines]
+def _mean(map_: Map, row: str, anchors: Mapping[Place, str]) -> Callable[[Place], MapCell]:
+    every = [line.cell(map_.headline).mean for table in map_.tables.values() for line in table.lines]
     known = [mean for mean in every if not math.isnan(mean)]
 
     def cell(place: Place) -> MapCell:
-        line = found.line(place, row)
-        if line is None or math.isnan(line.cell(found.headline).mean):
+        line = map_.line(place, row)
+        if line is None or math.isnan(line.cell(map_.headline).mean):
             return MapCell(anchors[place], [NONE])
-        mean = line.cell(found.headline).mean
+        mean = line.cell(map_.headline).mean
         rank = [] if line.place is None else [f"# {line.place}"]
         return MapCell(anchors[place], [f"{mean:.1f}", *rank], _shade(mean, min(known), max(known)))
 

@@ -1,4 +1,4 @@
-"""Drawing inline SVG: scales with sensible ticks, axes, text. Colours and fonts come from the page's style sheet."""
+"""Inline SVG drawings: scales with sensible ticks, axes, text. Colours and fonts come from the page's style sheet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DASHES = ("", "6 3", "2 2.5", "9 3 2 3")
 
 @dataclass(frozen=True)
 class AxisScale:
-    """Where values lie on a drawing: ``low`` at ``start``, ``high`` at ``end`` (user units), linear or logarithmic."""
+    """A scale from values to user units: ``low`` is at ``start``, ``high`` at ``end``, linear or logarithmic."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ class AxisScale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The place of ``value``, which is above 0 on a logarithmic scale."""
+        """The position of ``value``, which is above 0 on a logarithmic scale."""
         low, high, here = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return self.start + (self.end - self.start) * (here - low) / (high - low)
 
@@ -87,44 +87,44 @@ def markup(svg: Element) -> Markup:
 
 def group(parent: Element, style: str, series: int | None = None, title: str = "") -> Element:
     """A group of class ``style``; with ``series`` the legend shows and hides it; ``title`` is its tooltip."""
-    made = ET.SubElement(parent, "g", {"class": style})
+    element = ET.SubElement(parent, "g", {"class": style})
     if series is not None:
-        made.set("data-series", str(series))
+        element.set("data-series", str(series))
     if title:
-        ET.SubElement(made, "title").text = title
-    return made
+        ET.SubElement(element, "title").text = title
+    return element
 
 
 def text(parent: Element, x: float, y: float, content: str, style: str = "", *, turned: float = 0) -> Element:
     """Text at a place; ``style`` are classes (``end`` and ``middle`` anchor it), ``turned`` degrees clockwise."""
-    made = ET.SubElement(parent, "text", {"x": number(x), "y": number(y)})
+    element = ET.SubElement(parent, "text", {"x": number(x), "y": number(y)})
     if style:
-        made.set("class", style)
+        element.set("class", style)
     if turned:
-        made.set("transform", f"rotate({number(turned)} {number(x)} {number(y)})")
-    made.text = content
-    return made
+        element.set("transform", f"rotate({number(turned)} {number(x)} {number(y)})")
+    element.text = content
+    return element
 
 
 def path(parent: Element, d: str, style: str, dash: str = "") -> Element:
-    """A path of class ``style``."""
-    made = ET.SubElement(parent, "path", {"class": style, "d": d})
+    """Add a path of class ``style``."""
+    element = ET.SubElement(parent, "path", {"class": style, "d": d})
     if dash:
-        made.set("stroke-dasharray", dash)
-    return made
+        element.set("stroke-dasharray", dash)
+    return element
 
 
 def marker(parent: Element, x: float, y: float, style: int, title: str = "") -> None:
     """The marker of series style ``style`` at a place, hollow from the seventh style on, with a tooltip."""
     hollow = " hollow" if style // len(MARKERS) % 2 else ""
-    made = path(parent, MARKERS[style % len(MARKERS)], f"mark{hollow}")
-    made.set("transform", f"translate({number(x)} {number(y)})")
+    element = path(parent, MARKERS[style % len(MARKERS)], f"mark{hollow}")
+    element.set("transform", f"translate({number(x)} {number(y)})")
     if title:
-        ET.SubElement(made, "title").text = title
+        ET.SubElement(element, "title").text = title
 
 
 def polyline(points: Sequence[tuple[float, float]]) -> str:
-    """Path data through ``points``."""
+    """Path data of a line through ``points``."""
     return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
 
 

@@ -20,16 +20,16 @@ from fedbench_boards.statistics.paired import NOT_SIGNIFICANT, SIGNIFICANT
 
 DOMAIN = "domain_accuracy/"
 _APART = (DOMAIN, "class_accuracy/")
-"""Metrics of single domains and classes: too many for columns."""
+"""Prefixes of metrics of single domains and classes, which are too many for columns."""
 MARKS = {SIGNIFICANT: "*", NOT_SIGNIFICANT: "n.s."}
-"""What stands after a difference; the legend has it in words."""
+"""Marks behind a difference; the legend explains them."""
 AGREEING = {COMPARABLE: "comparable", AS_PRINTED: "comparable as far as printed", NOT_COMPARABLE: "not comparable"}
-"""How far a printed number is of the run's conditions, in words."""
+"""How far a printed number has the run's conditions, in words."""
 _NBSP = "\N{NO-BREAK SPACE}"
 
 
 def columns_of(table: Table) -> list[tuple[PageColumn, list[PageCell]]]:
-    """The columns beside the row's name, each with a cell per row; what no row has is left out."""
+    """The columns besides the row's name, each with a cell per row; columns that no row has are left out."""
     lines = table.lines
     columns = [_rank(lines)]
     for metric in metrics_of(table):
@@ -72,7 +72,7 @@ def any_known(values: Sequence[float]) -> bool:
 
 
 def assigned(settings: Mapping[str, Any]) -> str:
-    """``a=1, b=2``."""
+    """Settings written as ``a=1, b=2``."""
     texts = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in settings.items()}
     return ", ".join(f"{key}={value}" for key, value in texts.items() if value != "")
 
@@ -164,7 +164,8 @@ def _rounds(table: Table) -> tuple[PageColumn, list[PageCell]]:
 
 
 def _published(printed: Sequence[PrintedNumber], metric: str = "") -> Iterator[tuple[PageColumn, list[PageCell]]]:
-    """What the paper prints of the headline, with a column of differences; of another ``metric``, with them below."""
+    """The paper's numbers for the headline, with a column of differences; for another ``metric`` differences are
+    below."""
     cells = []
     for one in printed:
         aspects = ", ".join(difference.aspect for difference in one.differences)
@@ -181,7 +182,7 @@ def _published(printed: Sequence[PrintedNumber], metric: str = "") -> Iterator[t
 
 
 def sent(line: Line) -> str:
-    """``1.50 MB up, 0.50 MB down``; "" where that is unknown."""
+    """Traffic in words: ``1.50 MB up, 0.50 MB down``; "" if it is unknown."""
     if math.isnan(line.sent):
         return ""
     return f"{megabytes(line.cost('bytes_up'))} MB up, {megabytes(line.cost('bytes_down'))} MB down"

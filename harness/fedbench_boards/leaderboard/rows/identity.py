@@ -1,4 +1,4 @@
-"""What makes runs one row of a leaderboard: the columns that they agree in, the row's name, its numbers over seeds."""
+"""The identity of rows: the columns in which runs of a row agree, the row's name, its numbers over seeds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard.model import Line, ScoreCell
 
 PROTOCOL = ("dataset", "files_hash", "scenario_settings", *BUDGET)
-"""What all runs of a table agree in. They read the same files, at the sizes that their backbones or teachers take."""
+"""Columns in which all runs of a table agree. The runs read the same files, at the sizes of their backbones or
+teachers."""
 ROW = ("row", "method", "backbone", "tune", "row_settings")
-"""What all runs of a row agree in, beside their table's protocol; they differ in their seeds."""
+"""Columns in which all runs of a row agree, besides their table's protocol; the runs differ in their seeds."""
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")
 ON_NETWORK = "seconds at "
-"""What the cost on a stated network begins with, see `fedbench_boards.leaderboard.network`."""
+"""Prefix of the cost on a given network, see `fedbench_boards.leaderboard.network`."""
 
 
 def named_rows(protocol: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -33,7 +34,7 @@ def grouped(protocol: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def names(rows: Sequence[pd.DataFrame]) -> list[str]:
-    """The rows' names; where two are called the same, with the settings in which they differ."""
+    """The rows' names; if two have the same, the settings in which they differ are added."""
     called = [row_of(runs) for runs in rows]
     # the method as well: two may have been given one label
     kinds = ("method", "backbone", "tune")
@@ -48,7 +49,7 @@ def names(rows: Sequence[pd.DataFrame]) -> list[str]:
 
 
 def row_of(runs: pd.DataFrame) -> str:
-    """What the runs' suite calls their row."""
+    """The row's name in the runs' suite."""
     return str(runs["row"].iloc[0])
 
 
@@ -71,7 +72,7 @@ def scores_of(runs: pd.DataFrame, metric: str) -> dict[int, float]:
 
 
 def line_of(name: str, runs: pd.DataFrame, metrics: Iterable[str], *, has_failed: bool) -> Line:
-    """The row called ``name``: what it is, and its ``metrics`` over its ``runs`` (none of which finished, or all).
+    """The line of the row called ``name``: its settings, and its ``metrics`` over ``runs`` (none finished, or all).
 
     A mean is NaN for a metric that any of the runs lacks.
     """
@@ -101,7 +102,7 @@ def line_of(name: str, runs: pd.DataFrame, metrics: Iterable[str], *, has_failed
 
 
 def costs_of(runs: pd.DataFrame) -> list[str]:
-    """What is measured of runs beside their models, and reckoned for a stated network."""
+    """Names of the runs' costs, including those computed for a given network."""
     stated = [name for name in map(str, runs) if name.startswith(FINAL + ON_NETWORK)]
     return [*_COSTS, *(name.removeprefix(FINAL) for name in stated)]
 
@@ -113,11 +114,11 @@ def _cell(runs: pd.DataFrame, metric: str) -> ScoreCell:
 
 
 def mean_of(runs: pd.DataFrame, metric: str) -> float:
-    """Over all seeds: one that lacks the metric would be left out of this row's mean only, so there is none then."""
+    """The mean over all seeds; NaN if one lacks the metric, since a mean over other seeds would not be comparable."""
     return float(runs[FINAL + metric].mean(skipna=False)) if FINAL + metric in runs else float("nan")
 
 
 def times(line: Line, runs: pd.DataFrame) -> dict[str, float]:
-    """What papers print of the time a row takes: in all, and a round."""
+    """Times that papers print: seconds in all, and a round."""
     seconds, rounds = line.cost("train_seconds"), int(runs["rounds"].iloc[0])
     return {"train_seconds": seconds, "seconds_a_round": seconds / rounds if rounds else float("nan")}

@@ -1,4 +1,4 @@
-"""How many rounds, bytes and seconds a method needs to reach an accuracy."""
+"""Rounds, bytes and seconds until a method reaches an accuracy."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import pandas as pd
 from fedbench.kinds.measured import lower_is_better
 
 _NOISE = 1e-9
-"""Accuracies are means of shares; a target that is one of them must count as reached."""
+"""Tolerance of a target: accuracies are means of shares, and one equal to the target must count."""
 
 
 def rounds_to_target(curves: pd.DataFrame, mlflow_ids: list[str], metric: str, target: float) -> list[int | None]:
     """The first evaluated round of each run at which ``metric`` is at least ``target``; None for one that never is.
 
-    At most, where less is better.
-    ``curves`` is `leaderboard.results.load_curves`; runs without a curve are left out. Round 0, the model before
-    training, counts.
+    If less is better, it is the first round at most at ``target``. ``curves`` is `leaderboard.results.load_curves`;
+    runs without a curve are left out. Round 0, the model before training, counts.
     """
     sign = -1 if lower_is_better(metric) else 1
     first: list[int | None] = []
@@ -28,9 +27,10 @@ def rounds_to_target(curves: pd.DataFrame, mlflow_ids: list[str], metric: str, t
 
 
 def spent_until(curves: pd.DataFrame, mlflow_ids: list[str], rounds: list[int | None], column: str) -> list[float]:
-    """``column`` (``bytes_total``, ``seconds_total``) of the runs at their ``rounds``, as `rounds_to_target` has them.
+    """``column`` (``bytes_total``, ``seconds_total``) of the runs at their ``rounds``, as `rounds_to_target` gives
+    them.
 
-    Of runs that reach the target only.
+    Only runs that reach the target are listed.
     """
     with_curve = [run for run in mlflow_ids if (curves["mlflow_id"] == run).any()]
     spent = []
@@ -42,9 +42,9 @@ def spent_until(curves: pd.DataFrame, mlflow_ids: list[str], rounds: list[int | 
 
 
 def is_tracked(curves: pd.DataFrame, mlflow_ids: list[str], metric: str) -> bool:
-    """Whether all of the runs that have a curve have ``metric`` in every evaluated round.
+    """Whether all runs with a curve have ``metric`` in every evaluated round.
 
-    But for round 0, before which there are no own models.
+    Round 0 is excepted, since there are no own models before it.
     """
     own = curves[curves["mlflow_id"].isin(mlflow_ids)]
     if metric not in own:

@@ -1,7 +1,7 @@
-"""Methods with own models beside methods with one model for all: both by their accuracy over the same clients.
+"""Methods with clients' own models beside methods with one model: both by the accuracy over the same clients.
 
-A board that is ranked by the accuracy of clients' own models (``personal_mean_client_accuracy`` and the like) has a row
-without own models by its global model, over the same clients and their test samples; and so have curves by round.
+A board that is ranked by the accuracy of clients' own models (``personal_mean_client_accuracy`` and the like) lists a
+row without own models by its global model, over the same clients and their test samples; so do curves by round.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fedbench.core.metric_names import GROUPS
 from fedbench.tracking.schema import FINAL
 
 MARK = "§"
-"""Stands after the name of a row that has one model for all clients, where rows are ranked by own ones."""
+"""Mark behind the name of a row with one model for all clients, if rows are ranked by own models."""
 NOTE = "one model for all: under own models is what the global model reaches over the same clients"
 SHARED = "one_model_for_all"
-"""The column of results that says so of a run."""
+"""The column of results that marks the runs with one model for all clients."""
 _PERSONAL = "personal_"
 OF_GROUPS = tuple(f"{_PERSONAL}{group}_client_accuracy" for group in GROUPS)
-"""Of own models, by group of classes."""
+"""Accuracies of own models by group of classes."""
 _OVER_CLIENTS = tuple(f"{which}_client_accuracy" for which in ("mean", "worst", "std", "p10", "gini", *GROUPS))
 
 
@@ -30,15 +30,15 @@ def ranks_own_models(headline: str) -> bool:
 
 
 def of_global_model(metric: str) -> str:
-    """The same of the global model: ``mean_client_accuracy`` for ``personal_mean_client_accuracy``."""
+    """The metric of the global model: ``mean_client_accuracy`` for ``personal_mean_client_accuracy``."""
     return metric.removeprefix(_PERSONAL)
 
 
 def with_global_models(results: pd.DataFrame, headlines: tuple[str, ...]) -> pd.DataFrame:
-    """``results`` where runs without own models have those of their global model in place, if one of the ``headlines``
-    is of own models; and whether a run is such a one.
+    """``results`` in which runs without own models have the numbers of their global model in their place.
 
-    A run whose global model is never trained has none to show, and keeps its gaps.
+    That is done if one of the ``headlines`` is of own models; a column marks such runs. A run whose global model is
+    never trained has nothing to show, and keeps its gaps.
     """
     results = results.assign(**{SHARED: False})
     mean = FINAL + _PERSONAL + _OVER_CLIENTS[0]
@@ -55,8 +55,8 @@ def with_global_models(results: pd.DataFrame, headlines: tuple[str, ...]) -> pd.
 
 
 def with_global_curves(curves: pd.DataFrame, results: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
-    """``curves``, by ``mlflow_id`` and round, where those of ``metrics`` that are of own models are the global model's
-    for the runs in ``results`` without own ones."""
+    """``curves`` by ``mlflow_id`` and round, in which runs in ``results`` without own models have their global model's
+    values for those of ``metrics`` that are of own models."""
     known = with_global_models(results, tuple(metrics))
     shared = curves.index.get_level_values("mlflow_id").isin(known.loc[known[SHARED], "mlflow_id"])
     for metric in filter(ranks_own_models, metrics):

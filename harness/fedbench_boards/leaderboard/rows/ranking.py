@@ -1,4 +1,4 @@
-"""What takes all rows of a table: their ranks, the correction of their tests, and whose numbers may be its best."""
+"""Computations over a whole table: ranks, Holm correction, which cell is bold."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compared(lines: Sequence[Line], headline: str, test: Test = Test.t) -> tuple
 
 
 def _scores(lines: Sequence[Line], ranked: Sequence[bool], headline: str) -> Scores:
-    """Rows x seeds, larger is better, NaN for rows without a rank."""
+    """Scores (rows, seeds), larger is better, NaN for rows without a rank."""
     seeds = sorted({seed for line in lines for seed in line.scores})
     sign = -1 if lower_is_better(headline) else 1
     rows = [
@@ -70,7 +70,7 @@ def may_be_best(line: Line, metric: str) -> bool:
 
 
 def best_of(lines: Sequence[Line], metric: str) -> list[bool]:
-    """Which lines have the best ``metric`` at the shown precision, one decimal; none of a single line."""
+    """Whether each line has the best ``metric`` at the shown precision, one decimal; False for a single line."""
     means = [line.cell(metric).mean for line in lines]
     eligible = [may_be_best(line, metric) and not math.isnan(mean) for line, mean in zip(lines, means, strict=True)]
     choose = min if lower_is_better(metric) else max
@@ -79,5 +79,5 @@ def best_of(lines: Sequence[Line], metric: str) -> list[bool]:
 
 
 def _lost(line: Line) -> set[int]:
-    """Seeds of which a run failed and none finished."""
+    """Seeds with a failed run and no finished one."""
     return {failure.seed for failure in line.status.failures} - line.runs.keys()

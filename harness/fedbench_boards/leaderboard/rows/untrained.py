@@ -1,4 +1,4 @@
-"""Runs whose global model is never trained: its accuracy is that of the model before the first round."""
+"""Runs whose global model is never trained: its accuracy is that before the first round."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fedbench.tracking.schema import FINAL
 from fedbench.tracking.tags import RunTags
 
 MARK = "‡"
-"""Stands after the name of a row whose global model is never trained."""
+"""Mark behind the name of a row whose global model is never trained."""
 NOTE = "the global model is never trained, since nothing of it is sent: no rank by its accuracy; see own models"
 _PERSONAL = "personal_"
 
 
 def is_untrained(method: str, tags: RunTags, metrics: Mapping[str, float]) -> bool:
-    """Whether a finished run has tensors to train, and a global model that all of them left as it was.
+    """Whether a finished run has tensors to train, but a global model that none of them changed.
 
-    That is so where clients and server sent nothing, and where every tensor is private and the harness evaluates; a
-    method that evaluates itself may predict by what clients report.
+    That is so if clients and server sent nothing, and if every tensor is private and the harness evaluates; a method
+    that evaluates itself may predict by what clients report.
     """
     if FINAL + "global_accuracy" not in metrics or not tags.number("trainable_parameters"):
         return False
@@ -29,5 +29,5 @@ def is_untrained(method: str, tags: RunTags, metrics: Mapping[str, float]) -> bo
 
 
 def is_of_global_model(metric: str) -> bool:
-    """Whether it is the global model's, rather than that of clients' own models."""
+    """Whether the metric is of the global model, not of clients' own models."""
     return not metric.startswith(_PERSONAL)

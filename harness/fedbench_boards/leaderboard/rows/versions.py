@@ -16,7 +16,7 @@ import pandas as pd
 from fedbench_boards.leaderboard.rows.identity import PROTOCOL, ROW
 
 CODE = ".code"
-"""End of the setting that names a version, behind the method."""
+"""Suffix of the setting that names a version, behind the method's name."""
 _DIGITS = 8
 
 
@@ -47,18 +47,18 @@ def version_of(line: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def newest_version(rows: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    """``rows``; of rows that differ in nothing but the version of their code, the newest alone."""
-    found: dict[str, pd.DataFrame] = {}
+    """``rows`` reduced to the newest of those that differ only in the version of their code."""
+    newest: dict[str, pd.DataFrame] = {}
     for runs in sorted(rows, key=lambda runs: runs["started"].max()):
         settings = json.loads(runs["row_settings"].iloc[0])
         known = {key: value for key, value in settings.items() if not key.endswith(CODE)}
         rest = [str(runs[name].iloc[0]) for name in ROW if name != "row_settings"]
-        found[json.dumps([rest, known], sort_keys=True)] = runs
-    return list(found.values())
+        newest[json.dumps([rest, known], sort_keys=True)] = runs
+    return list(newest.values())
 
 
 def remarks(runs: pd.DataFrame) -> Iterator[str]:
-    """What a table's caption says of the versions of its rows, and of the code that did not come with fedbench."""
+    """Remarks of a table's caption on the versions of its rows, and on code that did not come with fedbench."""
     split = {key.removesuffix(CODE) for text in runs["row_settings"] for key in json.loads(text) if key.endswith(CODE)}
     if split:
         yield f"seeds by another version of {', '.join(sorted(split))} are a row of their own"
@@ -69,7 +69,7 @@ def remarks(runs: pd.DataFrame) -> Iterator[str]:
 
 
 def _named(code: Mapping[str, str]) -> str:
-    """``plugin mine.py (1a2b3c4d)``, ``median of some-package 1.0 (1a2b3c4d)``."""
+    """A description of code: ``plugin mine.py (1a2b3c4d)``, ``median of some-package 1.0 (1a2b3c4d)``."""
     from_where = (
         f"plugin {code['plugin']}"
         if "plugin" in code
