@@ -25,9 +25,9 @@ from fedbench.leaderboard.named import baseline_named, metric_named
 from fedbench.leaderboard.page import write_page
 from fedbench.leaderboard.results import load_results, load_runs, reason_of
 from fedbench.tracking import store
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.recording import end_run
 from fedbench.tracking.schema import store_uri
-from fedbench.tracking.writing.listener import Tracking
-from fedbench.tracking.writing.recording import end_run
 from tests.leaderboard.frames import board_of, leaderboard
 
 DIVERGED = "training diverged in round 3: the loss of client 7 is NaN; lower training.lr or clip the gradients of it"

@@ -30,7 +30,7 @@ from fedbench.leaderboard.results import StoredResults, load_curves, load_result
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Scale, load_suite
-from fedbench.tracking.recorded.seal import SEAL
+from fedbench.tracking.record import SEAL
 from fedbench.tracking.schema import store_uri
 
 SUITE = """

@@ -45,10 +45,10 @@ from fedbench.leaderboard.tables import text_tables
 from fedbench.scenarios.summary import scenario_summary
 from fedbench.statistics.paired import Test
 from fedbench.suites.suite import load_suite
+from fedbench.tracking import listener as tracking
 from fedbench.tracking import store
 from fedbench.tracking.schema import local_artifacts, store_uri
 from fedbench.tracking.tags import RunTags
-from fedbench.tracking.writing import listener as tracking
 from tests.leaderboard.frames import board_of, leaderboard
 
 LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)

@@ -17,8 +17,8 @@ from fedbench.leaderboard.page.data import page_of
 from fedbench.leaderboard.results import GROUPS, load_curves, load_results
 from fedbench.leaderboard.rows.milestones import is_tracked
 from fedbench.python.results import load
+from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
-from fedbench.tracking.writing.listener import Tracking
 
 OWN, SHARED, OVERALL = "personal_mean_client_accuracy", "mean_client_accuracy", "global_accuracy"
 CHOSEN = "selected_unseen_domain_accuracy"

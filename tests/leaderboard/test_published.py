@@ -36,9 +36,9 @@ from fedbench.leaderboard.tables import text_tables
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite, suite_names
+from fedbench.tracking import listener as tracking
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.tags import flat_params
-from fedbench.tracking.writing import listener as tracking
 from tests.leaderboard.frames import board_of, leaderboard
 from tests.leaderboard.published_counts import PAPERS, counts, results_of
 

@@ -22,9 +22,9 @@ from fedbench.runs.engines.events import RunFailed
 from fedbench.runs.engines.in_process import RUN_THREAD
 from fedbench.suites.single import ADHOC, asked_for
 from fedbench.suites.suite import Suite
+from fedbench.tracking.command import Invocation
 from fedbench.tracking.databases import shown
-from fedbench.tracking.invocation import Invocation
-from fedbench.tracking.writing.patience import StoreUnavailable
+from fedbench.tracking.recording import StoreUnavailable
 from fedbench.workflow.execution import Carried
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves
     from fedbench.leaderboard.formats.markdown import to_markdown
     from fedbench.leaderboard.page import write_page
     from fedbench.leaderboard.results import load_federations
-    from fedbench.tracking.writing.board import record_board
+    from fedbench.tracking.command import record_board
 
     if not board.lines:
         return
@@ -153,8 +153,7 @@ def show_next_steps(suite: str, asked: str, store: str | None, uri: str, page: s
 
 def _page(uri: str, suite: str) -> str:
     """The address at which a server shows the suite's runs; "" of a store that is none."""
-    from fedbench.tracking.store import experiment_of, open_store
-    from fedbench.tracking.webview import page
+    from fedbench.tracking.store import experiment_of, open_store, page
 
     if urlparse(uri).scheme not in ("http", "https"):
         return ""

@@ -19,7 +19,7 @@ from fedbench.leaderboard.rows.untrained import is_untrained
 from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import suite_names
 from fedbench.tracking.databases import shown
-from fedbench.tracking.recorded.reading import REQUESTS, Reader, open_reader
+from fedbench.tracking.read import REQUESTS, Reader, open_reader
 from fedbench.tracking.schema import FAILURE, FINAL, StoredRun
 from fedbench.tracking.tags import DEFAULTS, RunTags
 
