@@ -199,9 +199,10 @@ class Tracking:
         run.tags |= tags
         # over what the store has in the end
         run.tags[SEAL] = tags[SEAL] = seal_of(run.data)
+        begun = bool(run.id)
         self._begin(run)
         self._patience.insist(self._write_files, run, info, result)
-        self._end(spec.run_id, "FINISHED", tags)
+        self._end(spec.run_id, "FINISHED", tags if begun else None)
         self._command.finished()
 
     @hookimpl
@@ -297,7 +298,7 @@ class Tracking:
         run = self._open.get(spec.run_id) or self._opened(spec)
         tags = {FAILURE: reason, NOTE: f"{described_by(spec)} {note}"}
         run.tags |= tags
-        self._end(spec.run_id, status, tags)
+        self._end(spec.run_id, status, tags if run.id else None)
 
     def _end(self, run_id: str, status: str, tags: Mapping[str, str] | None = None) -> None:
         run = self._open.pop(run_id)

@@ -114,12 +114,13 @@ class Reader:
 
     def _run(self, run: str) -> Run | None:
         from mlflow.exceptions import MlflowException
-        from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+        from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST, ErrorCode
 
         try:
             return self.client.get_run(run)
         except MlflowException as error:
-            if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            # purged, or somebody's tag that is no id
+            if error.error_code not in map(ErrorCode.Name, (RESOURCE_DOES_NOT_EXIST, INVALID_PARAMETER_VALUE)):
                 raise
             return None
 

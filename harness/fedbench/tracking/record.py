@@ -39,9 +39,9 @@ def seal_of(data: StoredData | RunData) -> str:
 
 
 def check_seal(run: StoredRun | Run) -> None:
-    """FedbenchError where the run has a seal, as finished ones have, and is not what was sealed."""
+    """FedbenchError where a finished run has a seal, as those of fedbench have, and is not what was sealed."""
     sealed = run.data.tags.get(SEAL)
-    if sealed is not None and sealed != seal_of(run.data):
+    if run.info.status == "FINISHED" and sealed is not None and sealed != seal_of(run.data):
         raise FedbenchError(
             f"run {run.data.tags.get('fedbench.run_id', '')} ({run.info.run_id}) is not what was recorded: the store "
             "is damaged, or the run was changed by hand; put a copy of the store back, or delete the run "
