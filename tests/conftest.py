@@ -1,10 +1,8 @@
 """Fixtures for all tests."""
 
 import os
-import sqlite3
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,9 +71,6 @@ class Copies:
         database.parent.mkdir(parents=True, exist_ok=True)
         unfinished = database.with_name(f"{database.name}.{os.getpid()}")
         unfinished.write_bytes(self.template)
-        with closing(sqlite3.connect(unfinished)) as connection, connection:
-            artifacts = (database.parent / "artifacts" / "0").as_uri()
-            connection.execute("UPDATE experiments SET artifact_location = ?", (artifacts,))
         name_once(unfinished, database)
         unfinished.unlink(missing_ok=True)
 

@@ -18,9 +18,9 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.tracking import store
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.recording import end_run
 from fedbench.tracking.schema import store_uri
-from fedbench.tracking.writing.listener import Tracking
-from fedbench.tracking.writing.recording import end_run
 from fedbench_boards.leaderboard.failures import of_tables, shortened
 from fedbench_boards.leaderboard.formats.latex import to_latex
 from fedbench_boards.leaderboard.formats.markdown import to_markdown
@@ -52,23 +52,22 @@ class Suite:
 
     def finish(self, one: RunSpec, accuracy: float) -> None:
         self.start(one)
+        self._date(one)
         info = RunInfo({}, "d" * 64, "w" * 64, 20, 8, 400, 80, 6, 24)
         self.listener.run_finished(one, info, RunResult((), {"global_accuracy": accuracy}, (), {}, 1.0))
-        self._date()
 
     def fail(self, one: RunSpec, reason: str = DIVERGED, *, started: bool = False) -> None:
         if started:
             self.start(one)
+        else:
+            self.listener._opened(one)
+        self._date(one)
         self.listener.run_failed(one, reason)
-        self._date()
 
-    def _date(self) -> None:
+    def _date(self, one: RunSpec) -> None:
         """Runs of a test begin within a millisecond, which is as fine as MLflow's clock is."""
-        engine = self.listener._client._tracking_client.store.engine
-        self._clock += 1000
-        with engine.begin() as connection:
-            newest = "SELECT max(rowid) FROM runs"
-            connection.exec_driver_sql(f"UPDATE runs SET start_time = {self._clock} WHERE rowid = ({newest})")
+        self._clock += 1
+        self.listener._open[one.run_id].began = self._clock
 
     def board(self, **given: Any) -> pd.DataFrame:
         stored = load_runs(self.uri, "toy")
@@ -302,8 +301,10 @@ def test_what_was_interrupted_has_not_failed(suite: Suite) -> None:
     suite.finish(spec("fedavg", 0), 60.0)
     suite.start(spec("moon", 0))  # left running by a process that was killed
     suite.start(spec("fedclip", 0))
-    ids = [suite.listener._begun(suite.listener._open[spec(method, 0).run_id]) for method in ("moon", "fedclip")]
-    end_run(suite.listener._client, ids[1], "KILLED")
+    left = [suite.listener._open[spec(method, 0).run_id] for method in ("moon", "fedclip")]
+    for run in left:
+        suite.listener._send(run)
+    end_run(suite.listener._client, left[1].id, "KILLED")
     assert suite.board()["label"].tolist() == ["fedavg"]
 
 

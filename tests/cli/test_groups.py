@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 import fedbench
 from fedbench.cli.app import app
-from fedbench.tracking.recorded.by_mlflow import ClientReader
-from fedbench.tracking.recorded.reading import open_reader
+from fedbench.tracking.read import Reader, open_reader
 from fedbench.tracking.schema import store_uri
 
 DATA = "embedded?train=200&test=40"
@@ -120,10 +119,7 @@ def test_mlflow_shows_what_was_asked_for(filled: tuple[Path, str]) -> None:
     assert sorted(run.data.tags["method"] for run in found) == ["fedavg", "fedprox"]
     parents = client.search_runs([experiment], "tags.`fedbench.kind` = 'invocation'")
     assert sorted(run.info.run_name.partition(" · ")[0] for run in parents) == [GROUP, LONGER]
-    # MLflow reads them as the queries on its tables do
+    # MLflow gives what their files have
     for name in (None, "adhoc", GROUP, "adhoc/iid"):
-        read = [
-            sorted((of, run.info.run_id) for of, run in one.runs(name))
-            for one in (open_reader(uri), ClientReader(uri, client))
-        ]
+        read = [sorted((of, run.info.run_id) for of, run in one.runs(name)) for one in (open_reader(uri), Reader(uri))]
         assert read[0] == read[1] and len(read[0]) == (2 if name == GROUP else 3)

@@ -44,10 +44,10 @@ from fedbench.models.weight_files import check_digest
 from fedbench.rounds.state import read_saved
 from fedbench.suites.suite import parse_suite
 from fedbench.tracking.databases import check_database, shown
-from fedbench.tracking.recorded.seal import SEAL, seal_of
+from fedbench.tracking.record import SEAL, seal_of
+from fedbench.tracking.recording import begin_run, end_run, log, metrics_at
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import experiment_of, open_store, runs_of
-from fedbench.tracking.writing.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.tuning.storage import open_storage
 from fedbench_boards.leaderboard.results import load_results
 from fedbench_embedded import weights as shipped
@@ -557,9 +557,9 @@ def uri(tmp_path: Path) -> str:
     client = open_store(made, create=True)
     assert client is not None
     run = begin_run(client, experiment_of(client, made, "toy"), "fedavg", {"fedbench.run_id": "a" * 16})
-    log_params(client, run, {"seed": "0"})
-    log_metrics(client, run, metrics_at({"final/global_accuracy": 61.5}, 3))
-    client.set_tag(run, SEAL, seal_of(client.get_run(run)))
+    log(client, run, params={"seed": "0"})
+    log(client, run, metrics_at({"final/global_accuracy": 61.5}, 3))
+    client.set_tag(run, SEAL, seal_of(client.get_run(run).data))
     end_run(client, run, "FINISHED")
     return made
 

@@ -36,11 +36,11 @@ from fedbench.models.clip.loading import load_clip
 from fedbench.models.feature_cache import encode
 from fedbench.models.names import parse_backbone
 from fedbench.rounds.state import RunState, load_state, save_state
-from fedbench.tracking.recorded.reading import open_reader
-from fedbench.tracking.recorded.seal import SEAL, seal_of
+from fedbench.tracking.read import open_reader
+from fedbench.tracking.record import SEAL, seal_of
+from fedbench.tracking.recording import begin_run, end_run, log, metrics_at
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import experiment_of, open_store, runs_of
-from fedbench.tracking.writing.recording import begin_run, end_run, log_metrics, log_params, metrics_at
 from fedbench.tuning.storage import open_storage
 
 Seen = tuple[str, str]
@@ -266,9 +266,9 @@ def filled_store(folder: Path) -> str:
     experiment = experiment_of(client, uri, "toy")
     for seed in range(3):
         run = begin_run(client, experiment, f"fedavg, seed {seed}", {"fedbench.run_id": f"{seed}" * 16})
-        log_params(client, run, {"seed": str(seed), "method": "fedavg", "training.lr": "0.01"})
-        log_metrics(client, run, metrics_at({"final/global_accuracy": 60 + seed / 3, "final/tail_accuracy": 50.0}, 5))
-        client.set_tag(run, SEAL, seal_of(client.get_run(run)))
+        log(client, run, params={"seed": str(seed), "method": "fedavg", "training.lr": "0.01"})
+        log(client, run, metrics_at({"final/global_accuracy": 60 + seed / 3, "final/tail_accuracy": 50.0}, 5))
+        client.set_tag(run, SEAL, seal_of(client.get_run(run).data))
         end_run(client, run, "FINISHED")
     return uri
 

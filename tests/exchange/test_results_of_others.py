@@ -20,7 +20,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Scale, load_suite
-from fedbench.tracking.recorded.seal import SEAL
+from fedbench.tracking.record import SEAL
 from fedbench.tracking.schema import store_uri
 from fedbench_boards.exchange.checks import _beside_suite, _notes, check_alike, check_folder
 from fedbench_boards.exchange.diverged import _of_row

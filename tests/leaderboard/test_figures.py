@@ -16,8 +16,8 @@ from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
 from fedbench.testing import tiny_run, tiny_spec
+from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
-from fedbench.tracking.writing.listener import Tracking
 from fedbench_boards.leaderboard.figures import draw, models, scatter
 from fedbench_boards.leaderboard.figures.kinds import owners_of
 from fedbench_boards.leaderboard.figures.points import Point, by_row, swept

@@ -29,10 +29,10 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.core.wording import OWN_MODELS
 from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import load_suite
+from fedbench.tracking import listener as tracking
 from fedbench.tracking import store
 from fedbench.tracking.schema import local_artifacts, store_uri
 from fedbench.tracking.tags import RunTags
-from fedbench.tracking.writing import listener as tracking
 from fedbench_boards.leaderboard.formats.files import to_csv, write
 from fedbench_boards.leaderboard.formats.latex import escape, to_latex
 from fedbench_boards.leaderboard.formats.markdown import to_markdown
@@ -1218,14 +1218,18 @@ def test_a_store_that_was_moved_keeps_its_federations(curved: str, tmp_path: Pat
 
 
 def test_a_purged_command_leaves_its_runs_without_one(uri: str, results: pd.DataFrame) -> None:
-    client = store.open_store(uri, create=False)
     run = results["mlflow_id"][0]
-    client.set_tag(run, "mlflow.parentRunId", "0" * 32)
+    file = local_artifacts(uri, store.open_store(uri, create=False).get_run(run)) / "run.json"
+    whole = file.read_text()
     try:
-        again = load_results(uri, "longtail").set_index("mlflow_id")
-        assert again.loc[run, "made_by"] == "[]"
+        for purged in ("0" * 32, "../no id"):
+            content = json.loads(whole)
+            content["tags"]["mlflow.parentRunId"] = purged
+            file.write_text(json.dumps(content))
+            again = load_results(uri, "longtail").set_index("mlflow_id")
+            assert again.loc[run, "made_by"] == "[]"
     finally:
-        client.delete_tag(run, "mlflow.parentRunId")
+        file.write_text(whole)
 
 
 def test_what_is_no_run_of_a_spec_is_no_result(uri: str, results: pd.DataFrame) -> None:

@@ -12,8 +12,8 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec, Training
 from fedbench.python.results import load
+from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
-from fedbench.tracking.writing.listener import Tracking
 from fedbench_boards.leaderboard.board import leaderboard
 from fedbench_boards.leaderboard.figures.kinds import _of_rounds
 from fedbench_boards.leaderboard.page.data import page_of

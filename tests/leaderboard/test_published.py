@@ -19,9 +19,9 @@ from fedbench.core.spec import RunSpec, stack_names
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite, suite_names
+from fedbench.tracking import listener as tracking
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.tags import flat_params
-from fedbench.tracking.writing import listener as tracking
 from fedbench_boards.leaderboard.board import of_suite
 from fedbench_boards.leaderboard.comparable import Difference
 from fedbench_boards.leaderboard.formats.markdown import to_markdown

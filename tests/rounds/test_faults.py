@@ -24,8 +24,8 @@ from fedbench.scenarios.participation import Schedule, schedule
 from fedbench.testing import digest, final_state, tiny_dataset, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import gradient_weight, local_steps
+from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
-from fedbench.tracking.writing.listener import Tracking
 
 EVERYTHING = {
     "participation": 1.0,

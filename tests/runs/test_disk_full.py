@@ -23,9 +23,9 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
+from fedbench.tracking.recording import HURRY, Patience, StoreUnavailable, patient
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import open_store, runs_of
-from fedbench.tracking.writing.patience import HURRY, Patience, StoreUnavailable, patient
 
 # isort: split
 from mlflow.exceptions import MlflowException
@@ -188,7 +188,7 @@ class Failing:
 
 @pytest.mark.parametrize("error", [MlflowException("locked", TEMPORARILY_UNAVAILABLE), OSError(errno.ENOSPC, "full")])
 def test_a_store_is_tried_again_and_told_of_once(error, monkeypatch):
-    monkeypatch.setattr("fedbench.tracking.writing.patience._FIRST", 0.01)
+    monkeypatch.setattr("fedbench.tracking.recording._FIRST", 0.01)
     told: list[str] = []
     client = patient(Failing(3, error), Patience("uri", told.append, 5))
     assert client.set_tag("run", "key", "value") == "written" and len(told) == 1

@@ -27,9 +27,9 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import parse_suite
+from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
 from fedbench.tracking.store import open_store, runs_of
-from fedbench.tracking.writing.listener import Tracking
 
 SUITE = """
 name: engine

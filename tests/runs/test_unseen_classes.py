@@ -25,9 +25,9 @@ from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.runs.unseen import Renamed, renamed_model
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_spec
-from fedbench.tracking.recorded.reevaluation import evaluate_again
+from fedbench.tracking.evaluation import evaluate_again
+from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
-from fedbench.tracking.writing.listener import Tracking
 from fedbench.tuning.objectives import Objective, UnknownObjective
 from fedbench_boards.leaderboard.formats.files import to_csv
 from fedbench_boards.leaderboard.formats.markdown import to_markdown

@@ -5,11 +5,9 @@ import json
 import logging
 import os
 import re
-import sqlite3
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,16 +31,16 @@ from fedbench.runs.job import run_spec
 from fedbench.runs.prepare import Settings
 from fedbench.testing import tiny_dataset, tiny_spec
 from fedbench.toolkit.local_training import local_sgd
-from fedbench.tracking import artifacts, schema, store
-from fedbench.tracking.invocation import Invocation
-from fedbench.tracking.resuming import Origin, stored_runs
+from fedbench.tracking import artifacts, recording, store
+from fedbench.tracking import listener as tracking
+from fedbench.tracking.command import Invocation
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.read import Origin, stored_runs
+from fedbench.tracking.record import SEAL, read_record, read_rounds
+from fedbench.tracking.recording import metric_name
 from fedbench.tracking.schema import local_artifacts, store_uri
 from fedbench.tracking.store import ui_command
 from fedbench.tracking.tags import flat_params, run_tags
-from fedbench.tracking.writing import listener as tracking
-from fedbench.tracking.writing import recording
-from fedbench.tracking.writing.listener import Tracking
-from fedbench.tracking.writing.recording import metric_name
 from fedbench.workflow.execution import invocation
 from fedbench.workflow.selection import Selection
 
@@ -203,6 +201,8 @@ def test_artifacts_lie_in_the_store_folder_and_give_the_run_back(uri: str, liste
         "model",
         "owners.json",
         "predictions.csv",
+        "rounds.csv",
+        "run.json",
     ]
     assert sorted(path.name for path in (found / "model").iterdir()) == ["spec.json", "state.safetensors"]
     assert artifacts.read_spec(found, ran.run_id) == ran
@@ -482,9 +482,15 @@ def test_why_a_run_is_carried_out_again_is_told(uri: str) -> None:
     run, older = (run for _, run in sorted(store.runs_of(client, "again"), key=lambda one: -one[1].info.start_time))
     client.delete_run(older.info.run_id)
     # what an upgrade changed is named
-    for key, value in {"version.torch": "0.1", "seal": ""}.items():
-        client.set_tag(run.info.run_id, f"fedbench.{key}", value)
-    client.delete_tag(run.info.run_id, "fedbench.seal")
+    folder = local_artifacts(uri, run)
+    assert folder is not None
+    kept = json.loads((folder / "run.json").read_text())
+    kept["tags"]["fedbench.version.torch"] = "0.1"
+    (folder / "run.json").write_text(json.dumps(kept))
+    with pytest.raises(FedbenchError, match="is not what was recorded"):
+        why(RunCode("1" * 64, (same,)))
+    del kept["tags"]["fedbench.seal"]
+    (folder / "run.json").write_text(json.dumps(kept))
     assert why(RunCode("1" * 64, (same,))) == (f"torch 0.1 -> {provenance.versions()['torch']}",)
 
 
@@ -500,18 +506,13 @@ class CountingClient:
         return SimpleNamespace(info=SimpleNamespace(run_id=str(self.run)))
 
     def log_batch(self, run: str, **given: list[Any]) -> None:
-        self.batches.append({name: len(values) for name, values in given.items()})
+        self.batches.append({name: len(values) for name, values in given.items() if values})
 
     def log_inputs(self, run: str, datasets: list[Any]) -> None: ...
 
     def log_artifacts(self, run: str, folder: str) -> None: ...
 
-    def set_tag(self, run: str, key: str, value: str) -> None: ...
-
-    def set_terminated(self, run: str, status: str) -> None: ...
-
-    def get_run(self, run: str) -> Any:
-        return SimpleNamespace(data=SimpleNamespace(params={}, metrics={}, tags={}))
+    def set_terminated(self, run: str, status: str, end_time: int) -> None: ...
 
 
 @pytest.fixture
@@ -519,13 +520,13 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingClient]:
     client = CountingClient()
     monkeypatch.setattr(tracking, "open_store", lambda uri, create: client)
     monkeypatch.setattr(tracking, "experiment_of", lambda client, uri, suite: "1")
+    monkeypatch.setattr(tracking, "run_folders", lambda client, uri, experiment: None)
     yield client
 
 
-def test_a_quick_run_sends_all_its_metrics_in_one_batch(counting: CountingClient) -> None:
+def test_a_quick_run_is_written_in_one_batch(counting: CountingClient) -> None:
     play(Tracking("", "s"), spec())
-    assert [batch["metrics"] for batch in counting.batches if "metrics" in batch] == [3 * 7 + 4]
-    assert [batch["params"] for batch in counting.batches if "params" in batch] == [len(flat_params(spec()))]
+    assert counting.batches == [{"metrics": 3 * 7 + 4, "params": len(flat_params(spec())), "tags": 2}]
 
 
 def test_a_slow_run_sends_a_batch_every_few_seconds(counting: CountingClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,69 +534,66 @@ def test_a_slow_run_sends_a_batch_every_few_seconds(counting: CountingClient, mo
     monkeypatch.setattr(tracking, "time", SimpleNamespace(time=time.time, monotonic=lambda: clock[0]))
     listener = Tracking("", "s")
     listener.run_started(spec(), INFO)
-    counting.batches.clear()
     for number in range(12):
         clock[0] += 1.0
         listener.round_finished(spec(), record(number, 50.0))
     # 7 metrics a round: rounds 0 to 4 after 5 s, with which the run begins, 5 to 9 after 10 s, the others at the end
-    params = {"params": len(flat_params(spec()))}
-    assert counting.batches == [params, {"metrics": 35}, {"metrics": 35}]
+    assert counting.batches == [{"metrics": 35, "params": len(flat_params(spec()))}, {"metrics": 35}]
     listener.interrupt()
-    assert counting.batches[3:] == [{"metrics": 14}]
+    assert counting.batches[2:] == [{"metrics": 14}]
 
 
 def test_batches_keep_within_what_mlflow_takes(counting: CountingClient) -> None:
     listener = Tracking("", "s")
     listener.run_started(spec(), INFO)
-    counting.batches.clear()
     many = {f"class_accuracy/{n}": 1.0 for n in range(2100)}
     listener.round_finished(spec(), RoundRecord(0, (), many, 0, 0, 0.0))
     listener.interrupt()
-    assert counting.batches[1:] == [{"metrics": 1000}, {"metrics": 1000}, {"metrics": 105}]
+    first, *others = counting.batches
+    assert (first, others) == (
+        {"metrics": 800, "params": len(flat_params(spec()))},
+        [{"metrics": 800}, {"metrics": 505}],
+    )
 
 
-def test_a_run_written_at_once_is_what_the_client_would_have_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recording, "time", SimpleNamespace(time=lambda: 1e9))  # a value twice at a time is one
-    rows = []
-    for way in ("at once", "by the client"):
-        uri = store_uri(str(tmp_path / way))
-        listener = Tracking(uri, "s", Invocation(command="fedbench run", runs=1))
-        assert listener._at_once is not None
-        listener._at_once = listener._at_once if way == "at once" else None
-        listener.run_started(spec(), INFO)
-        odd = {"nan": float("nan"), "above": float("inf"), "below": -float("inf"), "x" * 300: 1.0}
-        listener.round_finished(spec(), RoundRecord(0, (), {"global_accuracy": 9.0, **odd}, 0, 0, 0.0))
-        listener.round_finished(spec(), RoundRecord(0, (), {"global_accuracy": 9.0, **odd}, 0, 0, 0.0))
-        listener.run_warned(spec(), "x" * 9000)
-        listener.round_finished(spec(), record(1, 60.0))
-        listener.run_finished(spec(), INFO, result(62.0))
-        rows.append(_rows(uri))
-        (run,) = store.runs_of(listener._client, "s")  # its seal is whole
-        files = local_artifacts(uri, run[1])
-        assert files is not None and (files / "model" / "state.safetensors").exists()
-    assert len(rows[0]["metrics"]) == 21 and len(rows[0]["runs"]) == len(rows[0]["inputs"]) == 1
-    for table, content in rows[0].items():
-        assert content == rows[1][table], table
-
-
-def _rows(uri: str) -> dict[str, list[str]]:
-    """What stands in MLflow's tables of one experiment, but for ids, times and folders, and what depends on these."""
-    database = schema.database_of(uri)
-    assert database is not None
-    left_out = {"run_uuid", "start_time", "end_time", "timestamp", "artifact_uri", "artifact_location", "creation_time"}
-    left_out |= {"dataset_uuid", "input_uuid", "source_id", "destination_id", "last_update_time"}
-    found = {}
-    with closing(sqlite3.connect(database)) as opened:
-        for table in ("runs", "tags", "params", "metrics", "latest_metrics", "datasets", "inputs", "input_tags"):
-            names = [row[1] for row in opened.execute(f"PRAGMA table_info({table})") if row[1] not in left_out]
-            command = "run_uuid IN (SELECT run_uuid FROM tags WHERE key = 'fedbench.kind' AND value = 'invocation')"
-            where = "" if table in ("datasets", "inputs", "input_tags") else f" WHERE NOT {command}"
-            rows = opened.execute(f"SELECT {', '.join(names)} FROM {table}{where}").fetchall()
-            own = ("mlflow.parentRunId", "fedbench.seal")
-            found[table] = sorted(repr(row) for row in rows if row[0] not in own)
-    return found
+def test_the_files_of_a_run_hold_what_mlflow_holds(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        recording, "time", SimpleNamespace(time=lambda: 1e9, monotonic=time.monotonic)
+    )  # a value twice at a time is one
+    listener = Tracking(uri, "files", asked(2))
+    odd = {"nan": float("nan"), "above": float("inf"), "below": -float("inf"), "x" * 300: 1.0, "tiny": 1e-300}
+    for seed, way in enumerate(("held back", "begun")):
+        one = spec(seed=seed)
+        listener.run_started(one, INFO)
+        for number in (0, 0, 1):
+            values = {"global_accuracy": 100 / 3 + number, **odd}
+            listener.round_finished(one, RoundRecord(number, (), values, 3, 0, 0.0))
+            listener.run_warned(one, f"{number} " + "x" * 9000)
+            if way == "begun":
+                listener._send(listener._open[one.run_id])
+        listener.run_finished(one, INFO, result(62.0))
+    client = store.open_store(uri, create=False)
+    assert client is not None
+    runs = [run for _, run in store.runs_of(client, "files")]  # their seals are whole
+    for run in runs:
+        folder = local_artifacts(uri, run)
+        assert folder is not None and SEAL in run.data.tags
+        kept = read_record(folder / "run.json")
+        assert kept.data.params == run.data.params
+        assert kept.data.tags == {key: value for key, value in run.data.tags.items() if key != "mlflow.runName"}
+        assert {name: value.hex() for name, value in kept.data.metrics.items()} == {
+            name: value.hex() for name, value in run.data.metrics.items()
+        }
+        assert (kept.info.run_id, kept.info.status) == (run.info.run_id, "FINISHED")
+        assert (kept.info.start_time, kept.info.end_time) == (run.info.start_time, run.info.end_time)
+        names = [name for name in run.data.metrics if not name.startswith("final/")]
+        points = {(number, name): value.hex() for number, name, value in read_rounds(folder / "rounds.csv", names)}
+        histories = {name: client.get_metric_history(run.info.run_id, name) for name in names}
+        assert points == {(p.step, name): p.value.hex() for name, history in histories.items() for p in history}
+    assert len(runs) == 2 and len(points) == 2 * (6 + 5)
+    for run in (parent_of(uri, "files"),):
+        folder = local_artifacts(uri, run)
+        assert folder is not None and read_record(folder / "run.json").data.tags.items() <= run.data.tags.items()
 
 
 @pytest.mark.parametrize("name", ["class_accuracy/cat", "domain_accuracy/real photo", "head_accuracy", "a/b/c.d-e"])
@@ -665,9 +663,9 @@ def test_reading_creates_no_store(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_new_store_leaves_nothing_beside_its_database(uri: str, listener: Tracking) -> None:
-    folder = Path(uri.removeprefix("sqlite:///")).parent
-    assert {path.name for path in folder.iterdir()} <= {"mlflow.db", "artifacts"}
+def test_a_new_store_leaves_nothing_beside_its_database(tmp_path: Path) -> None:
+    Tracking(store_uri(str(tmp_path / "new")), "s")
+    assert {path.name for path in (tmp_path / "new").iterdir()} <= {"mlflow.db", "artifacts"}
 
 
 def test_a_deleted_experiment_is_not_filled_behind_the_users_back(uri: str) -> None:
@@ -724,7 +722,7 @@ def test_a_commands_run_has_the_leaderboard_and_its_best_row(tmp_path: Path) -> 
     from typer.testing import CliRunner
 
     from fedbench.cli.app import app
-    from fedbench.tracking.webview import VIEW_TAG
+    from fedbench.tracking.store import VIEW_TAG
     from fedbench_boards.leaderboard.results import load_results
 
     sets = ("--set", "rounds=1", "clients=4", "dataset=embedded?train=200&test=40")

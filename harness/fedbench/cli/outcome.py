@@ -22,9 +22,9 @@ from fedbench.runs.engines.events import RunFailed
 from fedbench.runs.engines.in_process import RUN_THREAD
 from fedbench.suites.single import ADHOC, asked_for
 from fedbench.suites.suite import Suite
+from fedbench.tracking.command import Invocation
 from fedbench.tracking.databases import shown
-from fedbench.tracking.invocation import Invocation
-from fedbench.tracking.writing.patience import StoreUnavailable
+from fedbench.tracking.recording import StoreUnavailable
 from fedbench.workflow.execution import Carried
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves
     """Table and page as artifacts of the command's run, the first row of every table as its metrics."""
     import mlflow
 
-    from fedbench.tracking.writing.board import record_board
+    from fedbench.tracking.command import record_board
     from fedbench_boards.leaderboard.formats.files import to_csv
     from fedbench_boards.leaderboard.formats.markdown import to_markdown
     from fedbench_boards.leaderboard.page import write_page
@@ -153,8 +153,7 @@ def show_next_steps(suite: str, asked: str, store: str | None, uri: str, page: s
 
 def _page(uri: str, suite: str) -> str:
     """The address at which a server shows the suite's runs; "" of a store that is none."""
-    from fedbench.tracking.store import experiment_of, open_store
-    from fedbench.tracking.webview import page
+    from fedbench.tracking.store import experiment_of, open_store, page
 
     if urlparse(uri).scheme not in ("http", "https"):
         return ""

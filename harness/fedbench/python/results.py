@@ -21,7 +21,7 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.single import asked_for
 from fedbench.tracking.artifacts import PREDICTIONS, SPEC, read_spec
 from fedbench.tracking.databases import shown
-from fedbench.tracking.recorded.reading import open_reader
+from fedbench.tracking.read import open_reader
 from fedbench.tracking.schema import FINAL, database_of, store_uri
 from fedbench_boards.leaderboard.formats.notebook import to_html
 from fedbench_boards.leaderboard.formats.terminal import render_terminal

@@ -39,8 +39,6 @@ METHOD_CODE = "fedbench.method_code"
 """The tag with, of each method of the run, name and hash of its code, and where a third party's comes from."""
 RUN, INVOCATION = "run", "invocation"
 """A run of one spec, and the parent of all runs of a command."""
-SMALL_TABLES = ("experiments", "runs", "tags", "params", "latest_metrics")
-"""MLflow's, without the metrics by round."""
 SQLITE = "sqlite:///"
 
 
@@ -53,7 +51,8 @@ class StoredInfo:
     status: str
     start_time: int
     """Milliseconds since the epoch."""
-    artifact_uri: str
+    end_time: int | None
+    """The same; None for a run that goes on."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +104,23 @@ def database_of(uri: str) -> Path | None:
     return Path(uri.removeprefix(SQLITE)).absolute() if uri.startswith(SQLITE) else None
 
 
-def local_artifacts(uri: str, run: StoredRun | Run) -> Path | None:
+def folder_at(address: str) -> Path | None:
+    """The folder on this disk that MLflow records as ``address``; None for a place elsewhere."""
+    parts = urlparse(address)
+    if parts.scheme not in ("", "file"):
+        return None
+    return Path(url2pathname(parts.path) if parts.scheme else address)
+
+
+def local_artifacts(uri: str, run: Run) -> Path | None:
     """The folder of the run's artifacts on this disk; None where they are elsewhere, for the client to download.
 
     MLflow records where they were written. Of a store that was moved or copied since, they are where `experiment_of`
     puts them, beside the database. Raises FedbenchError where they are neither there nor where they were.
     """
-    recorded = urlparse(str(run.info.artifact_uri))
-    if recorded.scheme not in ("", "file"):
+    was = folder_at(run.info.artifact_uri)
+    if was is None:
         return None
-    was = Path(url2pathname(recorded.path) if recorded.scheme else str(run.info.artifact_uri))
     database = database_of(uri)
     # <folder of the experiment>/<run>/artifacts
     beside = None if database is None else database.parent.joinpath("artifacts", *was.parts[-3:])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -22,10 +25,8 @@ os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Experiment, Run
 from mlflow.exceptions import MlflowException
-from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
-from sqlalchemy import Engine, event
 from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench.core.errors import FedbenchError
@@ -33,13 +34,36 @@ from fedbench.core.files import name_once
 from fedbench.suites.single import is_read_as, may_hold
 from fedbench.tracking.databases import check_database, check_server, shown
 from fedbench.tracking.masking import mask_messages, masked
-from fedbench.tracking.recorded.seal import check_seal
-from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SMALL_TABLES, SQLITE, TUNING, database_of, filed_as
-from fedbench.tracking.webview import experiment_tags, page
+from fedbench.tracking.record import check_seal
+from fedbench.tracking.schema import EXPERIMENT, INVOCATION, KIND, SQLITE, TUNING, database_of, filed_as, folder_at
 
 _PAGE = 1000
 _TABLES_SECONDS = 120
 """For which another process may take to make the tables of a database."""
+_FILES, _COMPLETE, _ELSEWHERE = "fedbench.files", "complete", "elsewhere"
+"""Tag of an experiment: whether every run of it that has ended has its ``run.json`` in the folder beside the database.
+
+Not so where the store was moved and then written: MLflow goes on to put files where the store was.
+"""
+_MEMORY = Path("/dev/shm")
+"""A folder in memory, where the system has one."""
+_MEGABYTES = "final/megabytes"
+_COSTS = ("final/bytes_up", "final/bytes_down")
+_FIRST = ("global", "head", "mid", "tail")
+_FURTHER = ("many", "medium", "few", "balanced", "domain_mean", "worst_client", "personal_mean_client")
+_OBJECTIVES = ("global_accuracy", "tail", "worst_client", "worst_domain", "domain_mean_accuracy", "bytes")
+_TAGS = ("method", "backbone", "setting", "scale", "seed")
+_KEY = "fedbench"
+KIND_TAG = "mlflow.experimentKind"
+VIEW_TAG = f"mlflow.sharedViewState.{_KEY}"
+"""Where MLflow keeps a view that was shared under the key; MLflow shows its own columns where it can't read one."""
+
+_BEST_FIRST = {
+    "searchFilter": "tags.`fedbench.run_id` LIKE '%'",
+    "orderByKey": "metrics.`final/global_accuracy`",
+    "orderByAsc": False,
+}
+"""Runs alone, not the commands that they were part of, the best one first."""
 
 for _noisy in ("mlflow", "alembic"):
     logging.getLogger(_noisy).setLevel(logging.WARNING)
@@ -62,7 +86,7 @@ def open_store(uri: str, *, create: bool) -> MlflowClient | None:
                 return None
             _create(database)
         if database is not None:
-            check_database(database, "the store's database", SMALL_TABLES, "--store")
+            check_database(database, "the store's database", (), "--store")
         return _reached(uri)
     except ImportError as error:
         raise FedbenchError(
@@ -98,12 +122,10 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
     found = client.get_experiment_by_name(name)
     if found is None:
         database = database_of(uri)
-        folder = re.sub(r"[^\w.\-]", "_", name.removeprefix(EXPERIMENT)).lstrip(".") or "_"
-        location = None if database is None else (database.parent / "artifacts" / folder).as_uri()
+        location = None if database is None else (_files_beside(database) / _folder_name(suite, prefix)).as_uri()
+        tags = {**experiment_tags(prefix == TUNING), **({} if database is None else {_FILES: _COMPLETE})}
         try:
-            return str(
-                client.create_experiment(name, artifact_location=location, tags=experiment_tags(prefix == TUNING))
-            )
+            return str(client.create_experiment(name, artifact_location=location, tags=tags))
         except MlflowException:
             # another process was faster
             found = client.get_experiment_by_name(name)
@@ -117,6 +139,41 @@ def experiment_of(client: MlflowClient, uri: str, suite: str, prefix: str = EXPE
     return str(found.experiment_id)
 
 
+def run_folders(client: MlflowClient, uri: str, experiment: str) -> Path | None:
+    """The folder with a folder for each run of the experiment, for who writes files there; None where MLflow has to.
+
+    That is so where they are not beside the store's database, which is noted in the store for those who read it.
+    """
+    found = client.get_experiment(experiment)
+    folder = files_folder(uri, found)
+    if folder is None:
+        return None
+    location = folder_at(found.artifact_location)
+    if location is not None and location.resolve() == folder.resolve():
+        return folder
+    client.set_experiment_tag(experiment, _FILES, _ELSEWHERE)
+    return None
+
+
+def files_folder(uri: str, experiment: Experiment) -> Path | None:
+    """The folder beside the store's database that has the ``run.json`` of all runs of the experiment that have ended.
+
+    None where there is no such folder: MLflow has to be asked for the runs.
+    """
+    database = database_of(uri)
+    if database is None or experiment.tags.get(_FILES) != _COMPLETE:
+        return None
+    return _files_beside(database) / Path(urlparse(experiment.artifact_location).path).name
+
+
+def _files_beside(database: Path) -> Path:
+    return database.parent / "artifacts"
+
+
+def _folder_name(suite: str, prefix: str) -> str:
+    return re.sub(r"[^\w.\-]", "_", (prefix + suite).removeprefix(EXPERIMENT)).lstrip(".") or "_"
+
+
 def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
     """Suite or group, and run, of every run of the suite or group (None: of all) that meets the filter.
 
@@ -128,17 +185,61 @@ def runs_of(client: MlflowClient, suite: str | None, condition: str = "") -> Ite
 
 def filed(client: MlflowClient, suite: str | None, condition: str = "") -> Iterator[tuple[str, Run]]:
     """`runs_of`, and the parents of commands as well; FedbenchError for a run that is not what was recorded."""
-    names = {
-        experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT)
-        for experiment in _all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'")
-        if may_hold(experiment.name.removeprefix(EXPERIMENT), suite)
-    }
+    found = [one for one in suites_of(client) if may_hold(one.name.removeprefix(EXPERIMENT), suite)]
+    return filed_in(client, found, suite, condition)
+
+
+def suites_of(client: MlflowClient) -> list[Experiment]:
+    """The experiments of suites that were not deleted."""
+    return list(all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'"))
+
+
+def filed_in(
+    client: MlflowClient, experiments: Collection[Experiment], suite: str | None, condition: str = ""
+) -> Iterator[tuple[str, Run]]:
+    """`filed` of these experiments, the newest first."""
+    names = {one.experiment_id: one.name.removeprefix(EXPERIMENT) for one in experiments}
     if names:
-        for run in _all_pages(client.search_runs, experiment_ids=list(names), filter_string=condition):
+        for run in all_pages(client.search_runs, experiment_ids=list(names), filter_string=condition):
             check_seal(run)
             name = filed_as(names[run.info.experiment_id], run.data.tags)
             if is_read_as(name, suite):
                 yield name, run
+
+
+def experiment_tags(tuning: bool = False) -> dict[str, str]:
+    """Tags of an experiment: it trains models (MLflow would show it as one of language models), and its view."""
+    metrics = (
+        [f"objective/{name}" for name in _OBJECTIVES]
+        if tuning
+        else [*_accuracies(_FIRST), _MEGABYTES, *_accuracies(_FURTHER), *_COSTS]
+    )
+    columns = [f"metrics.`{name}`" for name in metrics] + (["params.`lr`"] if tuning else [])
+    view = _view(columns) if tuning else {**_view(columns), **_BEST_FIRST}
+    return {KIND_TAG: "custom_model_development", VIEW_TAG: json.dumps(view)}
+
+
+def page(experiment: str) -> str:
+    """The part of the address, after the server's, that shows the experiment's runs with the view."""
+    return f"/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={_KEY}"
+
+
+def _accuracies(names: Sequence[str]) -> list[str]:
+    return [f"final/{name}_accuracy" for name in names]
+
+
+def _view(columns: list[str]) -> dict[str, object]:
+    """Run names, then ``columns``, then what to filter by; MLflow leaves out columns that no run has."""
+    tags = [f"tags.`{name}`" for name in _TAGS]
+    widths = {"attributes.`Run Name`": 290, "runDateAndNestInfo": 140, "duration": 80}
+    widths |= {name: _width(name) for name in columns} | dict.fromkeys(tags, 130)
+    # MLflow reads widths by way of the order
+    return {"selectedColumns": [*columns, *tags], "columnOrder": list(widths), "columnWidths": widths}
+
+
+def _width(column: str) -> int:
+    """Pixels in which its heading can be read."""
+    return 28 + 7 * len(column.split("`")[1])
 
 
 def latest_page(uri: str) -> tuple[str, str] | None:
@@ -146,8 +247,7 @@ def latest_page(uri: str) -> tuple[str, str] | None:
     client = open_store(uri, create=False)
     if client is None:
         return None
-    found = _all_pages(client.search_experiments, filter_string=f"name LIKE '{EXPERIMENT}%'")
-    suites = {experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT) for experiment in found}
+    suites = {experiment.experiment_id: experiment.name.removeprefix(EXPERIMENT) for experiment in suites_of(client)}
     if not suites:
         return None
     latest = client.search_runs(list(suites), order_by=["attributes.start_time DESC"], max_results=1)
@@ -164,41 +264,36 @@ def ui_command(uri: str) -> list[str]:
         return command
     if not database.exists():
         raise FedbenchError(f"there is no store at {database.parent}; fill one with `fedbench run --suite longtail`.")
-    return [*command, "--default-artifact-root", (database.parent / "artifacts").as_uri()]
+    return [*command, "--default-artifact-root", _files_beside(database).as_uri()]
 
 
 def _create(database: Path) -> None:
     """A new SQLite store, complete or not there at all.
 
-    MLflow's migrations are hundreds of small transactions; without waiting for the disk at each they take a third of
+    MLflow's migrations are hundreds of small transactions; where they need not wait for a disk they take a third of
     the time. The file gets its name only once it is whole, so that an interrupt leaves no half of a store.
     """
     database.parent.mkdir(parents=True, exist_ok=True)
     unfinished = database.with_name(f"{database.name}.{os.getpid()}")
-    unfinished.unlink(missing_ok=True)
-    event.listen(Engine, "connect", _without_waiting)
     try:
-        artifacts = (database.parent / "artifacts").as_uri()
-        store = SqlAlchemyStore(f"{SQLITE}{unfinished.as_posix()}", artifacts)  # type: ignore[no-untyped-call]
-        store.engine.dispose()
+        with tempfile.TemporaryDirectory(dir=_MEMORY if os.access(_MEMORY, os.W_OK) else None) as folder:
+            made = Path(folder) / database.name
+            MlflowClient(f"{SQLITE}{made.as_posix()}").search_experiments(max_results=1)
+            shutil.copyfile(made, unfinished)
         with unfinished.open("rb+") as file:
             os.fsync(file.fileno())
         # not a rename: where another process made the store in the meantime, that one stays
         name_once(unfinished, database)
     finally:
-        event.remove(Engine, "connect", _without_waiting)
         unfinished.unlink(missing_ok=True)
 
 
-def _without_waiting(connection: Any, _: object) -> None:
-    connection.execute("PRAGMA synchronous=OFF")
-
-
-def _all_pages(search: Any, **arguments: Any) -> Iterator[Any]:
+def all_pages(search: Any, **arguments: Any) -> Iterator[Any]:
+    """Everything that a search of MLflow's client finds, page by page."""
     token = None
     while True:
-        page = search(max_results=_PAGE, page_token=token, **arguments)
-        yield from page
-        token = page.token
+        found = search(max_results=_PAGE, page_token=token, **arguments)
+        yield from found
+        token = found.token
         if not token:
             return

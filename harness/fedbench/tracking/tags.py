@@ -105,7 +105,7 @@ class RunTags:
 
 def provenance_tags(suite: str, suite_text: str = "", suite_version: int = 1) -> dict[str, str]:
     """Tags of every run of ``suite`` made here: commit, versions, MLflow's own for them, hash of the suite's text."""
-    from fedbench.tracking.writing.recording import COMMIT, SOURCE  # imports MLflow, which who reads tags does without
+    from fedbench.tracking.recording import COMMIT, SOURCE  # imports MLflow, which who reads tags does without
 
     made = commit()
     return {

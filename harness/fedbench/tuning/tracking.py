@@ -13,20 +13,19 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.core.errors import FedbenchError
 from fedbench.tracking.databases import shown
-from fedbench.tracking.schema import METHOD_CODE, TUNING
-from fedbench.tracking.store import experiment_of, open_store
-from fedbench.tracking.writing.patience import Patience, patient
-from fedbench.tracking.writing.recording import (
+from fedbench.tracking.recording import (
     COMMIT,
     NOTE,
     SOURCE,
+    Patience,
     begin_run,
     end_run,
-    log_metrics,
-    log_params,
+    log,
     metrics_at,
-    set_tags,
+    patient,
 )
+from fedbench.tracking.schema import METHOD_CODE, TUNING
+from fedbench.tracking.store import experiment_of, open_store
 from fedbench.tuning.found import found
 from fedbench.tuning.storage import GRACE
 from fedbench.tuning.studies import DEFAULTS, Record, record_of
@@ -69,7 +68,7 @@ class TrialTracking:
             for number, means in by_round.items()
             for metric in metrics_at({_VALIDATION + name: value for name, value in means.items()}, number)
         ]
-        log_metrics(self._client, trial.user_attrs[_RUN], metrics)
+        log(self._client, trial.user_attrs[_RUN], metrics)
 
     def ended(self, study: optuna.Study, trial: FrozenTrial) -> None:
         """The child run ends: its objectives, and whether it was pruned; the study's run tells the best so far."""
@@ -81,7 +80,7 @@ class TrialTracking:
         tags = {"fedbench.kind": "trial", _TRIAL: str(trial.number), **_tags_of(record)}
         name = f"trial {trial.number}" + (" · defaults" if trial.user_attrs.get(DEFAULTS) else "")
         run = begin_run(self._client, self._experiment, name, tags, self._parent(record))
-        log_params(self._client, run, {key: str(value) for key, value in values.items()})
+        log(self._client, run, params={key: str(value) for key, value in values.items()})
         return run
 
     def _end(self, study: optuna.Study, trial: FrozenTrial, run: str) -> None:
@@ -90,7 +89,6 @@ class TrialTracking:
             "fedbench.state": trial.state.name.lower(),
             "fedbench.reason": str(trial.user_attrs.get("reason", "")),
         }
-        set_tags(self._client, run, outcome)
         costs: dict[str, float] = {
             name: float(trial.user_attrs[name]) for name in ("seconds", "bytes") if name in trial.user_attrs
         }
@@ -101,7 +99,7 @@ class TrialTracking:
         # of a process that died at this point they may be there
         known = self._client.get_run(run).data.metrics
         missing = {name: value for name, value in {**named, **costs}.items() if name not in known}
-        log_metrics(self._client, run, metrics_at(missing, trial.last_step or 0))
+        log(self._client, run, metrics_at(missing, trial.last_step or 0), tags=outcome)
         end_run(self._client, run, "FINISHED")
         self._tell_best(study, record)
 
@@ -157,10 +155,10 @@ class TrialTracking:
         if result is None:
             return
         metric, best, parent = record.budget.objectives[0], result.best[0], self._parent(record)
-        log_metrics(self._client, parent, metrics_at({f"best/{metric}": best}, result.states["complete"]))
         lines = [f"**{key}** {value}" for key, value in result.values.items()]
         text = f"{record.study_name}: best so far trial {result.trial} with {metric} {best:.2f}"
-        set_tags(self._client, parent, {NOTE: "\n\n".join([text + ", on validation data.", *lines])})
+        note = "\n\n".join([text + ", on validation data.", *lines])
+        log(self._client, parent, metrics_at({f"best/{metric}": best}, result.states["complete"]), tags={NOTE: note})
 
     def finished(self, study: optuna.Study) -> None:
         """The study's own run ends, with the confirmation; others that processes which died began for it are none."""
@@ -170,7 +168,7 @@ class TrialTracking:
         result = found(study)
         if result is not None and result.confirmed is not None:
             named = {f"confirmation/{m}": v for m, v in zip(record.budget.objectives, result.confirmed, strict=True)}
-            log_metrics(self._client, ours, metrics_at(named, result.states["complete"]))
+            log(self._client, ours, metrics_at(named, result.states["complete"]))
         end_run(self._client, ours, "FINISHED")
         for other in self._of_study(record):
             if other != ours:

@@ -25,12 +25,12 @@ from fedbench.runs.engines.scheduler import Policy, default_workers, execute, wi
 from fedbench.runs.prepare import Settings
 from fedbench.suites.single import asked_for
 from fedbench.suites.suite import Suite
+from fedbench.tracking.command import Invocation
 from fedbench.tracking.databases import check_server
-from fedbench.tracking.invocation import Invocation
-from fedbench.tracking.resuming import stored_runs
+from fedbench.tracking.listener import Tracking
+from fedbench.tracking.read import stored_runs
+from fedbench.tracking.recording import HURRY, StoreUnavailable
 from fedbench.tracking.schema import store_uri
-from fedbench.tracking.writing.listener import Tracking
-from fedbench.tracking.writing.patience import HURRY, StoreUnavailable
 from fedbench.workflow import plan
 from fedbench.workflow.screen import Screen
 from fedbench.workflow.selection import Place, Selection, command_line

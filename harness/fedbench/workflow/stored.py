@@ -14,7 +14,7 @@ from fedbench.plugins.run_code import Codes
 from fedbench.runs.job import checkpoints_of
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
-from fedbench.tracking.resuming import Origin, stored_runs
+from fedbench.tracking.read import Origin, stored_runs
 from fedbench.tracking.schema import store_uri
 from fedbench.workflow.plan import PlannedRow, rows_of
 from fedbench.workflow.screen import Screen

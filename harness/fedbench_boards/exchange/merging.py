@@ -5,14 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedbench.core.errors import FedbenchError
 from fedbench.tracking.databases import shown
-from fedbench.tracking.recorded.seal import SEAL
+from fedbench.tracking.record import RECORD, SEAL, write_record
+from fedbench.tracking.recording import PARENT, begin_run, log
 from fedbench.tracking.schema import EXPERIMENT, FINAL, INVOCATION, KIND, database_of, local_artifacts, store_uri
-from fedbench.tracking.store import experiment_of, open_store, runs_of
+from fedbench.tracking.store import experiment_of, open_store, run_folders, runs_of
 from fedbench.tracking.tags import RunTags
-from fedbench.tracking.writing.recording import PARENT, begin_run, log_metrics, log_params
 from fedbench_boards.exchange.numbers import differing, finals
 
 # isort: split
@@ -133,21 +134,31 @@ def _copy(source: _OpenStore, run: Run, uri: str, target: MlflowClient, parent: 
     tags = {key: value for key, value in run.data.tags.items() if key != PARENT}
     # whoever reads meanwhile sees a run that has not ended
     seal = {key: tags.pop(key) for key in list(tags) if key == SEAL}
-    made = begin_run(target, experiment_of(target, uri, name), run.info.run_name, tags, parent, run.info.start_time)
+    experiment = experiment_of(target, uri, name)
+    made = begin_run(target, experiment, run.info.run_name, tags, parent, run.info.start_time)
     try:
-        log_params(target, made, run.data.params)
         histories = (source.client.get_metric_history(run.info.run_id, metric) for metric in run.data.metrics)
-        log_metrics(target, made, [point for history in histories for point in history])
+        log(target, made, [point for history in histories for point in history], run.data.params)
         if run.inputs is not None and run.inputs.dataset_inputs:
             target.log_inputs(made, datasets=run.inputs.dataset_inputs)
         _copy_files(source, run, target, made)
-        for key, value in seal.items():
-            target.set_tag(made, key, value)
+        log(target, made, tags=seal)
         target.set_terminated(made, run.info.status, run.info.end_time)
+        _write_record(target, uri, made, run_folders(target, uri, experiment))
     except BaseException:
         target.delete_run(made)
         raise
     return made
+
+
+def _write_record(target: MlflowClient, uri: str, made: str, folders: Path | None) -> None:
+    """The record of a copy, in place of the one that was copied, which is of the other run."""
+    if folders is not None:
+        write_record(folders / made / "artifacts", target.get_run(made))
+    elif database_of(uri) is None:
+        with tempfile.TemporaryDirectory() as temporary:
+            write_record(Path(temporary), target.get_run(made))
+            target.log_artifact(made, str(Path(temporary) / RECORD))
 
 
 def _copy_files(source: _OpenStore, run: Run, target: MlflowClient, made: str) -> None:

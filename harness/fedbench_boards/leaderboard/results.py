@@ -17,7 +17,7 @@ from fedbench.core.spec import BUDGET
 from fedbench.scenarios.summary import scenario_summary
 from fedbench.suites.suite import suite_names
 from fedbench.tracking.databases import shown
-from fedbench.tracking.recorded.reading import REQUESTS, Reader, open_reader
+from fedbench.tracking.read import REQUESTS, Reader, open_reader
 from fedbench.tracking.schema import FAILURE, FINAL, StoredRun
 from fedbench.tracking.tags import DEFAULTS, RunTags
 from fedbench_boards.leaderboard.rows.own_models import of_global_model, with_global_curves

@@ -12,8 +12,7 @@ from fedbench.core.files import expanded
 from fedbench.core.wording import counted
 
 if TYPE_CHECKING:
-    from fedbench.tracking.recorded.elsewhere import Elsewhere
-    from fedbench.tracking.recorded.reevaluation import Evaluation
+    from fedbench.tracking.evaluation import Elsewhere, Evaluation
 
 DIFFERENT = 1
 
@@ -34,12 +33,12 @@ def evaluate(
     Exit code 0 where every number is the recorded one to the last bit, 1 where one differs.
     """
     from fedbench.runs.prepare import Settings
-    from fedbench.tracking.recorded.reevaluation import evaluate_again
+    from fedbench.tracking.evaluation import evaluate_again
     from fedbench.tracking.schema import store_uri
 
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), plugin_files(plugin))
     if dataset is not None:
-        from fedbench.tracking.recorded.elsewhere import evaluate_elsewhere
+        from fedbench.tracking.evaluation import evaluate_elsewhere
 
         _show_elsewhere(
             evaluate_elsewhere(store_uri(store, to_write=False), run_id, dataset, settings), dataset, classes

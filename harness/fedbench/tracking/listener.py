@@ -1,14 +1,15 @@
 """MLflow as a listener: one experiment a suite, one MLflow run a `RunSpec`, filed under one for the command.
 
-A run is held back for its first seconds. One that has ended by then is written at once where the store allows it
-(`fedbench.tracking.writing.at_once`); `fedbench.tracking.writing.recording` has the steps that others are written in.
+A run is held back for its first seconds: one that has ended by then costs four calls. Where the store is a folder
+here, its files are written into it, the one by which it is read (`fedbench.tracking.record`) at last.
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,13 +20,26 @@ from fedbench.core.spec import RunSpec
 from fedbench.plugins.run_code import Codes
 from fedbench.runs.engines.claims import Claims
 from fedbench.tracking.artifacts import write_artifacts
+from fedbench.tracking.command import CLAIMS, CommandRun, Invocation
 from fedbench.tracking.databases import shown
-from fedbench.tracking.invocation import Invocation
-from fedbench.tracking.recorded.reading import database_reader
-from fedbench.tracking.recorded.seal import SEAL, seal_of
-from fedbench.tracking.resuming import Origin, stored_in
-from fedbench.tracking.schema import FAILURE, FINAL, database_of
-from fedbench.tracking.store import experiment_of, open_store
+from fedbench.tracking.read import Origin, why_again
+from fedbench.tracking.record import RECORD, SEAL, seal_of, write_record, write_rounds
+from fedbench.tracking.recording import (
+    NOTE,
+    Patience,
+    begin_run,
+    dataset_of,
+    end_run,
+    kept_values,
+    log,
+    log_dataset,
+    metrics_at,
+    params_as_kept,
+    patient,
+    tags_under,
+)
+from fedbench.tracking.schema import FAILURE, FINAL, StoredData, StoredInfo, StoredRun, database_of
+from fedbench.tracking.store import experiment_of, open_store, run_folders
 from fedbench.tracking.tags import (
     code_tags,
     described_by,
@@ -35,22 +49,6 @@ from fedbench.tracking.tags import (
     provenance_tags,
     run_note,
     run_tags,
-)
-from fedbench.tracking.writing.at_once import AtOnce, WholeRun
-from fedbench.tracking.writing.command import CLAIMS, CommandRun
-from fedbench.tracking.writing.patience import Patience, patient
-from fedbench.tracking.writing.recording import (
-    NOTE,
-    begin_run,
-    dataset_of,
-    end_run,
-    log_dataset,
-    log_metrics,
-    log_params,
-    metrics_at,
-    params_as_kept,
-    set_tags,
-    tags_under,
 )
 
 # isort: split
@@ -68,15 +66,23 @@ class _OpenRun:
     """A run that has not ended."""
 
     spec: RunSpec
+    parent: str
+    """MLflow's id of the command's run; "" where there is none."""
     tags: dict[str, str]
+    params: dict[str, str]
     began: float
     flushed: float
     """When metrics were last sent, on the monotonic clock."""
+    has_params: bool = False
+    """Whether MLflow has them."""
     dataset: Dataset | None = None
     """None for a run that ended before it had read its data."""
     id: str = ""
     """MLflow's; "" as long as the run is held back."""
     waiting: list[Metric] = field(default_factory=list)
+    """Metrics to send, and behind them all that is written when the run ends."""
+    rounds: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    last: dict[str, float] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
     last_round: int = 0
@@ -85,6 +91,16 @@ class _OpenRun:
     def name(self) -> str:
         """As MLflow shows it."""
         return f"{self.spec.title} · seed {self.spec.seed}"
+
+    @property
+    def data(self) -> StoredData:
+        """What the store has of it, once everything is sent."""
+        return StoredData(self.params, tags_under(self.parent, self.tags), self.last)
+
+    def measured(self, values: Mapping[str, float]) -> None:
+        """Of the last round, or the run."""
+        self.last |= kept_values(values)
+        self.waiting += metrics_at(values, self.last_round)
 
 
 class Tracking:
@@ -114,17 +130,19 @@ class Tracking:
             raise FedbenchError(f"the store {shown(uri)!r} cannot be created.")
         self._patience = Patience(uri, tell, patience)
         self._client = client = patient(client, self._patience)
+        self._uri = uri
         self._claims = claims
         self._rerun = rerun
         self._suite = suite
         self._experiment = experiment_of(client, uri, suite)
-        self._at_once = None if database_of(uri) is None else AtOnce.into(client, self._experiment)
-        self._reader = database_reader(uri)
+        self._folders = run_folders(client, uri, self._experiment)
         self._open: dict[str, _OpenRun] = {}
         self._codes = codes or Codes(() if invocation is None else invocation.plugin_files)
         read = ("", 1) if invocation is None else (invocation.suite_text, invocation.suite_version)
         self._provenance = provenance_tags(suite, *read)
-        self._command = CommandRun(client, self._experiment, suite, invocation, claims, self._provenance, self._codes)
+        self._command = CommandRun(
+            client, self._experiment, self._folders, suite, invocation, claims, self._provenance, self._codes
+        )
 
     @property
     def command(self) -> str:
@@ -133,9 +151,13 @@ class Tracking:
 
     def has_finished(self, spec: RunSpec, origin: Origin) -> bool:
         """Whether the store has the run by now, made from the same code, data and weights."""
-        if self._rerun or not self._may_have(spec, "FINISHED"):
+        if self._rerun:
             return False
-        return stored_in(self._client, self._suite, {spec.run_id: origin}, spec.run_id).get(spec.run_id) == ()
+        condition = f"attributes.status = 'FINISHED' and tags.`fedbench.run_id` = '{spec.run_id}'"
+        found = self._client.search_runs([self._experiment], condition)
+        # one whose process was killed before it was whole is not read either
+        whole = [run for run in found if self._folders is None or (self._files(run.info.run_id) / RECORD).exists()]
+        return why_again(whole, {spec.run_id: origin}).get(spec.run_id) == ()
 
     @hookimpl
     def run_started(self, spec: RunSpec, info: RunInfo) -> None:
@@ -159,9 +181,11 @@ class Tracking:
             "seconds": record.seconds,
             **record.faults,
         }
-        run.waiting += metrics_at({**record.metrics, **record.method_metrics, **record.measured, **costs}, record.round)
+        values = {**record.metrics, **record.method_metrics, **record.measured, **costs}
+        run.measured(values)
+        run.rounds.append((record.round, kept_values(values)))
         if time.monotonic() - run.flushed >= _FLUSH_SECONDS:
-            self._flush(run)
+            self._send(run)
 
     @hookimpl
     def run_finished(self, spec: RunSpec, info: RunInfo, result: RunResult) -> None:
@@ -169,34 +193,26 @@ class Tracking:
         run = self._open[spec.run_id]
         sent = sum(record.bytes_up + record.bytes_down for record in result.records)
         summary = {**result.summary, "seconds": result.seconds, "megabytes": sent / 1e6}
-        final = {f"{FINAL}{name}": value for name, value in summary.items()}
-        run.waiting += metrics_at(final, run.last_round)
+        run.measured({f"{FINAL}{name}": value for name, value in summary.items()})
         tags = {NOTE: run_note(spec, result.summary, run.last_round)}
         tags |= {EXECUTOR: result.executor} if result.executor else {}
-
-        def write_files(folder: Path) -> None:
-            try:
-                write_artifacts(folder, spec, info, result)
-            except FedbenchError as error:
-                raise OSError(f"in the folder for files: {error}") from error
-
-        if self._at_once is not None and not run.id:
-            self._patience.insist(self._at_once.write, self._whole(run, tags), write_files)
-            del self._open[spec.run_id]
-        else:
-            self._patience.insist(self._log_artifacts, self._begun(run), write_files)
-            set_tags(self._client, run.id, tags)
-            self._flush(run)
-            # last of all: it is over what the store now has
-            set_tags(self._client, run.id, {SEAL: seal_of(self._client.get_run(run.id))})
-            self._end(spec.run_id, "FINISHED")
+        run.tags |= tags
+        # over what the store has in the end
+        run.tags[SEAL] = tags[SEAL] = seal_of(run.data)
+        begun = bool(run.id)
+        self._begin(run)
+        self._patience.insist(self._write_files, run, info, result)
+        self._end(spec.run_id, "FINISHED", tags if begun else None)
         self._command.finished()
 
     @hookimpl
     def run_warned(self, spec: RunSpec, warning: str) -> None:
         """The warning as a tag; the last one counts."""
         if spec.run_id in self._open:
-            self._set_tags(self._open[spec.run_id], {"fedbench.warning": warning})
+            run = self._open[spec.run_id]
+            run.tags["fedbench.warning"] = warning
+            if run.id:
+                log(self._client, run.id, tags={"fedbench.warning": warning})
 
     @hookimpl
     def run_failed(self, spec: RunSpec, reason: str) -> None:
@@ -231,55 +247,69 @@ class Tracking:
         if self._claims is not None:
             tags[CLAIMS] = self._claims.shared_by
             # this process has the claim, so whoever began these is dead
-            found = self._may_have(spec, "RUNNING")
-            for left in self._command.running(f"tags.`fedbench.run_id` = '{spec.run_id}'") if found else ():
+            for left in self._command.running(f"tags.`fedbench.run_id` = '{spec.run_id}'"):
                 self._command.give_up(left, f"{described_by(spec)} Its process was killed.")
-        self._open[spec.run_id] = run = _OpenRun(spec, tags, time.time(), time.monotonic())
-        _ = self._command.id  # begins with its first run
+        began = time.time()  # the command begins with its first run
+        params = params_as_kept(flat_params(spec))
+        run = _OpenRun(spec, self._command.id, tags, params, began, time.monotonic())
+        self._open[spec.run_id] = run
         return run
 
-    def _may_have(self, spec: RunSpec, status: str) -> bool:
-        """Whether there may be a run of the spec with this status: a quick look, where the store is a SQLite file."""
-        return self._reader is None or self._reader.has(spec.run_id, status)
-
-    def _begun(self, run: _OpenRun) -> str:
-        """MLflow's id of a run that is no longer held back."""
-        if not run.id:
-            run.id = begin_run(
-                self._client, self._experiment, run.name, run.tags, self._command.id, int(run.began * 1000)
-            )
-            log_params(self._client, run.id, flat_params(run.spec))
-            if run.dataset is not None:
-                log_dataset(self._client, run.id, run.dataset)
-        return run.id
-
-    def _whole(self, run: _OpenRun, tags: dict[str, str]) -> WholeRun:
-        assert run.dataset is not None
-        filed = tags_under(self._command.id, {**run.tags, **tags})
-        params = params_as_kept(flat_params(run.spec))
-        return WholeRun(run.name, int(run.began * 1000), filed, params, run.dataset, tuple(run.waiting))
-
-    def _set_tags(self, run: _OpenRun, tags: dict[str, str]) -> None:
-        run.tags |= tags
+    def _begin(self, run: _OpenRun) -> None:
+        """The run is no longer held back."""
         if run.id:
-            set_tags(self._client, run.id, tags)
+            return
+        run.id = begin_run(self._client, self._experiment, run.name, run.tags, run.parent, int(run.began * 1000))
+        if run.dataset is not None:
+            log_dataset(self._client, run.id, run.dataset)
 
-    def _log_artifacts(self, run: str, write_files: Callable[[Path], None]) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            write_files(Path(folder))
-            self._client.log_artifacts(run, folder)
-
-    def _end_early(self, spec: RunSpec, reason: str, status: str, note: str) -> None:
-        run = self._open.get(spec.run_id) or self._opened(spec)
-        self._set_tags(run, {FAILURE: reason, NOTE: f"{described_by(spec)} {note}"})
-        self._end(spec.run_id, status)
-
-    def _flush(self, run: _OpenRun) -> None:
-        log_metrics(self._client, self._begun(run), run.waiting)
+    def _send(self, run: _OpenRun, tags: Mapping[str, str] | None = None) -> None:
+        """What is waiting, and the ``tags``; with the first of it the parameters."""
+        self._begin(run)
+        log(self._client, run.id, run.waiting, None if run.has_params else run.params, tags)
+        run.has_params = True
         run.waiting.clear()
         run.flushed = time.monotonic()
 
-    def _end(self, run_id: str, status: str) -> None:
+    def _write_files(self, run: _OpenRun, info: RunInfo, result: RunResult) -> None:
+        """Its model and the other files of a finished run, into its folder or to where MLflow puts them."""
+        try:
+            if self._folders is not None:
+                folder = self._files(run.id)
+                shutil.rmtree(folder, ignore_errors=True)  # what a try left that failed
+                folder.mkdir(parents=True)
+                write_artifacts(folder, run.spec, info, result)
+                write_rounds(folder, run.rounds)
+                return
+            with tempfile.TemporaryDirectory() as temporary:
+                write_artifacts(Path(temporary), run.spec, info, result)
+                write_rounds(Path(temporary), run.rounds)
+                if database_of(self._uri) is None:  # else it would be in the folder of another store
+                    write_record(Path(temporary), _stored(run, "FINISHED"))
+                self._client.log_artifacts(run.id, temporary)
+        except FedbenchError as error:
+            raise OSError(f"in the folder for files: {error}") from error
+
+    def _files(self, run: str) -> Path:
+        assert self._folders is not None
+        return self._folders / run / "artifacts"
+
+    def _end_early(self, spec: RunSpec, reason: str, status: str, note: str) -> None:
+        run = self._open.get(spec.run_id) or self._opened(spec)
+        tags = {FAILURE: reason, NOTE: f"{described_by(spec)} {note}"}
+        run.tags |= tags
+        self._end(spec.run_id, status, tags if run.id else None)
+
+    def _end(self, run_id: str, status: str, tags: Mapping[str, str] | None = None) -> None:
         run = self._open.pop(run_id)
-        self._flush(run)
-        end_run(self._client, run.id, status)
+        self._send(run, tags)
+        stored = _stored(run, status)
+        end_run(self._client, run.id, status, stored.info.end_time)
+        if self._folders is not None:
+            # last of all: from now on the run is read
+            self._patience.insist(write_record, self._files(run.id), stored)
+
+
+def _stored(run: _OpenRun, status: str) -> StoredRun:
+    """As it is once it has ended, which is now."""
+    return StoredRun(StoredInfo(run.id, status, int(run.began * 1000), int(time.time() * 1000)), run.data)

@@ -1,24 +1,35 @@
-"""Which recorded run an id means: fedbench's own (16 hex digits), MLflow's (32), or the beginning of either."""
+"""A recorded run's model: which run an id means, and its model read back with the data that it was trained on.
+
+An id is fedbench's own (16 hex digits), MLflow's (32), or the beginning of either.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from fedbench.core.errors import FedbenchError
+from fedbench.rounds.run import Run as PreparedRun
+from fedbench.rounds.state import RunState
+from fedbench.runs.prepare import Settings, prepare
+from fedbench.tracking.artifacts import read_predictions, read_spec, read_state
 from fedbench.tracking.databases import shown
-from fedbench.tracking.schema import INVOCATION, KIND
+from fedbench.tracking.schema import INVOCATION, KIND, RUN_ID, local_artifacts
 from fedbench.tracking.store import filed, open_store, runs_of
+from fedbench.tracking.tags import RunTags
 
 # isort: split
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 SHORTEST = 4
 """Hex digits of an id that must be given at least."""
 _LISTED = 8
-_RUN_ID = "fedbench.run_id"
 
 
 def reading_client(uri: str) -> MlflowClient:
@@ -41,7 +52,7 @@ def find_run(client: MlflowClient, given: str) -> Run:
             "or MLflow gave the run."
         )
     hits: dict[str, Run] = {}
-    for condition in (f"attributes.run_id LIKE '{wanted}%'", f"tags.`{_RUN_ID}` LIKE '{wanted}%'"):
+    for condition in (f"attributes.run_id LIKE '{wanted}%'", f"tags.`{RUN_ID}` LIKE '{wanted}%'"):
         hits |= {run.info.run_id: run for _, run in filed(client, None, condition)}
     parents = [run for run in hits.values() if run.data.tags.get(KIND) == INVOCATION]
     runs = [run for run in hits.values() if run not in parents]
@@ -53,7 +64,7 @@ def find_run(client: MlflowClient, given: str) -> Run:
         )
     if not runs:
         raise _unknown(client, wanted)
-    if len({run.data.tags.get(_RUN_ID) for run in runs}) > 1:
+    if len({run.data.tags.get(RUN_ID) for run in runs}) > 1:
         raise FedbenchError(f"{given} is the beginning of several runs' ids; give more digits: {_listed(runs)}.")
     newest: Run = max(runs, key=lambda run: (run.info.status == "FINISHED", run.info.start_time))
     return newest
@@ -61,7 +72,7 @@ def find_run(client: MlflowClient, given: str) -> Run:
 
 def described(run: Run) -> str:
     """``0123456789abcdef (fedavg · clip:embedded · seed 0)``."""
-    return f"{run.data.tags.get(_RUN_ID, run.info.run_id)} ({run.info.run_name})"
+    return f"{run.data.tags.get(RUN_ID, run.info.run_id)} ({run.info.run_name})"
 
 
 def _listed(runs: Sequence[Run]) -> str:
@@ -73,7 +84,7 @@ def _listed(runs: Sequence[Run]) -> str:
 def _unknown(client: MlflowClient, wanted: str) -> FedbenchError:
     known: dict[str, Run] = {}
     for _, run in runs_of(client, None):
-        known |= {run.data.tags.get(_RUN_ID, ""): run, run.info.run_id: run}
+        known |= {run.data.tags.get(RUN_ID, ""): run, run.info.run_id: run}
     if not known:
         return FedbenchError(
             "the store has no runs; fill it with `fedbench run --suite longtail`, or name another store."
@@ -85,3 +96,41 @@ def _unknown(client: MlflowClient, wanted: str) -> FedbenchError:
         f"no run's id begins with {wanted!r}{nearest} `fedbench ui` shows every run with its id; if the run is in "
         "another store, name that with --store."
     )
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedModel:
+    """A finished run, assembled anew, with its final state."""
+
+    stored: Run
+    """As MLflow has it."""
+    run: PreparedRun
+    state: RunState
+    predictions: tuple[int, ...]
+    """As recorded."""
+
+
+def recorded_model(uri: str, given: str, settings: Settings) -> RecordedModel:
+    """The model of the run that the id ``given`` means, with data and weights as they are here and now.
+
+    Raises FedbenchError for an unknown run, one without a model, and data or weights that are not there.
+    """
+    client = reading_client(uri)
+    stored = find_run(client, given)
+    if stored.info.status != "FINISHED":
+        raise FedbenchError(f"run {described(stored)} is {stored.info.status}; only a finished run has a model.")
+    run_id = RunTags(stored.data.tags).run_id
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = local_artifacts(uri, stored) or _download(client, stored, Path(temporary))
+        run = prepare(read_spec(folder, run_id), settings)
+        state = read_state(folder, run_id, run.spec.device)
+        return RecordedModel(stored, run, state, read_predictions(folder, run_id))
+
+
+def _download(client: MlflowClient, stored: Run, folder: Path) -> Path:
+    """Where in ``folder`` the run's artifacts now are."""
+    try:
+        return Path(client.download_artifacts(stored.info.run_id, "", str(folder)))
+    except (MlflowException, OSError) as error:
+        reason = " ".join(str(error).split())[:400]
+        raise FedbenchError(f"the artifacts of run {described(stored)} cannot be read: {reason}") from error

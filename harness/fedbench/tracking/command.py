@@ -1,19 +1,27 @@
-"""The MLflow run of a command: the parent of its runs, begun with the first of them and ended with the last."""
+"""The MLflow run of a command: the parent of its runs, begun with the first of them and ended with the last.
+
+It has what was asked for, how far it came, and at the end the leaderboard.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 
+from fedbench.core.wording import counted
 from fedbench.plugins.run_code import Codes
 from fedbench.runs.engines.claims import Claims
-from fedbench.tracking.invocation import Invocation
+from fedbench.tracking.read import open_reader
+from fedbench.tracking.record import write_record
+from fedbench.tracking.recording import NOTE, begin_run, log, metrics_at
 from fedbench.tracking.schema import INVOCATION, KIND
+from fedbench.tracking.store import open_store
 from fedbench.tracking.tags import command_code_tags
-from fedbench.tracking.writing.recording import NOTE, begin_run, end_run, log_metrics, metrics_at, set_tags
 
 # isort: split
 # after fedbench.tracking.store, which turns MLflow's telemetry off before MLflow is first imported
@@ -26,8 +34,69 @@ CLAIM = "fedbench.claim"
 """Tag of a command's run: the claim that its process holds."""
 SUITE = "suite.yaml"
 """Artifact of a command's run: the text of the suite."""
+BOARD = "leaderboard"
+"""The same: a folder with the leaderboard's files."""
+BEST = "fedbench.best"
+"""Tag of a command's run: the rows that its metrics are of, the best of each table."""
 _TELL_SECONDS = 5.0
 """Between two counts of what has ended, but for the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation:
+    """What ``fedbench run`` is to carry out. It names no path of this machine but what is part of a run's settings."""
+
+    command: str
+    """The command line that asks for the same runs again."""
+    runs: int
+    """Runs to carry out; every one of them ends as finished or failed."""
+    skipped: int = 0
+    """Requested runs that the store held already."""
+    scale: str = ""
+    settings: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    """Methods, settings and seeds are the requested ones; empty where the suite's own were meant."""
+    seeds: tuple[int, ...] = ()
+    overrides: tuple[str, ...] = ()
+    """``KEY=VALUE`` each."""
+    plugin_files: tuple[Path, ...] = ()
+    """Names and hashes of them are recorded."""
+    asked_for: str = ""
+    """What its runs are read by again."""
+    suite_text: str = ""
+    """The suite's file as it was read; "" for a suite of no file."""
+    suite_version: int = 1
+
+    def name(self, suite: str, began: datetime) -> str:
+        """``longtail · paper · 24 runs · 2026-11-21 18:03``."""
+        parts = (suite, self.scale, counted(self.runs, "run"), f"{began:%Y-%m-%d %H:%M}")
+        return " · ".join(part for part in parts if part)
+
+    def tags(self) -> dict[str, str]:
+        """What was requested, as tags; lists as JSON."""
+        lists: dict[str, Sequence[object]] = {
+            "settings": self.settings,
+            "methods": self.methods,
+            "seeds": self.seeds,
+            "overrides": self.overrides,
+            "plugins": [path.name for path in self.plugin_files],
+        }
+        tags = {"command": self.command, "runs": str(self.runs), "skipped": str(self.skipped), "scale": self.scale}
+        tags |= {name: json.dumps(values, ensure_ascii=False) for name, values in lists.items()}
+        return {f"fedbench.{name}": value for name, value in tags.items()}
+
+    def note(self, suite: str, finished: int, failures: Sequence[str], status: str) -> str:
+        """Markdown: what this is, the command, and how far it came. ``failures`` are a line each."""
+        rest = self.runs - finished - len(failures)
+        ends = [f"{finished} finished", f"{len(failures)} failed"]
+        ends += [f"{rest} {'to come' if status == 'RUNNING' else 'not carried out'}"] if rest else []
+        held = f" In the store already: {counted(self.skipped, 'run')}." if self.skipped else ""
+        # what a reader wants first stands first: MLflow folds the rest
+        lines = [f"`fedbench run` on the suite **{suite}**, {counted(self.runs, 'run')}: {', '.join(ends)}.{held}"]
+        if failures:
+            lines.append("\n".join(f"- failed: {failure}" for failure in failures))
+        lines.append(f"`{self.command}`")
+        return "\n\n".join(lines) + "\n"
 
 
 class CommandRun:
@@ -37,15 +106,20 @@ class CommandRun:
         self,
         client: MlflowClient,
         experiment: str,
+        folders: Path | None,
         suite: str,
         invocation: Invocation | None,
         claims: Claims | None,
         provenance: Mapping[str, str],
         codes: Codes,
     ) -> None:
-        """With ``claims``, runs of commands that were killed are marked KILLED as soon as this one begins."""
+        """``folders`` has the folders of the runs on this disk, None where MLflow writes their files.
+
+        With ``claims``, runs of commands that were killed are marked KILLED as soon as this one begins.
+        """
         self._client = client
         self._experiment = experiment
+        self._folders = folders
         self._suite = suite if invocation is None else invocation.asked_for or suite
         self._invocation = invocation
         self._claims = claims
@@ -104,8 +178,8 @@ class CommandRun:
 
     def give_up(self, run: Run, note: str) -> None:
         """Mark what a dead process has left as running."""
-        set_tags(self._client, run.info.run_id, {NOTE: note})
-        end_run(self._client, run.info.run_id, "KILLED")
+        log(self._client, run.info.run_id, tags={NOTE: note})
+        self._terminate(run.info.run_id, "KILLED")
 
     def _begin(self, invocation: Invocation) -> None:
         tags = {**invocation.tags(), **self._tags, NOTE: invocation.note(self._suite, 0, (), "RUNNING")}
@@ -119,6 +193,7 @@ class CommandRun:
         self._id = self.begun = begin_run(self._client, self._experiment, name, tags)
         if invocation.suite_text:
             self._client.log_text(self._id, invocation.suite_text, SUITE)
+        self._keep(self._id)
 
     def _tell(self) -> None:
         """How many runs ended so far, now and then; with the last one, the command's run ends."""
@@ -132,14 +207,34 @@ class CommandRun:
 
     def _count(self) -> None:
         counts = {"runs_finished": self._finished, "runs_failed": len(self._failures)}
-        log_metrics(self._client, self._id, metrics_at(counts, self._finished + len(self._failures)))
+        log(self._client, self._id, metrics_at(counts, self._finished + len(self._failures)))
         self._told = time.monotonic()
 
     def _end(self, status: str) -> None:
         if self._invocation is not None:
             note = self._invocation.note(self._suite, self._finished, self._failures, status)
-            set_tags(self._client, self._id, {NOTE: note})
-        end_run(self._client, self._id, status)
+            log(self._client, self._id, tags={NOTE: note})
+        self._terminate(self._id, status)
         if self._claims is not None:
             self._claims.release(self._claim)
         self._id, self._invocation = "", None
+
+    def _terminate(self, run: str, status: str) -> None:
+        self._client.set_terminated(run, status)
+        self._keep(run)
+
+    def _keep(self, run: str) -> None:
+        """What MLflow has of the run, beside its files."""
+        if self._folders is not None:
+            write_record(self._folders / run / "artifacts", self._client.get_run(run))
+
+
+def record_board(uri: str, command: str, files: Path, metrics: Mapping[str, float], best: str) -> None:
+    """Store what is in the folder ``files`` with the run of ``command``, and the ``metrics`` of the rows ``best``."""
+    client = open_store(uri, create=False)
+    if client is not None:
+        client.log_artifacts(command, str(files), BOARD)
+        log(client, command, metrics_at(metrics, 0), tags={BEST: best})
+        reader = open_reader(uri)
+        if reader is not None:
+            reader.suites()  # MLflow is there: who reads next need not ask it

@@ -1,1 +1,0 @@
-"""Recorded runs: found by id, compared, evaluated again."""
