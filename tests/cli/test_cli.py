@@ -37,7 +37,7 @@ from fedbench.leaderboard.rows.untrained import NOTE
 from fedbench.plugins import description
 from fedbench.plugins.assembly import method_names
 from fedbench.plugins.description import Descriptions
-from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
+from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.runs.prepare import Settings
 from fedbench.suites.layers import RUN_KEYS
 from fedbench.testing import tiny_dataset

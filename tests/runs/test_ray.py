@@ -24,21 +24,13 @@ from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.checkpoint import Checkpointing
-from fedbench.runs.engines.in_process import InProcess
+from fedbench.runs.engines.engine import InProcess, execute
+from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted
 from fedbench.runs.engines.ray import worker as ray_worker
 from fedbench.runs.engines.ray.cluster import RayCluster, check_device
 from fedbench.runs.engines.ray.nodes import RayNodes
 from fedbench.runs.engines.ray.shipping import environment, ship
 from fedbench.runs.engines.ray.worker import tidy
-from fedbench.runs.engines.scheduler import (
-    Event,
-    RoundFinished,
-    RunFailed,
-    RunFinished,
-    RunRetried,
-    RunStarted,
-    execute,
-)
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides

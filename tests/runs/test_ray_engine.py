@@ -14,12 +14,12 @@ from optuna.trial import TrialState
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.checkpoint import Checkpointing
-from fedbench.runs.engines.in_process import InProcess
+from fedbench.runs.engines.engine import InProcess, Policy, execute
+from fedbench.runs.engines.events import Event, RunFailed, RunFinished, RunRetried
 from fedbench.runs.engines.ray import nodes, worker
 from fedbench.runs.engines.ray.cluster import RayCluster
 from fedbench.runs.engines.ray.nodes import RayNodes
 from fedbench.runs.engines.ray.shipping import Shipped, ship
-from fedbench.runs.engines.scheduler import Event, Policy, RunFailed, RunFinished, RunRetried, execute
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides

@@ -18,7 +18,7 @@ from fedbench.exchange.folder import named
 from fedbench.exchange.manifest import environment_here
 from fedbench.exchange.numbers import finals
 from fedbench.leaderboard.results import load_runs
-from fedbench.runs.engines.scheduler import Policy
+from fedbench.runs.engines.engine import Policy
 from fedbench.runs.prepare import Settings
 from fedbench.tracking.schema import FINAL
 from fedbench.workflow.execution import Carried, Storing, carry_out

@@ -18,10 +18,8 @@ from fedbench.plugins.run_code import Codes
 from fedbench.runs.checkpoint import Checkpointing, discard
 from fedbench.runs.engines import Engine
 from fedbench.runs.engines.claims import Claims, work_folder
+from fedbench.runs.engines.engine import InProcess, Policy, Processes, default_workers, execute, with_cores
 from fedbench.runs.engines.events import Event, RunFailed, notify
-from fedbench.runs.engines.in_process import InProcess
-from fedbench.runs.engines.processes import Processes
-from fedbench.runs.engines.scheduler import Policy, default_workers, execute, with_cores
 from fedbench.runs.prepare import Settings
 from fedbench.suites.single import asked_for
 from fedbench.suites.suite import Suite

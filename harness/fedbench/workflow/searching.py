@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-from fedbench.runs.engines.scheduler import default_workers
+from fedbench.runs.engines.engine import default_workers
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.found import Found, found
 from fedbench.tuning.nested import open_further

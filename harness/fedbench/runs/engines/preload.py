@@ -11,6 +11,7 @@ import torchvision.transforms.v2.functional  # noqa: F401
 
 import fedbench.models.clip.loading
 import fedbench.models.clip.tokens
+import fedbench.runs.engines.engine
 import fedbench.runs.inspection
 import fedbench.scenarios.build
 

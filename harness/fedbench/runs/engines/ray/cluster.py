@@ -13,7 +13,7 @@ from fedbench.runs.checkpoint import Checkpointing
 from fedbench.runs.engines.events import Event, Lost, RunFailed, RunFinished
 from fedbench.runs.engines.ray.nodes import RayNodes, Task
 from fedbench.runs.engines.ray.worker import run, tidy
-from fedbench.runs.engines.workers import Notice, last_line
+from fedbench.runs.engines.worker import Notice, last_line
 from fedbench.runs.prepare import Settings
 
 _TIDYING = 20.0

@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from fedbench.core.errors import FedbenchError
+from fedbench.runs.engines.engine import default_workers
 from fedbench.runs.engines.ray.shipping import Shipped, environment, ship
 from fedbench.runs.engines.ray.worker import Message, PlaceOfWork, stream
-from fedbench.runs.engines.scheduler import default_workers
-from fedbench.runs.engines.workers import Notice
+from fedbench.runs.engines.worker import Notice
 
 _INSTALL = 'pip install "fedbench-harness[ray]"'
 _REACHABLE = 10.0

@@ -22,8 +22,8 @@ from typing import Any
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.checkpoint import discard
+from fedbench.runs.engines.engine import Processes
 from fedbench.runs.engines.events import Event, Lost, RunFailed, RunFinished
-from fedbench.runs.engines.processes import Processes
 from fedbench.runs.engines.ray.shipping import Shipped
 from fedbench.runs.prepare import Settings
 
