@@ -308,7 +308,7 @@ def test_processes_of_trials_end_with_their_worker_and_workers_with_their_parent
         while len(hanging := list(tmp_path.glob("hanging/*"))) < len(jobs) and time.monotonic() < until:
             time.sleep(0.05)
         trials = [psutil.Process(int(file.name)) for file in hanging]
-        trees = [[trial, *trial.parents()[:2]] for trial in trials]  # with its warm process and its worker
+        trees = [[trial, *trial.parents()[:1]] for trial in trials]  # the process of trials and its worker
         if ending == "killed":
             parent.kill()
         else:

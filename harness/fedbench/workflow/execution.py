@@ -170,7 +170,7 @@ def _engine(place: Place, settings: Settings, pending: Sequence[RunSpec]) -> Eng
     """The engine of ``place``. Raises FedbenchError where it is not available here."""
     workers = place.workers or default_workers()
     if place.engine == "ray":
-        from fedbench.runs.engines.ray.cluster import RayCluster, check_device
+        from fedbench.runs.engines.ray import RayCluster, check_device
 
         for spec in pending:
             check_device(spec, place.run_gpus)

@@ -35,8 +35,10 @@ ENGINES: tuple[EngineName, ...] = ("in-process", "processes", "ray")
 class Engine(Protocol):
     """Carries out runs side by side."""
 
-    is_one_machine: bool
-    """Whether all runs share the memory of one machine, so that a run that found too little is better tried alone."""
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether all runs share the memory of one machine, so that one that found too little is better tried alone."""
+        ...
 
     def slots(self) -> int:
         """How many runs it can carry out at the same time."""

@@ -112,7 +112,8 @@ class Worker:
 
     def look(self) -> Progress:
         """What has happened since the last look; does not wait."""
-        is_dead, events = not self._process.is_alive(), []
+        is_dead = not self._process.is_alive()
+        events: list[Any] = []
         try:
             while self._pipe.poll():
                 message = pickle.loads(self._pipe.recv_bytes())
