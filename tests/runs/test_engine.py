@@ -146,7 +146,9 @@ def test_a_run_whose_process_is_killed_is_tried_again_and_ends_as_if_nothing_had
 
 ORPHANING = DYING.replace("dying", "orphaning").replace(
     "__import__('os')._exit(9)",
-    "(__import__('os').fork() and __import__('os')._exit(9)) or __import__('time').sleep(90)",
+    "(child := __import__('os').fork())"
+    " and __import__('pathlib').Path(__file__).with_suffix('.child').write_text(str(child))"
+    " and __import__('os')._exit(9) or __import__('time').sleep(90)",
 )
 
 
@@ -160,6 +162,8 @@ def test_a_process_that_dies_is_noticed_though_its_child_holds_its_end_of_the_pi
     began = time.monotonic()
     events = list(execute([spec], mine, 1, engine=Processes(mine, 1), policy=Policy(retries=0)))
     assert events[-1].reason == "its process ended with exit code 9" and time.monotonic() - began < 60
+    orphan = int((tmp_path / "orphaning.child").read_text())
+    assert sys.platform != "linux" or not _is_running(orphan)
 
 
 def test_a_process_that_cannot_be_started_costs_its_run_an_attempt_and_no_other_run(settings, monkeypatch):

@@ -7,7 +7,7 @@ is reason to end the process, and the next run begins in a new one. Compared are
 - environment, current folder, umask, locale, import path, limits of Python, its collector, hooks and logging;
 - handlers of signals and timers, the standard streams, threads and child processes;
 - modules and classes of fedbench, of what registers methods, and of what they compute with: every name still has its
-  object, functions of fedbench their code and defaults, and fedbench's modules have no new names;
+  object, functions their code and defaults; fedbench's classes have no new names, and no module hides one of Python's;
 - every tensor that is kept from run to run (data, towers, texts, cached features): its object, its place, how often it
   was changed, and a sample of its values, for changes through ``.data`` or numpy, which torch does not count; whether
   a kept network is in training mode or has hooks.
@@ -65,9 +65,12 @@ class Traces:
         for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
             kind([torch.zeros(1)])  # torch wraps its step when the first one is made
         self._state: Mapping[str, object] = {}
-        self._code: dict[str, tuple[object, list[tuple[str, object]]]] = {}
+        self._code: dict[str, tuple[object, list[object]]] = {}
         self._tensors: dict[int, tuple[Tensor, int, int, Tensor]] = {}
-        self._roots: list[object] = []
+        self._kept: list[object] = []
+        self._seen: set[str] = set()
+        self._caches: list[object] = []
+        """Of functions of fedbench, what they keep of their calls."""
         self._extend()
 
     def begin(self, method: str, kept: Iterable[object]) -> None:
@@ -80,44 +83,51 @@ class Traces:
         random.setstate(self._generators[0])
         np.random.set_state(self._generators[1])
         torch.set_rng_state(self._generators[2])
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed_all(torch.initial_seed())
         warnings.filters[:] = self._filters  # type: ignore[index]
-        self._roots = [one for one in kept if one is not None]
+        self._kept = [one for one in kept if one is not None]
         self._state = _state()
-        self._tensors = {}
         self._extend()
 
     def changed(self) -> str:
         """What the run has changed for those after it, in words; "" where nothing."""
         now = _state()
-        for name, before in self._state.items():
-            if now[name] != before:
+        for name, value in self._state.items():
+            if now[name] != value:
                 return name
-        for name, (holder, names) in self._code.items():
-            if _differs(name, holder, names):
+        for name, (holder, before) in self._code.items():
+            if _differs(name, holder, before):
                 return f"the code of {name}"
         for tensor, version, where, sample in self._tensors.values():
             if (tensor._version, tensor.data_ptr()) != (version, where) or not torch.equal(_sample(tensor), sample):
                 return "a tensor that other runs read"
-        if any(isinstance(root, nn.Module) and computes_otherwise(root) for root in map(_module_of, self._roots)):
+        if any(isinstance(root, nn.Module) and computes_otherwise(root) for root in map(_module_of, self._kept)):
             return "a network that other runs read"
         return ""
 
     def _extend(self) -> None:
         """Note what has been imported and loaded since the last time."""
-        for name, module in list(sys.modules.items()):
-            if name in self._code or not isinstance(module, types.ModuleType):
+        for name in sys.modules.keys() - self._seen:
+            self._seen.add(name)
+            module, top = sys.modules[name], name.partition(".")[0]
+            is_ours = top in self._packages
+            if not isinstance(module, types.ModuleType) or not (
+                is_ours or name in _WATCHED or name.startswith(_WATCHED_BELOW)
+            ):
                 continue
-            top = name.partition(".")[0]
-            if top not in self._packages and name not in _WATCHED and not name.startswith(_WATCHED_BELOW):
-                continue
-            self._code[name] = module, list(vars(module).items())
+            self._code[name] = module, _insides(module)
             for value in list(vars(module).values()):
                 if isinstance(value, type) and value.__module__ == name:
-                    self._code[f"{name}.{value.__qualname__}"] = value, list(vars(value).items())
-                elif isinstance(value, types.FunctionType) and top in self._packages:
-                    self._code[f"{name}.{value.__qualname__}()"] = value, _inside(value)
-        for tensor in _tensors_of([*self._roots, *_caches(self._packages)]):
-            self._tensors[id(tensor)] = tensor, tensor._version, tensor.data_ptr(), _sample(tensor)
+                    self._code[f"{name}.{value.__qualname__}"] = value, _insides(value)
+                elif isinstance(value, types.FunctionType) and is_ours:
+                    self._code[f"{name}.{value.__qualname__}()"] = value, _insides(value)
+                elif isinstance(value, functools._lru_cache_wrapper) and is_ours:
+                    self._caches.append(value)
+        before, self._tensors = self._tensors, {}
+        for tensor in _tensors_of([*self._kept, *self._caches]):
+            known = before.get(id(tensor))  # held, so that no other has its id
+            self._tensors[id(tensor)] = known or (tensor, tensor._version, tensor.data_ptr(), _sample(tensor))
 
 
 def _own_methods() -> dict[str, Any]:
@@ -173,22 +183,23 @@ def _has_children() -> bool:
     return True
 
 
-def _differs(name: str, holder: object, names: list[tuple[str, object]]) -> bool:
+def _insides(holder: object) -> list[object]:
+    """What a function is made of, or the values of all names of a module or class, in their order."""
     if isinstance(holder, types.FunctionType):
-        return any(now is not before for (_, now), (_, before) in zip(_inside(holder), names, strict=True))
+        return [holder.__code__, holder.__defaults__, holder.__kwdefaults__, holder.__closure__]
+    return list(vars(holder).values())
+
+
+def _differs(name: str, holder: object, before: list[object]) -> bool:
     if isinstance(holder, types.ModuleType) and sys.modules.get(name) is not holder:
         return True
-    now = vars(holder)
-    if any(now.get(key) is not value for key, value in names):
+    now = _insides(holder)
+    if [*map(id, now[: len(before)])] != [*map(id, before)]:
         return True
-    if len(now) == len(names) or not name.startswith("fedbench"):
+    if len(now) == len(before):
         return False
-    known = {key for key, _ in names}
-    return any(key in vars(builtins) for key in now if key not in known)
-
-
-def _inside(function: types.FunctionType) -> list[tuple[str, object]]:
-    return [(name, getattr(function, name)) for name in ("__code__", "__defaults__", "__kwdefaults__", "__closure__")]
+    new = list(vars(holder))[len(before) :]  # in a module they may hide Python's own, in a class those of its bases
+    return name.startswith("fedbench") if isinstance(holder, type) else any(key in vars(builtins) for key in new)
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -198,17 +209,6 @@ def _sample(tensor: Tensor) -> Tensor:
 
 def _module_of(kept: object) -> object:
     return getattr(kept, "module", None)
-
-
-def _caches(packages: Iterable[str]) -> list[object]:
-    """What functions of fedbench keep of their calls."""
-    return [
-        value
-        for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in packages
-        for value in list(vars(module).values())
-        if isinstance(value, functools._lru_cache_wrapper)
-    ]
 
 
 def _tensors_of(roots: Iterable[object]) -> list[Tensor]:
@@ -224,5 +224,5 @@ def _tensors_of(roots: Iterable[object]) -> list[Tensor]:
         if isinstance(one, Tensor):
             found.append(one)
         else:
-            waiting += [inner for inner in gc.get_referents(one) if gc.is_tracked(inner) or isinstance(inner, Tensor)]
+            waiting += filter(gc.is_tracked, gc.get_referents(one))
     return found

@@ -49,7 +49,7 @@ _PATIENCE = 5.0
 _STOP = b""
 """In place of work: leave what is under way."""
 _CHILD_SUBREAPER = 36
-"""An option of Linux's prctl: what a run detaches becomes a child of this process."""
+"""An option of Linux's prctl."""
 
 Body = Callable[[Any, Settings, Loaded, Callable[[Any], None]], bool]
 
@@ -155,6 +155,8 @@ class Worker:
         if not self._pipe.closed:
             _kill_tree(self._process.pid or 0)
             self._process.join()
+            if self._process.exitcode:
+                _kill_orphans()
             self._pipe.close()
         self._is_leaving = True
 
@@ -321,8 +323,7 @@ def _serve(pipe: Connection, settings: Settings, memory: int | None, inherited: 
     for end in inherited:  # held open here, it would hide that the parent is gone
         end.close()
     quiet_worker()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_what_is_left()
     sys.breakpointhook = _refuse_breakpoint
     torch.set_num_threads(1)
     PLUGIN_FILES.set(settings.plugin_files)  # what they define may be data and backbones, too
@@ -377,6 +378,12 @@ def _carry_out(work: Work, settings: Settings, loaded: Loaded, pipe: Connection)
         os._exit(1)
 
 
+def adopt_what_is_left() -> None:
+    """Let processes that lose their parent become children of this one, if they began below it; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def quiet_worker() -> None:
     """To be called first in a worker process: Ctrl-C is the parent's to answer, and the worker ends with it."""
     # Ctrl-C reaches the whole process group; only the parent decides what it means.
@@ -424,6 +431,17 @@ def _kill_tree(pid: int) -> None:
             below += new
         root.kill()
         psutil.wait_procs(below, timeout=_PATIENCE)
+
+
+def _kill_orphans() -> None:
+    """Kill what a worker had started that died by itself: the server of forks has adopted it (`preload`)."""
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)  # not on every system
+    ours = {process.pid for process in multiprocessing.active_children()}
+    with suppress(psutil.Error):
+        there = psutil.Process(server._forkserver_pid).children() if server and server._forkserver_pid else []
+        orphans = [below for one in there if one.pid not in ours for below in (*_below(one.pid), one)]
+        _kill(orphans)
+        psutil.wait_procs(orphans, timeout=_PATIENCE)
 
 
 def _below(pid: int) -> list[psutil.Process]:
