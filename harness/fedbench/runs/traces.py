@@ -198,8 +198,9 @@ def _differs(name: str, holder: object, before: list[object]) -> bool:
         return True
     if len(now) == len(before):
         return False
-    new = list(vars(holder))[len(before) :]  # in a module they may hide Python's own, in a class those of its bases
-    return name.startswith("fedbench") if isinstance(holder, type) else any(key in vars(builtins) for key in new)
+    # in a module a new name may hide Python's own, in a class that of its base; Python adds some with underscores
+    new = {key for key in list(vars(holder))[len(before) :] if not key.startswith("__")}
+    return name.startswith("fedbench") and bool(new) if isinstance(holder, type) else bool(new & vars(builtins).keys())
 
 
 def _sample(tensor: Tensor) -> Tensor:
