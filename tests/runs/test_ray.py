@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -445,7 +446,7 @@ def test_trials_on_a_cluster_are_those_of_this_process_and_a_lost_worker_is_repl
 
     if is_killed:
         threading.Thread(target=kill, daemon=True).start()
-    with RayNodes(address, 1, 0, 1, settings.plugin_files) as nodes:
+    with closing(RayNodes(address, 1, 0, 1, settings.plugin_files)) as nodes:
         events = list(tune_on(nodes, 1, there, 1))
     assert [event for event in events if isinstance(event, WorkerFailed)] == []
     assert len([event for event in events if isinstance(event, TrialEnded)]) == 2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,7 +53,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Shipped:
 def ray(monkeypatch: pytest.MonkeyPatch, shipped: Shipped) -> FakeRay:
     """Joined by this process, the first of two machines."""
     monkeypatch.setattr(ray_engine, "ship", lambda folder, plugin_files: shipped)
-    monkeypatch.setattr(ray_engine, "_reach", lambda address: None)
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(ray_engine, "_engines", [])
     return installed(monkeypatch, TWO)
 
@@ -146,7 +148,7 @@ def test_what_fits_on_no_node_is_refused(
 
 def test_a_gpu_is_shared_by_as_many_as_it_holds(ray: FakeRay) -> None:
     for gpus, room in ((0.3, 6), (0.5, 4), (1, 2), (2, 1)):
-        with RayNodes("auto", 0, gpus, None, ()) as held:
+        with closing(RayNodes("auto", 0, gpus, None, ())) as held:
             assert held.room() == room and held.machines() == {"10.0.0.2"}
 
 
@@ -183,7 +185,7 @@ def test_trials_are_taken_by_workers_and_one_that_is_lost_is_replaced(
     url = storage_url(None, uri)
     study = open_study(open_storage(url, create=True), record, defaults_of(spec, space))
     ray.lose("WorkerCrashedError")
-    with RayNodes("auto", 1, 0, 1, ()) as held:
+    with closing(RayNodes("auto", 1, 0, 1, ())) as held:
         events = list(tune_on(held, 1, Job(url, (Tuned(spec, space, record.study_name),), settings, "ray", uri), 1))
     assert [event for event in events if isinstance(event, WorkerFailed)] == []
     assert [type(event) for event in events if isinstance(event, TrialBegan | TrialEnded)].count(TrialEnded) == 2

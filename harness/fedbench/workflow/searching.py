@@ -40,7 +40,8 @@ def search(planned: Planned, settings: Settings, place: Place, on_event: Callabl
 
     for row, _ in planned.records:
         check_device(row.spec, place.run_gpus)
-    with RayNodes(place.ray_address, place.run_cpus, place.run_gpus, place.workers, settings.plugin_files) as nodes:
+    cluster = RayNodes(place.ray_address, place.run_cpus, place.run_gpus, place.workers, settings.plugin_files)
+    with closing(cluster) as nodes:
         check_reach(nodes, url, uri)
         return _search(planned, settings, nodes.room(), partial(tune_on, nodes, place.run_cpus), on_event)
 

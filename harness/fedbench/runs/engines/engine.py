@@ -79,7 +79,7 @@ def execute(
     """The events of all runs as they happen; runs interleave.
 
     Without an ``engine`` they are carried out in this process, where a run may change those after it, or, with several
-    ``workers``, each in a process of its own.
+    ``workers``, in worker processes.
     Workers beyond the number of runs train clients of a run side by side. A run that fails yields `RunFailed` and the
     others go on. ``claims`` are held from before a run begins until its last event was taken. Closing the generator
     ends the engine.

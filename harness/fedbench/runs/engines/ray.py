@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import fedbench
 from fedbench.core.errors import FedbenchError
@@ -230,12 +230,6 @@ class RayNodes:
         # several to a process, but one where it is given a GPU, whose memory only the end of the process frees
         self._stream = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1 if gpus else 0)(stream)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def room(self) -> int:
         """How many pieces of work fit on the nodes as they are now, others' work apart; no more than requested."""
         fitting = sum(map(self._fitting, self._alive()))
@@ -294,7 +288,8 @@ class RayNodes:
             options = {"address": "local", "num_cpus": most, "include_dashboard": False}
         try:
             if address not in ("", "auto"):  # Ray itself tries for many minutes
-                _reach(address)
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=_REACHABLE).close()
             # where a folder is sent, Ray does not add the current one to the workers' import path
             sent = {"working_dir": folder, "env_vars": environment()}
             self._ray.init(**options, logging_level="error", log_to_driver=True, runtime_env=sent)
@@ -483,19 +478,14 @@ def _ray(*, is_started_here: bool) -> Any:
     return ray
 
 
-def _reach(address: str) -> None:
-    """Raise OSError or ValueError where nothing listens at ``address``."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=_REACHABLE).close()
-
-
 def _loss_text(error: Exception, place: str, errors: Any) -> str:
     """Why a task was lost, in words."""
     where = f"on {place}" if place else "before it began"
-    if isinstance(error, errors.WorkerCrashedError):
-        return f"its process {where} died; was it killed, or is there too little memory?"
-    if isinstance(error, errors.OutOfMemoryError):
-        return f"its process {where} was ended by Ray, which found too little memory left on the machine"
-    if isinstance(error, errors.NodeDiedError | errors.LocalRayletDiedError):
-        return f"its node was lost, with its process {where}"
-    return f"Ray lost its process {where}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    reasons = {
+        errors.WorkerCrashedError: "its process {} died; was it killed, or is there too little memory?",
+        errors.OutOfMemoryError: "its process {} was ended by Ray, which found too little memory left on the machine",
+        errors.NodeDiedError: "its node was lost, with its process {}",
+        errors.LocalRayletDiedError: "its node was lost, with its process {}",
+    }
+    message = f"Ray lost its process {where}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return next((reason.format(where) for kind, reason in reasons.items() if isinstance(error, kind)), message)
