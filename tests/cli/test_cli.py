@@ -36,7 +36,7 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.kinds.registry import method_names
 from fedbench.plugins import description
 from fedbench.plugins.description import Descriptions
-from fedbench.runs.engines.scheduler import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
+from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished, RunStarted, notify
 from fedbench.runs.prepare import Settings
 from fedbench.suites.resolve import RUN_KEYS
 from fedbench.testing import tiny_dataset

@@ -63,10 +63,7 @@ class FakeRay(ModuleType):
         self.cancelled: list[Stream] = []
         self.lost: list[tuple[Exception, int]] = []
         self.exceptions = SimpleNamespace(RayError=RayError, **ERRORS)
-        self.util = SimpleNamespace(
-            get_node_ip_address=lambda: self.here,
-            scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node),
-        )
+        self.util = SimpleNamespace(get_node_ip_address=lambda: self.here)
         self._is_initialized = False
 
     def lose(self, kind: str, text: str = "", after: int = 1) -> None:
@@ -87,12 +84,9 @@ class FakeRay(ModuleType):
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
-            {"Alive": True, "NodeManagerAddress": address, "NodeID": f"node {address}", "Resources": dict(has)}
+            {"Alive": True, "NodeManagerAddress": address, "Resources": dict(has)}
             for address, has in self.machines.items()
         ]
-
-    def get_runtime_context(self) -> SimpleNamespace:
-        return SimpleNamespace(get_node_id=lambda: f"node {self.here}")
 
     def remote(self, **_: Any) -> Callable[[Callable[..., Iterator[Any]]], SimpleNamespace]:
         def decorated(function: Callable[..., Iterator[Any]]) -> SimpleNamespace:
@@ -131,5 +125,4 @@ def installed(patch: pytest.MonkeyPatch, machines: Mapping[str, Mapping[str, flo
     ray = FakeRay(machines)
     patch.setitem(sys.modules, "ray", ray)
     patch.setitem(sys.modules, "ray.exceptions", ray.exceptions)
-    patch.setitem(sys.modules, "ray.util.scheduling_strategies", ray.util.scheduling_strategies)
     return ray

@@ -20,7 +20,8 @@ from fedbench.rounds.executors.sequential import Sequential
 from fedbench.rounds.state import RunState, _checksum, load_state, save_state
 from fedbench.runs import checkpoint
 from fedbench.runs.checkpoint import Checkpointing, discard
-from fedbench.runs.engines.scheduler import RunFailed, RunFinished, RunStarted, RunWarned, execute
+from fedbench.runs.engines.engine import execute
+from fedbench.runs.engines.events import RunFailed, RunFinished, RunStarted, RunWarned
 from fedbench.runs.job import checkpoints_of, run_spec
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.suites.expand import expand

@@ -12,17 +12,8 @@ import pytest
 
 from fedbench.core.method.hooks import plugin_manager, relay
 from fedbench.plugins.run_code import Codes
-from fedbench.runs.engines.processes import Processes
-from fedbench.runs.engines.scheduler import (
-    Policy,
-    RoundFinished,
-    RunFailed,
-    RunFinished,
-    RunRetried,
-    RunStarted,
-    execute,
-    notify,
-)
+from fedbench.runs.engines.engine import Policy, Processes, execute
+from fedbench.runs.engines.events import RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted, notify
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
@@ -155,7 +146,9 @@ def test_a_run_whose_process_is_killed_is_tried_again_and_ends_as_if_nothing_had
 
 ORPHANING = DYING.replace("dying", "orphaning").replace(
     "__import__('os')._exit(9)",
-    "(__import__('os').fork() and __import__('os')._exit(9)) or __import__('time').sleep(90)",
+    "(child := __import__('os').fork())"
+    " and __import__('pathlib').Path(__file__).with_suffix('.child').write_text(str(child))"
+    " and __import__('os')._exit(9) or __import__('time').sleep(90)",
 )
 
 
@@ -169,6 +162,8 @@ def test_a_process_that_dies_is_noticed_though_its_child_holds_its_end_of_the_pi
     began = time.monotonic()
     events = list(execute([spec], mine, 1, engine=Processes(mine, 1), policy=Policy(retries=0)))
     assert events[-1].reason == "its process ended with exit code 9" and time.monotonic() - began < 60
+    orphan = int((tmp_path / "orphaning.child").read_text())
+    assert sys.platform != "linux" or not _is_running(orphan)
 
 
 def test_a_process_that_cannot_be_started_costs_its_run_an_attempt_and_no_other_run(settings, monkeypatch):
@@ -245,8 +240,8 @@ def test_workers_import_no_mlflow_and_end_when_their_parent_is_killed(tmp_path):
     script.write_text(
         "import os, time\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
-        "from fedbench.runs.engines.scheduler import quiet_worker\n"
-        "from fedbench.runs.engines import forkserver as workers\n"
+        "from fedbench.runs import engines as workers\n"
+        "from fedbench.runs.engines.worker import quiet_worker\n"
         "def imported():\n"
         "    import sys\n"
         "    return [name in sys.modules for name in ('fedbench.models.clip.backbone', 'mlflow')]\n"
@@ -284,7 +279,8 @@ def test_no_process_of_a_pool_outlives_a_killed_parent(settings, tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(
         "from pathlib import Path\n"
-        "from fedbench.runs.engines.scheduler import RoundFinished, execute\n"
+        "from fedbench.runs.engines.engine import execute\n"
+        "from fedbench.runs.engines.events import RoundFinished\n"
         "from fedbench.suites.expand import expand\n"
         "from fedbench.runs.prepare import Settings\n"
         "from fedbench.suites.resolve import Overrides\n"
@@ -338,7 +334,8 @@ def test_workers_import_from_where_their_parent_does_and_not_from_the_current_fo
     for package in ("", "runs", "runs/engines"):
         folder = tmp_path / "first" / "fedbench" / package
         folder.mkdir(parents=True)
-        (folder / "__init__.py").write_text(f"__path__.append({str(installed / package)!r})\n")
+        own = (installed / package / "__init__.py").read_text() if package == "runs/engines" else ""
+        (folder / "__init__.py").write_text(f"{own}\n__path__.append({str(installed / package)!r})\n")
     (tmp_path / "first" / "fedbench" / "runs" / "engines" / "preload.py").write_text(
         "import importlib.util, fedbench_probe_xyz\n"
         "FOUND = fedbench_probe_xyz.WHERE, importlib.util.find_spec('fedbench_planted_xyz') is None\n"
@@ -348,7 +345,7 @@ def test_workers_import_from_where_their_parent_does_and_not_from_the_current_fo
         "import os, sys\n"
         f"sys.path.insert(0, {str(tmp_path / 'first')!r})\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
-        "from fedbench.runs.engines.forkserver import context\n"
+        "from fedbench.runs.engines import context\n"
         "def found():\n"
         "    return sys.modules['fedbench.runs.engines.preload'].FOUND\n"
         "if __name__ == '__main__':\n"

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,21 +25,10 @@ from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.checkpoint import Checkpointing
-from fedbench.runs.engines.in_process import InProcess
-from fedbench.runs.engines.ray import worker as ray_worker
-from fedbench.runs.engines.ray.cluster import RayCluster, check_device
-from fedbench.runs.engines.ray.nodes import RayNodes
-from fedbench.runs.engines.ray.shipping import environment, ship
-from fedbench.runs.engines.ray.worker import tidy
-from fedbench.runs.engines.scheduler import (
-    Event,
-    RoundFinished,
-    RunFailed,
-    RunFinished,
-    RunRetried,
-    RunStarted,
-    execute,
-)
+from fedbench.runs.engines import ray as ray_engine
+from fedbench.runs.engines.engine import InProcess, execute
+from fedbench.runs.engines.events import Event, RoundFinished, RunFailed, RunFinished, RunRetried, RunStarted
+from fedbench.runs.engines.ray import RayCluster, RayNodes, check_device, environment, ship
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
@@ -218,7 +208,7 @@ def test_a_cluster_with_a_killed_worker_gives_the_numbers_of_this_process(
     assert (kept.folder / retried.spec.run_id).is_dir()
 
 
-def test_a_worker_forks_the_runs_of_a_command_from_one_process_and_those_of_another_from_another(
+def test_a_worker_has_one_process_for_the_runs_of_a_command_and_another_for_those_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[object] = []
@@ -230,15 +220,15 @@ def test_a_worker_forks_the_runs_of_a_command_from_one_process_and_those_of_anot
         def close(self) -> None:
             closed.append(self)
 
-    monkeypatch.setattr(ray_worker, "Processes", Engine)
-    monkeypatch.setattr(ray_worker, "_forked_from", [])
+    monkeypatch.setattr(ray_engine, "Processes", Engine)
+    monkeypatch.setattr(ray_engine, "_engines", [])
     # as a command makes them, new for each run that is sent
     one, same, other = (
         Settings(tmp_path, tmp_path, checkpoints=Checkpointing(tmp_path, {"fedavg": code}, 0)) for code in "aab"
     )
-    first = ray_worker._processes(one)
-    assert ray_worker._processes(same) is first and not closed
-    assert ray_worker._processes(other) is not first and closed == [first]
+    first = ray_engine._processes(one)
+    assert ray_engine._processes(same) is first and not closed
+    assert ray_engine._processes(other) is not first and closed == [first]
 
 
 @pytest.mark.slow
@@ -294,7 +284,7 @@ def test_a_worker_with_other_code_refuses_the_run(settings: Settings, tmp_path: 
     other = tuple((name, "0.1" if name == "torch" else version) for name, version in shipped.versions)
     with pytest.raises(FedbenchError, match=r"torch \d\S* here and 0.1 there"):
         replace(shipped, plugin_files=(), code="0" * 64, versions=other).unpacked(settings)
-    with pytest.raises(FedbenchError, match="package example_median registers methods only here"):
+    with pytest.raises(FedbenchError, match="package example_median registers methods here and missing there"):
         packages = tuple(name for name in shipped.packages if name != "example_median")
         replace(shipped, plugin_files=(), code="0" * 64, packages=packages).unpacked(settings)
 
@@ -307,19 +297,25 @@ def test_workers_get_settings_from_the_environment_but_no_secrets(monkeypatch: p
     assert not {"HF_TOKEN", "FEDBENCH_PASSWORD", "AWS_REGION"} & set(sent)
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
 def test_checkpoints_of_a_finished_run_go_from_a_machine_that_has_a_disk_of_its_own(
-    settings: Settings, tmp_path: Path
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_shared: bool
 ) -> None:
-    kept = replace(settings, checkpoints=Checkpointing(tmp_path / "kept", {}))
-    for run in ("finished", "other"):
-        (tmp_path / "kept" / run).mkdir(parents=True)
+    (spec,) = specs_of(settings, methods=("fedavg",), seeds=(0,))
+    checkpoints = Checkpointing(tmp_path / "kept", {spec.run_id: "code"}, every=1)
+    kept = replace(settings, plugin_files=(), checkpoints=checkpoints)
+    (tmp_path / "sent").mkdir()
+    shipped = ship(tmp_path / "sent", ())
+    (tmp_path / "kept" / "other").mkdir(parents=True)
     marker = tmp_path / "kept" / "shared-1"
-    marker.touch()
-    tidy(kept, marker, ["finished"])
-    assert (tmp_path / "kept" / "finished").is_dir()
-    marker.unlink()
-    tidy(kept, marker, ["finished"])
-    assert not (tmp_path / "kept" / "finished").exists() and (tmp_path / "kept" / "other").is_dir()
+    if is_shared:
+        marker.touch()
+    monkeypatch.setattr(ray_engine, "_engines", [])
+    events: list[Any] = []
+    ray_engine.run(shipped, marker, spec, kept, events.append)
+    assert isinstance(events[-1], RunFinished)
+    assert (tmp_path / "kept" / spec.run_id).exists() == is_shared and (tmp_path / "kept" / "other").is_dir()
+    ray_engine._engines.pop()[1].close()
 
 
 @pytest.mark.slow
@@ -450,7 +446,7 @@ def test_trials_on_a_cluster_are_those_of_this_process_and_a_lost_worker_is_repl
 
     if is_killed:
         threading.Thread(target=kill, daemon=True).start()
-    with RayNodes(address, 1, 0, 1, settings.plugin_files) as nodes:
+    with closing(RayNodes(address, 1, 0, 1, settings.plugin_files)) as nodes:
         events = list(tune_on(nodes, 1, there, 1))
     assert [event for event in events if isinstance(event, WorkerFailed)] == []
     assert len([event for event in events if isinstance(event, TrialEnded)]) == 2

@@ -8,21 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
 
 from fedbench.core.errors import DETAILS, REASON, FedbenchError
 from fedbench.core.spec import RunSpec
-from fedbench.runs.engines import warm
-from fedbench.runs.engines.attempt import failure_of
-from fedbench.runs.engines.forks import Work
-from fedbench.runs.engines.processes import Processes
-from fedbench.runs.engines.scheduler import Event, Policy, RunFailed, RunFinished, execute
+from fedbench.runs.engines import worker as workers
+from fedbench.runs.engines.engine import Policy, Processes, execute
+from fedbench.runs.engines.events import Event, RunFailed, RunFinished, failure_of
+from fedbench.runs.engines.worker import Apart, Work, Worker
 from fedbench.runs.loaded import Loaded
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
@@ -288,10 +285,10 @@ def test_text_that_no_store_takes_is_escaped_and_a_chain_in_a_circle_has_an_end(
 
 
 @pytest.mark.slow  # each imports torch
-def test_where_the_system_cannot_fork_every_run_has_a_new_process(
+def test_where_the_system_cannot_fork_a_worker_imports_what_it_needs_itself(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm, "context", lambda: multiprocessing.get_context("spawn"))
+    monkeypatch.setattr(workers, "context", lambda: multiprocessing.get_context("spawn"))
     fedavg, dying = specs_of(settings, "fedavg", "leaves-early")
     events = list(execute([fedavg, dying], settings, 1, engine=Processes(settings, 1), policy=NO_RETRY))
     finished, lost = [e for e in events if isinstance(e, RunFinished | RunFailed)]
@@ -299,24 +296,80 @@ def test_where_the_system_cannot_fork_every_run_has_a_new_process(
     assert isinstance(lost, RunFailed) and lost.reason == "its process ended with exit code 0"
 
 
-def test_a_warm_process_has_one_thread_and_what_its_runs_read(settings: Settings) -> None:
+def test_a_worker_has_what_its_runs_read_and_keeps_it_for_the_next_one(settings: Settings) -> None:
     (spec,) = specs_of(settings, "fedavg")
-    process = warm.WarmProcess(settings)
+    apart = Apart(replace(settings, plugin_files=()))
+    looked: list[Any] = []
     try:
-        process.begin(Work(look_around, None, spec))
-        looked: list[Any] = []
-        is_over = False
-        while not is_over:
-            wait(process.signs())
-            progress = process.look()
-            looked, is_over = [*looked, *progress.events], progress.is_over
+        for _ in range(2):
+            assert apart.carry_out(Work(look_around, None, spec), looked.append) == 0
     finally:
-        process.close()
-    assert looked == [(1, 240, "clip:embedded", False)]
+        apart.close()
+    assert looked[0] == looked[1] and looked[0][1:] == (240, "clip:embedded")
 
 
-def look_around(_: None, settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> None:
+def look_around(_: None, settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> bool:
     assert loaded.dataset is not None and loaded.backbone is not None
-    threads = len(list(Path(f"/proc/{os.getppid()}/task").iterdir())) if sys.platform == "linux" else 1
-    is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    emit((threads, len(loaded.dataset.train), loaded.backbone.name, is_in_use))
+    emit(((os.getpid(), id(loaded.dataset), id(loaded.backbone)), len(loaded.dataset.train), loaded.backbone.name))
+    return True
+
+
+# --- methods of an installed package share workers
+
+
+@pytest.fixture
+def package(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The hostile methods, and some that reach for what is kept, as an installed package."""
+    metadata = tmp_path / "hostile_package-1.0.dist-info"
+    metadata.mkdir()
+    (tmp_path / "hostile_package.py").write_text(Path(settings.plugin_files[0]).read_text() + KEPT)
+    names = ["in-place", "all-tensors", "unseen-by-torch", "well-behaved", *SPOILING]
+    classes = ["InPlace", "Dataset", "Unseen", "WellBehaved", *(f"Spoils{number}" for number in range(len(SPOILING)))]
+    points = [f"{name} = hostile_package:{cls}" for name, cls in zip(names, classes, strict=True)]
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-package\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("\n".join(["[fedbench.methods]", *points]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return replace(settings, plugin_files=())
+
+
+KEPT = """
+
+class Unseen(Hostile):
+    '''Everything that was loaded, in place and past torch's counting of changes.'''
+    name = "unseen-by-torch"
+
+    def spoil(self, task):
+        for tensor in [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]:
+            if not tensor.requires_grad and tensor.dtype in (torch.float32, torch.uint8, torch.int64):
+                tensor.data.zero_()
+
+
+class WellBehaved(Hostile):
+    '''Draws from the generators that all code shares, which is allowed.'''
+    name = "well-behaved"
+
+    def spoil(self, task):
+        random.random(), np.random.rand(), torch.rand(1), warnings.simplefilter("ignore")
+"""
+
+
+def test_whatever_a_run_of_an_installed_method_does_the_next_gives_the_same_numbers(package: Settings) -> None:
+    names = ("in-place", "all-tensors", "unseen-by-torch", *SPOILING)
+    fedavg, *hostile = specs_of(package, "fedavg", *names)
+    specs = [fedavg, *(spec for one in hostile for spec in (one, fedavg))]
+    events = list(execute(specs, package, 1, engine=Processes(package, 1), policy=NO_RETRY))
+    ends = of_fedavg(events)
+    assert len(ends) == 1 + len(hostile)
+    assert [end.reason for end in ends if isinstance(end, RunFailed)] == []
+    assert [outcome(end) == outcome(ends[0]) for end in ends if isinstance(end, RunFinished)] == [True] * len(ends)
+
+
+def test_runs_that_leave_nothing_behind_share_a_worker(package: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Worker] = []
+    begin = Worker.__init__
+    monkeypatch.setattr(Worker, "__init__", lambda self, *rest: (started.append(self), begin(self, *rest))[1])
+    specs = specs_of(package, "fedavg", "well-behaved", "fedprox", "promptfl", "scaffold", "fedclip", "ccvr")
+    events = list(execute([*specs, *specs], package, 1, engine=Processes(package, 1), policy=NO_RETRY))
+    ends = [event for event in events if isinstance(event, RunFinished)]
+    assert len(ends) == 2 * len(specs) and len(started) == 1
+    assert [outcome(end) for end in ends[: len(specs)]] == [outcome(end) for end in ends[len(specs) :]]

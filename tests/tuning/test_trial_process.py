@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 import signal
@@ -11,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from optuna.trial import TrialState
 from fedbench.core.errors import FedbenchError, Unworkable
 from fedbench.core.records import RoundRecord
 from fedbench.core.spec import RunSpec
-from fedbench.runs.engines.warm import WarmProcess
+from fedbench.runs.engines.worker import Worker
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import Overrides
@@ -205,30 +205,32 @@ def test_what_a_run_raises_arrives_as_an_error_that_the_worker_knows(settings: S
         assert "in spoil" in broken.value.details
 
 
-def test_a_trial_whose_warm_process_is_killed_has_died_and_the_next_has_a_new_one(
+def test_a_trial_that_kills_the_server_of_forks_has_died_and_the_next_has_a_new_one(
     settings: Settings, process: TrialProcess
 ) -> None:
-    with pytest.raises(TrialDied, match="killed by SIGKILL"):
+    with pytest.raises(TrialDied, match="exit code 255"):
         process.run(trial_of(settings, "kills-parent"), ignore)
     (summary,) = process.run(trial_of(settings, "fedavg"), ignore)
     assert summary["global_accuracy"] > 0
 
 
-def test_work_whose_connection_cannot_be_sent_has_died(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr("multiprocessing.reduction.send_handle", refuse)
-    with closing(TrialProcess(settings, WarmProcess(settings))) as process, pytest.raises(TrialDied):
+def test_a_trial_whose_process_is_gone_before_it_begins_has_died(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(settings)
+    worker._process.kill()
+    worker._process.join()
+    monkeypatch.setattr(Worker, "can_begin", lambda self: True)
+    with closing(TrialProcess(settings, worker)) as process, pytest.raises(TrialDied, match="SIGKILL"):
         process.run(trial_of(settings, "fedavg"), ignore)
 
 
 LOADING = """
 import os, sys, time
 from pathlib import Path
-import fedbench.runs.engines.forks as forks
 from fedbench.core.spec import RunSpec
-from fedbench.runs.engines.warm import WarmProcess
+from fedbench.runs.engines import worker
+from fedbench.runs.engines.worker import Work, Worker
 from fedbench.runs.prepare import Settings
 
 def load(self, spec):
@@ -236,9 +238,9 @@ def load(self, spec):
     time.sleep(120)
 
 if __name__ == "__main__":
-    forks.Loader.load = load
-    warm = WarmProcess(Settings(Path("."), None), fork_without=())
-    warm.begin(forks.Work(print, None, RunSpec()))
+    worker.Loader.load = load
+    warm = Worker(Settings(Path("."), None), fork_without=())
+    warm.begin(Work(print, None, RunSpec()))
     time.sleep(120)
 """
 
@@ -256,15 +258,14 @@ def test_a_warm_process_ends_with_its_worker_while_it_loads() -> None:
 def test_a_trial_that_is_given_up_hears_no_more_and_the_next_goes_on_in_the_same_warm_process(
     settings: Settings, is_over: bool
 ) -> None:
-    warm = WarmProcess(settings)
-    idle = {child.pid for child in psutil.Process().children(recursive=True)}
+    settings = replace(settings, plugin_files=())
+    warm = Worker(settings)
     heard: list[tuple[int, int]] = []
 
     def give_up(spec: RunSpec, record: RoundRecord) -> None:
-        while is_over and {child.pid for child in psutil.Process().children(recursive=True)} - idle:
-            time.sleep(0.01)
         heard.append((spec.seed, record.round))
         if heard[-1] == (9, 1):
+            time.sleep(3 if is_over else 0)  # the trial goes on meanwhile
             raise TrialPruned
 
     with closing(TrialProcess(settings, warm)) as process:
@@ -307,7 +308,7 @@ def test_processes_of_trials_end_with_their_worker_and_workers_with_their_parent
         while len(hanging := list(tmp_path.glob("hanging/*"))) < len(jobs) and time.monotonic() < until:
             time.sleep(0.05)
         trials = [psutil.Process(int(file.name)) for file in hanging]
-        trees = [[trial, *trial.parents()[:2]] for trial in trials]  # with its warm process and its worker
+        trees = [[trial, *trial.parents()[:1]] for trial in trials]  # the process of trials and its worker
         if ending == "killed":
             parent.kill()
         else:

@@ -18,8 +18,8 @@ from urllib.parse import urlparse
 from fedbench.cli.console import complain, console, say
 from fedbench.core.spec import RunSpec
 from fedbench.core.wording import counted
+from fedbench.runs.engines.engine import RUN_THREAD
 from fedbench.runs.engines.events import RunFailed
-from fedbench.runs.engines.in_process import RUN_THREAD
 from fedbench.suites.single import ADHOC, asked_for
 from fedbench.suites.suite import Suite
 from fedbench.tracking.command import Invocation

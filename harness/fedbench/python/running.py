@@ -20,7 +20,7 @@ from fedbench.python.results import Results
 from fedbench.python.screens import screen_for
 from fedbench.rounds.executors import executor_named
 from fedbench.runs.engines import ENGINES
-from fedbench.runs.engines.scheduler import Policy
+from fedbench.runs.engines.engine import Policy
 from fedbench.runs.prepare import Settings
 from fedbench.suites.expand import expand
 from fedbench.suites.resolve import RUN_KEYS, Overrides, parse_assignment

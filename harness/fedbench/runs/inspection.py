@@ -1,4 +1,4 @@
-"""A look at runs before anything is trained: each is prepared in a process of its own, which says what it found.
+"""A look at runs before anything is trained: each is prepared in a worker (`Worker`), which says what it found.
 
 Nothing that a method does to its process while it is prepared reaches the rows after it, and a process that dies is the
 fault of its own row.
@@ -18,10 +18,8 @@ from fedbench.core.spec import RunSpec
 from fedbench.kinds.registry import plugins_everywhere
 from fedbench.rounds.private import shared
 from fedbench.rounds.run import Run
-from fedbench.runs.engines.forks import Work
-from fedbench.runs.engines.forkserver import can_fork
-from fedbench.runs.engines.processes import exit_text
-from fedbench.runs.engines.warm import Apart
+from fedbench.runs.engines import can_fork
+from fedbench.runs.engines.worker import Apart, Work, exit_text
 from fedbench.runs.loaded import Loaded, Loader
 from fedbench.runs.memory import MeasuredMemory, Memory, measure, memory_of
 from fedbench.runs.prepare import Settings, backbone_for, dataset_for, enlargement, prepare
@@ -75,8 +73,8 @@ class LookRequest:
     """What was measured for other runs; None: its memory is not wanted, and all its features are to be encoded."""
 
 
-def look(request: LookRequest, settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> None:
-    """Prepare the run; emits what there is to say of its images ("" for nothing), and `Found`.
+def look(request: LookRequest, settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> bool:
+    """Prepare the run; emits what there is to say of its images ("" for nothing), and `Found`. Whether it ended well.
 
     What is wrong with loading, FedbenchError aside, is raised, before anything is emitted.
     """
@@ -88,7 +86,7 @@ def look(request: LookRequest, settings: Settings, loaded: Loaded, emit: Callabl
     except FedbenchError as error:
         absent: Literal["data", "weights"] = "data" if dataset is None else "weights"
         emit(Refused(str(error), is_of_loading=True, absent=absent if isinstance(error, NotHere) else ""))
-        return
+        return True
     except Exception as error:
         error.add_note(f"while preparing row {spec.title!r}; nothing was run")
         raise
@@ -96,6 +94,7 @@ def look(request: LookRequest, settings: Settings, loaded: Loaded, emit: Callabl
     try:
         run = prepare(spec, settings, dataset=dataset, backbone=backbone, encode_all=request.known is None)
         emit(Prepared(run.info) if request.known is None else _measured(run, backbone, request.known))
+        return True
     except MethodFault as error:
         emit(Failed(shortened(" ".join(text_of(error).split()), REASON)))
     except FedbenchError as error:  # a text encoder or a teacher may be absent as well
@@ -104,6 +103,7 @@ def look(request: LookRequest, settings: Settings, loaded: Loaded, emit: Callabl
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             raise  # Ctrl-C, which a process of its own ignores
         emit(Failed(f"{reason_of(error)} ({raised_at(error)})"))
+    return False
 
 
 def looks(
@@ -150,7 +150,7 @@ class _Here:
 
 
 class _Elsewhere:
-    """A process for each run, forked from one that has loaded what it reads."""
+    """Workers, one after another."""
 
     def __init__(self, settings: Settings) -> None:
         self._apart = Apart(settings)

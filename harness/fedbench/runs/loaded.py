@@ -1,4 +1,4 @@
-"""What a run reads and no method has a say in: loaded once, for all runs whose processes are forked afterwards."""
+"""What a run reads and no method has a say in: loaded once, for all runs of a worker that read the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Loaded:
 
 
 NOTHING = Loaded()
-_NO_NAMES: tuple[tuple[str, int | None], str] = (("", None), "")
+_NO_NAMES: tuple[tuple[str, int | None], tuple[str, str]] = (("", None), ("", ""))
 
 
 class Loader:
@@ -45,20 +45,20 @@ class Loader:
         try:
             image_size = image_size_for(spec)
             backbone_name = spec.backbone if is_dual_encoder(spec.backbone) else ""
-            names = ((spec.dataset, image_size), backbone_name)
+            names = ((spec.dataset, image_size), (backbone_name, spec.device))
             dataset = self._loaded.dataset if names[0] == self._names[0] else None
             backbone = self._loaded.backbone if names[1] == self._names[1] else None
             # the others are let go before anything is loaded: a run's memory must not depend on the runs before it
             self._names, self._loaded = _NO_NAMES, NOTHING
             data_dir, cache_dir = self._settings.data_dir, self._settings.cache_dir
-            # neither is given a device: an accelerator that is in use doesn't survive a fork
             if dataset is None:
                 dataset = load_dataset(spec.dataset, data_dir=data_dir, cache_dir=cache_dir, image_size=image_size)
                 _ = dataset.content_hash  # computed once for all runs
-            if backbone is None and names[1]:
+            if backbone is None and backbone_name:
                 backbone = load_backbone(spec.backbone, data_dir=data_dir, seed=spec.seed)
                 _ = backbone.weights_hash
-            if isinstance(backbone, ClipBackbone) and spec.device == "cpu":
+                backbone.module.to(spec.device)
+            if isinstance(backbone, ClipBackbone):
                 backbone.text_features(dataset.classnames, spec.templates)  # which it keeps
             self._names, self._loaded = names, Loaded(dataset, backbone)
         except Exception:  # the run meets it again, and says so

@@ -80,7 +80,7 @@ class Untouched:
     def require_modes(self, encoder: FrozenEncoder) -> None:
         """Raise MethodFault where the ``encoder`` is in training mode or has hooks; cheap."""
         backbone = getattr(encoder, "backbone", None)
-        if isinstance(backbone, _FROZEN) and _computes_otherwise(backbone.module):
+        if isinstance(backbone, _FROZEN) and computes_otherwise(backbone.module):
             raise MethodFault(
                 f"{self._who} puts {backbone.name} into training mode or adds hooks to it, and features are encoded "
                 "that other methods read as well; change a copy (copy.deepcopy)."
@@ -106,7 +106,7 @@ def _marks(module: nn.Module) -> list[tuple[Tensor, int, int]]:
     return [(tensor, tensor._version, tensor.data_ptr()) for tensor in tensors]
 
 
-def _computes_otherwise(module: nn.Module) -> bool:
+def computes_otherwise(module: nn.Module) -> bool:
     """Whether a part of a frozen encoder is in training mode, or has hooks or a forward pass of somebody's own."""
     return any(
         part.training or part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)

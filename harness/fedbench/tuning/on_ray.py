@@ -7,9 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from fedbench.core.errors import FedbenchError
-from fedbench.runs.engines.ray.cluster import on_any_machine
-from fedbench.runs.engines.ray.nodes import RayNodes
-from fedbench.runs.engines.ray.shipping import Shipped
+from fedbench.runs.engines.ray import RayNodes, Shipped, on_any_machine
 from fedbench.tracking.databases import sqlite_file
 from fedbench.tuning.worker import Event, Job, search_with, supervise
 

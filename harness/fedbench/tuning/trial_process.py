@@ -17,9 +17,7 @@ from fedbench.core.errors import REASON, FedbenchError, Unworkable, reason_of, s
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.records import RoundRecord, RunResult
 from fedbench.core.spec import RunSpec
-from fedbench.runs.engines.forks import Work
-from fedbench.runs.engines.processes import exit_text
-from fedbench.runs.engines.warm import Apart, WarmProcess
+from fedbench.runs.engines.worker import Apart, Stopped, Work, Worker, exit_text
 from fedbench.runs.job import run_rounds
 from fedbench.runs.loaded import Loaded
 from fedbench.runs.prepare import Settings
@@ -46,10 +44,10 @@ class _Round:
 
 
 class TrialProcess:
-    """What the trials of a worker are forked from, one after another; ``warm`` where the worker has one already."""
+    """Where trials are carried out, one after another; ``worker`` is a process for them that is there already."""
 
-    def __init__(self, settings: Settings, warm: WarmProcess | None = None) -> None:
-        self._apart = Apart(settings, warm)
+    def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
+        self._apart = Apart(settings, worker)
 
     def run(
         self, specs: Sequence[RunSpec], on_round: Callable[[RunSpec, RoundRecord], None]
@@ -76,19 +74,22 @@ class TrialProcess:
         return ends[-1]
 
     def close(self) -> None:
-        """End the warm process, and a trial under way with it."""
+        """End the process, and a trial under way with it."""
         self._apart.close()
 
 
-def _measure(specs: Sequence[RunSpec], settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> None:
+def _measure(specs: Sequence[RunSpec], settings: Settings, loaded: Loaded, emit: Callable[[Any], None]) -> bool:
     """What the process of a trial does: a `_Round` for each, then the summaries, or the exception to be raised."""
     try:
         streams = [run_rounds(spec, settings, [_Tell(at, emit)], loaded) for at, spec in enumerate(specs)]
         summaries = [dict(result.summary) for result in _side_by_side(streams)]
+    except Stopped:
+        raise
     except BaseException as error:  # a method may raise SystemExit or KeyboardInterrupt as well
         emit(_failure(error))
-    else:
-        emit(summaries)
+        return False
+    emit(summaries)
+    return True
 
 
 class _Tell:

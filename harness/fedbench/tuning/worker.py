@@ -1,7 +1,7 @@
 """Tuning: workers take trials from the rows' studies until each has spent its budget.
 
 Any number of processes may work on the same studies, also from several commands; the studies' database is all they
-share. Each trial has a process of its own below its worker (`fedbench.tuning.trial_process`): one that dies is tried
+share. Trials are carried out in a process below their worker (`fedbench.tuning.trial_process`): one that dies is tried
 again at once. A worker that dies leaves a trial without signs of life, which another takes over.
 """
 
@@ -20,8 +20,7 @@ from optuna.storages import fail_stale_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from fedbench.core.errors import FedbenchError
-from fedbench.runs.engines.warm import WarmProcess
-from fedbench.runs.engines.workers import LocalWorkers, Workers, last_line
+from fedbench.runs.engines.worker import LocalWorkers, Worker, Workers, last_line
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.further import Confirmed, further_run
 from fedbench.tuning.nested import open_further
@@ -143,14 +142,14 @@ def supervise(workers: Workers, begin: Callable[[], Any], most: int) -> Generato
             workers.stop(task)
 
 
-def work(job: Job, emit: Callable[[Event], None], warm: WarmProcess | None = None) -> None:
+def work(job: Job, emit: Callable[[Event], None], worker: Worker | None = None) -> None:
     """One worker: take a trial of the study with the fewest, until all budgets are spent and nobody runs a trial.
 
     Then the best trials of each study are run on its further seeds.
 
-    Trials are forked from ``warm``, where it is there, else from a new one; it is closed in the end.
+    ``worker`` carries out the trials, where it is there, else a new one; it is closed in the end.
     """
-    with closing(TrialProcess(job.settings, warm)) as process:
+    with closing(TrialProcess(job.settings, worker)) as process:
         _work(job, process, emit)
 
 
@@ -251,14 +250,14 @@ def _ended(row: Tuned, study: optuna.Study, trial: FrozenTrial) -> TrialEnded:
     return TrialEnded(row, trial.number, values, reason, over, record_of(study).budget.trials)
 
 
-def _search(job: Job, warm: WarmProcess, emit: Callable[[Event], None]) -> None:
-    search_with(lambda: job, emit, warm)
+def _search(job: Job, worker: Worker, emit: Callable[[Event], None]) -> None:
+    search_with(lambda: job, emit, worker)
 
 
-def search_with(job: Callable[[], Job], emit: Callable[[Event], None], warm: WarmProcess | None = None) -> None:
+def search_with(job: Callable[[], Job], emit: Callable[[Event], None], worker: Worker | None = None) -> None:
     """`work` as a process of its own does it: what is wrong becomes an event."""
     try:
-        work(job(), emit, warm)
+        work(job(), emit, worker)
     except FedbenchError as error:
         emit(WorkerFailed(str(error)))
     except TrialBroke as broken:

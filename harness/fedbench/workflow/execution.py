@@ -18,10 +18,8 @@ from fedbench.plugins.run_code import Codes
 from fedbench.runs.checkpoint import Checkpointing, discard
 from fedbench.runs.engines import Engine
 from fedbench.runs.engines.claims import Claims, work_folder
+from fedbench.runs.engines.engine import InProcess, Policy, Processes, default_workers, execute, with_cores
 from fedbench.runs.engines.events import Event, RunFailed, notify
-from fedbench.runs.engines.in_process import InProcess
-from fedbench.runs.engines.processes import Processes
-from fedbench.runs.engines.scheduler import Policy, default_workers, execute, with_cores
 from fedbench.runs.prepare import Settings
 from fedbench.suites.single import asked_for
 from fedbench.suites.suite import Suite
@@ -172,7 +170,7 @@ def _engine(place: Place, settings: Settings, pending: Sequence[RunSpec]) -> Eng
     """The engine of ``place``. Raises FedbenchError where it is not available here."""
     workers = place.workers or default_workers()
     if place.engine == "ray":
-        from fedbench.runs.engines.ray.cluster import RayCluster, check_device
+        from fedbench.runs.engines.ray import RayCluster, check_device
 
         for spec in pending:
             check_device(spec, place.run_gpus)

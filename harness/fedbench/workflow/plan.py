@@ -193,7 +193,7 @@ def plan(
     It also fills the caches of data and features once, where workers would all do it at the same time. A ``dry`` plan
     encodes no more images than it takes to tell what memory a run needs, and fills no cache of features; rows whose
     data the catalogue has, or whose weights are published, may be absent from this machine. Each run is prepared in a
-    process of its own, unless ``in_process``.
+    worker process, unless ``in_process``.
     """
     datasets = dict.fromkeys(spec.dataset for spec in specs)
     backbones = dict.fromkeys(spec.backbone for spec in specs)

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-from fedbench.runs.engines.scheduler import default_workers
+from fedbench.runs.engines.engine import default_workers
 from fedbench.runs.prepare import Settings
 from fedbench.tuning.found import Found, found
 from fedbench.tuning.nested import open_further
@@ -35,13 +35,13 @@ def search(planned: Planned, settings: Settings, place: Place, on_event: Callabl
     url, uri = planned.databases
     if place.engine != "ray":
         return _search(planned, settings, place.workers or default_workers(), tune, on_event)
-    from fedbench.runs.engines.ray.cluster import check_device
-    from fedbench.runs.engines.ray.nodes import RayNodes
+    from fedbench.runs.engines.ray import RayNodes, check_device
     from fedbench.tuning.on_ray import check_reach, tune_on
 
     for row, _ in planned.records:
         check_device(row.spec, place.run_gpus)
-    with RayNodes(place.ray_address, place.run_cpus, place.run_gpus, place.workers, settings.plugin_files) as nodes:
+    cluster = RayNodes(place.ray_address, place.run_cpus, place.run_gpus, place.workers, settings.plugin_files)
+    with closing(cluster) as nodes:
         check_reach(nodes, url, uri)
         return _search(planned, settings, nodes.room(), partial(tune_on, nodes, place.run_cpus), on_event)
 

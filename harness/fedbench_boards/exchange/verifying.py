@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedbench.core.errors import DIVERGED, FedbenchError
 from fedbench.core.spec import RunSpec
-from fedbench.runs.engines.scheduler import Policy
+from fedbench.runs.engines.engine import Policy
 from fedbench.runs.prepare import Settings
 from fedbench.tracking.schema import FINAL
 from fedbench.workflow.execution import Carried, Storing, carry_out

@@ -150,7 +150,7 @@ def run(
     if dry_run:
         raise typer.Exit(_dry_run(chosen, specs, settings, store, place, is_rerun=rerun))
     from fedbench.cli.outcome import conclude
-    from fedbench.runs.engines.scheduler import Policy
+    from fedbench.runs.engines.engine import Policy
     from fedbench.workflow.execution import Storing, carry_out
 
     policy = Policy(run_timeout, retries, fail_fast=fail_fast)
@@ -163,7 +163,7 @@ def run(
 
 def _warm_up(engine: str) -> None:
     """Let the processes of rows and runs import beside this one."""
-    from fedbench.runs.engines.forkserver import warm_up
+    from fedbench.runs.engines import warm_up
 
     if engine != "in-process":
         warm_up()

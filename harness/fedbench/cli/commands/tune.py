@@ -99,7 +99,7 @@ def tune(
     over seeds; further seeds decide among the best trials and confirm the choice. Stopped or killed, the same command
     goes on; several at once share the work. fedbench run --tuned NAME then runs the best values.
     """
-    from fedbench.runs.engines.forkserver import warm_up
+    from fedbench.runs.engines import warm_up
 
     warm_up()  # the processes of rows and trials import beside this one
     from fedbench.cli import tuning

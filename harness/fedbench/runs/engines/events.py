@@ -1,15 +1,22 @@
-"""The events of runs while they are carried out, in whichever process that is."""
+"""The events of runs while they are carried out, in whichever process that is; a failure is one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedbench.core.errors import REASON, FedbenchError, reason_of, shortened, text_of, traceback_of
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.notifications import Notifications
 from fedbench.core.records import RoundRecord, RunInfo, RunResult
 from fedbench.core.spec import RunSpec
+
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE})
+"""Errors of the system that are none of the run's: disk full, quota, device, memory, open files."""
+_NO_MEMORY = ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory")
+"""What torch says in a plain RuntimeError."""
 
 
 @dataclass(frozen=True)
@@ -122,3 +129,35 @@ def notify(hooks: Notifications, event: Event) -> None:
     """Call the notification hook of ``event`` on the listeners behind ``hooks``."""
     # pluggy hands an answer those of the fields that it names
     getattr(hooks, event.hook)(**vars(event))
+
+
+def failure_of(spec: RunSpec, error: BaseException) -> RunFailed:
+    """The event for a run that ``error`` ended; its reason and traceback are of bounded length."""
+    passing = any(map(may_pass, _chain(error)))
+    if isinstance(error, FedbenchError):
+        return RunFailed(spec, shortened(" ".join(text_of(error).split()), REASON), may_pass=passing)
+    what = "out of memory: " if any(map(is_memory, _chain(error))) else ""
+    return RunFailed(spec, what + reason_of(error), traceback_of(error), may_pass=passing)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether ``error`` is of the machine as it is now, so that the same run may get on another time."""
+    is_network = isinstance(error, ConnectionError | TimeoutError)
+    return is_memory(error) or is_network or (isinstance(error, OSError) and error.errno in _PASSING)
+
+
+def is_memory(error: BaseException) -> bool:
+    """Whether there was too little memory, of the machine or of an accelerator."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in text_of(error) for text in _NO_MEMORY)
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and what it was raised from, each once."""
+    seen: list[BaseException] = []
+    next_one: BaseException | None = error
+    while next_one is not None and all(next_one is not one for one in seen):
+        seen.append(next_one)
+        yield next_one
+        next_one = next_one.__cause__

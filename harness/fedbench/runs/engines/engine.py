@@ -1,4 +1,4 @@
-"""Run many specs on an engine: which begins when, what is tried again, what has taken too long, what is reported.
+"""Run many specs: which begins when, what is tried again, what has taken too long, what is reported; and two engines.
 
 The same spec gives the same numbers on every engine, whatever happened on the way.
 """
@@ -6,47 +6,37 @@ The same spec gives the same numbers on every engine, whatever happened on the w
 from __future__ import annotations
 
 import os
+import queue
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 
+from fedbench.core.errors import FedbenchError
 from fedbench.core.spec import RunSpec
 from fedbench.runs.engines import Engine
 from fedbench.runs.engines.claims import Claims
 from fedbench.runs.engines.events import (
+    Emit,
     Event,
+    Forward,
     Lost,
-    RoundFinished,
     RunFailed,
     RunFinished,
     RunRetried,
     RunSkipped,
-    RunStarted,
-    RunWarned,
-    notify,
+    failure_of,
 )
-from fedbench.runs.engines.forks import quiet_worker
-from fedbench.runs.engines.in_process import InProcess
-from fedbench.runs.engines.processes import Processes
+from fedbench.runs.engines.worker import Work, Worker, exit_text
+from fedbench.runs.job import run_spec
+from fedbench.runs.loaded import NOTHING, Loaded
 from fedbench.runs.prepare import Settings
 
-__all__ = [
-    "Event",
-    "Policy",
-    "RoundFinished",
-    "RunFailed",
-    "RunFinished",
-    "RunRetried",
-    "RunSkipped",
-    "RunStarted",
-    "RunWarned",
-    "default_workers",
-    "execute",
-    "notify",
-    "quiet_worker",
-]
-
+RUN_THREAD = "fedbench-run"
+"""Name of the thread that runs a spec in this process."""
 _LOOK_SECONDS = 0.5
 """Between two looks at what takes too long, and at runs that others have claimed. Events themselves are waited for."""
 _STALLED = 5.0
@@ -89,7 +79,7 @@ def execute(
     """The events of all runs as they happen; runs interleave.
 
     Without an ``engine`` they are carried out in this process, where a run may change those after it, or, with several
-    ``workers``, each in a process of its own.
+    ``workers``, in worker processes.
     Workers beyond the number of runs train clients of a run side by side. A run that fails yields `RunFailed` and the
     others go on. ``claims`` are held from before a run begins until its last event was taken. Closing the generator
     ends the engine.
@@ -220,3 +210,161 @@ class _Schedule:
         if away > _STALLED:
             for attempt in self._running.values():
                 attempt.began = None if attempt.began is None else attempt.began + away
+
+
+def attempt(spec: RunSpec, settings: Settings, loaded: Loaded, emit: Emit) -> bool:
+    """Carry out ``spec`` from its newest checkpoint on; the last event says how it ended, whatever the method does.
+
+    What is in ``loaded`` it need not load itself. Whether it ended well.
+    """
+    try:
+        run_spec(spec, settings, [Forward(emit)], loaded)
+    except BaseException as error:  # a method may raise SystemExit or KeyboardInterrupt as well
+        emit(failure_of(spec, error))
+        return False
+    return True
+
+
+class InProcess:
+    """Runs in this process, one after another, for debuggers: what a run changes or leaves behind meets those after it.
+
+    Each is in a thread, so that its events are seen while it goes on.
+    """
+
+    is_one_machine = True
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._events: queue.Queue[Event] = queue.Queue()
+        self._thread: threading.Thread | None = None
+
+    def slots(self) -> int:
+        """One."""
+        return 1
+
+    def begin(self, spec: RunSpec) -> None:
+        """Begin a run in a thread of its own."""
+        arguments = (spec, self._settings, NOTHING, self._events.put)
+        self._thread = threading.Thread(target=attempt, args=arguments, name=RUN_THREAD, daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> list[Event | Lost]:
+        """The next event."""
+        try:
+            event = self._events.get(timeout=seconds)
+        except queue.Empty:
+            return []
+        if isinstance(event, RunFinished | RunFailed) and self._thread is not None:
+            self._thread.join()
+        return [event]
+
+    def has_begun(self, spec: RunSpec) -> bool:
+        """At once."""
+        return True
+
+    def stop(self, spec: RunSpec) -> None:
+        """Raises FedbenchError: a thread can't be ended from outside."""
+        raise FedbenchError("a run in this process can't be stopped; use --engine processes with --run-timeout.")
+
+    def close(self) -> None:
+        """Nothing to give back; a run under way goes on until the process ends."""
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: Worker
+    spec: RunSpec | None = None
+    """The run it has."""
+    end: Event | None = None
+    """How that ended; reported once its process is done with it."""
+
+
+class Processes:
+    """Up to ``workers`` runs side by side on this machine, each in a process that has one thread (`Worker`).
+
+    Whatever a run does to its process (dies, hangs, fills the memory, changes what all code in it shares) meets nobody
+    else.
+
+    ``memory`` is how many bytes a run may take beyond what its process begins with, data and backbone included; more is
+    a MemoryError in the run.
+    """
+
+    is_one_machine = True
+
+    def __init__(self, settings: Settings, workers: int, memory: int | None = None) -> None:
+        if memory is not None and sys.platform != "linux":
+            raise FedbenchError("a memory limit for runs needs Linux; leave --memory-limit out.")
+        self._settings = settings
+        self._slots = workers
+        self._memory = memory
+        self._workers: list[_Worker] = []
+        self._unbegun: list[Event | Lost] = []
+
+    def slots(self) -> int:
+        """The size of the pool."""
+        return self._slots
+
+    def begin(self, spec: RunSpec) -> None:
+        """Begin a run, in a worker that is free or in a new one."""
+        try:
+            worker = next((w for w in self._workers if w.spec is None), None) or self._new()
+            worker.process.begin(Work(attempt, spec, spec))
+        except (OSError, EOFError) as error:  # no further process, or no server of forks; `wait` says so
+            self._unbegun.append(Lost(spec, f"no process could be started for it: {type(error).__name__} {error}"))
+            return
+        worker.spec = spec
+
+    def wait(self, seconds: float) -> list[Event | Lost]:
+        """Events of all processes; `Lost` for each that ended before its run."""
+        events: list[Event | Lost] = [*self._unbegun]
+        self._unbegun.clear()
+        signs = {sign: worker for worker in self._workers if worker.spec for sign in worker.process.signs()}
+        if not signs and not events:
+            time.sleep(seconds)
+        ready = wait(list(signs), 0 if events else seconds) if signs else []
+        for worker in dict.fromkeys(signs[sign] for sign in ready):
+            events += self._events_of(worker)
+        return events
+
+    def _events_of(self, worker: _Worker) -> list[Event | Lost]:
+        """What a process has emitted, or that it is gone."""
+        progress = worker.process.look()
+        events: list[Event | Lost] = []
+        for emitted in progress.events:
+            # a method may have written to its own spec, by which events are matched to runs
+            event = emitted if worker.spec is None else replace(emitted, spec=worker.spec)
+            if isinstance(event, RunFinished | RunFailed):
+                worker.end = event
+            else:
+                events.append(event)
+        if progress.is_over and worker.spec is not None:
+            events.append(worker.end or Lost(worker.spec, exit_text(progress.code)))
+            self._freed(worker)
+        return events
+
+    def has_begun(self, spec: RunSpec) -> bool:
+        """At once."""
+        return True
+
+    def stop(self, spec: RunSpec) -> None:
+        """Kill the process that has the run."""
+        for worker in [w for w in self._workers if w.spec is not None and w.spec.run_id == spec.run_id]:
+            worker.process.stop()
+            self._freed(worker)
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._workers:
+            worker.process.close()
+        self._workers.clear()
+
+    def _new(self) -> _Worker:
+        self._workers.append(_Worker(Worker(self._settings, self._memory)))
+        return self._workers[-1]
+
+    def _freed(self, worker: _Worker) -> None:
+        """Let the worker have another run, or go."""
+        worker.spec = worker.end = None
+        if not worker.process.can_begin():
+            worker.process.close()
+            self._workers.remove(worker)

@@ -1,0 +1,473 @@
+"""Processes that carry out one piece of work after another: runs, looks at runs, trials.
+
+A worker keeps what it has imported and loaded, so that a run of the same data and backbone begins at once. It ends,
+and the next piece of work gets a new one, after whatever may have left something behind: work that failed or was
+stopped, work that changed what the code of a process shares (`fedbench.runs.traces`), code of a ``--plugin`` file, and
+after `RENEWED` pieces of work. What a piece of work leaves running ends with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import ctypes
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+from fedbench.core.errors import FedbenchError
+from fedbench.core.main_program import without_main
+from fedbench.core.spec import RunSpec
+from fedbench.kinds.registry import METHOD, PLUGIN_FILES, installed
+from fedbench.runs.engines import context
+from fedbench.runs.loaded import Loaded, Loader
+from fedbench.runs.prepare import Settings
+from fedbench.runs.traces import Traces
+
+_LOG = logging.getLogger(__name__)
+RENEWED = 100
+"""Pieces of work after which a worker is replaced: libraries leak a little."""
+_PATIENCE = 5.0
+"""Seconds that work is given to stop by itself, and processes to be gone."""
+_STOP = b""
+"""In place of work: leave what is under way."""
+_CHILD_SUBREAPER = 36
+"""An option of Linux's prctl."""
+
+Body = Callable[[Any, Settings, Loaded, Callable[[Any], None]], bool]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker is to do: ``body(argument, settings, loaded, emit)``, a function of a module.
+
+    It says whether it ended well.
+    """
+
+    body: Body
+    argument: Any
+    spec: RunSpec
+    """Whose data and backbone are loaded before."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What became of a piece of work since the last look."""
+
+    events: tuple[Any, ...] = ()
+    is_over: bool = False
+    code: int | None = None
+    """The exit code of its process, negative for a signal; 0 where it has ended in order."""
+
+
+class Worker:
+    """One piece of work at a time, in a process that is there for further ones while `can_begin`.
+
+    ``memory`` is how many bytes it may take beyond an idle process, with data and backbone; more is a MemoryError.
+    ``fork_without`` has it forked from this very process, where the system can: that spares the server of forks. It
+    does not keep those connections of this process, which must have a single thread.
+    """
+
+    def __init__(
+        self, settings: Settings, memory: int | None = None, fork_without: Sequence[Connection] | None = None
+    ) -> None:
+        """Raises OSError or EOFError where no further process can be started."""
+        is_own_fork = fork_without is not None and "fork" in multiprocessing.get_all_start_methods()
+        chosen: Any = multiprocessing.get_context("fork") if is_own_fork else context()
+        self._pipe, there = chosen.Pipe()
+        inherited = (self._pipe, *(fork_without or ())) if is_own_fork else ()
+        self._process: BaseProcess = chosen.Process(
+            target=_serve, args=(there, settings, memory, inherited), daemon=True
+        )
+        with there, without_main():  # closed here: else the end of the process would go unnoticed
+            self._process.start()
+        self._is_leaving = False
+
+    def begin(self, work: Work) -> None:
+        """Begin a piece of work; what becomes of it is `look`'s to say."""
+        with suppress(OSError):  # it has died since; `look` says so
+            self._pipe.send_bytes(pickle.dumps(work))
+
+    def signs(self) -> list[Any]:
+        """What `multiprocessing.connection.wait` can wait for: one of them is ready once there is something to see."""
+        # the process as well: what it has started may outlive it and hold its end of a pipe
+        return [self._pipe, self._process.sentinel]
+
+    def look(self) -> Progress:
+        """What has happened since the last look; does not wait."""
+        is_dead = not self._process.is_alive()
+        events: list[Any] = []
+        try:
+            while self._pipe.poll():
+                message = pickle.loads(self._pipe.recv_bytes())
+                if isinstance(message, _Over):
+                    self._is_leaving = message.is_last
+                    if message.changed:
+                        _LOG.debug("a worker is replaced: its last work changed %s", message.changed)
+                    return Progress(tuple(events), is_over=True, code=0)
+                events.append(message)
+        except (OSError, EOFError):
+            is_dead = True
+        if not is_dead:
+            return Progress(tuple(events))
+        self._process.join(_PATIENCE)  # its end of the pipe is closed before it has an exit code
+        code = self._process.exitcode
+        self.close()
+        return Progress(tuple(events), is_over=True, code=code)
+
+    def stop(self, *, gently: bool = False) -> None:
+        """End the work under way with all that it has started; there are no further events of it.
+
+        ``gently`` lets it leave at its next event, so that the worker is there for further work.
+        """
+        with suppress(OSError, EOFError):
+            if gently:
+                self._pipe.send_bytes(_STOP)
+            until = time.monotonic() + _PATIENCE
+            while gently and self._pipe.poll(max(until - time.monotonic(), 0)):
+                if self.look().is_over:
+                    return
+        self.close()
+
+    def can_begin(self) -> bool:
+        """Whether it is there for further work."""
+        return not self._is_leaving and not self._pipe.closed and self._process.is_alive()
+
+    def close(self) -> None:
+        """End the process, and all that the work under way has started."""
+        if not self._pipe.closed:
+            _kill_tree(self._process.pid or 0)
+            self._process.join()
+            if self._process.exitcode:
+                _kill_orphans()
+            self._pipe.close()
+        self._is_leaving = True
+
+
+class Apart:
+    """One piece of work after another; ``worker`` does them as long as it can, and after it new ones."""
+
+    def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
+        self._settings = settings
+        self._worker = worker
+
+    def carry_out(self, work: Work, on_event: Callable[[Any], None]) -> int | None:
+        """Call ``on_event`` with what the work emits, in order; the exit code of its process, negative for a signal.
+
+        Whatever ``on_event`` raises ends the work and passes. Raises OSError or EOFError where no further process can
+        be started.
+        """
+        if self._worker is None or not self._worker.can_begin():
+            self.close()
+            self._worker = Worker(self._settings)
+        self._worker.begin(work)
+        progress = Progress()
+        try:
+            while not progress.is_over:
+                wait(self._worker.signs())
+                progress = self._worker.look()
+                for event in progress.events:
+                    on_event(event)
+        except Exception:
+            if not progress.is_over:
+                self._worker.stop(gently=True)
+            raise
+        except BaseException:
+            self.close()
+            raise
+        return progress.code
+
+    def close(self) -> None:
+        """End the worker, and the work under way with it."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What became of a task since the last look."""
+
+    task: Any
+    events: tuple[Any, ...] = ()
+    """That it has emitted, in order."""
+    is_over: bool = False
+    lost: str = ""
+    """Why its process ended before the work did."""
+    broken: str = ""
+    """The traceback of an error that the work itself did not answer for."""
+
+
+class Workers(Protocol):
+    """Processes, here or on a cluster, that carry out tasks side by side."""
+
+    def slots(self) -> int:
+        """How many tasks there may be at the same time."""
+        ...
+
+    def wait(self, seconds: float) -> list[Notice]:
+        """What has happened since the last call; waits up to ``seconds`` for something."""
+        ...
+
+    def stop(self, task: Any) -> None:
+        """End a task's process; there is no further notice of it."""
+        ...
+
+
+class LocalWorkers:
+    """Up to ``most`` processes on this machine that each have a worker of their own. They end with this one.
+
+    A cluster has some of the same interface (`fedbench.runs.engines.ray`), so that one supervisor serves both.
+    """
+
+    def __init__(self, settings: Settings, most: int) -> None:
+        self._settings = settings
+        self._most = most
+        self._context = context()
+        # a pipe for each: one that is killed while it writes holds nobody else up
+        self._processes: dict[Connection, BaseProcess] = {}
+        atexit.register(self.close)  # multiprocessing would wait for them where nobody has closed this
+
+    def slots(self) -> int:
+        """``most``."""
+        return self._most
+
+    def begin(self, body: Callable[..., None], *arguments: Any) -> Connection:
+        """Call ``body(*arguments, worker, emit)`` in a new process; ``worker`` is its `Worker`. The task."""
+        here, there = self._context.Pipe(duplex=False)
+        # as bytes, since what unpickling imports must not be imported when the worker begins
+        pickled = pickle.dumps(partial(body, *arguments))
+        # not a daemon, which may have no children
+        process = self._context.Process(target=_begin, args=(self._settings, pickled, there))
+        with there, without_main():
+            process.start()
+        self._processes[here] = process
+        return here
+
+    def wait(self, seconds: float) -> list[Notice]:
+        """The next event of each process, or its end."""
+        ready = wait(list(self._processes), seconds)
+        return [self._look(task) for task in list(self._processes) if task in ready]
+
+    def stop(self, task: Connection) -> None:
+        """Terminate the task's process."""
+        process = self._processes.pop(task, None)
+        if process is not None:
+            process.terminate()
+            process.join()
+            task.close()
+
+    def close(self) -> None:
+        """Terminate all processes."""
+        atexit.unregister(self.close)
+        for process in self._processes.values():
+            process.terminate()
+        for task in list(self._processes):
+            self.stop(task)
+
+    def _look(self, task: Connection) -> Notice:
+        try:
+            return Notice(task, (task.recv(),))
+        except (EOFError, OSError):
+            process = self._processes.pop(task)
+            process.join()
+            task.close()
+            return Notice(task, is_over=True, lost=exit_text(process.exitcode) if process.exitcode else "")
+
+
+def _begin(settings: Settings, pickled: bytes, events: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # before the imports that unpickling brings, and before any thread: neither belongs in a process that is forked
+    worker = Worker(settings, fork_without=(events,))
+    quiet_worker()
+    pickle.loads(pickled)(worker, events.send)
+
+
+def last_line(trace: str) -> str:
+    """The message of an error, of its traceback."""
+    return next((line.strip() for line in reversed(trace.splitlines()) if line.strip()), "an error without words")
+
+
+@dataclass(frozen=True)
+class _Over:
+    """A piece of work has ended; ``is_last``: so does the worker."""
+
+    is_last: bool
+    changed: str
+    """What the work has changed for others, in words."""
+
+
+class Stopped(BaseException):
+    """Raised in work that is to be left."""
+
+
+def _serve(pipe: Connection, settings: Settings, memory: int | None, inherited: Sequence[Connection]) -> None:
+    """What a worker does until its parent is gone or it has to be replaced."""
+    for end in inherited:  # held open here, it would hide that the parent is gone
+        end.close()
+    quiet_worker()
+    adopt_what_is_left()
+    sys.breakpointhook = _refuse_breakpoint
+    torch.set_num_threads(1)
+    PLUGIN_FILES.set(settings.plugin_files)  # what they define may be data and backbones, too
+    if memory is not None:
+        _limit_memory(psutil.Process().memory_info().data + memory)
+    loader = Loader(settings)
+    installed(METHOD)  # read here once instead of in every run
+    traces = Traces()
+    left = 1 if settings.plugin_files else RENEWED
+    while True:
+        try:
+            message = pipe.recv_bytes()
+        except (EOFError, OSError):
+            os._exit(0)
+        if message == _STOP:  # what it is to end has ended by itself
+            continue
+        work: Work = pickle.loads(message)
+        loaded, left = loader.load(work.spec), left - 1
+        traces.begin(work.spec.method, [loaded.dataset, loaded.backbone])
+        is_well = _carry_out(work, settings, loaded, pipe)
+        changed = traces.changed()
+        is_last = not is_well or bool(changed) or left <= 0
+        _end_children()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(BaseException):  # a run may have closed or replaced them
+                stream.flush()
+        try:
+            pipe.send_bytes(pickle.dumps(_Over(is_last, changed)))
+        except OSError:
+            is_last = True
+        if is_last:  # without what a run has registered for the end of its process
+            os._exit(0)
+
+
+def _carry_out(work: Work, settings: Settings, loaded: Loaded, pipe: Connection) -> bool:
+    """Whether the work ended well."""
+
+    def emit(event: Any) -> None:
+        if pipe.poll() and pipe.recv_bytes() == _STOP:
+            raise Stopped
+        pipe.send_bytes(pickle.dumps(event))
+
+    try:
+        return contextvars.copy_context().run(work.body, work.argument, settings, loaded, emit)
+    except Stopped:
+        return True
+    except BaseException:
+        with suppress(BaseException):
+            traceback.print_exc()
+            sys.stderr.flush()
+        _end_children()
+        os._exit(1)
+
+
+def adopt_what_is_left() -> None:
+    """Let processes that lose their parent become children of this one, if they began below it; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def quiet_worker() -> None:
+    """To be called first in a worker process: Ctrl-C is the parent's to answer, and the worker ends with it."""
+    # Ctrl-C reaches the whole process group; only the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    # A parent that is killed outright can't stop its workers, and they would train on for nobody.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        _kill(_below(os.getpid()))
+        os._exit(1)
+
+
+def _refuse_breakpoint(*_: object, **__: object) -> None:
+    raise FedbenchError(
+        "breakpoint() is in a process of its own here, which no terminal reaches; run with --engine in-process, and "
+        "with --executor sequential to stop at one client after another."
+    )
+
+
+def _end_children() -> None:
+    """Kill and reap all processes below this one."""
+    until = time.monotonic() + _PATIENCE
+    while hasattr(os, "WNOHANG") and time.monotonic() < until:
+        try:
+            reaped, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not reaped:
+            _kill(_below(os.getpid()))
+            time.sleep(0.002)
+
+
+def _kill_tree(pid: int) -> None:
+    """Kill a process with all that it has started, and wait until they are gone."""
+    with suppress(psutil.Error):
+        root = psutil.Process(pid)
+        root.suspend()  # it must not start others meanwhile
+        below: list[psutil.Process] = []
+        while new := [one for one in _below(pid) if one not in below]:
+            _kill(new)
+            below += new
+        root.kill()
+        psutil.wait_procs(below, timeout=_PATIENCE)
+
+
+def _kill_orphans() -> None:
+    """Kill what a worker had started that died by itself: the server of forks has adopted it (`preload`)."""
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)  # not on every system
+    ours = {process.pid for process in multiprocessing.active_children()}
+    with suppress(psutil.Error):
+        there = psutil.Process(server._forkserver_pid).children() if server and server._forkserver_pid else []
+        orphans = [below for one in there if one.pid not in ours for below in (*_below(one.pid), one)]
+        _kill(orphans)
+        psutil.wait_procs(orphans, timeout=_PATIENCE)
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def _limit_memory(limit: int) -> None:
+    """Let no more than ``limit`` bytes of this process be its own data; an allocation beyond fails."""
+    import resource  # not on every system
+
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def exit_text(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is not None and code < 0:
+        known = {int(one): one.name for one in signal.Signals}
+        name = known.get(-code, f"signal {-code}")
+        memory = "; is there too little memory? try fewer --jobs" if -code == signal.SIGKILL else ""
+        return f"its process was killed by {name}{memory}"
+    return f"its process ended with exit code {code}"
