@@ -118,8 +118,3 @@ def test_all_off_it_is_cross_entropy_over_the_clients_classes():
     assert len({digest(final_state(run)) for run in runs}) == 3
     state = final_state(runs[1])
     assert not any(kept.get("balancefl") for kept in state.clients.values()), "nothing is kept between rounds"
-
-
-@pytest.mark.parametrize("stack", ["balancefl+ditto", "balancefl+fedavgm"])
-def test_it_stacks(stack):
-    assert final_state(tiny_run(tiny_spec(stack, rounds=2))).weights

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.types import Model, Update
 from fedbench.models.prompts.context import prompt_tower, random_context
@@ -102,11 +101,6 @@ def test_the_local_loss_is_the_sum_on_one_text_a_class(make_step, params):
         wanted = wanted + cross_entropy(logits + (0 if main else prior.log()), labels)
     found = CAPT(CaptParams(vl_align=False, **params)).local_loss(step)
     assert found.item() == pytest.approx(wanted.item(), abs=1e-4)
-
-
-def test_without_a_loss_it_is_refused():
-    with pytest.raises(FedbenchError, match="trains nothing"):
-        capt_run({"general_loss": 0.0, "class_loss": 0.0, "main": "off"})
 
 
 def test_one_token_stands_behind_the_patches():
@@ -216,14 +210,6 @@ def test_out_of_turn_every_round_ends_in_a_mean_and_clients_start_alike():
     assert other.executor.description == "sequential: clients train in turn"
 
 
-def test_a_period_that_nothing_waits_for_is_refused():
-    for params in ({"in_turn": False, "period": 3}, {"in_turn": False, "scheduler": "bandit"}):
-        with pytest.raises(FedbenchError, match="makes a mean in every round"):
-            capt_run(params)
-    with pytest.raises(FedbenchError, match=r"leave capt\.period out"):
-        capt_run({"scheduler": "bandit", "period": 3})
-
-
 # the bandit
 
 
@@ -254,11 +240,6 @@ def test_each_of_the_drawn_arms_earns_at_a_falling_rate():
     wanted = [2 + rate * 8, first + rate * (10 - first)]
     torch.testing.assert_close(found["values"], torch.tensor(wanted).double())
     assert found["plays"].tolist() == [2, 2]
-
-
-def test_the_bandit_needs_labels_at_the_server():
-    with pytest.raises(FedbenchError, match="server_samples"):
-        capt_run({"scheduler": "bandit"})
 
 
 def test_the_bandit_is_rewarded_by_the_servers_samples_in_rounds_with_a_mean():

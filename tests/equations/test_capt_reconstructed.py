@@ -505,11 +505,6 @@ def test_prompts_of_classes_that_no_participant_has_do_not_move():
     assert moved.tolist() == [False, True, True, True]
 
 
-def test_recipe_is_sgd_without_decay():
-    chosen = tiny_spec(NAME).training
-    assert (chosen.optimizer, chosen.lr, chosen.weight_decay) == ("sgd", 1e-3, 0.0)
-
-
 def test_whole_local_training_follows_the_equations():
     # one client's first round, replayed by hand from Eqs. 1, 2 and 4 on cached features
     run = capt_run({"scheduler": "fixed", "loss_on": "parts"}, lr=0.1, momentum=0.9, rounds=1)

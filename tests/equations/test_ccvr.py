@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fedbench_methods.ccvr as ccvr
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ReportedTask
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.heads import scaled_logits
@@ -332,16 +331,6 @@ def test_bytes_are_one_model_down_to_each_and_the_statistics_of_owned_classes_up
     assert ours[-1][1].bytes_down - plain[-1][1].bytes_down == 4 * run.info.round_bytes
 
 
-@pytest.mark.parametrize("off", [{"virtual_features": 0}, {"epochs": 0}, {"epochs": 0, "head_start": "fresh"}])
-def test_without_virtual_features_or_epochs_it_is_fedavg_in_predictions_and_bytes(off):
-    _, ours = results(spec(**off))
-    _, plain = results(spec("fedavg"))
-    for (mine, record, predicted), (theirs, its_record, its_predicted) in zip(ours, plain, strict=True):
-        assert digest(mine) == digest(theirs) and torch.equal(predicted.labels, its_predicted.labels)
-        assert (record.bytes_up, record.bytes_down) == (its_record.bytes_up, its_record.bytes_down)
-    assert "ccvr" not in ours[-1][0].server
-
-
 def test_powers_apply_to_what_is_reported_and_to_what_the_head_reads():
     made = spec(backbone="convnet", power=0.5, lr_head=1.0)
     run, ours = results(made)
@@ -379,20 +368,3 @@ def test_calibration_helps_a_class_that_the_head_neglects():
     [(after, _, predicted)] = list(rounds(run, state))
     assert (before == 1).sum() == 0 and (predicted.labels == 1).sum() > 0
     assert "ccvr" in after.server
-
-
-def test_what_cannot_be_calibrated_is_refused_before_training():
-    hidden = tiny_spec("ccvr", backbone="clip:embedded", hidden=True)
-    for made, match in ((hidden, "labels=visible"), (spec().model_copy(update={"tune": "full"}), "backbone")):
-        with pytest.raises(FedbenchError, match=match):
-            final_state(tiny_run(made), until=0)
-
-
-def test_a_client_that_fine_tuned_is_evaluated_with_the_head_it_tuned():
-    run, ours = results(spec())
-    state = ours[-1][0]
-    flipped = replace(state, weights={name: -tensor for name, tensor in state.weights.items()})
-    own = predict(run, flipped, run.test, client=0).labels
-    plain = tiny_run(spec("fedavg"))
-    assert torch.equal(own, predict(plain, flipped, plain.test).labels)
-    assert not torch.equal(own, predict(run, flipped, run.test).labels)

@@ -3,16 +3,8 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.partition import ClientShard
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-
-
-def test_on_clips_head_it_is_the_bound_of_the_linear_probe_bit_for_bit():
-    ours, theirs = (
-        final_state(tiny_run(tiny_spec(name, rounds=2))) for name in ("centralized", "clip-linear-centralized")
-    )
-    assert digest(ours) == digest(theirs)
 
 
 @pytest.mark.parametrize("learner", ["fedavg", "promptfl"])
@@ -35,9 +27,3 @@ def test_it_is_the_learner_with_one_client_who_has_everything(monkeypatch, learn
     assert digest(central) == digest(alone)
     monkeypatch.undo()
     assert digest(central) != digest(final_state(tiny_run(spec.model_copy(update={"method": learner}))))
-
-
-@pytest.mark.parametrize("personal", ["ditto", "local"])
-def test_models_of_clients_own_are_refused(personal):
-    with pytest.raises(FedbenchError, match="pools the clients"):
-        tiny_run(tiny_spec(f"centralized+{personal}"))

@@ -193,10 +193,3 @@ def test_context_and_meta_net_are_sent():
     sized = {"init": "random", "context_length": 3, "reduction": 8}
     assert cocoop_run(params=sized).info.round_bytes == 4 * size(3, 128, 64, 8)
     assert size(4, 512, 512, 16) == 35_360  # ViT-B/16
-
-
-def test_recipe_is_that_of_the_released_code():
-    chosen = tiny_spec("cocoop")
-    training = chosen.training
-    assert (training.optimizer, training.lr, training.momentum, training.weight_decay) == ("sgd", 2e-3, 0.9, 5e-4)
-    assert chosen.params["cocoop"] == {"reduction": 16, "init": "words", "context_length": 4}

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, LocalStep
 from fedbench.core.randomness import torch_generator
 from fedbench.core.spec import Training
@@ -254,16 +253,3 @@ def test_server_steps_go_on_from_the_noisy_mean():
     state = final_state(run_of({"epsilon": 0.1}, "dp-fpl+fedavgm", scenario, rounds=1, lr=0.1, local_steps=1))
     sigma = 10 / 8 * sqrt(log(1e5)) / 0.1
     assert spread(state.server["fedavgm"][GLOBAL] / (0.1 * 23 / 90 * sigma))
-
-
-@pytest.mark.parametrize("stack", ["dp-fpl+fedprox", "dp-fpl+feddisco", "dp-fpl+fedsam", "dp-fpl+prograd"])
-def test_losses_and_rules_of_the_server_stack(stack):
-    metrics, _ = evaluate(run := run_of(method=stack, rounds=2, local_steps=1), final_state(run))
-    assert 0 <= metrics["global_accuracy"] <= 100
-
-
-def test_it_is_refused_without_sgd_and_beside_another_personalisation():
-    with pytest.raises(FedbenchError, match="dp-fpl needs clients whose update is a weighted sum of gradients"):
-        run_of(optimizer="adam")
-    with pytest.raises(FedbenchError, match="both a personalisation"):
-        run_of(method="dp-fpl+ditto")

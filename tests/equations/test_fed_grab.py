@@ -246,12 +246,6 @@ def test_the_classifier_is_trained_and_so_is_the_backbone(controlled):
     assert all(not torch.equal(state.weights[name], start) for name, start in run.model.weights.items())
 
 
-def test_clients_train_one_after_another_since_the_loss_changes_what_they_keep():
-    run = tiny_run(spec_of(backbone="clip:embedded", rounds=1))
-    final_state(run)
-    assert run.executor.description.startswith("sequential: its loss")
-
-
 def test_what_a_client_keeps_is_saved_and_moves_only_when_it_takes_part():
     run = tiny_run(spec_of())
     first = final_state(run, until=1)
@@ -260,13 +254,6 @@ def test_what_a_client_keeps_is_saved_and_moves_only_when_it_takes_part():
     second, record = train_round(run, first)
     for client, balance in kept.items():
         assert (client in record.cohort) != torch.equal(second.clients[client][NAME]["balance"], balance)
-
-
-def test_hidden_labels_are_refused(make_step):
-    outputs = Outputs(torch.zeros(1, 2), torch.zeros(1, 2))
-    step = make_step(model_of(), torch.zeros(1, 2), None, outputs=outputs)
-    with pytest.raises(FedbenchError, match="needs labels"):
-        FedGraB(FedGraBParams()).local_loss(step)
 
 
 # --- the gate ---

@@ -8,7 +8,6 @@ import torch
 from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Update
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench_methods.fedawa import FedAWA, FedAWAParams, objective, products
 
 # x = (1, 0), changes (1, 0) and (0, 1): the models are (2, 0) and (1, 1), with cosines 1 and sqrt(1/2)
@@ -85,13 +84,3 @@ def test_clients_that_agree_learn_nothing():
     found = aggregated(FedAWA(FedAWAParams(lr=0.5, steps=3)), state, ends=[ENDS[1], ENDS[1]])
     assert found == (1.0, 1.0)
     assert state["fedawa"]["learned"].abs().max() < 1e-6
-
-
-def test_no_steps_are_fedavg_bit_for_bit_and_it_stacks_with_a_server_step():
-    plain = digest(final_state(tiny_run(tiny_spec("fedavg", rounds=2))))
-    spec = tiny_spec("fedawa", rounds=2)
-    params = {"fedawa": {"steps": 0}}
-    assert digest(final_state(tiny_run(spec.model_copy(update={"params": params})))) == plain
-    assert digest(final_state(tiny_run(spec))) != plain
-    server, both = (digest(final_state(tiny_run(tiny_spec(n, rounds=2)))) for n in ("fedavgm", "fedawa+fedavgm"))
-    assert server != both

@@ -101,19 +101,6 @@ def test_every_client_sends_its_label_shares_once():
     assert record.bytes_up == 4 * 4 * 4  # four clients, four classes
 
 
-def test_hidden_labels_are_refused():
-    plugin = FedConcat(FedConcatParams())
-    task = StartTask([ClientReport(0, 5, None)], small_model(), RunSpec(method="fedconcat"), {})
-    with pytest.raises(FedbenchError, match="fedconcat needs labels, which this scenario hides"):
-        plugin.start(task)
-
-
-def test_a_model_without_a_linear_head_is_refused():
-    spec = tiny_spec("fedconcat", backbone="clip:embedded").model_copy(update={"tune": "full"})
-    with pytest.raises(FedbenchError, match="needs a linear classifier"):
-        tiny_run(spec)
-
-
 def test_means_are_by_samples_inside_a_cluster_and_global_ones_over_all():
     plugin, spec, state, _ = started(FOUR, clusters=2)
     updates = [update(0, 1, 1.0, 2.0, 7), update(1, 3, 5.0, 6.0, 8), update(2, 2, 10.0, 3.0, 9)]

@@ -92,13 +92,6 @@ def test_in_a_run_the_weights_follow_the_gaps_and_sum_to_one(metric):
         assert (weights != 0.25).sum() >= 2
 
 
-def test_without_a_step_it_is_the_uniform_mean():
-    spec = tiny_spec("feddg-ga", rounds=2)
-    off = tiny_run(spec.model_copy(update={"params": {"feddg-ga": {"step": 0.0}}}))
-    plain = tiny_run(tiny_spec("fedavg", rounds=2, weighting="uniform"))
-    assert digest(final_state(off)) == digest(final_state(plain))
-
-
 def test_it_goes_around_a_prompt_and_under_a_server_step():
     one, other = (
         final_state(tiny_run(tiny_spec(s, rounds=3))) for s in ("feddg-ga+promptfl", "fedavgm+feddg-ga+promptfl")

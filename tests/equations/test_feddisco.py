@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.errors import Unworkable
 from fedbench.core.method.tasks import AggregationTask, StartTask
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import ClientReport, Model, Update
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench_methods.feddisco import FedDisco, FedDiscoParams, discrepancy_weights, distances
 
 COUNTS = torch.tensor([[4, 0], [2, 2], [1, 3]])
@@ -85,18 +84,3 @@ def test_the_mean_is_by_the_cohorts_own_labels_and_sizes(weighting, size):
 def test_the_target_may_be_the_labels_of_all_clients():
     _, state = started(torch.tensor([[4, 0], [3, 9]]), target="global")
     assert torch.equal(state["feddisco"]["target"], torch.tensor([7 / 16, 9 / 16], dtype=torch.float64))
-
-
-def test_without_a_and_b_it_is_fedavg_and_with_them_it_is_not_also_under_a_server_step():
-    plain = digest(final_state(tiny_run(tiny_spec("fedavg", rounds=2))))
-    spec = tiny_spec("feddisco", rounds=2)
-    off = spec.model_copy(update={"params": {"feddisco": {"a": 0.0, "b": 0.0}}})
-    assert digest(final_state(tiny_run(off))) == plain
-    assert digest(final_state(tiny_run(spec))) != plain
-    server, both = (digest(final_state(tiny_run(tiny_spec(n, rounds=2)))) for n in ("fedadam", "feddisco+fedadam"))
-    assert server != both
-
-
-def test_two_that_weigh_the_mean_clash():
-    with pytest.raises(FedbenchError, match="fedawa and feddisco both answer the hook aggregate"):
-        tiny_run(tiny_spec("feddisco+fedawa"))

@@ -187,11 +187,6 @@ def test_own_models_and_private_tensors_have_no_drift(name):
     assert not any(key.split("/", 1)[-1] in batch_norm.private for key in kept)
 
 
-def test_it_takes_the_mean_of_another_aggregation():
-    spec = tiny_spec("feddyn+feddisco", rounds=2)
-    assert digest(final_state(tiny_run(spec))) != digest(final_state(tiny_run(tiny_spec("feddyn", rounds=2))))
-
-
 def test_bytes_are_fedavgs_and_feddcs_about_twice_that():
     plain, dyn, dc = (tiny_run(tiny_spec(name, rounds=1)) for name in ("fedavg", "feddyn", "feddc"))
     up = {}

@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, BroadcastTask
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Broadcast, Model, Update
 from fedbench.rounds.loop import predict, train_round
-from fedbench.testing import tiny_run, tiny_spec
+from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedex_lora import FedExLoRA, FedExLoRAParams, residual
 from tests.equations.lora import exact_mean, lora_spec, pairs
@@ -130,16 +128,3 @@ def test_predictions_and_losses_are_at_the_residual_without_dropout_on_it(make_s
     # B = 0, so that dropout has nothing to act on but the residual
     loss = step.task.hooks.local_objective(step=step)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, step.labels), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("other", ["fedavgm", "flora", "fedsa-lora"])
-def test_what_it_cannot_go_with_is_refused_in_a_sentence(other):
-    with pytest.raises(FedbenchError, match="server step|whole models|samples they report") as error:
-        tiny_run(lora_spec(f"clip-lora+fedex-lora+{other}"))
-    assert "\n" not in str(error.value)
-
-
-def test_a_model_without_factors_is_refused_in_a_sentence():
-    chosen = tiny_spec("fedavg").model_copy(update={"method": "fedex-lora"})
-    with pytest.raises(FedbenchError, match=r"^fedex-lora needs low-rank factors .*clip-lora\+fedex-lora"):
-        tiny_run(chosen)

@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, LocalStep
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Model, Update
 from fedbench.models.cnn.block_ends import block_channels
 from fedbench.rounds.broadcast import broadcast, client_task
-from fedbench.rounds.loop import evaluate, start, train_round
+from fedbench.rounds.loop import start, train_round
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench.toolkit.local_training import batch_at
 from fedbench_methods.fedfa import (
@@ -404,20 +403,4 @@ def test_sent_are_four_vectors_of_every_block_down_and_two_up():
     assert record.bytes_up == 2 * (model + vectors)
 
 
-def test_stacked_with_fedprox_at_mu_zero_it_is_itself_and_with_moon_it_trains():
-    spec = fedfa("resnet8?width=1", "fedfa+fedprox")
-    spec = spec.model_copy(update={"params": {**spec.params, "fedprox": {"mu": 0.0}}})
-    alone = fedfa("resnet8?width=1")
-    assert digest(final_state(tiny_run(spec))) == digest(final_state(tiny_run(alone)))
-    run = tiny_run(fedfa("resnet8?width=1", "fedfa+moon"))
-    assert 0 <= evaluate(run, final_state(run))[0]["global_accuracy"] <= 100
-
-
 REFUSED = [("clip:embedded", "auto"), ("clip:embedded", "full"), ("convnet", "head")]
-
-
-@pytest.mark.parametrize(("backbone", "tune"), REFUSED)
-def test_a_backbone_without_trained_convolution_blocks_is_refused(backbone, tune):
-    spec = fedfa(backbone).model_copy(update={"tune": tune})
-    with pytest.raises(FedbenchError, match=r"fedfa augments .* backbone .*; choose a CNN, such as backbone=resnet8"):
-        tiny_run(spec)

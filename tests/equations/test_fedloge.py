@@ -14,7 +14,7 @@ from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import rounds, train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_run, tiny_spec
 from fedbench_methods.fedloge import (
     BIAS,
     FIXED,
@@ -218,16 +218,6 @@ def test_on_frozen_features_there_is_no_fixed_head_and_the_global_one_is_fedavgs
         tiny_run(fast("clip:embedded", generic="fixed"))
 
 
-def test_it_trains_a_cohort_at_once():
-    run = tiny_run(fast("clip:embedded"))
-    assert train_round(run, run.initial_state())[1].executor == "cohort"
-
-
-def test_a_model_without_a_linear_head_is_refused():
-    with pytest.raises(FedbenchError, match="needs a linear classifier"):
-        tiny_run(fast("clip:embedded").model_copy(update={"tune": "full"}))
-
-
 def asked(model, inputs, *, clients=(), client=None, own=None, private=LOCAL, **params):
     task = EvaluationTask(
         model=model,
@@ -328,10 +318,3 @@ def test_clients_can_be_fine_tuned():
     before = {client: kept[WEIGHT].clone() for client, kept in state.own.items()}
     assert 0 <= finetuned_metrics(run, state)["finetuned_mean_client_accuracy"] <= 100
     assert all(torch.equal(before[client], kept[WEIGHT]) for client, kept in state.own.items())
-
-
-def test_stacked_with_fedprox_of_mu_zero_it_is_itself():
-    spec = fast("convnet", method="fedloge+fedprox", rounds=1)
-    spec = spec.model_copy(update={"params": {**spec.params, "fedprox": {"mu": 0.0, "form": "squared"}}})
-    alone = fast("convnet", rounds=1)
-    assert digest(final_state(tiny_run(spec))) == digest(final_state(tiny_run(alone)))

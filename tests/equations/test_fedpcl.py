@@ -14,7 +14,6 @@ from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
-from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.prototypes import class_means
 from fedbench_methods.fedpcl import (
@@ -301,25 +300,3 @@ def test_both_losses_learn_and_differ():
     training = run.spec.training.model_copy(update={"finetune_epochs": 1})
     tuned = replace(run, spec=run.spec.model_copy(update={"training": training}))
     assert finetuned_metrics(tuned, states["paper"])["finetuned_mean_client_accuracy"] > 75
-
-
-def test_it_goes_on_where_it_was_stopped(tmp_path):
-    run = run_of()
-    save_state(final_state(run, until=2), tmp_path / "half.safetensors", run.spec.run_id)
-    again = final_state(run_of(), load_state(tmp_path / "half.safetensors", run.spec.run_id))
-    assert digest(again) == digest(final_state(run_of()))
-
-
-def test_what_it_cannot_do_is_refused_in_one_sentence():
-    with pytest.raises(FedbenchError, match="needs a pretrained backbone, and 'convnet' starts at random"):
-        tiny_run(tiny_spec("fedpcl", backbone="convnet"))
-    with pytest.raises(FedbenchError, match="fedpcl needs labels"):
-        final_state(tiny_run(tiny_spec("fedpcl", hidden=True, backbone="clip:embedded")), until=1)
-    spec = tiny_spec("fedpcl", backbone="clip:embedded")
-    with pytest.raises(FedbenchError, match="does not read tune=full"):
-        tiny_run(spec.model_copy(update={"tune": "full"}))
-
-
-def test_the_recipe_is_the_released_codes_adam():
-    training = tiny_spec("fedpcl", backbone="clip:embedded").training
-    assert (training.optimizer, training.lr, training.weight_decay) == ("adam", 1e-3, 1e-4)

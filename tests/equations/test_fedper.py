@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.exchange import schedule_of
 from fedbench.rounds.executors.sequential import train_client
@@ -82,14 +81,6 @@ def test_of_a_prompt_some_context_vectors_are_private_and_it_trains_as_a_whole(m
     assert torch.equal(context, plain.model.weights["prompt.context"])
     # 8 of 16 vectors of width 64
     assert run.info.round_bytes == 4 * 8 * 64
-
-
-@pytest.mark.parametrize("method", ["fedper", "lg-fedavg", "fedrep"])
-def test_a_head_on_frozen_features_and_two_personalisations_are_refused(method):
-    with pytest.raises(FedbenchError, match="needs a model of more layers"):
-        tiny_run(tiny_spec(method, backbone="clip:embedded"))
-    with pytest.raises(FedbenchError, match="both a personalisation"):
-        tiny_run(tiny_spec(f"{method}+ditto", backbone="convnet"))
 
 
 @pytest.mark.parametrize("learner", ["fedclip", "maple", "clip-lora"])

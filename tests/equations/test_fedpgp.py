@@ -10,7 +10,6 @@ from open_clip.model import CLIP
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Model
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.prompts.context import prompt_tower
@@ -212,8 +211,3 @@ def test_it_trains_on_a_resnet(monkeypatch):
     state = final_state(run)
     assert not torch.equal(state.weights[SHARED], run.model.weights[SHARED])
     assert all(torch.isfinite(tensor).all() for own in state.own.values() for tensor in own.values())
-
-
-def test_a_context_too_long_for_the_tower_is_refused():
-    with pytest.raises(FedbenchError, match="does not fit"):
-        run_of({"context_length": 30})

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import evaluate
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.fedpha import GLOBAL, LOCAL, projected, pull_term, push_term
@@ -135,10 +134,3 @@ def test_the_shared_prompt_alone_is_sent_and_all_prompts_learn():
     state = final_state(run)
     assert (state.weights[GLOBAL] - run.model.weights[GLOBAL]).abs().max() > 1e-3
     assert all((own[LOCAL] - run.model.weights[LOCAL]).abs().max() > 1e-3 for own in state.own.values())
-
-
-def test_server_rules_stack_and_a_second_personalisation_is_refused():
-    run = pha_run("fedpha+fedavgm", rounds=1)
-    assert not torch.equal(final_state(run).weights[GLOBAL], run.model.weights[GLOBAL])
-    with pytest.raises(FedbenchError, match="both a personalisation"):
-        pha_run("fedpha+ditto")

@@ -16,7 +16,6 @@ from fedbench.rounds.broadcast import client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.rounds.metrics import score, size_in_bytes
-from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.prototypes import mean_over_holders, nearest_class, spread
 from fedbench_methods.fedproto import FedProto, FedProtoParams, prototype_distance
@@ -193,15 +192,6 @@ def test_lambda_zero_is_training_alone_whatever_the_prototypes():
     assert digest(final_state(run_of({"lam": 0.0, "mean": "samples"}, participation=1.0, rounds=2))) == digest(state)
 
 
-@pytest.mark.parametrize("backbone", ["convnet", "clip:embedded"])
-def test_lambda_zero_with_averaged_weights_is_fedavg_bit_for_bit(backbone):
-    ours = run_of({"lam": 0.0, "aggregate_weights": True}, backbone=backbone, rounds=2)
-    plain = run_of(method="fedavg", backbone=backbone, rounds=2)
-    one, other = final_state(ours), final_state(plain)
-    assert digest(one) == digest(other) and not one.own
-    assert evaluate(ours, one)[0] == evaluate(plain, other)[0]
-
-
 def test_averaged_weights_are_sent_beside_the_prototypes_and_the_term_moves_them():
     run = run_of({"aggregate_weights": True})
     state, first = train_round(run, run.initial_state())
@@ -316,21 +306,6 @@ def test_a_run_has_own_models_columns_and_no_global_ones():
         run, spec=run.spec.model_copy(update={"training": run.spec.training.model_copy(update={"finetune_epochs": 1})})
     )
     assert finetuned_metrics(tuned, state)["finetuned_mean_client_accuracy"] > 0
-
-
-def test_it_goes_on_where_it_was_stopped_with_every_clients_own_model(tmp_path):
-    run = run_of()
-    half = final_state(run, until=2)
-    save_state(half, tmp_path / "half.safetensors", run.spec.run_id)
-    whole = final_state(run_of())
-    assert digest(final_state(run_of(), load_state(tmp_path / "half.safetensors", run.spec.run_id))) == digest(whole)
-
-
-def test_frozen_features_and_hidden_labels_are_refused():
-    with pytest.raises(FedbenchError, match=r"frozen; choose a backbone"):
-        final_state(run_of(backbone="clip:embedded"), until=1)
-    with pytest.raises(FedbenchError, match="fedproto needs labels"):
-        tiny_run(tiny_spec("fedproto", backbone="convnet", hidden=True))
 
 
 def test_on_a_trained_projector_the_cohort_trains_at_once_as_one_by_one():

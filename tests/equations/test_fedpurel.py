@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, kl_div, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import LocalStep
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import evaluate
@@ -163,8 +162,3 @@ def test_the_global_model_predicts_by_z_g_and_own_models_by_the_sum():
     for k, labels in predictions.by_client.items():
         assert torch.equal(labels, (logits(drawn(0)) + logits(drawn(1 + k))).argmax(1))
     assert len({tuple(each.tolist()) for each in (predictions.labels, *predictions.by_client.values())}) > 2
-
-
-def test_a_second_personalisation_is_refused():
-    with pytest.raises(FedbenchError, match="fedpurel"):
-        purel_run("fedpurel+ditto")

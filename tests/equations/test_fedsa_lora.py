@@ -1,9 +1,7 @@
 """FedSA-LoRA: Guo et al. 2025: A is shared, B stays with its client."""
 
-import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import predict
 from fedbench.testing import final_state, tiny_run, tiny_spec
 
@@ -52,15 +50,3 @@ def test_one_client_alone_ends_as_under_clip_lora():
         both.append({**state.weights, **state.own.get(0, {})})
     assert both[0].keys() == both[1].keys()
     assert all(torch.equal(value, both[1][name]) for name, value in both[0].items())
-
-
-@pytest.mark.parametrize("stack", ["fedsa-lora", "promptfl+fedsa-lora"])
-def test_a_model_without_factors_is_refused_in_a_sentence(stack):
-    chosen = tiny_spec("promptfl").model_copy(update={"method": stack, "params": {}})
-    with pytest.raises(FedbenchError, match=r"^fedsa-lora needs low-rank factors .*clip-lora\+fedsa-lora"):
-        tiny_run(chosen)
-
-
-def test_a_frozen_by_an_option_of_the_learner_leaves_no_pair():
-    with pytest.raises(FedbenchError, match="lora_agg=factors"):
-        tiny_run(spec(params={"lora_agg": "freeze_A"}))

@@ -129,10 +129,6 @@ def test_count_is_that_of_the_formula():
         assert count(length, width, dim) == 14 * width**2 + 2 * dim * width + 17 * width + 2 * dim + length * width
 
 
-def test_only_the_generator_is_sent():
-    assert tiny_run(fedtpg_spec()).info.round_bytes == 4 * (14 * 64**2 + 2 * 128 * 64 + 17 * 64 + 2 * 128 + 4 * 64)
-
-
 def test_layers_begin_as_torchs_do_and_queries_small():
     layer = {name.removeprefix("generator."): value for name, value in initial_generator(40, 64, 128, 0).items()}
     assert layer["queries"].std().item() == pytest.approx(0.02, rel=0.05)
@@ -231,10 +227,3 @@ def test_present_trains_at_once_as_one_by_one_and_is_tested_on_all_names():
     inputs = run.test.read(torch.arange(6))
     found, all_names = (model.forward(at_once, inputs, False).logits for model in (run.model, model_for(NAMES)))
     assert torch.equal(found, all_names)
-
-
-def test_recipe_is_that_of_the_released_code():
-    chosen = tiny_spec("fedtpg")
-    training = chosen.training
-    assert (training.optimizer, training.lr, training.momentum, training.weight_decay) == ("sgd", 3e-3, 0.9, 1e-5)
-    assert chosen.params["fedtpg"] == {"context_length": 4, "context": "all"}

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 
 
@@ -47,9 +46,3 @@ def test_it_goes_beside_own_models_and_terms():
     assert any(
         own["ditto/" + min(run.model.weights.keys() - run.model.own)].abs().max() > 0 for own in state.own.values()
     )
-
-
-def test_a_model_without_factors_is_refused_in_a_sentence():
-    chosen = tiny_spec("fedavg").model_copy(update={"method": "ffa-lora"})
-    with pytest.raises(FedbenchError, match=r"^ffa-lora needs low-rank factors .*clip-lora\+ffa-lora"):
-        tiny_run(chosen)

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Update
 from fedbench.rounds.loop import predict, train_round
-from fedbench.testing import tiny_run, tiny_spec
+from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.low_rank import stacked
 from fedbench_methods.flora import FLoRA, FLoRAParams
@@ -79,15 +78,3 @@ def test_up_go_factors_and_down_the_stack_or_the_matrix():
     # of two clients the stack has 2 * 2 * 2 * 64 = 512 floats, the matrix 64^2
     assert second.bytes_up == 2 * factors
     assert second.bytes_down == 2 * factors + again * 4 * 6 * 512 + (2 - again) * 4 * 6 * 64**2
-
-
-@pytest.mark.parametrize("other", ["fedavgm", "fedsa-lora"])
-def test_what_it_cannot_go_with_is_refused_in_a_sentence(other):
-    with pytest.raises(FedbenchError, match="server step|whole models"):
-        tiny_run(lora_spec(f"clip-lora+flora+{other}"))
-
-
-def test_a_model_without_factors_is_refused_in_a_sentence():
-    chosen = tiny_spec("fedavg").model_copy(update={"method": "flora"})
-    with pytest.raises(FedbenchError, match=r"^flora needs low-rank factors .*clip-lora\+flora"):
-        tiny_run(chosen)

@@ -9,7 +9,6 @@ from torch.nn.functional import normalize
 
 import fedbench.runs.prepare
 import fedbench.toolkit.local_training
-from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Split
 from fedbench.core.method.tasks import AggregationTask, LocalStep
 from fedbench.core.partition import ClientShard
@@ -272,11 +271,6 @@ def test_draws_differ_by_step_round_and_client_and_come_back_with_the_same_keys(
 
     assert loss() == loss()
     assert len({loss(), loss(number=1), loss(round=2), loss(client=1), loss(seed=1)}) == 5
-
-
-def test_a_run_with_no_loss_left_is_refused():
-    with pytest.raises(FedbenchError, match="fst-cbdg has no loss left"):
-        FSTCBDG(FstCbdgParams(self_training=False, text_weight=0.0))
 
 
 # --- server and model ---

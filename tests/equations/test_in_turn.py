@@ -9,7 +9,7 @@ from fedbench.core.errors import FedbenchError, MethodFault
 from fedbench.rounds.broadcast import broadcasts, client_task
 from fedbench.rounds.exchange import aggregated_state, train_clients
 from fedbench.rounds.loop import rounds
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average_buffers, weighted_mean
 from fedbench.toolkit.local_training import local_sgd
 from fedbench_methods.shared.clients import drawn_order
@@ -90,15 +90,6 @@ def test_running_statistics_go_on_from_client_to_client():
     assert any(not torch.equal(after.buffers[n], averaged[n]) for n in averaged)
 
 
-def test_with_one_client_a_round_it_is_fedavg_bit_for_bit_and_with_more_it_is_not():
-    plain = tiny_spec("fedavg", backbone=CLIP, rounds=3)
-    alone = plain.scenario.model_copy(update={"participation": 1 / plain.scenario.clients})
-    for scenario, is_same in ((alone, True), (plain.scenario, False)):
-        wanted = tiny_run(plain.model_copy(update={"scenario": scenario}), executor="sequential")
-        found = turn_run(scenario=scenario, rounds=3)
-        assert (digest(final_state(found)) == digest(final_state(wanted))) == is_same
-
-
 def test_a_private_prompt_stays_with_its_client():
     run = turn_run("fedotp+in-turn")
     state, tasks, updates = trained(run)
@@ -107,18 +98,6 @@ def test_a_private_prompt_stays_with_its_client():
     names = run.private
     for client in (1, 3):
         assert any(not torch.equal(state.own[0][name], state.own[client][name]) for name in names)
-
-
-def test_a_record_says_that_clients_train_in_turn():
-    run = turn_run("promptfl+in-turn")
-    told = {record.executor for _, record, _ in rounds(run, run.initial_state()) if record.executor}
-    assert told == {"sequential: clients train in turn"}
-
-
-def test_a_method_that_needs_the_servers_model_at_every_client_is_refused():
-    for other in ("scaffold", "feddyn"):
-        with pytest.raises(FedbenchError, match=f"{other} needs clients that train on from the one model"):
-            turn_run(f"in-turn+{other}")
 
 
 def test_what_weighs_clients_has_something_to_weigh_at_the_mean_alone():

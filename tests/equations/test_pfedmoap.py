@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import BroadcastTask
 from fedbench.core.types import Broadcast
 from fedbench.rounds.loop import predict, train_round
@@ -168,8 +167,3 @@ def test_after_one_round_nobody_has_a_trained_gate_and_all_are_tested_by_the_pro
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
     assert all(torch.equal(labels, answer.labels) for labels in answer.by_client.values())
-
-
-def test_a_width_that_heads_cannot_share_is_refused():
-    with pytest.raises(FedbenchError, match="heads cannot share"):
-        tiny_run(spec(params={"heads": 5}))

@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.models.prompts.context import prompt_tower
-from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.proda import CONTEXTS, closeness, positions, variances
 from tests.equations.test_promptfl import coop_texts
 
@@ -118,21 +116,3 @@ def test_equal_contexts_have_a_variance_only_by_their_places():
     assert made.deviations.abs().max() > 1e-3
     only_end = variances(made.features, made.deviations[2:] - made.deviations[2:].mean(0), torch.arange(4))
     assert only_end.abs().max() < 1e-6
-
-
-def test_all_contexts_are_sent_and_learn():
-    run = proda_run(lr=0.05)
-    assert run.info.round_bytes == 4 * 8 * 4 * 64
-    after = final_state(run).weights
-    inputs, labels = run.train.read(torch.arange(len(run.train))), run.federation.train.labels
-    losses = [cross_entropy(run.model.forward(w, inputs, False).logits, labels) for w in (run.model.weights, after)]
-    assert losses[1] < losses[0] - 0.05
-    assert ((after[CONTEXTS] - run.model.weights[CONTEXTS]).abs().amax((1, 2)) > 1e-3).all()
-
-
-def test_personalisations_and_server_rules_stack_and_another_base_loss_is_refused():
-    run = proda_run("proda+ditto+fedavgm", rounds=1)
-    metrics, _ = evaluate(run, final_state(run))
-    assert metrics["personal_mean_client_accuracy"] >= 0
-    with pytest.raises(FedbenchError, match="both answer the hook local_loss"):
-        proda_run("proda+fed-focal")

@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, kl_div, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import LocalStep
 from fedbench.rounds.broadcast import broadcast, client_task
-from fedbench.rounds.loop import evaluate
-from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.toolkit.local_training import batch_at
 from fedbench_methods.prograd import aligned, divergence
 
@@ -88,14 +86,6 @@ def test_a_step_of_promptfl_by_the_definition():
     assert changed, "no client's gradients disagree, so that the projection was not seen"
 
 
-def test_lambda_zero_is_the_stack_without_it_bit_for_bit_and_one_is_not():
-    plain = tiny_run(tiny_spec("promptfl", backbone=CLIP, lr=0.05, momentum=0.9), executor="sequential")
-    wanted = final_state(plain)
-    recipe = {"lr": 0.05, "momentum": 0.9, "weight_decay": plain.spec.training.weight_decay}
-    assert digest(final_state(prograd_run(params={"strength": 0.0}, **recipe))) == digest(wanted)
-    assert digest(final_state(prograd_run(**recipe))) != digest(wanted)
-
-
 def test_a_model_of_a_clients_own_keeps_its_gradient():
     one, both = prograd_run(rounds=1, lr=0.05), prograd_run("promptfl+prograd+ditto", rounds=1, lr=0.05)
     assert torch.equal(final_state(one).weights["prompt.context"], final_state(both).weights["prompt.context"])
@@ -105,15 +95,3 @@ def test_a_model_of_a_clients_own_keeps_its_gradient():
     wanted = plain.assembly.hooks.local_gradients(step=step_of(plain))
     name = "ditto/prompt.context"
     torch.testing.assert_close(found.by_name[name], wanted.by_name[name])
-
-
-@pytest.mark.parametrize("stack", ["maple+prograd", "taskres+prograd+fedavgm", "promptfolio+prograd", "prograd"])
-def test_it_stacks_with_any_learner_on_clip(stack):
-    run = prograd_run(stack, rounds=1)
-    metrics, _ = evaluate(run, final_state(run))
-    assert 0 <= metrics["global_accuracy"] <= 100
-
-
-def test_it_needs_clip():
-    with pytest.raises(FedbenchError, match="prograd needs a CLIP backbone"):
-        tiny_run(tiny_spec("prograd", backbone="convnet"))

@@ -1,10 +1,8 @@
 """PromptFL: Guo et al. 2024; the local model is CoOp's."""
 
-import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import torch_generator
 from fedbench.models.prompts.context import random_context
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
@@ -111,20 +109,3 @@ def test_position_changes_the_texts():
         run = promptfl_run(params={"position": position, "init": "words"})
         logits.append(run.model.forward(run.model.weights, run.test.read(torch.arange(6)), False).logits)
     assert (logits[0] - logits[1]).abs().max() > 1e-3 and (logits[1] - logits[2]).abs().max() > 1e-3
-
-
-def test_recipe_is_plain_sgd_and_training_lowers_the_loss():
-    chosen = tiny_spec("promptfl").training
-    assert (chosen.optimizer, chosen.lr, chosen.momentum, chosen.weight_decay) == ("sgd", 2e-3, 0.9, 1e-4)
-    run = promptfl_run(lr=0.05)
-    inputs, labels = run.train.read(torch.arange(len(run.train))), run.federation.train.labels
-
-    def loss(weights):
-        return cross_entropy(run.model.forward(weights, inputs, False).logits, labels).item()
-
-    assert loss(final_state(run).weights) < loss(run.model.weights) - 0.1
-
-
-def test_a_context_too_long_for_the_tower_is_refused():
-    with pytest.raises(FedbenchError, match="does not fit"):
-        promptfl_run(params={"context_length": 30})

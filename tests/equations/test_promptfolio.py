@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import evaluate
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.promptfolio import GLOBAL, LOCAL, portfolio
@@ -89,10 +87,3 @@ def test_the_global_model_knows_no_private_prompt_and_own_models_mix():
     assert torch.equal(predictions.labels, labels(drawn(0)))
     assert all(torch.equal(predictions.by_client[k], labels(drawn(1 + k))) for k in range(4))
     assert len({tuple(each.tolist()) for each in (predictions.labels, *predictions.by_client.values())}) > 2
-
-
-def test_server_rules_and_losses_stack_and_a_second_personalisation_is_refused():
-    run = folio_run("promptfolio+fedavgm+fedprox", rounds=2)
-    assert not torch.equal(final_state(run).weights[GLOBAL], run.model.weights[GLOBAL])
-    with pytest.raises(FedbenchError, match="both a personalisation"):
-        folio_run("promptfolio+ditto")

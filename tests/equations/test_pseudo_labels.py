@@ -77,15 +77,6 @@ def test_what_is_left_out_is_no_clients():
         run_of("pseudo-labels", select="confident", threshold=0.99)
 
 
-def test_it_is_refused_where_labels_are_seen_and_named_where_they_are_not():
-    spec = tiny_spec("pseudo-labels+promptfl")
-    seen = spec.scenario.model_copy(update={"labels": "visible"})
-    with pytest.raises(FedbenchError, match="pseudo-labels gives clients labels, which they have in this scenario"):
-        tiny_run(spec.model_copy(update={"scenario": seen}))
-    with pytest.raises(FedbenchError, match=r"one that gives labels \(pseudo-labels\+capt\)"):
-        tiny_run(tiny_spec("capt", hidden=True))
-
-
 @pytest.mark.parametrize("wrong", [torch.zeros(3, dtype=torch.int64), torch.zeros(40), 99, -2])
 def test_an_answer_that_is_no_labels_is_a_fault_of_the_method(wrong, monkeypatch):
     def kept(self, confidence, labels, clients):

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import train_round
 from fedbench.testing import tiny_run, tiny_spec
 from fedbench_methods.rolora import held_factor
@@ -62,9 +61,3 @@ def test_terms_see_the_held_factor_and_leave_it():
     state, _ = train_round(run, run.initial_state())
     assert moved(run.model.weights, state.weights, "A") == {False}
     assert moved(run.model.weights, state.weights, "B") == {True}
-
-
-def test_a_model_without_factors_is_refused_in_a_sentence():
-    chosen = tiny_spec("fedavg").model_copy(update={"method": "rolora"})
-    with pytest.raises(FedbenchError, match=r"^rolora needs low-rank factors .*clip-lora\+rolora"):
-        tiny_run(chosen)

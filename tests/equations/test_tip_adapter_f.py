@@ -2,11 +2,9 @@
 
 from math import exp
 
-import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import evaluate, start, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.tip_adapter_f import KEYS, cache_logits
@@ -76,8 +74,3 @@ def test_training_moves_the_keys_and_personalisations_and_server_rules_stack():
     metrics, _ = evaluate(run, state)
     assert metrics["personal_mean_client_accuracy"] >= 0
     assert (state.weights[KEYS] - state.server["tip-adapter-f"][KEYS]).abs().max() > 1e-3
-
-
-def test_hidden_labels_are_refused():
-    with pytest.raises(FedbenchError, match="tip-adapter-f needs labels"):
-        tiny_run(tiny_spec("tip-adapter-f", backbone="clip:embedded", hidden=True))
