@@ -52,8 +52,12 @@ def spec_of(
     """
     own = {name: settings.pop(name) for name in RunSpec.model_fields if name in settings}
     spec = tiny_spec(stack, backbone=backbone, hidden=hidden, **settings)
-    changed = {"params": {**spec.params, **(params or {})}}
-    return spec.model_copy(update={**changed, "scenario": spec.scenario.model_copy(update=scenario or {}), **own})
+    every = {
+        **spec.params,
+        **{name: {**spec.params.get(name, {}), **values} for name, values in (params or {}).items()},
+    }
+    scenario = spec.scenario.model_copy(update=scenario or {})
+    return spec.model_copy(update={"params": every, "scenario": scenario, **own})
 
 
 def run_of(stack: str, params=None, *, executor: str = "auto", **settings: object) -> Run:
@@ -64,6 +68,21 @@ def run_of(stack: str, params=None, *, executor: str = "auto", **settings: objec
 def end_of(stack: str, params=None, **settings: object) -> RunState:
     """The state after the last round of `run_of`."""
     return final_state(run_of(stack, params, **settings))
+
+
+def runs(method: str, *, backbone: str = CLIP, executor: str = "auto", **values: object):
+    """`run_of` for runs of ``method``, alone or in a ``stack``, whose own values are these but for ``params``."""
+
+    def made(stack: str = method, params=None, **settings: object) -> Run:
+        own = {method: {**values, **(params or {})}} if method in stack.split("+") else {stack: params or {}}
+        return run_of(stack, own, **{"backbone": backbone, "executor": executor, **settings})
+
+    return made
+
+
+def few(method: str, **params: object) -> dict[str, dict[str, object]]:
+    """The values of `FEW` and ``params``; none of a method that makes no features."""
+    return {method: {**FEW[method], **params}} if method in FEW else {}
 
 
 def played(spec: RunSpec):
@@ -142,6 +161,11 @@ def generator(seed: int = 0) -> torch.Generator:
 def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
     """Normal numbers with the deviation ``scale``."""
     return scale * torch.randn(*shape, generator=generator(seed))
+
+
+def drawn_context(seed: int, length: int = 4) -> Tensor:
+    """A context of so many vectors of the embedded text tower."""
+    return drawn(length, D_T, seed=seed, scale=0.5)
 
 
 def drawn_like(run: Run, scale: float, seed: int = 0) -> dict[str, Tensor]:

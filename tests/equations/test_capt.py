@@ -26,18 +26,13 @@ from fedbench_methods.capt import (
 from fedbench_methods.shared.bandit import draw, earned, index, points
 from fedbench_methods.shared.clients import drawn_order
 from fedbench_methods.shared.clustering import class_shares, complementary_groups, means_inside
+from tests.equations.kit import generator, run_of
 
 NAMES = tiny_dataset().classnames
 
 
 def capt_run(params=None, scenario=None, **training):
-    spec = tiny_spec("capt", **training)
-    spec = spec.model_copy(update={"params": {"capt": {"vl_align": False, **(params or {})}}})
-    return tiny_run(spec.model_copy(update={"scenario": spec.scenario.model_copy(update=scenario or {})}))
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+    return run_of("capt", {"capt": {"vl_align": False, **(params or {})}}, scenario=scenario, **training)
 
 
 # the three losses

@@ -22,21 +22,17 @@ from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.capt_reconstructed import ARMS, CaptReconstructed, ReconstructedParams, class_aware_loss
 from fedbench_methods.shared.bandit import Pace, choose, mean_loss, reward, updated
 from fedbench_methods.shared.clustering import complementary_clients, head_and_tail
+from tests.equations.kit import generator, spec_of
 
 NAME, NAMES = "capt-reconstructed", tiny_dataset().classnames
 
 
 def capt_spec(params=None, **training):
-    spec = tiny_spec(NAME, **training)
-    return spec.model_copy(update={"params": {NAME: {**spec.params[NAME], **(params or {})}}})
+    return spec_of(NAME, {NAME: params or {}}, **training)
 
 
 def capt_run(params=None, **training):
     return tiny_run(capt_spec({"vl_align": False, **(params or {})}, **training))
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 # the local loss
@@ -207,7 +203,7 @@ def test_without_clusters_and_bandit_every_prompt_is_the_plain_average():
 def server_state(method, counts, weights, *, seed=0):
     reports = tuple(ClientReport(i, int(row.sum()), row) for i, row in enumerate(counts))
     state = {}
-    spec = capt_spec().model_copy(update={"seed": seed})
+    spec = capt_spec(seed=seed)
     model = Model(weights=weights, forward=None)
     sent = method.start(StartTask(reports, model, spec, state))
     return state, sent, spec, model
@@ -366,7 +362,7 @@ def test_rounds_have_as_many_exchanges_as_the_arm_says_and_each_is_paid_for():
     # with epsilon = 1 the first arm is drawn: one of more than one exchange for one of these seeds
     exchanges = 1
     for seed in range(20):
-        spec = capt_spec({"vl_align": False, "epsilon": 1.0}, rounds=1).model_copy(update={"seed": seed})
+        spec = capt_spec({"vl_align": False, "epsilon": 1.0}, rounds=1, seed=seed)
         run = tiny_run(spec)
         state = run.initial_state()
         start(run, state)

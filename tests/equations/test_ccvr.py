@@ -26,12 +26,7 @@ from fedbench_methods.shared.gaussians import (
     symmetric,
     upper_triangle,
 )
-
-SMALL = {"virtual_features": 8, "epochs": 2, "lr_head": 0.1}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.equations.kit import CLIP, FEW, few, generator, played, spec_of
 
 
 def samples(counts, width=5, seed=0):
@@ -296,20 +291,14 @@ def test_a_new_head_starts_in_bounds_on_what_it_reads_and_does_not_know_the_old_
 # --- whole runs ---
 
 
-def spec(method="ccvr", backbone="clip:embedded", rounds=2, **params):
-    made = tiny_spec(method, backbone=backbone, rounds=rounds)
-    return made if method == "fedavg" else made.model_copy(update={"params": {"ccvr": {**SMALL, **params}}})
-
-
-def results(spec):
-    run = tiny_run(spec)
-    return run, list(rounds(run, run.initial_state()))
+def spec(method="ccvr", backbone=CLIP, rounds=2, **params):
+    return spec_of(method, few(method, **params), backbone=backbone, rounds=rounds)
 
 
 @pytest.mark.parametrize("backbone", ["clip:embedded", "convnet"])
 def test_training_is_fedavgs_and_only_what_follows_the_last_round_differs(backbone):
-    run, ours = results(spec(backbone=backbone))
-    _, plain = results(spec("fedavg", backbone))
+    run, ours = played(spec(backbone=backbone))
+    _, plain = played(spec("fedavg", backbone))
     for (mine, record, predicted), (theirs, its_record, its_predicted) in zip(ours, plain, strict=True):
         assert digest(mine) == digest(theirs)
         if record.round < 2:
@@ -323,8 +312,8 @@ def test_training_is_fedavgs_and_only_what_follows_the_last_round_differs(backbo
 
 
 def test_bytes_are_one_model_down_to_each_and_the_statistics_of_owned_classes_up():
-    run, ours = results(spec())
-    _, plain = results(spec("fedavg"))
+    run, ours = played(spec())
+    _, plain = played(spec("fedavg"))
     extra_up = ours[-1][1].bytes_up - plain[-1][1].bytes_up
     owned = sum(int((run.federation.class_counts(client) > 0).sum()) for client in range(4))
     assert extra_up == 4 * owned * (128 + 128 * 129 // 2) + 4 * (4 * 8)
@@ -333,7 +322,7 @@ def test_bytes_are_one_model_down_to_each_and_the_statistics_of_owned_classes_up
 
 def test_powers_apply_to_what_is_reported_and_to_what_the_head_reads():
     made = spec(backbone="convnet", power=0.5, lr_head=1.0)
-    run, ours = results(made)
+    run, ours = played(made)
     state = ours[-1][0]
     tensors = {**state.weights, **state.buffers}
     everything = run.train.read(torch.cat([shard.indices for shard in run.federation.clients]))
@@ -341,7 +330,7 @@ def test_powers_apply_to_what_is_reported_and_to_what_the_head_reads():
     rooted = run.model.forward(tensors, everything, False).features.clamp(min=0).sqrt()
     reports = [class_report(rooted, labels, 4)]
     expected = calibrated(
-        replace(run.model, weights=state.weights), reports, round=3, **{**SMALL, "lr_head": 1.0}, power=0.5
+        replace(run.model, weights=state.weights), reports, round=3, **{**FEW["ccvr"], "lr_head": 1.0}, power=0.5
     )
     head = state.server["ccvr"]
     inputs = run.test.read(torch.arange(len(run.test)))

@@ -10,7 +10,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Model, Outputs
 from fedbench.kinds.registry import find_method
 from fedbench.rounds.loop import rounds
-from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state, tiny_backbone, tiny_run
 from fedbench_methods.clip2fl import (
     CLIP2FL,
     CLIP2FLParams,
@@ -19,20 +19,11 @@ from fedbench_methods.clip2fl import (
     teacher_logits,
     text_contrast,
 )
-
-SMALL = {"features": 4, "match_steps": 3, "retrain_epochs": 2}
-
-
-def spec(method="clip2fl", backbone="clip:embedded", rounds=1, **params):
-    made = tiny_spec(method, backbone=backbone, rounds=rounds)
-    values = {} if method == "fedavg" else {method: {**made.params[method], **SMALL, **params}}
-    return made.model_copy(update={"params": values})
+from tests.equations.kit import CLIP, few, spec_of, with_absent_classes
 
 
-def with_absent_classes(spec):
-    """One client a round, with two of the four classes."""
-    few = {"partition": "classes_per_client", "classes_per_client": 2, "participation": 0.25}
-    return spec.model_copy(update={"scenario": spec.scenario.model_copy(update=few)})
+def spec(method="clip2fl", backbone=CLIP, rounds=1, **params):
+    return spec_of(method, few(method, **params), backbone=backbone, rounds=rounds)
 
 
 # Eq. 1

@@ -6,11 +6,9 @@ from torch.nn.functional import normalize
 
 from fedbench.testing import tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.clip_adapter import DOWN, UP, adapted
+from tests.equations.kit import runs
 
-
-def adapter_run(method="clip-adapter", params=None, **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    return tiny_run(spec.model_copy(update={"params": {**spec.params, "clip-adapter": params or {}}}))
+adapter_run = runs("clip-adapter")
 
 
 def test_the_adapter_by_hand():

@@ -5,20 +5,11 @@ import torch
 
 from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-
-SMALL = {"features": 4, "match_steps": 3, "retrain_epochs": 2}
-
-
-def spec(method="creff", backbone="clip:embedded", rounds=2, seed=0, **params):
-    made = tiny_spec(method, backbone=backbone, rounds=rounds)
-    values = {} if method == "fedavg" else {method: {**made.params[method], **SMALL, **params}}
-    return made.model_copy(update={"params": values, "seed": seed})
+from tests.equations.kit import CLIP, few, spec_of, with_absent_classes
 
 
-def with_absent_classes(spec):
-    """One client a round, with two of the four classes."""
-    few = {"partition": "classes_per_client", "classes_per_client": 2, "participation": 0.25}
-    return spec.model_copy(update={"scenario": spec.scenario.model_copy(update=few)})
+def spec(method="creff", backbone=CLIP, rounds=2, seed=0, **params):
+    return spec_of(method, few(method, **params), backbone=backbone, rounds=rounds, seed=seed)
 
 
 def predictions(spec):

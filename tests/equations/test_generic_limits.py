@@ -5,7 +5,7 @@ import torch
 
 from fedbench.rounds.loop import evaluate
 from fedbench.testing import digest, final_state
-from tests.equations.kit import CLIP, FEW, LORA, RESNET, end_of, played, run_of, spec_of
+from tests.equations.kit import CLIP, LORA, RESNET, end_of, few, played, run_of, spec_of
 
 ALONE = {"executor": "sequential"}
 """Where a cohort that trains at once has FedAvg's own gradients in closed form, which rounds otherwise."""
@@ -18,10 +18,6 @@ def limit(stack, off, plain="fedavg", plain_params=None, on=None, backbones=("",
         pytest.param(stack, off, plain, plain_params, on, {**settings, "backbone": each}, id=f"{stack}-{each}")
         for each in backbones
     ]
-
-
-def few(method, **params):
-    return {method: {**FEW[method], **params}}
 
 
 def kgcoop(init, **params):

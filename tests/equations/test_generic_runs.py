@@ -99,7 +99,7 @@ def test_bytes_are_fedavgs(method):
         ("plot", SHORT, {"lr": 0.1}, 0.05, 1e-3),
         ("proda", {"prompts": 8, **SHORT}, {"lr": 0.05}, 0.05, 1e-3),
         ("promptfl", {}, {"lr": 0.05}, 0.1, 0),
-        ("taskres", {}, {"lr": 0.05}, 0.1, 0),
+        ("taskres", {}, {"lr": 0.05, "templates": ("a photo of a {}.",)}, 0.1, 0),
         ("vpt", {"depth": "deep"}, {"lr": 0.2}, 0.05, 0),
     ],
 )
@@ -113,11 +113,11 @@ def test_training_lowers_the_loss_and_moves_every_tensor_and_prompt(method, para
 
 
 PERSONAL = [
-    ("clip-adapter", {}, 2),
-    ("plot", SHORT, 1),
-    ("proda", {"prompts": 8, **SHORT}, 1),
-    ("taskres", {}, 2),
-    ("vpt", {}, 1),
+    ("clip-adapter", {}, {"rounds": 2}),
+    ("plot", SHORT, {"rounds": 1}),
+    ("proda", {"prompts": 8, **SHORT}, {"rounds": 1}),
+    ("taskres", {}, {"rounds": 2, "templates": ("a photo of a {}.",)}),
+    ("vpt", {}, {"rounds": 1}),
 ]
 
 
@@ -132,7 +132,7 @@ PERSONAL = [
         ("fedfa+moon", {}, {"backbone": RESNET, "rounds": 2, "weighting": "uniform"}),
         *((f"fedlaw+{other}", {}, {"rounds": 2}) for other in ("fedadam", "ditto")),
         ("fedpha+fedavgm", of("fedpha", local_length=4, **SHORT), {"backbone": CLIP, "rounds": 1}),
-        *((f"{m}+ditto+fedavgm", {m: params}, {"backbone": CLIP, "rounds": rounds}) for m, params, rounds in PERSONAL),
+        *((f"{m}+ditto+fedavgm", {m: params}, {"backbone": CLIP, **settings}) for m, params, settings in PERSONAL),
         *(
             (stack, {}, {"backbone": CLIP, "rounds": 1, **ALONE})
             for stack in ("maple+prograd", "taskres+prograd+fedavgm", "promptfolio+prograd", "prograd")

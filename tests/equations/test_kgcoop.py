@@ -9,19 +9,19 @@ from torch.nn.functional import cross_entropy, normalize
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Model
 from fedbench.models.heads import TextOutputs
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run
 from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.kgcoop import cosine_distance, squared_distance
+from tests.equations.kit import coop_texts, spec_of
 
 TEXTS = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
 TEACHER = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
 FORMS = {"cosine": cosine_distance, "sqeuclid": squared_distance}
 
 
-def kgcoop_spec(*, method="kgcoop", scenario=None, templates=None, training=None, **params):
-    spec = tiny_spec(method, **(training or {}))
-    changed = {"params": {method: {**spec.params[method], **params}}, "templates": templates or spec.templates}
-    return spec.model_copy(update={**changed, "scenario": spec.scenario.model_copy(update=scenario or {})})
+def kgcoop_spec(*, method="kgcoop", scenario=None, training=None, templates=None, **params):
+    settings = {**(training or {}), **({"templates": templates} if templates else {})}
+    return spec_of(method, {method: params}, scenario=scenario, **settings)
 
 
 def test_distances_by_hand():
@@ -67,17 +67,6 @@ def test_the_teacher_is_the_mean_over_the_runs_templates_and_has_no_gradient():
     assert not teacher.requires_grad
 
 
-def texts_of(context, names):
-    """Text features written out: prefix, context, suffix, all places of the tower, pooled at the end token."""
-    clip = tiny_backbone("clip:embedded")
-    module = clip.module
-    tokens = clip.tokenizer(["X " * len(context) + f"{name}." for name in names])
-    embedded = module.token_embedding(tokens)
-    x = torch.cat([embedded[:, :1], context.expand(len(names), -1, -1), embedded[:, 1 + len(context) :]], dim=1)
-    x = module.ln_final(module.transformer(x + module.positional_embedding, attn_mask=module.attn_mask))
-    return normalize(x[torch.arange(len(names)), tokens.argmax(1)] @ module.text_projection, dim=-1)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_one_client_takes_the_steps_of_the_equations(form):
     run = tiny_run(
@@ -96,7 +85,7 @@ def test_one_client_takes_the_steps_of_the_equations(form):
     context = run.model.weights["prompt.context"].clone().requires_grad_()
     optimiser = torch.optim.SGD([context], 0.05, momentum=0.9, weight_decay=5e-4)
     for batch in batch_table(len(shard), 1, run.spec.training.batch_size, torch_generator(0, "batches", 1, 0)):
-        texts = texts_of(context, names)
+        texts = coop_texts(context, names)
         apart = {"cosine": 1 - (texts * teacher).sum() / 4, "sqeuclid": (texts - teacher).square().sum() / 4}
         loss = cross_entropy(clip.logit_scale * images[batch] @ texts.T, labels[batch]) + 3 * apart[form]
         optimiser.zero_grad()

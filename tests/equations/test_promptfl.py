@@ -7,26 +7,9 @@ from fedbench.core.randomness import torch_generator
 from fedbench.models.prompts.context import random_context
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench.toolkit.local_training import batch_table
+from tests.equations.kit import coop_texts, runs
 
-
-def promptfl_run(*, params=None, scenario=None, **training):
-    spec = tiny_spec("promptfl", **training)
-    params = {"promptfl": {**spec.params["promptfl"], **(params or {})}}
-    scenario = spec.scenario.model_copy(update=scenario or {})
-    return tiny_run(spec.model_copy(update={"params": params, "scenario": scenario}))
-
-
-def coop_texts(context, names):
-    """CoOp's text features written out: prefix, context, suffix, all places of the tower, pooled at the end token."""
-    clip = tiny_backbone("clip:embedded")
-    module = clip.module
-    tokens = clip.tokenizer([" ".join(["X"] * len(context)) + f" {name}." for name in names])
-    embedded = module.token_embedding(tokens)
-    context = context.expand(len(names), -1, -1)
-    x = torch.cat([embedded[:, :1], context, embedded[:, 1 + context.shape[1] :]], dim=1)
-    x = module.ln_final(module.transformer(x + module.positional_embedding, attn_mask=module.attn_mask))
-    x = x[torch.arange(len(names)), tokens.argmax(1)] @ module.text_projection
-    return normalize(x, dim=-1)
+promptfl_run = runs("promptfl")
 
 
 def test_context_of_words_is_zero_shot_with_that_template():

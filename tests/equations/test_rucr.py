@@ -14,13 +14,7 @@ from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.heads import retrained
 from fedbench_methods.rucr import RUCR, RUCRParams, merged, scaled_log, unification_loss, virtual_features
-
-QUICK = {"virtual_features": 8, "rectify_epochs": 2}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
+from tests.equations.kit import few, generator, played, spec_of
 
 # --- prototypes and prior ---
 
@@ -166,14 +160,7 @@ def test_shares_lie_between_left_and_right_and_have_two_decimals_each_sample_its
 
 
 def spec(method="rucr", backbone="convnet", rounds=2, **params):
-    made = tiny_spec(method, backbone=backbone, rounds=rounds)
-    values = {} if method == "fedavg" else {"rucr": {**QUICK, **params}}
-    return made.model_copy(update={"params": values})
-
-
-def results(spec):
-    run = tiny_run(spec)
-    return run, list(rounds(run, run.initial_state()))
+    return spec_of(method, few(method, **params), backbone=backbone, rounds=rounds)
 
 
 def test_who_is_surveyed_by_round():
@@ -244,7 +231,7 @@ def test_the_cohort_is_sent_the_prototypes_of_the_model_it_receives(monkeypatch)
 
 
 def test_bytes_of_a_round_with_the_term():
-    run, ours = results(spec(rounds=1, rectify_rounds=0))
+    run, ours = played(spec(rounds=1, rectify_rounds=0))
     model, record = run.info.round_bytes, ours[-1][1]
     width = run.model.weights["head.weight"].shape[1]
     owned = sum(int((run.federation.class_counts(client) > 0).sum()) for client in record.cohort)
@@ -254,7 +241,7 @@ def test_bytes_of_a_round_with_the_term():
 
 
 def test_bytes_of_a_rectifying_round_in_the_middle_of_a_run():
-    run, ours = results(spec(backbone="clip:embedded", rounds=2, loss_weight=0.0))
+    run, ours = played(spec(backbone="clip:embedded", rounds=2, loss_weight=0.0))
     model, record = run.info.round_bytes, ours[-1][1]
     owned = sum(int((run.federation.class_counts(client) > 0).sum()) for client in range(4))
     # two clients of the cohort send a model and a head, all four their statistics; the two others are sent a model,

@@ -3,16 +3,14 @@
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.testing import tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import tiny_backbone, tiny_dataset, tiny_run
 from fedbench_methods.taskres import RESIDUAL, with_residual
+from tests.equations.kit import run_of, runs
 
 TEMPLATES = ("a photo of a {}.", "{}", "a bad drawing of the {}.")
 
 
-def taskres_run(method="taskres", params=None, templates=("a photo of a {}.",), **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    params = {**spec.params, "taskres": params or {}}
-    return tiny_run(spec.model_copy(update={"params": params, "templates": templates}))
+taskres_run = runs("taskres")
 
 
 def test_the_residual_by_hand():
@@ -40,7 +38,7 @@ def test_logits_are_scaled_cosines_to_the_moved_texts_of_raw_length():
 
 
 def test_round_0_is_zero_shot():
-    zero_shot = tiny_run(tiny_spec("clip-zs").model_copy(update={"templates": TEMPLATES}))
+    zero_shot = run_of("clip-zs", templates=TEMPLATES)
     inputs = zero_shot.test.read(torch.arange(len(zero_shot.test)))
     theirs = zero_shot.model.forward({}, inputs, False).logits
     run = taskres_run(params={"base": "unit"}, templates=TEMPLATES)
@@ -49,5 +47,5 @@ def test_round_0_is_zero_shot():
     # of one template the length of the base has no say
     single = zero_shot.spec.model_copy(update={"templates": TEMPLATES[:1]})
     theirs = tiny_run(single).model.forward({}, inputs, False).logits
-    run = taskres_run()
+    run = taskres_run(templates=TEMPLATES[:1])
     torch.testing.assert_close(run.model.forward(run.model.weights, inputs, False).logits, theirs, rtol=0, atol=1e-4)

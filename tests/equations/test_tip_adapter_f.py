@@ -8,11 +8,9 @@ from torch.nn.functional import normalize
 from fedbench.rounds.loop import evaluate, start, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.tip_adapter_f import KEYS, cache_logits
+from tests.equations.kit import runs
 
-
-def tip_run(method="tip-adapter-f", params=None, **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    return tiny_run(spec.model_copy(update={"params": {**spec.params, "tip-adapter-f": params or {}}}))
+tip_run = runs("tip-adapter-f")
 
 
 def test_the_cache_by_hand():

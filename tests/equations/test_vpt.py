@@ -5,16 +5,12 @@ import torch
 from torch.nn.functional import normalize
 
 from fedbench.models.clip.image_towers import image_tower
-from fedbench.testing import tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import tiny_backbone, tiny_dataset
 from fedbench_methods.vpt import bound, patch_side
+from tests.equations.kit import CLIP, D_V, runs
 from tests.equations.test_maple import images_by_hand
 
-CLIP, D_V = "clip:embedded", 192
-
-
-def vpt_run(method="vpt", params=None, **training):
-    spec = tiny_spec(method, backbone=CLIP, **training)
-    return tiny_run(spec.model_copy(update={"params": {**spec.params, "vpt": params or {}}}))
+vpt_run = runs("vpt")
 
 
 @pytest.mark.parametrize(("depth", "layers"), [("shallow", 1), ("deep", 4)])
