@@ -11,7 +11,7 @@ from fedbench.rounds.loop import predict
 from fedbench.testing import final_state, tiny_run, tiny_spec
 from fedbench.toolkit.wrapping import beside, with_own
 from fedbench_methods.apfl import OWN, SHARE, bounded, mixed
-from tests.equations.conftest import linear
+from tests.equations.kit import linear
 
 
 def trained(make_task, alpha=0.25, **params):

@@ -1,10 +1,9 @@
 """Centralized: any stack's learner on pooled data."""
 
 import pytest
-import torch
 
-from fedbench.core.partition import ClientShard
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from tests.equations.kit import one_client
 
 
 @pytest.mark.parametrize("learner", ["fedavg", "promptfl"])
@@ -14,15 +13,7 @@ def test_it_is_the_learner_with_one_client_who_has_everything(monkeypatch, learn
     assert len(run.federation.clients) == 1 and len(run.scored.clients) == 4
     assert len(run.federation.clients[0].indices) == sum(len(each.indices) for each in run.scored.clients)
     central = final_state(run)
-    import fedbench.runs.prepare as module
-
-    original = module.build_federation
-
-    def one_client(dataset, scenario, seed):
-        federation = original(dataset, scenario, seed)
-        return federation.with_clients((ClientShard(0, torch.cat([s.indices for s in federation.clients])),))
-
-    monkeypatch.setattr(module, "build_federation", one_client)
+    one_client(monkeypatch)
     alone = final_state(tiny_run(spec.model_copy(update={"method": learner})))
     assert digest(central) == digest(alone)
     monkeypatch.undo()

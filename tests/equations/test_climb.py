@@ -13,7 +13,7 @@ from fedbench.testing import tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.climb import Climb, ClimbParams, client_weights, next_dual
 from fedbench_methods.shared.reweighting import loss_and_accuracy
-from tests.equations.conftest import linear
+from tests.equations.kit import linear
 
 
 def of(*values):

@@ -3,11 +3,11 @@
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.core.partition import ClientShard
 from fedbench.rounds.loop import evaluate
 from fedbench.scenarios import build_federation
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
 from fedbench_methods.shared.clients import pooled
+from tests.equations.kit import one_client
 
 
 def test_zero_shot_predicts_the_nearest_text_and_sends_nothing():
@@ -58,14 +58,6 @@ def test_pooling_keeps_every_sample_once_on_one_client():
 def test_centralised_equals_fedavg_with_one_client_bit_for_bit(monkeypatch):
     spec = tiny_spec("clip-linear-centralized", rounds=2)
     central = final_state(tiny_run(spec))
-    import fedbench.runs.prepare as module
-
-    original = module.build_federation
-
-    def one_client(dataset, scenario, seed):
-        federation = original(dataset, scenario, seed)
-        return federation.with_clients((ClientShard(0, torch.cat([s.indices for s in federation.clients])),))
-
-    monkeypatch.setattr(module, "build_federation", one_client)
+    one_client(monkeypatch)
     alone = final_state(tiny_run(spec.model_copy(update={"method": "fedavg", "params": {}})))
     assert digest(central) == digest(alone)

@@ -4,14 +4,10 @@ import torch
 
 from fedbench.core.types import Model
 from fedbench.rounds.loop import predict
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench.toolkit.wrapping import with_own
 from fedbench_methods.ditto import OWN
-from tests.equations.conftest import linear
-
-
-def spec(stack, **params):
-    return tiny_spec(stack, rounds=3).model_copy(update={"params": {"ditto": params} if params else {}})
+from tests.equations.kit import linear, run_of
 
 
 def test_own_model_takes_the_gradient_of_its_own_loss_and_lambda_times_the_way_from_x(make_task):
@@ -32,9 +28,9 @@ def test_own_model_takes_the_gradient_of_its_own_loss_and_lambda_times_the_way_f
 
 
 def test_without_a_pull_every_client_trains_alone():
-    run = tiny_run(spec("ditto", pull=0.0), executor="sequential")
+    run = run_of("ditto", {"ditto": {"pull": 0.0}}, rounds=3, executor="sequential")
     own = final_state(run).own[0]
-    only = tiny_run(spec("fedavg"), executor="sequential")
+    only = run_of("fedavg", rounds=3, executor="sequential")
     state = only.initial_state()
     # client 0 alone: the own model goes on from its own weights whenever the client is drawn
     from fedbench.rounds.broadcast import broadcast, client_task
@@ -50,10 +46,10 @@ def test_without_a_pull_every_client_trains_alone():
 
 
 def test_own_models_predict_by_the_copy_and_the_global_one_by_the_rest():
-    run = tiny_run(spec("ditto", pull=0.0))
+    run = run_of("ditto", {"ditto": {"pull": 0.0}}, rounds=3)
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
-    fedavg = tiny_run(spec("fedavg"))
+    fedavg = run_of("fedavg", rounds=3)
     for client, labels in answer.by_client.items():
         own = state.own.get(client, {})
         weights = {name: own.get(OWN + name, fedavg.model.weights[name]) for name in fedavg.model.weights}

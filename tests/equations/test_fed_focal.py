@@ -6,15 +6,9 @@ import pytest
 import torch
 
 from fedbench.core.types import Model, Outputs
-from fedbench.testing import tiny_spec
 from fedbench_methods.fed_focal import FedFocal, FedFocalParams, focal_loss
 
 ZERO = torch.tensor([0])
-
-
-def spec_of(method="fed-focal", backbone="clip:embedded", params=None, **training):
-    spec = tiny_spec(method, backbone=backbone, **training)
-    return spec.model_copy(update={"params": {method: {**spec.params.get(method, {}), **(params or {})}}})
 
 
 def with_probability(p):

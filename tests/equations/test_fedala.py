@@ -8,7 +8,7 @@ from fedbench.rounds.loop import predict
 from fedbench.testing import final_state, tiny_run, tiny_spec
 from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.fedala import mixed, next_share
-from tests.equations.test_fedrep import forward
+from tests.equations.kit import body_and_head
 
 
 def test_mixture_and_step_of_the_shares_by_hand():
@@ -26,7 +26,7 @@ def test_mixture_and_step_of_the_shares_by_hand():
 def trained(make_task, state, received, **params):
     weights = {"body.weight": torch.tensor([2.0]), "head.weight": torch.tensor([0.5]), "head.bias": torch.zeros(1)}
     task = make_task(
-        Model(weights, forward, head=LinearHead()),
+        Model(weights, body_and_head, head=LinearHead()),
         torch.ones(2, 1),
         [0, 0],
         method="fedala",

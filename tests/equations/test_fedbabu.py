@@ -7,13 +7,13 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.types import LinearHead, Model
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.testing import final_state, tiny_run, tiny_spec
-from tests.equations.test_fedrep import forward
+from tests.equations.kit import body_and_head
 
 
 def trained(make_task, *, round=1, **params):
     weights = {"body.weight": torch.tensor([2.0]), "head.weight": torch.tensor([0.5]), "head.bias": torch.zeros(1)}
     task = make_task(
-        Model(weights, forward, head=LinearHead()),
+        Model(weights, body_and_head, head=LinearHead()),
         torch.ones(1, 1),
         [0],
         method="fedbabu",

@@ -13,9 +13,9 @@ from fedbench.rounds.loop import evaluate, train_round
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.testing import check_training, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench_methods.fedbn import FedBN, FedBnParams, mean_layers
+from tests.equations.kit import RESNET, run_of
 
 METHOD = FedBN(FedBnParams())
-SMALL = "resnet8?width=1"
 
 
 class Watched:
@@ -29,16 +29,9 @@ class Watched:
         return list(self.updates.values())
 
 
-def run_of(backbone, method="fedbn", clients=4, participation=0.5, params=None, **training):
-    spec = tiny_spec(method, backbone=backbone, **training)
-    scenario = spec.scenario.model_copy(update={"clients": clients, "participation": participation})
-    every = {**spec.params, **({"fedbn": params} if params else {})}
-    return tiny_run(spec.model_copy(update={"scenario": scenario, "params": every}))
-
-
 @pytest.mark.parametrize("backbone", ["resnet8", "resnet18"])
 def test_exactly_the_tensors_of_batch_norm_layers_are_private_whatever_their_names(backbone):
-    run = run_of(backbone)
+    run = run_of("fedbn", backbone=backbone)
     layers = {n for n, m in tiny_backbone(backbone).module.named_modules() if isinstance(m, torch.nn.BatchNorm2d)}
     entries = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     assert run.private == {f"body.{layer}.{entry}" for layer in layers for entry in entries}
@@ -60,7 +53,7 @@ def test_a_projectors_batch_norm_is_private_too():
 
 
 def test_batch_norm_stays_as_the_client_left_it_and_everything_else_is_the_mean():
-    run = run_of(SMALL, rounds=2)
+    run = run_of("fedbn", backbone=RESNET, rounds=2)
     watched = Watched(run.executor)
     run = replace(run, executor=watched)
     after, record = train_round(run, run.initial_state())
@@ -85,7 +78,7 @@ def test_batch_norm_stays_as_the_client_left_it_and_everything_else_is_the_mean(
 
 
 def test_each_client_counts_its_own_batches():
-    run = run_of(SMALL, rounds=2, participation=1.0)
+    run = run_of("fedbn", backbone=RESNET, rounds=2, scenario={"participation": 1.0})
     state = final_state(run)
     for k, own in state.own.items():
         batches = len(client_task(run, state, 1, 0, k, broadcast(run, state, k)).inputs)
@@ -98,7 +91,7 @@ def _steps(samples, batch):
 
 
 def test_batch_norm_is_neither_sent_nor_counted():
-    run = run_of(SMALL, rounds=1)
+    run = run_of("fedbn", backbone=RESNET, rounds=1)
     after, record = train_round(run, run.initial_state())
     everything = size_in_bytes(run.model.weights, run.model.buffers)
     # three layers each of 16, 32 and 64 channels: four float32 a channel and one int64 counter a layer
@@ -126,11 +119,13 @@ def test_the_mean_of_weights_and_of_other_statistics_is_plain_whatever_the_runs_
 
 
 # by FedBN's option, and by that of the run that FedAvg reads
-EQUAL_WEIGHTING = [({}, "uniform"), ({"weighting": "samples"}, "samples")]
 
 
 def test_one_client_alone_is_fedavg_bit_for_bit():
-    ours, plain = (run_of(SMALL, method, clients=1, participation=1.0, rounds=2) for method in ("fedbn", "fedavg"))
+    ours, plain = (
+        run_of(method, backbone=RESNET, scenario={"clients": 1, "participation": 1.0}, rounds=2)
+        for method in ("fedbn", "fedavg")
+    )
     one, other = final_state(ours), final_state(plain)
     wanted = {**other.weights, **other.buffers}
     found = {**one.weights, **one.buffers, **one.own[0]}
@@ -187,5 +182,5 @@ def test_a_fine_tuned_model_is_evaluated_as_it_is():
 
 
 def test_it_keeps_the_contract_of_training_on_a_net_with_batch_norm(monkeypatch):
-    monkeypatch.setattr("fedbench.testing.tiny.contract_backbone", lambda method: SMALL)
+    monkeypatch.setattr("fedbench.testing.tiny.contract_backbone", lambda method: RESNET)
     check_training("fedbn")

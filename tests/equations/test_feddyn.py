@@ -14,7 +14,7 @@ from fedbench.toolkit.fedavg import average
 from fedbench_methods.feddc import GRADIENT, FedDC, FedDCParams, estimate, linear_term
 from fedbench_methods.feddyn import FedDyn, FedDynParams
 from fedbench_methods.shared import dynamic_regularisation as dynamic
-from tests.equations.conftest import linear
+from tests.equations.kit import linear
 
 
 def tensor(*values):

@@ -11,7 +11,7 @@ from fedbench.rounds.loop import predict, train_round
 from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedex_lora import FedExLoRA, FedExLoRAParams, residual
-from tests.equations.lora import exact_mean, lora_spec, pairs
+from tests.equations.kit import exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes=(1, 1), old=None, round=1, **params):

@@ -25,6 +25,7 @@ from fedbench_methods.fedfa import (
     tensor_name,
     variance_over_clients,
 )
+from tests.equations.kit import spec_of
 
 # sample 0 is (0, 2): mean 1, deviation 1; sample 1 is (4, 10): mean 7, deviation 3. Over the samples the means have the
 # variance 9 and the deviations 1
@@ -212,9 +213,9 @@ def test_a_single_participant_tells_of_no_variance():
 # --- the network ---
 
 
-def fedfa(backbone="convnet", method="fedfa", params=None, **training):
-    made = tiny_spec(method, backbone=backbone, **{"rounds": 2, "weighting": "uniform", **training})
-    return made.model_copy(update={"params": {**made.params, "fedfa": {**made.params["fedfa"], **(params or {})}}})
+def fedfa(backbone="convnet", params=None, **training):
+    training = {"rounds": 2, "weighting": "uniform", **training}
+    return spec_of("fedfa", {"fedfa": params or {}}, backbone=backbone, **training)
 
 
 def plain(spec):
@@ -401,6 +402,3 @@ def test_sent_are_four_vectors_of_every_block_down_and_two_up():
     model, vectors = other.info.round_bytes, 2 * 4 * 22
     assert record.bytes_down == 2 * (model + 2 * vectors)
     assert record.bytes_up == 2 * (model + vectors)
-
-
-REFUSED = [("clip:embedded", "auto"), ("clip:embedded", "full"), ("convnet", "head")]

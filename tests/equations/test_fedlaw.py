@@ -12,7 +12,7 @@ from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.loop import train_round
 from fedbench.testing import tiny_run, tiny_spec
 from fedbench_methods.fedlaw import FedLAW, FedLAWParams, mixed
-from tests.equations.conftest import linear
+from tests.equations.kit import linear
 
 
 def aggregated(*, sizes=(1, 1), labels=(0,), **params):

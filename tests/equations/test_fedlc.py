@@ -5,18 +5,14 @@ import torch
 
 from fedbench.core.types import LabelledBatch, Model, Outputs
 from fedbench.rounds.loop import evaluate, train_round
-from fedbench.testing import digest, tiny_run, tiny_spec
+from fedbench.testing import digest
 from fedbench.toolkit.losses import mean_cross_entropy
 from fedbench_methods.fedlc import FedLC, FedLcParams, calibrated, left_out
+from tests.equations.kit import run_of
 
 LOGITS = torch.tensor([[1.0, 0.0]])
 # n = (16, 1), tau = 1: n^(-1/4) = (1/2, 1), a = (1/2, -1)
 A = torch.tensor([[0.5, -1.0]])
-
-
-def spec_of(method="fedlc", backbone="clip:embedded", params=None, **training):
-    spec = tiny_spec(method, backbone=backbone, **training)
-    return spec.model_copy(update={"params": {method: {**spec.params.get(method, {}), **(params or {})}}})
 
 
 # tau = 2 doubles what is subtracted: (1 - 1, 0 - 2)
@@ -117,18 +113,18 @@ def test_extreme_logits_stay_finite(loss):
 
 
 def test_clients_train_at_once_each_with_its_own_counts():
-    run = tiny_run(spec_of(rounds=1), executor="cohort")
+    run = run_of("fedlc", rounds=1, executor="cohort")
     at_once, record = train_round(run, run.initial_state())
     assert record.executor == "cohort"
-    run = tiny_run(spec_of(rounds=1), executor="sequential")
+    run = run_of("fedlc", rounds=1, executor="sequential")
     alone, _ = train_round(run, run.initial_state())
     for name, weight in alone.weights.items():
         torch.testing.assert_close(at_once.weights[name], weight, atol=1e-5, rtol=1e-4)
-    plain = tiny_run(spec_of("fedavg", rounds=1), executor="sequential")
+    plain = run_of("fedavg", rounds=1, executor="sequential")
     assert digest(alone) != digest(train_round(plain, plain.initial_state())[0])
 
 
 def test_predictions_are_by_the_logits_as_they_are():
-    run, plain = tiny_run(spec_of(rounds=1)), tiny_run(spec_of("fedavg", rounds=1))
+    run, plain = run_of("fedlc", rounds=1), run_of("fedavg", rounds=1)
     state, _ = train_round(run, run.initial_state())
     assert torch.equal(evaluate(run, state)[1].labels, evaluate(plain, state)[1].labels)

@@ -26,39 +26,36 @@ from fedbench_methods.fedloge import (
     realigned,
 )
 from fedbench_methods.shared.etf import kept_entries, simplex, simplex_loss, smallest_angles, sparse_simplex
+from tests.equations.kit import generator, run_of, spec_of
 
 LOCAL = frozenset({WEIGHT, BIAS})
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize(("classes", "width"), [(10, 64), (4, 4), (4, 3), (2, 1)])
 def test_without_sparsity_and_steps_the_gram_matrix_is_that_of_a_simplex(classes, width):
     want = classes / (classes - 1) * (torch.eye(classes, dtype=torch.float64) - 1 / classes)
-    rows = simplex(classes, width, seeded())
+    rows = simplex(classes, width, generator())
     torch.testing.assert_close(rows @ rows.T, want, atol=1e-12, rtol=0)
-    fixed = sparse_simplex(classes, width, 0.0, 1.0, 0, seeded())
+    fixed = sparse_simplex(classes, width, 0.0, 1.0, 0, generator())
     torch.testing.assert_close(fixed @ fixed.T, want.float(), atol=1e-6, rtol=0)
 
 
 def test_features_narrower_than_classes_minus_one_are_refused():
     with pytest.raises(FedbenchError, match="4 vectors at equal angles, .*width 3 or more"):
-        sparse_simplex(4, 2, 0.0, 1.0, 0, seeded())
+        sparse_simplex(4, 2, 0.0, 1.0, 0, generator())
     with pytest.raises(FedbenchError, match="this backbone has 2: choose a wider one"):
         tiny_run(tiny_spec("fedloge", backbone="resnet8?width=1&projector=2"))
 
 
 def test_sparsity_zeroes_its_share_of_the_entries_for_good():
     for steps in (0, 30):
-        fixed = sparse_simplex(10, 50, 0.6, 0.1, steps, seeded())
+        fixed = sparse_simplex(10, 50, 0.6, 0.1, steps, generator())
         assert int((fixed == 0).sum()) == 300
 
 
 def test_a_class_without_entries_is_refused():
     with pytest.raises(FedbenchError, match="leaves a class without any of its 4 entries"):
-        kept_entries(5, 4, 0.9, seeded())
+        kept_entries(5, 4, 0.9, generator())
 
 
 def test_smallest_angle_is_to_the_nearest_other_row_whatever_the_lengths():
@@ -73,11 +70,11 @@ def test_loss_of_the_simplex_by_hand():
 
 
 def test_ten_classes_reach_the_angle_and_the_norm_of_the_released_logs():
-    fixed = sparse_simplex(10, 64, 0.6, 0.1, 1500, seeded())
+    fixed = sparse_simplex(10, 64, 0.6, 0.1, 1500, generator())
     angles = torch.rad2deg(smallest_angles(fixed))
     # arccos(-1/9) = 96.3794; before the steps the smallest is far below
     assert angles.min().item() == pytest.approx(96.38, abs=0.02)
-    assert torch.rad2deg(smallest_angles(sparse_simplex(10, 64, 0.6, 0.1, 0, seeded()))).min() < 90
+    assert torch.rad2deg(smallest_angles(sparse_simplex(10, 64, 0.6, 0.1, 0, generator()))).min() < 90
     assert fixed.norm(dim=1).mean().item() == pytest.approx(0.1, rel=0.03)
 
 
@@ -149,10 +146,8 @@ def test_hidden_labels_are_refused(make_step):
         FedLoGe(FedLoGeParams()).local_loss(make_step(toy(), torch.ones(1, 2), None))
 
 
-def fast(backbone, *, method="fedloge", rounds=2, **params):
-    spec = tiny_spec(method, backbone=backbone, rounds=rounds)
-    own = {"fedloge": {"steps": 20, **params}}
-    return spec.model_copy(update={"params": {**spec.params, **own}})
+def fast(backbone, *, rounds=2, **params):
+    return spec_of("fedloge", {"fedloge": {"steps": 20, **params}}, backbone=backbone, rounds=rounds)
 
 
 @lru_cache
@@ -167,7 +162,7 @@ def test_training_leaves_the_fixed_head_bit_for_bit_and_it_follows_the_seed():
     run, before, _ = cnn_run()
     assert all(torch.equal(before[name], t) for name, t in run.model.constants.items())
     again = tiny_run(fast("convnet")).model.constants
-    other = tiny_run(fast("convnet").model_copy(update={"seed": 1})).model.constants
+    other = run_of("fedloge", {"fedloge": {"steps": 20}}, backbone="convnet", seed=1).model.constants
     assert torch.equal(again[FIXED], before[FIXED]) and not torch.equal(other[FIXED], before[FIXED])
 
 

@@ -14,7 +14,7 @@ from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state, tiny_spec
 from fedbench.toolkit.prototypes import class_means
 from fedbench_methods.fedpcl import (
     FedPCL,
@@ -25,16 +25,13 @@ from fedbench_methods.fedpcl import (
     paper_loss,
     released_loss,
 )
+from tests.equations.kit import runs
 
 METHOD = FedPCL(FedPclParams())
 LOSSES = (released_loss, paper_loss)
 
 
-def run_of(participation=0.5, executor="auto", params=None, **training):
-    spec = tiny_spec("fedpcl", backbone="clip:embedded", **training)
-    scenario = spec.scenario.model_copy(update={"participation": participation})
-    every = {"fedpcl": {**spec.params.get("fedpcl", {}), **(params or {})}}
-    return tiny_run(spec.model_copy(update={"scenario": scenario, "params": every}), executor=executor)
+run_of = runs("fedpcl")
 
 
 def drawn(clients=3, classes=4, dim=5, batch=6, seed=0):
@@ -237,7 +234,7 @@ def test_the_server_keeps_everyones_last_set_and_their_unweighted_mean():
 
 @pytest.mark.parametrize("executor", ["sequential", "cohort"])
 def test_without_prototypes_no_weight_moves_even_under_weight_decay(executor):
-    run = run_of(executor=executor, weight_decay=0.1, lr=0.1, participation=0.75)
+    run = run_of(executor=executor, weight_decay=0.1, lr=0.1, scenario={"participation": 0.75})
     after, record = train_round(run, run.initial_state())
     assert record.metrics["train_loss"] == 0 and len(after.own) == 3
     for own in after.own.values():
@@ -291,7 +288,7 @@ def test_losses_of_several_clients_at_once_are_those_of_each(loss):
 def test_both_losses_learn_and_differ():
     states = {}
     for name in ("released", "paper"):
-        run = run_of(participation=1.0, params={"loss": name}, rounds=3)
+        run = run_of(scenario={"participation": 1.0}, params={"loss": name}, rounds=3)
         states[name] = final_state(run)
         metrics, predictions = evaluate(run, states[name])
         assert metrics["personal_mean_client_accuracy"] > 75 and predictions.labels is None

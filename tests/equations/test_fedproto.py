@@ -19,14 +19,9 @@ from fedbench.rounds.metrics import score, size_in_bytes
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.prototypes import mean_over_holders, nearest_class, spread
 from fedbench_methods.fedproto import FedProto, FedProtoParams, prototype_distance
+from tests.equations.kit import runs
 
-
-def run_of(params=None, method="fedproto", participation=0.5, **spec_of):
-    spec = tiny_spec(method, **spec_of)
-    scenario = spec.scenario.model_copy(update={"participation": participation})
-    every = {**spec.params, "fedproto": {**spec.params.get("fedproto", {}), **(params or {})}}
-    changes = {"scenario": scenario, "params": every if "fedproto" in method else {}}
-    return tiny_run(spec.model_copy(update=changes))
+run_of = runs("fedproto", backbone="")
 
 
 def test_distance_is_the_mean_over_batch_and_coordinates():
@@ -172,14 +167,14 @@ def test_loss_has_lambda_times_the_distance_and_none_of_it_in_round_1(make_step)
 
 
 def test_round_1_is_local_training_and_round_2_is_not():
-    with_term, without = run_of({"lam": 1.0}), run_of({"lam": 0.0})
+    with_term, without = run_of(params={"lam": 1.0}), run_of(params={"lam": 0.0})
     first = [final_state(run, until=1) for run in (with_term, without)]
     assert digest(first[0]) == digest(first[1])
     assert digest(final_state(with_term, first[0], until=2)) != digest(final_state(without, first[1], until=2))
 
 
 def test_lambda_zero_is_training_alone_whatever_the_prototypes():
-    run = run_of({"lam": 0.0}, participation=1.0, rounds=2)
+    run = run_of(params={"lam": 0.0}, scenario={"participation": 1.0}, rounds=2)
     state = final_state(run)
     plain = replace(run, assembly=assemble("fedavg", {}), private=frozenset())
     for client in range(4):
@@ -189,18 +184,20 @@ def test_lambda_zero_is_training_alone_whatever_the_prototypes():
             weights = plain.executor.train([task])[0].weights
         assert all(torch.equal(state.own[client][name], weights[name]) for name in weights)
     assert not torch.equal(state.own[0]["head.weight"], state.own[1]["head.weight"])
-    assert digest(final_state(run_of({"lam": 0.0, "mean": "samples"}, participation=1.0, rounds=2))) == digest(state)
+    assert digest(
+        final_state(run_of(params={"lam": 0.0, "mean": "samples"}, scenario={"participation": 1.0}, rounds=2))
+    ) == digest(state)
 
 
 def test_averaged_weights_are_sent_beside_the_prototypes_and_the_term_moves_them():
-    run = run_of({"aggregate_weights": True})
+    run = run_of(params={"aggregate_weights": True})
     state, first = train_round(run, run.initial_state())
     state, second = train_round(run, state)
     model, d = run.info.round_bytes, 84
     assert first.bytes_down == 2 * model and second.bytes_down == 2 * (model + 4 * 4 * d + 4)
     assert second.bytes_up == 2 * (model + 4) + 4 * d * classes_of(run, second.cohort)
     assert evaluate(run, state)[0].keys() >= {"global_accuracy", "mean_client_accuracy"}
-    assert digest(state) != digest(final_state(run_of({"lam": 0.0, "aggregate_weights": True}), until=2))
+    assert digest(state) != digest(final_state(run_of(params={"lam": 0.0, "aggregate_weights": True}), until=2))
 
 
 def classes_of(run, cohort):
@@ -309,7 +306,7 @@ def test_a_run_has_own_models_columns_and_no_global_ones():
 
 
 def test_on_a_trained_projector_the_cohort_trains_at_once_as_one_by_one():
-    runs = [run_of(method="fedglcl+fedproto", backbone="clip:embedded", rounds=2)]
+    runs = [run_of("fedglcl+fedproto", backbone="clip:embedded", rounds=2)]
     runs.append(replace(runs[0], executor=tiny_run(runs[0].spec, executor="sequential").executor))
     at_once, one_by_one = (final_state(run) for run in runs)
     assert runs[0].executor.description == "cohort"

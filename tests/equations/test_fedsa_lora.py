@@ -3,16 +3,12 @@
 import torch
 
 from fedbench.rounds.loop import predict
-from fedbench.testing import final_state, tiny_run, tiny_spec
-
-
-def spec(stack="clip-lora+fedsa-lora", params=None, **training):
-    lora = {"encoders": "text", "dropout": 0.0, **(params or {})}
-    return tiny_spec(stack, rounds=2, lr=5e-3, **training).model_copy(update={"params": {"clip-lora": lora}})
+from fedbench.testing import final_state, tiny_run
+from tests.equations.kit import lora_spec
 
 
 def test_of_every_pair_a_is_sent_and_b_is_the_clients_own():
-    run = tiny_run(spec())
+    run = tiny_run(lora_spec("clip-lora+fedsa-lora"))
     state = final_state(run)
     names = {name.removesuffix(".A") for name in run.model.weights if name.endswith(".A")}
     assert run.private == {f"{name}.B" for name in names} and len(names) == 2 * 3
@@ -27,7 +23,7 @@ def test_of_every_pair_a_is_sent_and_b_is_the_clients_own():
 
 
 def test_the_global_model_stays_zero_shot_and_own_models_are_shared_a_with_own_b():
-    run = tiny_run(spec())
+    run = tiny_run(lora_spec("clip-lora+fedsa-lora"))
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
     inputs = run.test.read(torch.arange(len(run.test)))
@@ -44,7 +40,7 @@ def test_the_global_model_stays_zero_shot_and_own_models_are_shared_a_with_own_b
 def test_one_client_alone_ends_as_under_clip_lora():
     both = []
     for stack in ("clip-lora", "clip-lora+fedsa-lora"):
-        chosen = spec(stack)
+        chosen = lora_spec(stack)
         only = chosen.scenario.model_copy(update={"clients": 1, "partition": "iid", "participation": 1.0})
         state = final_state(tiny_run(chosen.model_copy(update={"scenario": only}), executor="sequential"))
         both.append({**state.weights, **state.own.get(0, {})})

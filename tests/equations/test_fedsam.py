@@ -8,7 +8,7 @@ from fedbench.toolkit.wrapping import with_own
 from fedbench_methods.fedasam import FedASAM, FedASAMParams, scales
 from fedbench_methods.fedsam import FedSAM, FedSAMParams
 from fedbench_methods.shared.ascent import both, perturbation
-from tests.equations.conftest import linear
+from tests.equations.kit import linear
 
 
 def quadratic(a):

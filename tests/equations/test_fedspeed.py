@@ -10,7 +10,7 @@ from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedspeed import FedSpeed, FedSpeedParams, corrected
 from fedbench_methods.shared import dynamic_regularisation as dynamic
-from tests.equations.conftest import linear
+from tests.equations.kit import linear
 
 
 def test_the_correction_by_hand():

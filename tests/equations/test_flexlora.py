@@ -10,7 +10,7 @@ from fedbench.rounds.loop import train_round
 from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.flexlora import FlexLoRA, FlexLoRAParams
-from tests.equations.lora import exact_mean, lora_spec, pairs
+from tests.equations.kit import exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes, split="left"):

@@ -11,7 +11,7 @@ from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.low_rank import stacked
 from fedbench_methods.flora import FLoRA, FLoRAParams
-from tests.equations.lora import exact_mean, lora_spec, pairs
+from tests.equations.kit import exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes, residual=None, round=1, **params):

@@ -7,18 +7,14 @@ import torch
 from fedbench.core.types import Model, Outputs
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import start
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench.toolkit.losses import adjusted, class_prior
 from fedbench_methods.logit_adjustment import PRIOR
+from tests.equations.kit import CLIP, run_of
 
-CLIP = "clip:embedded"
 
-
-def adjusted_run(method, tau, executor="sequential", **training):
-    spec = tiny_spec(method, backbone=CLIP, **{"rounds": 2, **training})
-    return tiny_run(
-        spec.model_copy(update={"params": {**spec.params, "logit-adjustment": {"tau": tau}}}), executor=executor
-    )
+def adjusted_run(stack, tau, executor="sequential"):
+    return run_of(stack, {"logit-adjustment": {"tau": tau}}, backbone=CLIP, rounds=2, executor=executor)
 
 
 def test_the_prior_is_the_share_of_all_samples():

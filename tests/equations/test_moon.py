@@ -11,6 +11,7 @@ from fedbench.rounds.loop import train_round
 from fedbench.rounds.state import load_state, save_state
 from fedbench.testing import tiny_run, tiny_spec
 from fedbench_methods.moon import MOON, MoonParams, kept_model, model_contrast, previous_model
+from tests.equations.kit import run_of
 
 METHOD = MOON(MoonParams(mu=3.0, temperature=0.5))
 
@@ -122,13 +123,8 @@ def test_kept_model_comes_back_by_name():
     assert previous_model(kept) == (weights, buffers)
 
 
-def moon(rounds=4, **params):
-    made = tiny_spec("moon", backbone="convnet?projector=8&projector_layers=2", rounds=rounds)
-    return made.model_copy(update={"params": {"moon": {**made.params["moon"], **params}}})
-
-
 def test_state_is_kept_with_the_cohort_nothing_is_sent_and_it_can_be_saved(tmp_path):
-    run = tiny_run(moon())
+    run = run_of("moon", backbone="convnet?projector=8&projector_layers=2", rounds=4)
     state, record = train_round(run, run.initial_state())
     assert record.bytes_up == record.bytes_down == 2 * run.info.round_bytes
     assert set(state.clients) == set(record.cohort)

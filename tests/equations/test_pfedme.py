@@ -6,7 +6,7 @@ import torch
 from fedbench.core.types import Model
 from fedbench.rounds.loop import predict, train_round
 from fedbench.testing import final_state, tiny_run, tiny_spec
-from tests.equations.conftest import linear
+from tests.equations.kit import linear
 
 X = torch.tensor([1.0, 2.0])
 

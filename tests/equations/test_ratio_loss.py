@@ -19,18 +19,11 @@ from fedbench_methods.ratio_loss import (
     released_ratios,
     weighted_cross_entropy,
 )
-
-
-def with_params(spec, **params):
-    return spec.model_copy(update={"params": {"ratio-loss": {**spec.params["ratio-loss"], **params}}})
-
-
-def head(tensors, inputs, training):
-    return Outputs(inputs @ tensors["head.weight"].T + tensors["head.bias"], inputs)
+from tests.equations.kit import headed, run_of
 
 
 def scaled_head(tensors, inputs, training):
-    outputs = head(tensors, inputs, training)
+    outputs = headed(tensors, inputs, training)
     return Outputs(16.0 * outputs.logits, outputs.features)
 
 
@@ -40,7 +33,7 @@ def end_of_round(received, *, updated=None, inputs=None, labels=(0, 1, 2), **tra
     sent = {**start, "head.weight": received if updated is None else updated}
     data = ServerData(FeatureInputs(torch.eye(3) if inputs is None else inputs), torch.tensor(labels))
     spec = RunSpec(method="ratio-loss", training=Training(**{"lr": 0.5, "momentum": 0.0, **training}))
-    model = Model(start, head, head=LinearHead())
+    model = Model(start, headed, head=LinearHead())
     return AggregationTask(2, start, {}, (Update(0, sent, {}, 5),), model, spec, {}, server_data=data)
 
 
@@ -186,7 +179,7 @@ def test_first_round_is_fedavgs_and_later_ones_send_c_floats_more():
 
 @pytest.mark.parametrize("ratio", ["released", "climb"])
 def test_class_weights_are_kept_by_the_server_and_used_by_the_clients(ratio):
-    run = tiny_run(with_params(tiny_spec("ratio-loss", rounds=3), ratio=ratio))
+    run = run_of("ratio-loss", {"ratio-loss": {"ratio": ratio}}, rounds=3)
     seen = [
         state.server["ratio-loss"]["class_weights"] for state, *_ in rounds(run, run.initial_state()) if state.round
     ]

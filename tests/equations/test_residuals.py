@@ -16,7 +16,7 @@ from fedbench.toolkit.local_training import batch_at
 from fedbench.toolkit.prototypes import client_features
 from fedbench_methods import prograd
 from fedbench_methods.shared.reweighting import loss_and_accuracy
-from tests.equations.lora import lora_spec
+from tests.equations.kit import lora_spec
 
 
 def with_large_residuals(run):
