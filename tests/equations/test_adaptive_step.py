@@ -9,12 +9,13 @@ from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import GlobalModel, Model, Update
 from fedbench.rounds.loop import train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedadagrad import FedAdagrad, FedAdagradParams
 from fedbench_methods.fedadam import FedAdam, FedAdamParams
 from fedbench_methods.fedavgm import FedAvgM, FedAvgMParams
 from fedbench_methods.fedyogi import FedYogi, FedYogiParams
+from tests.equations.kit import end_of, run_of
 
 NAMES = ("fedadam", "fedyogi", "fedadagrad")
 ADAM, YOGI, ADAGRAD = (FedAdam, FedAdamParams), (FedYogi, FedYogiParams), (FedAdagrad, FedAdagradParams)
@@ -105,8 +106,8 @@ def test_running_statistics_of_the_answer_stay_as_they_are(method):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_steps_from_the_mean_of_whatever_the_stack_answers(name):
-    stack = tiny_run(tiny_spec(f"{name}+fedprox", backbone="resnet8?width=1", rounds=1))
-    plain = tiny_run(tiny_spec("fedprox", backbone="resnet8?width=1", rounds=1))
+    stack = run_of(f"{name}+fedprox", backbone="resnet8?width=1", rounds=1)
+    plain = run_of("fedprox", backbone="resnet8?width=1", rounds=1)
     start = stack.initial_state()
     ours, theirs = train_round(stack, start)[0], train_round(plain, plain.initial_state())[0]
     assert ours.buffers and all(torch.equal(value, theirs.buffers[key]) for key, value in ours.buffers.items())
@@ -124,7 +125,7 @@ def test_it_steps_from_the_mean_of_whatever_the_stack_answers(name):
 
 
 def test_the_three_differ_and_an_empty_model_of_weights_is_fine():
-    states = {name: digest(final_state(tiny_run(tiny_spec(name, rounds=2)))) for name in NAMES}
+    states = {name: digest(end_of(name, rounds=2)) for name in NAMES}
     assert len(set(states.values())) == 3
     task = AggregationTask(1, {}, {}, (), Model({}, None), RunSpec(), {})
     assert FedAdam(FedAdamParams()).aggregate(replace(task), lambda _: {}) == {}

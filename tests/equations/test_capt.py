@@ -12,7 +12,7 @@ from fedbench.models.prompts.context import prompt_tower, random_context
 from fedbench.models.prompts.prompted_clip import coupling
 from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.loop import rounds, start, train_round
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_spec
 from fedbench.toolkit.losses import adjusted, mean_cross_entropy
 from fedbench_methods.capt import (
     ARMS,
@@ -99,7 +99,7 @@ def test_the_local_loss_is_the_sum_on_one_text_a_class(make_step, params):
 
 
 def test_one_token_stands_behind_the_patches():
-    run = tiny_run(tiny_spec("capt"))
+    run = run_of("capt")
     shapes = {name: tuple(value.shape) for name, value in run.model.weights.items()}
     width = coupling(64, shapes["coupling.bias"][0], 0)["coupling.weight"].shape
     assert shapes[GENERAL] == (1, 64) and shapes[OF_CLASS] == (4, 3, 64) and shapes["coupling.weight"] == tuple(width)

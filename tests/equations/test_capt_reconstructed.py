@@ -16,13 +16,13 @@ from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vis
 from fedbench.models.prompts.prompted_clip import coupling
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import rounds, start
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.capt_reconstructed import ARMS, CaptReconstructed, ReconstructedParams, class_aware_loss
 from fedbench_methods.shared.bandit import Pace, choose, mean_loss, reward, updated
 from fedbench_methods.shared.clustering import complementary_clients, head_and_tail
-from tests.equations.kit import generator, spec_of
+from tests.equations.kit import CLIP, generator, run_of, spec_of
 
 NAME, NAMES = "capt-reconstructed", tiny_dataset().classnames
 
@@ -170,8 +170,7 @@ def test_general_prompt_alone_is_promptfl_round_by_round(prompts):
     common = {"rounds": 3, "lr": 0.05, "momentum": 0.9, "weight_decay": 0.0}
     params = {"prompts": prompts, "balance": 0.0, "similar_clusters": 1, "complementary_clusters": 1}
     ours = capt_run({**params, "scheduler": "fixed"}, **common)
-    plain = tiny_spec("promptfl", **common)
-    theirs = tiny_run(plain.model_copy(update={"params": {"promptfl": {"context_length": 4}}}))
+    theirs = run_of("promptfl", {"promptfl": {"context_length": 4}}, **common)
     for (mine, *_), (other, *_) in zip(
         rounds(ours, ours.initial_state()), rounds(theirs, theirs.initial_state()), strict=True
     ):
@@ -248,9 +247,7 @@ def test_literal_heterogeneity_clusters_gather_clients_of_like_tail():
     ("factor", "scenario"), [(2.0, {"groups": "shots"}), (10.0, {"server_samples": 6}), (10.0, {"validation": 0.3})]
 )
 def test_clusters_follow_from_what_clients_report_whatever_groups_are_scored(factor, scenario):
-    spec = tiny_spec(NAME, backbone="clip:embedded")
-    tail = {"imbalance": "exponential", "imbalance_factor": factor, **scenario}
-    run = tiny_run(spec.model_copy(update={"scenario": spec.scenario.model_copy(update=tail)}))
+    run = run_of(NAME, scenario={"imbalance": "exponential", "imbalance_factor": factor, **scenario}, backbone=CLIP)
     state = run.initial_state()
     start(run, state)
     reported = torch.stack([run.federation.class_counts(client) for client in range(4)])

@@ -12,7 +12,7 @@ from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.heads import scaled_logits
 from fedbench.rounds.loop import predict, rounds
 from fedbench.rounds.metrics import size_in_bytes
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, tiny_spec
 from fedbench.toolkit.heads import retrained
 from fedbench_methods.ccvr import CCVR, CCVRParams, tukey, virtual_features
 from fedbench_methods.shared.gaussians import (
@@ -26,7 +26,7 @@ from fedbench_methods.shared.gaussians import (
     symmetric,
     upper_triangle,
 )
-from tests.equations.kit import CLIP, FEW, few, generator, played, spec_of
+from tests.equations.kit import CLIP, FEW, all_of, end_of, few, generator, played, run_of, spec_of
 
 
 def samples(counts, width=5, seed=0):
@@ -306,7 +306,7 @@ def test_training_is_fedavgs_and_only_what_follows_the_last_round_differs(backbo
             assert (record.bytes_up, record.bytes_down) == (its_record.bytes_up, its_record.bytes_down)
     head, weights = ours[-1][0].server["ccvr"], ours[-1][0].weights
     assert not torch.equal(head["head.weight"], weights["head.weight"])
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     tensors = {**weights, **ours[-1][0].buffers, **head}
     assert torch.equal(ours[-1][2].labels, run.model.forward(tensors, inputs, False).logits.argmax(1))
 
@@ -333,7 +333,7 @@ def test_powers_apply_to_what_is_reported_and_to_what_the_head_reads():
         replace(run.model, weights=state.weights), reports, round=3, **{**FEW["ccvr"], "lr_head": 1.0}, power=0.5
     )
     head = state.server["ccvr"]
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     tested = run.model.forward(tensors, inputs, False).features.clamp(min=0).sqrt()
     logits = tested @ head["head.weight"].T + head["head.bias"]
     assert torch.equal(ours[-1][2].labels, logits.argmax(1))
@@ -342,15 +342,12 @@ def test_powers_apply_to_what_is_reported_and_to_what_the_head_reads():
 
 
 def test_another_seed_draws_other_features():
-    heads = [
-        final_state(tiny_run(spec(rounds=0).model_copy(update={"seed": seed}))).server["ccvr"]["head.weight"]
-        for seed in (0, 1)
-    ]
-    assert not torch.equal(*heads)
+    one, other = (end_of("ccvr", few("ccvr"), backbone=CLIP, rounds=0, seed=seed).server["ccvr"] for seed in (0, 1))
+    assert not torch.equal(one["head.weight"], other["head.weight"])
 
 
 def test_calibration_helps_a_class_that_the_head_neglects():
-    run = tiny_run(tiny_spec("ccvr", rounds=0))
+    run = run_of("ccvr", rounds=0)
     state = run.initial_state()
     state.weights["head.weight"][1] = 0.0
     before = predict(run, state, run.test).labels

@@ -2,19 +2,18 @@
 
 import pytest
 
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from tests.equations.kit import one_client
+from fedbench.testing import digest, final_state
+from tests.equations.kit import end_of, one_client, run_of
 
 
 @pytest.mark.parametrize("learner", ["fedavg", "promptfl"])
 def test_it_is_the_learner_with_one_client_who_has_everything(monkeypatch, learner):
-    spec = tiny_spec(f"centralized+{learner}", rounds=2)
-    run = tiny_run(spec)
+    run = run_of(f"centralized+{learner}", rounds=2)
     assert len(run.federation.clients) == 1 and len(run.scored.clients) == 4
     assert len(run.federation.clients[0].indices) == sum(len(each.indices) for each in run.scored.clients)
     central = final_state(run)
     one_client(monkeypatch)
-    alone = final_state(tiny_run(spec.model_copy(update={"method": learner})))
+    alone = end_of(learner, backbone=run.spec.backbone, rounds=2)
     assert digest(central) == digest(alone)
     monkeypatch.undo()
-    assert digest(central) != digest(final_state(tiny_run(spec.model_copy(update={"method": learner}))))
+    assert digest(central) != digest(end_of(learner, backbone=run.spec.backbone, rounds=2))

@@ -9,11 +9,10 @@ from fedbench.core.method.tasks import AggregationTask, ReportedTask
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Model, Update
 from fedbench.rounds.loop import rounds
-from fedbench.testing import tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.climb import Climb, ClimbParams, client_weights, next_dual
 from fedbench_methods.shared.reweighting import loss_and_accuracy
-from tests.equations.kit import linear
+from tests.equations.kit import linear, run_of
 
 
 def of(*values):
@@ -91,7 +90,7 @@ def test_a_round_is_weighted_by_the_losses_before_it():
 
 
 def test_everyone_reports_one_float_and_others_are_sent_the_model():
-    run = tiny_run(tiny_spec("climb"))
+    run = run_of("climb")
     record = [record for _, record, _ in rounds(run, run.initial_state(), 1)][1]
     model = sum(4 * value.numel() for value in run.model.weights.values())
     assert record.bytes_up == 2 * model + 4 * 4 and record.bytes_down == 4 * model

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.testing import tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import tiny_backbone, tiny_dataset
 from fedbench_methods.clip_adapter import DOWN, UP, adapted
-from tests.equations.kit import runs
+from tests.equations.kit import all_of, run_of, runs
 
 adapter_run = runs("clip-adapter")
 
@@ -34,8 +34,8 @@ def test_logits_are_scaled_cosines_of_adapted_raw_features_to_the_texts():
 
 
 def test_alpha_zero_is_zero_shot_bit_for_bit():
-    run, zero_shot = adapter_run(params={"alpha": 0.0}), tiny_run(tiny_spec("clip-zs"))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    run, zero_shot = adapter_run(params={"alpha": 0.0}), run_of("clip-zs")
+    inputs = all_of(run.test)
     ours = run.model.forward(run.model.weights, inputs, False).logits
     assert torch.equal(ours, zero_shot.model.forward({}, inputs, False).logits)
 

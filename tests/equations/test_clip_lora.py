@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, normalize
 from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.types import Update
 from fedbench.models.clip.backbone import fill_templates
-from fedbench.testing import tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import tiny_backbone, tiny_dataset
 from fedbench_methods.clip_lora import ClipLoRA, ClipLoraParams, dropped, low_rank, product_mean
 from tests.equations.kit import CLIP, drawn_like, runs
 
@@ -85,12 +85,11 @@ def test_merged_into_the_weights_it_gives_the_same(params, scale, projections):
 
 
 def test_templates_are_the_runs_and_averaged_as_for_zero_shot():
-    spec = tiny_spec("clip-lora", backbone=CLIP).model_copy(update={"templates": ("a {}", "one {} here")})
-    run, clip = tiny_run(spec), tiny_backbone(CLIP)
+    run, clip = lora_run(templates=("a {}", "one {} here")), tiny_backbone(CLIP)
     texts = run.model.forward(run.model.weights, run.test.read(torch.arange(1)), False).texts
-    expected = clip.text_features(tiny_dataset().classnames, spec.templates)
+    expected = clip.text_features(tiny_dataset().classnames, run.spec.templates)
     torch.testing.assert_close(texts, expected, rtol=0, atol=1e-6)
-    assert len(fill_templates(tiny_dataset().classnames, spec.templates)) == 8
+    assert len(fill_templates(tiny_dataset().classnames, run.spec.templates)) == 8
 
 
 def test_sizes_are_those_of_the_formula():

@@ -5,7 +5,7 @@ import torch
 
 from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-from tests.equations.kit import CLIP, few, spec_of, with_absent_classes
+from tests.equations.kit import CLIP, all_of, few, spec_of, with_absent_classes
 
 
 def spec(method="creff", backbone=CLIP, rounds=2, seed=0, **params):
@@ -56,7 +56,7 @@ def test_evaluation_takes_the_retrained_head_and_does_not_change_the_weights():
     run = tiny_run(spec())
     state = final_state(run)
     head = state.server["creff"]
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     swapped = run.model.forward({k: head[k] for k in ("head.weight", "head.bias")}, inputs, False).logits.argmax(1)
     assert predictions(spec())[-1] == swapped.tolist()
     assert not torch.equal(state.weights["head.weight"], head["head.weight"])

@@ -7,7 +7,7 @@ from fedbench.rounds.loop import predict
 from fedbench.testing import final_state
 from fedbench.toolkit.wrapping import with_own
 from fedbench_methods.ditto import OWN
-from tests.equations.kit import linear, run_of
+from tests.equations.kit import all_of, linear, run_of
 
 
 def test_own_model_takes_the_gradient_of_its_own_loss_and_lambda_times_the_way_from_x(make_task):
@@ -53,5 +53,5 @@ def test_own_models_predict_by_the_copy_and_the_global_one_by_the_rest():
     for client, labels in answer.by_client.items():
         own = state.own.get(client, {})
         weights = {name: own.get(OWN + name, fedavg.model.weights[name]) for name in fedavg.model.weights}
-        logits = fedavg.model.forward(weights, fedavg.test.read(torch.arange(len(fedavg.test))), False).logits
+        logits = fedavg.model.forward(weights, all_of(fedavg.test), False).logits
         assert torch.equal(labels, logits.argmax(1))

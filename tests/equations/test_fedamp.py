@@ -9,9 +9,9 @@ from fedbench.api import Unworkable
 from fedbench.core.types import Model
 from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.loop import predict, train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state
 from fedbench_methods.fedamp import attention, kept_by, personal_mean
-from tests.equations.kit import RESNET, linear, runs
+from tests.equations.kit import RESNET, all_of, linear, run_of, runs
 
 fedamp_run = runs("fedamp", executor="sequential")
 
@@ -82,7 +82,7 @@ def test_the_server_keeps_each_clients_last_weights_and_mixes_them_for_it(stack)
         for name, value in personal_mean(weights, client, 4.0, 1.0).items():
             assert torch.equal(sent[name], value) and not torch.equal(value, own[f"weights/{name}"])
     answer = predict(run, state, run.test, clients=tuple(kept))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     for client, labels in answer.by_client.items():
         own = {n.removeprefix("weights/"): t for n, t in kept[client].items()}
         assert torch.equal(labels, run.model.forward(own, inputs, False).logits.argmax(1))
@@ -91,7 +91,7 @@ def test_the_server_keeps_each_clients_last_weights_and_mixes_them_for_it(stack)
 def test_the_first_round_is_fedavgs_and_a_client_that_sent_nothing_has_the_global_model():
     run, plain = (
         fedamp_run(params={"pull": 0.0}, executor="auto", rounds=3),
-        tiny_run(tiny_spec("fedavg", backbone="clip:embedded")),
+        run_of("fedavg", backbone="clip:embedded"),
     )
     state, _ = train_round(run, run.initial_state())
     assert digest(state) == digest(train_round(plain, plain.initial_state())[0])

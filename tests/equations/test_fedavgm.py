@@ -7,9 +7,10 @@ from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Model, Update
 from fedbench.rounds.loop import train_round
-from fedbench.testing import digest, tiny_run, tiny_spec
+from fedbench.testing import digest
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedavgm import FedAvgM, FedAvgMParams
+from tests.equations.kit import run_of
 
 FORMS = ("accumulating", "ema", "nesterov")
 
@@ -90,8 +91,8 @@ def test_clients_are_weighted_by_their_samples_unless_the_run_says_uniform():
 
 
 def test_running_statistics_have_no_velocity_and_are_averaged_as_under_fedavg():
-    run = tiny_run(tiny_spec("fedavgm", backbone="resnet8?width=1"))
-    plain = tiny_run(tiny_spec("fedavg", backbone="resnet8?width=1"))
+    run = run_of("fedavgm", backbone="resnet8?width=1")
+    plain = run_of("fedavg", backbone="resnet8?width=1")
     first, _ = train_round(run, run.initial_state())
     # in round 1 the velocity is the change alone
     assert digest(first) == digest(train_round(plain, plain.initial_state())[0])

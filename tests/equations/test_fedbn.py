@@ -11,9 +11,9 @@ from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.rounds.metrics import size_in_bytes
-from fedbench.testing import check_training, final_state, tiny_backbone, tiny_run, tiny_spec
+from fedbench.testing import check_training, final_state, tiny_backbone, tiny_spec
 from fedbench_methods.fedbn import FedBN, FedBnParams, mean_layers
-from tests.equations.kit import RESNET, run_of
+from tests.equations.kit import CLIP, RESNET, run_of
 
 METHOD = FedBN(FedBnParams())
 
@@ -43,11 +43,9 @@ def test_exactly_the_tensors_of_batch_norm_layers_are_private_whatever_their_nam
 
 
 def test_a_projectors_batch_norm_is_private_too():
-    run = tiny_run(tiny_spec("fedbn+fedglcl", backbone="clip:embedded", rounds=1))
+    run = run_of("fedbn+fedglcl", backbone="clip:embedded", rounds=1)
     assert run.private == frozenset()
-    spec = tiny_spec("fedbn+fedglcl", backbone="clip:embedded", rounds=1)
-    params = {**spec.params, "fedglcl": {**spec.params["fedglcl"], "projector_norm": "bn"}}
-    run = tiny_run(spec.model_copy(update={"params": params}))
+    run = run_of("fedbn+fedglcl", {"fedglcl": {"projector_norm": "bn"}}, backbone=CLIP, rounds=1)
     assert "projector.norm.weight" in run.private and "projector.norm.running_mean" in run.private
     assert not any(name.startswith("projector.fc") for name in run.private)
 

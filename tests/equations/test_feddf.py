@@ -12,7 +12,7 @@ from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.testing import final_state
 from fedbench_methods.feddf import FedDF, FedDfParams, soften, student_gradient
-from tests.equations.kit import RESNET, product, run_of
+from tests.equations.kit import RESNET, end_of, product, run_of
 
 POINT = torch.tensor([[1.0, 0.0]])
 
@@ -175,5 +175,5 @@ def test_order_of_clients_does_not_matter():
 def test_running_statistics_move_with_the_student_and_labels_are_out_of_reach():
     run = run_of("feddf", {"feddf": {"steps": 2}}, backbone=RESNET, rounds=1)
     assert run.server.labels is None
-    moved, still = final_state(run), final_state(run_of("feddf", {"feddf": {"steps": 0}}, backbone=RESNET, rounds=1))
+    moved, still = final_state(run), end_of("feddf", {"feddf": {"steps": 0}}, backbone=RESNET, rounds=1)
     assert not torch.equal(moved.buffers["body.bn1.running_mean"], still.buffers["body.bn1.running_mean"])

@@ -14,7 +14,7 @@ from fedbench.toolkit.fedavg import average
 from fedbench_methods.feddc import GRADIENT, FedDC, FedDCParams, estimate, linear_term
 from fedbench_methods.feddyn import FedDyn, FedDynParams
 from fedbench_methods.shared import dynamic_regularisation as dynamic
-from tests.equations.kit import linear
+from tests.equations.kit import end_of, linear, run_of
 
 
 def tensor(*values):
@@ -122,15 +122,13 @@ def test_it_is_the_papers_algorithm_in_the_terms_of_the_paper():
 
 def test_feddc_without_its_linear_term_is_feddyn_bit_for_bit():
     for scaling in ("uniform", "samples"):
-        dyn = tiny_spec("feddyn", rounds=3).model_copy(update={"params": {"feddyn": {"scaling": scaling}}})
-        dc = tiny_spec("feddc", rounds=3)
-        off = dc.model_copy(update={"params": {"feddc": {"scaling": scaling, "correction": "off"}}})
-        run, other = tiny_run(dyn), tiny_run(off)
+        run = run_of("feddyn", {"feddyn": {"scaling": scaling}}, rounds=3)
+        other = run_of("feddc", {"feddc": {"scaling": scaling, "correction": "off"}}, rounds=3)
         ours, theirs = final_state(run), final_state(other)
         assert digest(ours) == digest(theirs)
         assert all(torch.equal(kept, theirs.server["feddc"][name]) for name, kept in ours.server["feddyn"].items())
         assert run.info.round_bytes == other.info.round_bytes
-        assert digest(final_state(tiny_run(dc))) != digest(ours)
+        assert digest(end_of("feddc", rounds=3)) != digest(ours)
 
 
 def test_feddcs_estimates_by_hand():
@@ -178,17 +176,17 @@ def test_own_models_and_private_tensors_have_no_drift(name):
     spec = tiny_spec(f"{name}+ditto", rounds=3)
     run = tiny_run(spec, executor="sequential")
     state = final_state(run)
-    plain = final_state(tiny_run(tiny_spec(name, rounds=3), executor="sequential"))
+    plain = end_of(name, rounds=3, executor="sequential")
     assert all(torch.equal(value, state.weights[key]) for key, value in plain.weights.items())
     assert not any("ditto/" in key for key in state.server[name])
-    batch_norm = tiny_run(tiny_spec(f"{name}+fedbn", backbone="resnet8?width=1", rounds=2))
+    batch_norm = run_of(f"{name}+fedbn", backbone="resnet8?width=1", rounds=2)
     kept = final_state(batch_norm).server[name]
     assert batch_norm.private and kept
     assert not any(key.split("/", 1)[-1] in batch_norm.private for key in kept)
 
 
 def test_bytes_are_fedavgs_and_feddcs_about_twice_that():
-    plain, dyn, dc = (tiny_run(tiny_spec(name, rounds=1)) for name in ("fedavg", "feddyn", "feddc"))
+    plain, dyn, dc = (run_of(name, rounds=1) for name in ("fedavg", "feddyn", "feddc"))
     up = {}
     for name, run in (("fedavg", plain), ("feddyn", dyn), ("feddc", dc)):
         state = run.initial_state()

@@ -11,7 +11,7 @@ from fedbench.rounds.loop import predict, train_round
 from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedex_lora import FedExLoRA, FedExLoRAParams, residual
-from tests.equations.kit import exact_mean, lora_spec, pairs
+from tests.equations.kit import all_of, exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes=(1, 1), old=None, round=1, **params):
@@ -107,7 +107,7 @@ def test_round_for_round_the_model_is_the_mean_of_the_clients():
 
 def test_predictions_and_losses_are_at_the_residual_without_dropout_on_it(make_step):
     run = tiny_run(lora_spec("clip-lora+fedex-lora", {"dropout": 0.5}))
-    generator, inputs = torch.Generator().manual_seed(1), run.test.read(torch.arange(len(run.test)))
+    generator, inputs = torch.Generator().manual_seed(1), all_of(run.test)
     residuals = {f"{name}.residual": 0.3 * torch.randn(64, 64, generator=generator) for name in pairs(run)}
     state = replace(run.initial_state(), buffers=residuals)
     # the factors of rank 64 that make the same addition

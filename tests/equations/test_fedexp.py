@@ -9,9 +9,10 @@ from fedbench.core.method.tasks import AggregationTask, EvaluationTask
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Model, Predictions, Update
 from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedexp import FedExP, FedExPParams
+from tests.equations.kit import all_of, run_of
 
 # eps of 1e-6 is the least allowed: what it adds to these numbers is below 1e-4
 TINY = 1e-6
@@ -106,8 +107,8 @@ def test_predictions_are_by_the_mean_of_the_last_two_iterates_from_round_2_on():
 
 
 def test_it_predicts_so_in_a_run_around_another_methods_clients():
-    run = tiny_run(tiny_spec("fedexp+scaffold", rounds=3))
+    run = run_of("fedexp+scaffold", rounds=3)
     before, after = final_state(run, until=2), final_state(run)
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     weights = {name: (before.weights[name] + value) / 2 for name, value in after.weights.items()}
     assert torch.equal(evaluate(run, after)[1].labels, run.model.forward(weights, inputs, False).logits.argmax(1))

@@ -22,7 +22,7 @@ from fedbench.rounds.loop import evaluate, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench_methods import fedglcl
 from fedbench_methods.fedglcl import FedGLCL, FedGlclParams, prompt_templates, proxy_names, similarity_loss
-from tests.equations.kit import CLIP, spec_of
+from tests.equations.kit import CLIP, all_of, run_of, spec_of
 
 TAU = 0.5
 DELTA = torch.tensor([[0.6, 0.2]])
@@ -196,8 +196,8 @@ def test_papers_projector_trains_on_a_cnn(denominator):
 
 
 def test_round_0_on_clip_is_exactly_zero_shot():
-    ours, zero_shot = tiny_run(spec()), tiny_run(tiny_spec("clip-zs"))
-    inputs = ours.test.read(torch.arange(len(ours.test)))
+    ours, zero_shot = tiny_run(spec()), run_of("clip-zs")
+    inputs = all_of(ours.test)
     got = ours.model.forward(ours.model.weights, inputs, False)
     theirs = zero_shot.model.forward({}, inputs, False)
     torch.testing.assert_close(got.logits * 0.07, theirs.logits / tiny_backbone("clip:embedded").logit_scale)

@@ -10,9 +10,8 @@ from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.loop import train_round
-from fedbench.testing import tiny_run, tiny_spec
 from fedbench_methods.fedlaw import FedLAW, FedLAWParams, mixed
-from tests.equations.kit import linear
+from tests.equations.kit import linear, run_of
 
 
 def aggregated(*, sizes=(1, 1), labels=(0,), **params):
@@ -63,8 +62,8 @@ def test_no_epochs_are_the_mean():
 
 
 def test_statistics_are_those_met_on_the_servers_samples():
-    run = tiny_run(tiny_spec("fedlaw", backbone="resnet8?width=1", rounds=1))
-    plain = tiny_run(tiny_spec("fedavg", backbone="resnet8?width=1", rounds=1))
+    run = run_of("fedlaw", backbone="resnet8?width=1", rounds=1)
+    plain = run_of("fedavg", backbone="resnet8?width=1", rounds=1)
     (ours, record), (theirs, _) = (train_round(each, each.initial_state()) for each in (run, plain))
     assert record.method_metrics["fedlaw_gamma"] > 0
     moved = [not torch.equal(value, theirs.buffers[name]) for name, value in ours.buffers.items()]

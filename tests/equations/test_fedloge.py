@@ -14,7 +14,7 @@ from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import rounds, train_round
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_run
 from fedbench_methods.fedloge import (
     BIAS,
     FIXED,
@@ -26,7 +26,7 @@ from fedbench_methods.fedloge import (
     realigned,
 )
 from fedbench_methods.shared.etf import kept_entries, simplex, simplex_loss, smallest_angles, sparse_simplex
-from tests.equations.kit import generator, run_of, spec_of
+from tests.equations.kit import end_of, generator, run_of, spec_of
 
 LOCAL = frozenset({WEIGHT, BIAS})
 
@@ -44,7 +44,7 @@ def test_features_narrower_than_classes_minus_one_are_refused():
     with pytest.raises(FedbenchError, match="4 vectors at equal angles, .*width 3 or more"):
         sparse_simplex(4, 2, 0.0, 1.0, 0, generator())
     with pytest.raises(FedbenchError, match="this backbone has 2: choose a wider one"):
-        tiny_run(tiny_spec("fedloge", backbone="resnet8?width=1&projector=2"))
+        run_of("fedloge", backbone="resnet8?width=1&projector=2")
 
 
 def test_sparsity_zeroes_its_share_of_the_entries_for_good():
@@ -192,7 +192,7 @@ def test_backbone_trains_alike_whatever_the_trained_heads_are():
 
 def test_local_heads_stay_with_their_clients_and_are_not_sent():
     run, _, after = cnn_run()
-    plain = tiny_run(tiny_spec("fedavg", backbone="convnet", rounds=1))
+    plain = run_of("fedavg", backbone="convnet", rounds=1)
     record = train_round(plain, plain.initial_state())[1]
     assert (after[1][1].bytes_up, after[1][1].bytes_down) == (record.bytes_up, record.bytes_down)
     state = after[2][0]
@@ -207,7 +207,7 @@ def test_on_frozen_features_there_is_no_fixed_head_and_the_global_one_is_fedavgs
     run = tiny_run(fast("clip:embedded"), executor="sequential")
     assert run.model.constants == {}
     state = final_state(run)
-    plain = final_state(tiny_run(tiny_spec("fedavg", backbone="clip:embedded", rounds=2), executor="sequential"))
+    plain = end_of("fedavg", backbone="clip:embedded", rounds=2, executor="sequential")
     assert all(torch.equal(state.weights[name], t) for name, t in plain.weights.items())
     with pytest.raises(FedbenchError, match="this backbone is frozen"):
         tiny_run(fast("clip:embedded", generic="fixed"))
@@ -307,8 +307,7 @@ def test_a_fine_tuned_client_is_evaluated_with_both_heads():
 
 
 def test_clients_can_be_fine_tuned():
-    spec = fast("clip:embedded", rounds=1)
-    run = tiny_run(spec.model_copy(update={"training": spec.training.model_copy(update={"finetune_epochs": 1})}))
+    run = run_of("fedloge", {"fedloge": {"steps": 20}}, backbone="clip:embedded", rounds=1, finetune_epochs=1)
     state = final_state(run)
     before = {client: kept[WEIGHT].clone() for client, kept in state.own.items()}
     assert 0 <= finetuned_metrics(run, state)["finetuned_mean_client_accuracy"] <= 100

@@ -13,9 +13,9 @@ from fedbench.core.types import Model, Outputs, Update
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.executors.sequential import train_client as completely_trained
 from fedbench.rounds.loop import train_round
-from fedbench.testing import tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average, mean_over_clients
 from fedbench_methods.fednova import FedNova, FedNovaParams, normalised_shares
+from tests.equations.kit import run_of
 
 
 def update(client, value, num_examples, a, tau=None):
@@ -163,7 +163,7 @@ def test_without_server_momentum_nothing_is_kept():
 
 
 def test_four_bytes_a_client_are_sent_up_and_nothing_more_down():
-    run = tiny_run(tiny_spec("fednova"))
+    run = run_of("fednova")
     _, record = train_round(run, run.initial_state())
     clients = len(record.cohort)
     assert record.bytes_up == clients * (run.info.round_bytes + 4)
@@ -173,7 +173,7 @@ def test_four_bytes_a_client_are_sent_up_and_nothing_more_down():
 def test_running_statistics_are_averaged_and_not_normalised():
     states = {}
     for method in ("fednova", "fedavg"):
-        run = tiny_run(tiny_spec(method, backbone="resnet8?width=1"))
+        run = run_of(method, backbone="resnet8?width=1")
         states[method], _ = train_round(run, run.initial_state())
     nova, plain = states["fednova"], states["fedavg"]
     assert nova.buffers and all(torch.equal(nova.buffers[name], plain.buffers[name]) for name in plain.buffers)

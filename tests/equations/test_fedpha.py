@@ -7,9 +7,9 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench_methods.fedpha import GLOBAL, LOCAL, projected, pull_term, push_term
-from tests.equations.kit import coop_texts, drawn_context, runs
+from tests.equations.kit import CLIP, all_of, coop_texts, drawn_context, end_of, runs
 
 NAMES = tiny_dataset().classnames
 
@@ -97,9 +97,8 @@ def test_without_terms_the_private_prompt_is_trained_by_its_own_loss_alone():
     cross_entropy(outputs.logits, torch.arange(8) % 4).backward()
     assert weights[GLOBAL].grad is None and weights[LOCAL].grad.abs().max() > 0
     # the shared prompt is then PromptFL's, whose loss is the other one
-    plain = tiny_spec("promptfl", backbone="clip:embedded", rounds=1, lr=0.05, weight_decay=5e-4)
-    plain = plain.model_copy(update={"params": {"promptfl": {"context_length": 4}}})
-    wanted = final_state(tiny_run(plain)).weights["prompt.context"]
+    settings = {"backbone": CLIP, "rounds": 1, "lr": 0.05, "weight_decay": 5e-4}
+    wanted = end_of("promptfl", {"promptfl": {"context_length": 4}}, **settings).weights["prompt.context"]
     torch.testing.assert_close(final_state(run).weights[GLOBAL], wanted, rtol=0, atol=1e-5)
 
 
@@ -119,7 +118,7 @@ def test_the_global_model_has_the_shared_prompt_and_own_models_the_clients_of_an
     )
     state.own.update({k: {LOCAL: drawn_context(1 + k, 6)} for k in range(4)})
     _, predictions = evaluate(run, state)
-    inputs = normalize(run.test.read(torch.arange(len(run.test))), dim=1)
+    inputs = normalize(all_of(run.test), dim=1)
     assert torch.equal(predictions.labels, (inputs @ coop_texts(drawn_context(0), NAMES).T).argmax(1))
     for k in range(4):
         assert torch.equal(predictions.by_client[k], (inputs @ coop_texts(drawn_context(1 + k, 6), NAMES).T).argmax(1))

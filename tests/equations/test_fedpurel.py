@@ -8,9 +8,9 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div, normalize
 
 from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench_methods.fedpurel import GLOBAL, LOCAL, divergence, entropy, purified, residual_loss, temperature
-from tests.equations.kit import CLIP, drawn_context, runs, step_of, task_of
+from tests.equations.kit import CLIP, all_of, drawn_context, run_of, runs, step_of, task_of
 
 purel_run = runs("fedpurel", executor="sequential")
 
@@ -113,9 +113,8 @@ def test_a_step_of_stage_2_by_the_definition():
 
 def test_without_purification_the_shared_prompt_is_promptfl_bit_for_bit_and_with_it_is_not():
     training = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4}
-    plain = tiny_spec("promptfl", backbone=CLIP, **training)
-    plain = plain.model_copy(update={"params": {"promptfl": {"context_length": 4}}})
-    wanted = final_state(tiny_run(plain, executor="sequential")).weights["prompt.context"]
+    plain = run_of("promptfl", {"promptfl": {"context_length": 4}}, backbone=CLIP, executor="sequential", **training)
+    wanted = final_state(plain).weights["prompt.context"]
     assert torch.equal(final_state(purel_run(params={"strength": 0.0}, **training)).weights[GLOBAL], wanted)
     assert not torch.equal(final_state(purel_run(**training)).weights[GLOBAL], wanted)
 
@@ -138,7 +137,7 @@ def test_the_global_model_predicts_by_z_g_and_own_models_by_the_sum():
     state = replace(state, weights={GLOBAL: drawn_context(0), LOCAL: drawn_context(9)}, round=run.spec.training.rounds)
     state.own.update({k: {LOCAL: drawn_context(1 + k)} for k in range(4)})
     _, predictions = evaluate(run, state)
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
 
     def logits(context):
         return run.model.forward({GLOBAL: context}, inputs, False).logits

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from fedbench.core.types import LinearHead, Model
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench_methods.fedrep import head_steps
-from tests.equations.kit import body_and_head
+from tests.equations.kit import body_and_head, run_of
 
 
 def test_the_last_share_of_the_steps_is_the_bodys_and_both_have_one():
@@ -53,7 +53,7 @@ def test_a_single_step_is_both_parts(make_task):
 
 
 def test_in_a_run_heads_stay_and_the_body_is_averaged():
-    run = tiny_run(tiny_spec("fedrep", rounds=2))
+    run = run_of("fedrep", rounds=2)
     state = final_state(run)
     assert run.private == {"head.weight", "head.bias"}
     assert all(torch.equal(state.weights[name], run.model.weights[name]) for name in run.private)

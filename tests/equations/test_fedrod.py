@@ -6,11 +6,11 @@ from torch.nn.functional import cross_entropy
 
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.rounds.loop import predict
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench.toolkit.losses import balance
 from fedbench.toolkit.wrapping import beside
 from fedbench_methods.fedrod import BIAS, SCALE, WEIGHT
-from tests.equations.kit import runs
+from tests.equations.kit import all_of, end_of, runs
 
 COUNTS = (3, 1, 0)
 
@@ -60,7 +60,7 @@ def test_generic_weights_get_the_balanced_gradient_and_the_residual_that_of_the_
 
 @pytest.mark.parametrize("learner", ["fedavg", "promptfl", "fedglcl"])
 def test_without_balance_the_global_model_is_trained_as_without_it(learner):
-    plain = final_state(tiny_run(tiny_spec(learner, backbone="clip:embedded", rounds=2), executor="sequential"))
+    plain = end_of(learner, backbone="clip:embedded", rounds=2, executor="sequential")
     run = rod_run(f"{learner}+fedrod", {"gamma": 0.0}, rounds=2, executor="sequential")
     state = final_state(run)
     for name, value in plain.weights.items():
@@ -75,7 +75,7 @@ def test_own_models_predict_by_the_sum_and_the_global_one_without_the_residual(l
     run = rod_run(f"{learner}+fedrod", rounds=2)
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
-    made = run.model.forward(state.weights, run.test.read(torch.arange(len(run.test))), False)
+    made = run.model.forward(state.weights, all_of(run.test), False)
     assert torch.equal(answer.labels, made.logits.argmax(1))
     zero = {WEIGHT: state.weights[WEIGHT], BIAS: state.weights[BIAS]}
     assert not any(value.any() for value in zero.values()) and len(state.own) >= 2

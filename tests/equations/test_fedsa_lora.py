@@ -4,7 +4,7 @@ import torch
 
 from fedbench.rounds.loop import predict
 from fedbench.testing import final_state, tiny_run
-from tests.equations.kit import lora_spec
+from tests.equations.kit import all_of, lora_spec
 
 
 def test_of_every_pair_a_is_sent_and_b_is_the_clients_own():
@@ -26,7 +26,7 @@ def test_the_global_model_stays_zero_shot_and_own_models_are_shared_a_with_own_b
     run = tiny_run(lora_spec("clip-lora+fedsa-lora"))
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
 
     def classes(weights):
         return run.model.forward(weights, inputs, False).logits.argmax(1)
@@ -40,9 +40,8 @@ def test_the_global_model_stays_zero_shot_and_own_models_are_shared_a_with_own_b
 def test_one_client_alone_ends_as_under_clip_lora():
     both = []
     for stack in ("clip-lora", "clip-lora+fedsa-lora"):
-        chosen = lora_spec(stack)
-        only = chosen.scenario.model_copy(update={"clients": 1, "partition": "iid", "participation": 1.0})
-        state = final_state(tiny_run(chosen.model_copy(update={"scenario": only}), executor="sequential"))
+        only = {"clients": 1, "partition": "iid", "participation": 1.0}
+        state = final_state(tiny_run(lora_spec(stack, scenario=only), executor="sequential"))
         both.append({**state.weights, **state.own.get(0, {})})
     assert both[0].keys() == both[1].keys()
     assert all(torch.equal(value, both[1][name]) for name, value in both[0].items())

@@ -11,7 +11,7 @@ from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.low_rank import stacked
 from fedbench_methods.flora import FLoRA, FLoRAParams
-from tests.equations.kit import exact_mean, lora_spec, pairs
+from tests.equations.kit import all_of, exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes, residual=None, round=1, **params):
@@ -61,7 +61,7 @@ def test_round_for_round_the_model_is_the_mean_of_the_clients_and_training_goes_
             total[name] = total[name] + exact_mean(seen[-1].updates, name)
             torch.testing.assert_close(state.buffers[f"{name}.residual"], total[name], rtol=0, atol=1e-6)
             assert not state.weights[f"{name}.B"].any() and total[name].abs().max() > 0
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     merged = {f"{name}.residual": value for name, value in total.items()}
     logits = run.model.forward({**state.weights, **merged}, inputs, False).logits
     torch.testing.assert_close(predict(run, state, run.test).scores, logits, rtol=1e-4, atol=1e-4)

@@ -28,7 +28,7 @@ from fedbench_methods.fst_cbdg import (
     text_samples,
     text_sampling_loss,
 )
-from tests.equations.kit import generator, headed, one_client, runs
+from tests.equations.kit import generator, headed, one_client, run_of, runs
 
 # f for logits (1, 0) and (2, 0)
 ONE, TWO = torch.tensor([0.7310586, 0.2689414]), torch.tensor([0.8807971, 0.1192029])
@@ -274,7 +274,7 @@ def test_server_takes_the_plain_mean_of_the_participants_unless_weighted(weighti
 
 
 def test_round_zero_is_zero_shot_clip_and_the_head_is_what_is_sent():
-    run, zero_shot = cbdg_run(hidden=True), tiny_run(tiny_spec("clip-zs"))
+    run, zero_shot = cbdg_run(hidden=True), run_of("clip-zs")
     ours = evaluate(run, run.initial_state())[1].labels
     assert torch.equal(ours, evaluate(zero_shot, zero_shot.initial_state())[1].labels)
     dim = tiny_backbone("clip:embedded").embed_dim

@@ -11,7 +11,7 @@ from fedbench.core.types import Broadcast
 from fedbench.rounds.loop import predict, train_round
 from fedbench.testing import final_state, tiny_backbone
 from fedbench_methods.pfedmoap import CONTEXT, EXPERTS, TEXTS, PFedMoAP, PFedMoAPParams, gated, nearest, pooled
-from tests.equations.kit import runs
+from tests.equations.kit import all_of, runs
 
 LAYERS = ("query", "key", "value", "out")
 
@@ -146,7 +146,7 @@ def test_own_models_have_gate_and_experts_and_the_global_one_neither():
     state = final_state(run)
     assert set(state.server["pfedmoap"]) == {"0", "1", "2", "3"} and not any(state.clients.values())
     assert not torch.equal(state.own[0]["gate.out.weight"], state.own[1]["gate.out.weight"])
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
 
     def texts(client):

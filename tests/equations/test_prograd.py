@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, kl_div, normalize
 
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench_methods.prograd import aligned, divergence
 from tests.equations.kit import CLIP, run_of, step_of, task_of
 
@@ -77,7 +77,7 @@ def test_a_model_of_a_clients_own_keeps_its_gradient():
     assert torch.equal(final_state(one).weights["prompt.context"], final_state(both).weights["prompt.context"])
     step = step_of(task_of(both))
     found = both.assembly.hooks.local_gradients(step=step)
-    plain = tiny_run(tiny_spec("promptfl+ditto", backbone=CLIP, rounds=1, lr=0.05), executor="sequential")
+    plain = run_of("promptfl+ditto", backbone=CLIP, rounds=1, lr=0.05, executor="sequential")
     wanted = plain.assembly.hooks.local_gradients(step=step_of(task_of(plain)))
     name = "ditto/prompt.context"
     torch.testing.assert_close(found.by_name[name], wanted.by_name[name])

@@ -5,17 +5,17 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedbench.core.randomness import torch_generator
 from fedbench.models.prompts.context import random_context
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench.toolkit.local_training import batch_table
-from tests.equations.kit import coop_texts, runs
+from tests.equations.kit import all_of, coop_texts, run_of, runs
 
 promptfl_run = runs("promptfl")
 
 
 def test_context_of_words_is_zero_shot_with_that_template():
-    zero_shot = tiny_run(tiny_spec("clip-zs").model_copy(update={"templates": ("a photo of a {}.",)}))
+    zero_shot = run_of("clip-zs", templates=("a photo of a {}.",))
     run = promptfl_run(params={"init": "words"})
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     ours = run.model.forward(run.model.weights, inputs, False).logits
     theirs = zero_shot.model.forward({}, inputs, False).logits
     # both texts are cut at the longest one here, in batches of their own: equal to rounding (exactly so in full,

@@ -6,9 +6,9 @@ import torch
 from torch.nn.functional import normalize
 
 from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench_methods.promptfolio import GLOBAL, LOCAL, portfolio
-from tests.equations.kit import coop_texts, drawn_context, runs
+from tests.equations.kit import CLIP, all_of, coop_texts, drawn_context, run_of, runs
 
 folio_run = runs("promptfolio", executor="sequential", context_length=4)
 
@@ -39,10 +39,10 @@ def test_logits_are_of_the_mixed_texts():
 
 
 def test_theta_zero_is_promptfl_bit_for_bit_whatever_the_private_prompt():
-    plain = tiny_spec("promptfl", backbone="clip:embedded", momentum=0.9, lr=0.05, weight_decay=0.0)
-    plain = plain.model_copy(update={"params": {"promptfl": {"context_length": 4}}})
-    wanted = final_state(tiny_run(plain, executor="sequential")).weights["prompt.context"]
-    run = folio_run(params={"theta": 0.0}, momentum=0.9, lr=0.05, weight_decay=0.0)
+    training = {"momentum": 0.9, "lr": 0.05, "weight_decay": 0.0}
+    plain = run_of("promptfl", {"promptfl": {"context_length": 4}}, backbone=CLIP, executor="sequential", **training)
+    wanted = final_state(plain).weights["prompt.context"]
+    run = folio_run(params={"theta": 0.0}, **training)
     state = final_state(run)
     assert torch.equal(state.weights[GLOBAL], wanted)
     assert all(torch.equal(own[LOCAL], run.model.weights[LOCAL]) for own in state.own.values())
@@ -71,7 +71,7 @@ def test_the_global_model_knows_no_private_prompt_and_own_models_mix():
     state = replace(state, weights={GLOBAL: drawn_context(0), LOCAL: drawn_context(9)}, round=run.spec.training.rounds)
     state.own.update({k: {LOCAL: drawn_context(1 + k)} for k in range(4)})
     _, predictions = evaluate(run, state)
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
 
     def labels(local):
         return run.model.forward({GLOBAL: drawn_context(0), LOCAL: local}, inputs, False).logits.argmax(1)

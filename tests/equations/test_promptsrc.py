@@ -11,7 +11,7 @@ from fedbench.rounds.loop import evaluate, predict, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench.toolkit.losses import mean_divergence
 from fedbench_methods.promptsrc import MEAN, NEXT, WEIGHT, joined, log_weight
-from tests.equations.kit import CLIP, D_T, D_V, drawn_like, runs
+from tests.equations.kit import CLIP, D_T, D_V, all_of, drawn_like, runs
 from tests.equations.test_maple import images_by_hand, texts_by_hand
 
 src_run = runs("promptsrc")
@@ -91,9 +91,9 @@ def test_predictions_are_by_the_gaussian_mean_over_the_rounds_so_far():
     shares = shares / shares.sum()
     wanted = {name: sum(s * w[name] for s, w in zip(shares, rounds, strict=True)) for name in state.weights}
     found = predict(run, state, run.test)
-    logits = run.model.forward(wanted, run.test.read(torch.arange(len(run.test))), False).logits
+    logits = run.model.forward(wanted, all_of(run.test), False).logits
     torch.testing.assert_close(found.scores, logits, rtol=0, atol=1e-3)
-    alone = run.model.forward(state.weights, run.test.read(torch.arange(len(run.test))), False).logits
+    alone = run.model.forward(state.weights, all_of(run.test), False).logits
     assert (alone - logits).abs().max() > 1e-2
 
 
@@ -123,7 +123,7 @@ def test_own_models_beside_it_are_those_of_one_round():
     state = final_state(run)
     metrics, predictions = evaluate(run, state)
     assert metrics["personal_mean_client_accuracy"] >= 0
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     for client, labels in predictions.by_client.items():
         own = state.own.get(client, {})
         weights = {name: own.get(f"ditto/{name}", run.model.weights[name]) for name in src_run().model.weights}

@@ -10,7 +10,6 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.loop import rounds, train_round
-from fedbench.testing import tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.ratio_loss import (
     RatioLoss,
@@ -167,7 +166,7 @@ def test_loss_is_divided_by_the_samples_and_survives_an_underflow():
 
 
 def test_first_round_is_fedavgs_and_later_ones_send_c_floats_more():
-    run, plain = tiny_run(tiny_spec("ratio-loss", rounds=2)), tiny_run(tiny_spec("fedavg", rounds=2))
+    run, plain = run_of("ratio-loss", rounds=2), run_of("fedavg", rounds=2)
     plain = replace(plain, federation=run.federation, train=run.train)
     (one, sent), (other, usual) = (train_round(r, r.initial_state()) for r in (run, plain))
     torch.testing.assert_close(one.weights, other.weights)

@@ -58,9 +58,8 @@ def test_features_of_images_are_those_with_the_residual():
 
 
 def test_new_clients_are_tuned_from_the_merged_weights():
-    spec = lora_spec("clip-lora+flora", lr=1e-12, finetune_epochs=1)
-    spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"holdout_clients": 0.3})})
-    run = tiny_run(spec)
+    scenario = {"holdout_clients": 0.3}
+    run = tiny_run(lora_spec("clip-lora+flora", scenario=scenario, lr=1e-12, finetune_epochs=1))
     state = replace(with_large_residuals(run), round=2)
     metrics = evaluate(run, state)[0]
     tuned = finetuned_metrics(run, state)

@@ -14,7 +14,7 @@ from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.heads import retrained
 from fedbench_methods.rucr import RUCR, RUCRParams, merged, scaled_log, unification_loss, virtual_features
-from tests.equations.kit import few, generator, played, spec_of
+from tests.equations.kit import all_of, few, generator, played, spec_of
 
 # --- prototypes and prior ---
 
@@ -184,7 +184,7 @@ def test_who_is_surveyed_by_round():
 def test_rectification_alone_trains_as_fedavg_and_evaluates_with_the_rectified_head():
     run = tiny_run(spec(backbone="clip:embedded", rounds=3, loss_weight=0.0, rectify_rounds=1, lr_head=0.1))
     plain = tiny_run(spec("fedavg", "clip:embedded", rounds=3))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     both = zip(rounds(run, run.initial_state()), rounds(plain, plain.initial_state()), strict=True)
     for (mine, record, predicted), (theirs, _, its_predicted) in both:
         assert digest(mine) == digest(theirs)

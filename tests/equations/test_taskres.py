@@ -3,9 +3,9 @@
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.testing import tiny_backbone, tiny_dataset, tiny_run
+from fedbench.testing import tiny_backbone, tiny_dataset
 from fedbench_methods.taskres import RESIDUAL, with_residual
-from tests.equations.kit import run_of, runs
+from tests.equations.kit import all_of, run_of, runs
 
 TEMPLATES = ("a photo of a {}.", "{}", "a bad drawing of the {}.")
 
@@ -39,13 +39,12 @@ def test_logits_are_scaled_cosines_to_the_moved_texts_of_raw_length():
 
 def test_round_0_is_zero_shot():
     zero_shot = run_of("clip-zs", templates=TEMPLATES)
-    inputs = zero_shot.test.read(torch.arange(len(zero_shot.test)))
+    inputs = all_of(zero_shot.test)
     theirs = zero_shot.model.forward({}, inputs, False).logits
     run = taskres_run(params={"base": "unit"}, templates=TEMPLATES)
     assert not run.model.weights[RESIDUAL].any()
     torch.testing.assert_close(run.model.forward(run.model.weights, inputs, False).logits, theirs, rtol=0, atol=1e-5)
     # of one template the length of the base has no say
-    single = zero_shot.spec.model_copy(update={"templates": TEMPLATES[:1]})
-    theirs = tiny_run(single).model.forward({}, inputs, False).logits
+    theirs = run_of("clip-zs", templates=TEMPLATES[:1]).model.forward({}, inputs, False).logits
     run = taskres_run(templates=TEMPLATES[:1])
     torch.testing.assert_close(run.model.forward(run.model.weights, inputs, False).logits, theirs, rtol=0, atol=1e-4)

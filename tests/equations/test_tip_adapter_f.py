@@ -6,9 +6,9 @@ import torch
 from torch.nn.functional import normalize
 
 from fedbench.rounds.loop import evaluate, start, train_round
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench_methods.tip_adapter_f import KEYS, cache_logits
-from tests.equations.kit import runs
+from tests.equations.kit import all_of, run_of, runs
 
 tip_run = runs("tip-adapter-f")
 
@@ -31,8 +31,8 @@ def test_logits_are_zero_shot_and_alpha_times_the_cache():
 
 
 def test_keys_of_zero_predict_as_zero_shot_clip_does():
-    run, zero_shot = tip_run(), tiny_run(tiny_spec("clip-zs"))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    run, zero_shot = tip_run(), run_of("clip-zs")
+    inputs = all_of(run.test)
     theirs = zero_shot.model.forward({}, inputs, False).logits
     torch.testing.assert_close(run.model.forward(run.model.weights, inputs, False).logits - theirs,
                                torch.full_like(theirs, exp(-5.5)), rtol=0, atol=1e-4)  # fmt: skip
