@@ -5,7 +5,6 @@ import torch
 
 from fedbench.core.types import LabelledBatch, Model, Outputs
 from fedbench.rounds.loop import evaluate, train_round
-from fedbench.testing import digest
 from fedbench.toolkit.losses import mean_cross_entropy
 from fedbench_methods.fedlc import FedLC, FedLcParams, calibrated, left_out
 from tests.equations.kit import run_of
@@ -110,18 +109,6 @@ def test_extreme_logits_stay_finite(loss):
     value.backward()
     assert value.item() == pytest.approx(2800, rel=0.01)
     assert torch.isfinite(logits.grad).all()
-
-
-def test_clients_train_at_once_each_with_its_own_counts():
-    run = run_of("fedlc", rounds=1, executor="cohort")
-    at_once, record = train_round(run, run.initial_state())
-    assert record.executor == "cohort"
-    run = run_of("fedlc", rounds=1, executor="sequential")
-    alone, _ = train_round(run, run.initial_state())
-    for name, weight in alone.weights.items():
-        torch.testing.assert_close(at_once.weights[name], weight, atol=1e-5, rtol=1e-4)
-    plain = run_of("fedavg", rounds=1, executor="sequential")
-    assert digest(alone) != digest(train_round(plain, plain.initial_state())[0])
 
 
 def test_predictions_are_by_the_logits_as_they_are():

@@ -16,7 +16,7 @@ from fedbench.rounds.broadcast import client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.rounds.metrics import score, size_in_bytes
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state, tiny_spec
 from fedbench.toolkit.prototypes import mean_over_holders, nearest_class, spread
 from fedbench_methods.fedproto import FedProto, FedProtoParams, prototype_distance
 from tests.equations.kit import runs
@@ -300,13 +300,3 @@ def test_a_run_has_own_models_columns_and_no_global_ones():
     assert metrics and all(name.startswith("personal_") for name in metrics)
     assert evaluate(run, final_state(run, until=1))[0] == {}
     assert finetuned_metrics(run, state)["finetuned_mean_client_accuracy"] > 0
-
-
-def test_on_a_trained_projector_the_cohort_trains_at_once_as_one_by_one():
-    runs = [run_of("fedglcl+fedproto", backbone="clip:embedded", rounds=2)]
-    runs.append(replace(runs[0], executor=tiny_run(runs[0].spec, executor="sequential").executor))
-    at_once, one_by_one = (final_state(run) for run in runs)
-    assert runs[0].executor.description == "cohort"
-    for client, own in one_by_one.own.items():
-        for name, tensor in own.items():
-            torch.testing.assert_close(at_once.own[client][name], tensor, rtol=1e-4, atol=1e-5)

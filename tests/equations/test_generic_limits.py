@@ -107,6 +107,8 @@ LIMITS = [
         "promptfl+logit-adjustment", {"logit-adjustment": {"tau": 0.0}}, "promptfl",
         on={"logit-adjustment": {"tau": 1.0}}, backbones=(CLIP,), rounds=2, **ALONE,
     ),
+    # which it needs features for that are trained, where it does something
+    *limit("moon", {"moon": {"mu": 0.0}}, backbones=(CLIP,), rounds=1, **ALONE),
     *limit("moon", {"moon": {"mu": 0.0}}, on={"moon": {"mu": 5.0}}, backbones=PROJECTOR),
     *limit("promptfl+prograd", {"prograd": {"strength": 0.0}}, "promptfl", on={}, **PROGRAD),
     *limit("ratio-loss", {"ratio-loss": {"beta": 0.0}}, on={}, backbones=BOTH, rounds=2, **ALONE),
@@ -132,7 +134,7 @@ def test_at_its_limit_a_stack_is_the_one_without_it_bit_for_bit(stack, off, plai
         ("fedadam", "feddisco+fedadam", {"rounds": 2}),
         ("feddyn", "feddyn+feddisco", {"rounds": 2}),
         ("local", "local+fed-focal", {"rounds": 2}),
-        ("fedavg", "fed-focal", {"backbone": CLIP, "rounds": 1}),
+        *(("fedavg", each, {"backbone": CLIP, "rounds": 1, **ALONE}) for each in ("fed-focal", "fedlc")),
         ("fednova", "fedavg", {**ONE_BATCH, "batch_size": 8, "momentum": 0.0}),
         ("fednova", "fedavg", {**ONE_BATCH, "batch_size": 8, "momentum": 0.9}),
         ("in-turn", "fedavg", {"backbone": CLIP, "rounds": 3, **ALONE}),

@@ -71,6 +71,7 @@ REFUSED = [
     ),
     no("feddecorr", "feddecorr needs features that are trained", backbone=CLIP),
     no("fedproto", r"frozen; choose a backbone", backbone=CLIP),
+    no("moon", "frozen; choose a backbone that is trained", backbone=CLIP),
     no("feduv", "feduv needs features that are trained", backbone=CLIP),
     no("fedavg", "features that are trained", method="fpl"),
     no("rucr", "rucr needs features that are trained.*backbone", {"rucr": FEW["rucr"]}, backbone=CLIP),

@@ -7,7 +7,6 @@ import torch
 from fedbench.core.types import Model, Outputs
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import start
-from fedbench.testing import final_state
 from fedbench.toolkit.losses import adjusted, class_prior
 from fedbench_methods.logit_adjustment import PRIOR
 from tests.equations.kit import CLIP, run_of
@@ -59,8 +58,3 @@ def test_all_clients_are_sent_the_prior_of_all_and_report_their_counts_once():
     for client in range(2):
         task = client_task(run, state, 1, 0, client, broadcast(run, state, client))
         torch.testing.assert_close(task.payload[PRIOR], counts.sum(0) / counts.sum())
-
-
-def test_a_cohort_at_once_gives_the_same_weights():
-    one, other = (final_state(adjusted_run("promptfl+logit-adjustment", 1.0, way)) for way in ("sequential", "cohort"))
-    torch.testing.assert_close(one.weights, other.weights, rtol=1e-4, atol=1e-6)

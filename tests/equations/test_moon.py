@@ -5,11 +5,9 @@ from math import exp, log
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Model, Outputs
 from fedbench.rounds.loop import train_round
 from fedbench.rounds.state import load_state, save_state
-from fedbench.testing import tiny_run, tiny_spec
 from fedbench_methods.moon import MOON, MoonParams, kept_model, model_contrast, previous_model
 from tests.equations.kit import run_of
 
@@ -137,10 +135,3 @@ def test_state_is_kept_with_the_cohort_nothing_is_sent_and_it_can_be_saved(tmp_p
     client = record.cohort[0]
     for name, tensor in state.clients[client]["moon"].items():
         assert torch.equal(loaded.clients[client]["moon"][name], tensor)
-
-
-def test_frozen_features_are_refused_unless_mu_is_zero():
-    spec = tiny_spec("moon", backbone="clip:embedded")
-    with pytest.raises(FedbenchError, match="frozen; choose a backbone that is trained"):
-        tiny_run(spec)
-    tiny_run(spec.model_copy(update={"params": {"moon": {**spec.params["moon"], "mu": 0.0}}}))
