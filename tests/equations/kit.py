@@ -1,16 +1,16 @@
 """What tests of equations begin with: small runs, single steps, random tensors, models of a few weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.method.tasks import ClientTask, LocalStep
+from fedbench.core.method.tasks import AggregationTask, ClientTask, LocalStep
 from fedbench.core.partition import ClientShard
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Outputs, Update
+from fedbench.core.spec import RunSpec, Training
+from fedbench.core.types import Model, Outputs, Tensors, Update
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import rounds
 from fedbench.rounds.run import Run
@@ -144,10 +144,23 @@ def step_of(task: ClientTask, number: int = 0) -> LocalStep:
     return LocalStep(weights, buffers, batch_at(task, torch.arange(6), torch.Generator()), task, number)
 
 
-def updates_of(ends: Sequence[object], sizes: Sequence[int], name: str = "w") -> tuple[Update, ...]:
-    """Clients 0, 1, .. who end at these values of one weight, with so many samples each."""
-    pairs = zip(ends, sizes, strict=True)
-    return tuple(Update(k, {name: torch.as_tensor(end)}, {}, size) for k, (end, size) in enumerate(pairs))
+def updates_of(
+    ends: Iterable[object], sizes: Iterable[int], clients: Iterable[int] | None = None
+) -> tuple[Update, ...]:
+    """Clients 0, 1, .. (or ``clients``) who end at these values of one weight "w", with so many samples each."""
+    ended = zip(ends, sizes, strict=True)
+    numbered = enumerate(ended) if clients is None else zip(clients, ended, strict=True)
+    return tuple(Update(k, {"w": torch.as_tensor(end)}, {}, size) for k, (end, size) in numbered)
+
+
+def aggregation(
+    weights: Tensors, updates: Iterable[Update], state=None, *, round=1, buffers=None, training=None, **rest
+):
+    """The end of a round that began with ``weights``, of a run with these fields of ``training``."""
+    spec = RunSpec(training=Training(**(training or {})))
+    state = {} if state is None else state
+    model = Model(weights, None)
+    return AggregationTask(round, weights, buffers or {}, tuple(updates), model, spec, state, **rest)
 
 
 # --- tensors ---

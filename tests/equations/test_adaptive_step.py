@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import GlobalModel, Model, Update
+from fedbench.core.types import GlobalModel
 from fedbench.rounds.loop import train_round
 from fedbench.testing import digest
 from fedbench.toolkit.fedavg import average
@@ -15,7 +13,7 @@ from fedbench_methods.fedadagrad import FedAdagrad, FedAdagradParams
 from fedbench_methods.fedadam import FedAdam, FedAdamParams
 from fedbench_methods.fedavgm import FedAvgM, FedAvgMParams
 from fedbench_methods.fedyogi import FedYogi, FedYogiParams
-from tests.equations.kit import end_of, run_of
+from tests.equations.kit import aggregation, end_of, run_of, updates_of
 
 NAMES = ("fedadam", "fedyogi", "fedadagrad")
 ADAM, YOGI, ADAGRAD = (FedAdam, FedAdamParams), (FedYogi, FedYogiParams), (FedAdagrad, FedAdagradParams)
@@ -27,8 +25,7 @@ def played(method, changes, *, start=0.0, **params):
     server, state, x, path = cls(values(**params)), {}, torch.tensor([start], dtype=torch.float64), []
     for number, change in enumerate(changes, 1):
         # sizes 1 and 3: the mean change is (1 * 4c + 3 * 0) / 4 = c
-        updates = (Update(0, {"w": x + 4 * change}, {}, 1), Update(1, {"w": x}, {}, 3))
-        task = AggregationTask(number, {"w": x}, {}, updates, Model({"w": x}, None), RunSpec(), state)
+        task = aggregation({"w": x}, updates_of((x + 4 * change, x), (1, 3)), state, round=number)
         x = server.aggregate(task, average)["w"]
         path.append(x.item())
     return path, state[server.name]["m/w"].item(), state[server.name]["v/w"].item()
@@ -89,8 +86,7 @@ def test_with_a_large_tau_it_is_fedavgm_with_the_average_of_both(method):
     path, _, _ = played(method, changes, start=0.4, server_lr=2 * tau, beta1=0.6, beta2=0.9999, tau=tau)
     other, state, x = FedAvgM(FedAvgMParams(beta=0.6, server_lr=1.0, form="ema")), {}, torch.tensor([0.4])
     for number, change in enumerate(changes, 1):
-        updates = (Update(0, {"w": x + change}, {}, 1),)
-        task = AggregationTask(number, {"w": x}, {}, updates, Model({"w": x}, None), RunSpec(), state)
+        task = aggregation({"w": x}, updates_of([x + change], [1]), state, round=number)
         x = other.aggregate(task, average)["w"]
         assert path[number - 1] == pytest.approx(x.item(), abs=2e-4)
 
@@ -98,7 +94,7 @@ def test_with_a_large_tau_it_is_fedavgm_with_the_average_of_both(method):
 @pytest.mark.parametrize("method", [ADAM, YOGI, ADAGRAD])
 def test_running_statistics_of_the_answer_stay_as_they_are(method):
     x, server = torch.zeros(2), method[0](method[1]())
-    task = AggregationTask(1, {"w": x}, {"b": x}, (), Model({"w": x}, None), RunSpec(), {})
+    task = aggregation({"w": x}, (), buffers={"b": x})
     answer = server.aggregate(task, lambda _: GlobalModel({"w": torch.ones(2)}, {"b": torch.tensor([5.0, 7.0])}))
     assert torch.equal(answer.buffers["b"], torch.tensor([5.0, 7.0]))
     assert set(task.state[server.name]) == {"m/w", "v/w"}
@@ -127,5 +123,5 @@ def test_it_steps_from_the_mean_of_whatever_the_stack_answers(name):
 def test_the_three_differ_and_an_empty_model_of_weights_is_fine():
     states = {name: digest(end_of(name, rounds=2)) for name in NAMES}
     assert len(set(states.values())) == 3
-    task = AggregationTask(1, {}, {}, (), Model({}, None), RunSpec(), {})
+    task = aggregation({}, ())
     assert FedAdam(FedAdamParams()).aggregate(replace(task), lambda _: {}) == {}

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask, ReportedTask
-from fedbench.core.spec import RunSpec, Training
-from fedbench.core.types import Model, Update
+from fedbench.core.method.tasks import ReportedTask
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import Model
 from fedbench.rounds.loop import rounds
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.climb import Climb, ClimbParams, client_weights, next_dual
 from fedbench_methods.shared.reweighting import loss_and_accuracy
-from tests.equations.kit import linear, run_of
+from tests.equations.kit import aggregation, linear, run_of, updates_of
 
 
 def of(*values):
@@ -49,11 +49,8 @@ def test_no_weight_is_below_zero():
 
 def mean(weights, ends, sizes=(1, 3), x=1.0, weighting="samples"):
     method, state = Climb(ClimbParams()), {"climb": {"dual": of(0, 0), "weights": of(*weights)}}
-    updates = tuple(
-        Update(k, {"w": torch.tensor([end])}, {}, n) for k, (end, n) in enumerate(zip(ends, sizes, strict=True))
-    )
-    spec, w = RunSpec(training=Training(weighting=weighting)), {"w": torch.tensor([x])}
-    task = AggregationTask(1, w, {}, updates, Model(w, None), spec, state)
+    updates = updates_of([torch.tensor([end]) for end in ends], sizes)
+    task = aggregation({"w": torch.tensor([x])}, updates, state, training={"weighting": weighting})
     return method.aggregate(task, average)["w"].item()
 
 

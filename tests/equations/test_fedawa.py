@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Model, Update
+from fedbench.core.types import Update
 from fedbench_methods.fedawa import FedAWA, FedAWAParams, objective, products
+from tests.equations.kit import aggregation
 
 # x = (1, 0), changes (1, 0) and (0, 1): the models are (2, 0) and (1, 1), with cosines 1 and sqrt(1/2)
 X = {"a": torch.tensor([1.0]), "b": torch.tensor([[0.0]])}
@@ -17,8 +16,7 @@ ENDS = [{"a": torch.tensor([2.0]), "b": torch.tensor([[0.0]])}, {"a": torch.tens
 
 def aggregated(method, state, *, clients=(0, 1), sizes=(1, 3), ends=ENDS, num_clients=2):
     updates = tuple(Update(k, end, {}, n) for k, end, n in zip(clients, ends, sizes, strict=True))
-    task = AggregationTask(1, X, {}, updates, Model(X, None), RunSpec(), state, num_clients=num_clients)
-    found = method.aggregate(task)
+    found = method.aggregate(aggregation(X, updates, state, num_clients=num_clients))
     return found["a"].item(), found["b"].item()
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from fedbench.core.errors import Unworkable
-from fedbench.core.method.tasks import AggregationTask, StartTask
-from fedbench.core.spec import RunSpec, Training
-from fedbench.core.types import ClientReport, Model, Update
+from fedbench.core.method.tasks import StartTask
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import ClientReport, Model
 from fedbench_methods.feddisco import FedDisco, FedDiscoParams, discrepancy_weights, distances
+from tests.equations.kit import aggregation, updates_of
 
 COUNTS = torch.tensor([[4, 0], [2, 2], [1, 3]])
 SHARES = COUNTS.double() / 4
@@ -72,9 +73,9 @@ def started(counts, **params):
 def test_the_mean_is_by_the_cohorts_own_labels_and_sizes(weighting, size):
     method, state = started(torch.tensor([[4, 0], [2, 2], [3, 9]]))
     # clients 1 and 2; d = (0, 1): the sum is over the cohort. p = 4 and 12 of 16, or halves
-    updates = tuple(Update(k, {"w": torch.tensor([y])}, {}, n) for k, y, n in ((1, 1.0, 4), (2, 5.0, 12)))
-    spec = RunSpec(training=Training(weighting=weighting))
-    task = AggregationTask(1, {"w": torch.zeros(1)}, {}, updates, Model({}, None), spec, state, num_clients=3)
+    updates = updates_of([[1.0], [5.0]], [4, 12], clients=[1, 2])
+    training = {"weighting": weighting}
+    task = aggregation({"w": torch.zeros(1)}, updates, state, training=training, num_clients=3)
     p = 4 / (4 + size)
     first, second = p + 0.1, (1 - p) - 0.5 + 0.1
     expected = (first * 1 + second * 5) / (first + second)

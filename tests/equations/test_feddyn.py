@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask, BroadcastTask, StartTask
-from fedbench.core.spec import RunSpec, Training
+from fedbench.core.method.tasks import BroadcastTask, StartTask
+from fedbench.core.spec import RunSpec
 from fedbench.core.types import Broadcast, ClientReport, Model, Update
 from fedbench.rounds.loop import start, train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
@@ -14,7 +14,7 @@ from fedbench.toolkit.fedavg import average
 from fedbench_methods.feddc import GRADIENT, FedDC, FedDCParams, estimate, linear_term
 from fedbench_methods.feddyn import FedDyn, FedDynParams
 from fedbench_methods.shared import dynamic_regularisation as dynamic
-from tests.equations.kit import end_of, linear, run_of
+from tests.equations.kit import aggregation, end_of, linear, run_of
 
 
 def tensor(*values):
@@ -26,8 +26,7 @@ def aggregated(method, x, ends, sizes, state, *, clients=None, num_clients=2, pa
     clients, payloads = clients or range(len(ends)), payloads or [{}] * len(ends)
     came = zip(clients, ends, sizes, payloads, strict=True)
     updates = tuple(Update(k, {"w": tensor(y)}, {}, n, payload) for k, y, n, payload in came)
-    spec = RunSpec(training=Training(weighting=weighting))
-    task = AggregationTask(1, {"w": x}, {}, updates, Model({"w": x}, None), spec, state, num_clients=num_clients)
+    task = aggregation({"w": x}, updates, state, training={"weighting": weighting}, num_clients=num_clients)
     return method.aggregate(task, average)["w"]
 
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import torch
 
-from fedbench.core.method.tasks import AggregationTask, BroadcastTask
+from fedbench.core.method.tasks import BroadcastTask
 from fedbench.core.spec import RunSpec
-from fedbench.core.types import Broadcast, Model, Update
+from fedbench.core.types import Broadcast, Update
 from fedbench.rounds.loop import predict, train_round
 from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedex_lora import FedExLoRA, FedExLoRAParams, residual
-from tests.equations.kit import all_of, exact_mean, lora_spec, pairs
+from tests.equations.kit import aggregation, all_of, exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes=(1, 1), old=None, round=1, **params):
@@ -19,8 +19,7 @@ def played(a, b, sizes=(1, 1), old=None, round=1, **params):
     method, state = FedExLoRA(FedExLoRAParams(**params)), {}
     buffers = {"w.residual": torch.zeros(len(b[0]), a[0].shape[1]) if old is None else old}
     updates = tuple(Update(k, {"w.A": a[k], "w.B": b[k]}, buffers, n) for k, n in enumerate(sizes))
-    x = {"w.A": a[0], "w.B": b[0]}
-    task = AggregationTask(round, x, buffers, updates, Model(x, None), RunSpec(), state)
+    task = aggregation({"w.A": a[0], "w.B": b[0]}, updates, state, round=round, buffers=buffers)
     answer = method.aggregate(task, average)
     return answer.weights, answer.buffers["w.residual"], state
 

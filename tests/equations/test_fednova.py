@@ -8,14 +8,14 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.tasks import AggregationTask, StartTask
-from fedbench.core.spec import RunSpec, Training
+from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.executors.sequential import train_client as completely_trained
 from fedbench.rounds.loop import train_round
 from fedbench.toolkit.fedavg import average, mean_over_clients
 from fedbench_methods.fednova import FedNova, FedNovaParams, normalised_shares
-from tests.equations.kit import run_of
+from tests.equations.kit import aggregation, run_of
 
 
 def update(client, value, num_examples, a, tau=None):
@@ -25,9 +25,7 @@ def update(client, value, num_examples, a, tau=None):
 
 
 def aggregated(updates, *, start=0.0, number=1, state=None, training=None, **params):
-    x = {"w": torch.tensor([start])}
-    spec = RunSpec(training=Training(**(training or {})))
-    task = AggregationTask(number, x, {}, tuple(updates), Model(x, None), spec, {} if state is None else state)
+    task = aggregation({"w": torch.tensor([start])}, updates, state, round=number, training=training)
     return FedNova(FedNovaParams(**params)).aggregate(task)["w"].item()
 
 
@@ -67,7 +65,7 @@ def test_equal_weights_of_gradients_are_fedavg_bit_for_bit_whatever_the_shares()
             Update(k, {"w": value}, {}, size, {"fednova.a": torch.tensor(a)})
             for k, (value, size) in enumerate(zip(values, sizes, strict=True))
         )
-        task = AggregationTask(1, x, {}, updates, Model(x, None), RunSpec(), {})
+        task = aggregation(x, updates)
         assert torch.equal(FedNova(FedNovaParams()).aggregate(task)["w"], average(task)["w"])
 
 

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec, Training
-from fedbench.core.types import Model, Update
+from fedbench.core.types import Model
 from fedbench.testing import digest, final_state
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedspeed import FedSpeed, FedSpeedParams, corrected
 from fedbench_methods.shared import dynamic_regularisation as dynamic
-from tests.equations.kit import end_of, linear, run_of
+from tests.equations.kit import aggregation, end_of, linear, run_of, updates_of
 
 
 def test_the_correction_by_hand():
@@ -41,10 +39,8 @@ def test_local_steps_by_hand(make_task, mix, rho):
 
 def aggregated(method, state, ends, *, clients=(0, 2), sizes=(1, 3)):
     """x after a round from x = 1, of N = 4 clients."""
-    x = torch.tensor(1.0)
-    updates = tuple(Update(k, {"w": torch.tensor(y)}, {}, n) for k, y, n in zip(clients, ends, sizes, strict=True))
-    spec = RunSpec(training=Training(weighting="samples"))
-    task = AggregationTask(1, {"w": x}, {}, updates, Model({"w": x}, None), spec, state, num_clients=4)
+    updates, training = updates_of(ends, sizes, clients), {"weighting": "samples"}
+    task = aggregation({"w": torch.tensor(1.0)}, updates, state, training=training, num_clients=4)
     return method.aggregate(task, average)["w"].item()
 
 

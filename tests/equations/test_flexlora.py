@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Model, Update
+from fedbench.core.types import Update
 from fedbench.rounds.loop import train_round
 from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.flexlora import FlexLoRA, FlexLoRAParams
-from tests.equations.kit import exact_mean, lora_spec, pairs
+from tests.equations.kit import aggregation, exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes, split="left"):
@@ -18,8 +16,7 @@ def played(a, b, sizes, split="left"):
         Update(k, {"w.A": a[k], "w.B": b[k], "bias": torch.ones(1) * k}, {}, n) for k, n in enumerate(sizes)
     )
     x = {"w.A": a[0], "w.B": b[0], "bias": torch.zeros(1)}
-    task = AggregationTask(1, x, {}, updates, Model(x, None), RunSpec(), {})
-    return FlexLoRA(FlexLoRAParams(split=split)).aggregate(task, average)
+    return FlexLoRA(FlexLoRAParams(split=split)).aggregate(aggregation(x, updates), average)
 
 
 def drawn(rank, seed=0):

@@ -3,15 +3,13 @@
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Model, Update
+from fedbench.core.types import Update
 from fedbench.rounds.loop import predict, train_round
 from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.low_rank import stacked
 from fedbench_methods.flora import FLoRA, FLoRAParams
-from tests.equations.kit import all_of, exact_mean, lora_spec, pairs
+from tests.equations.kit import aggregation, all_of, exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes, residual=None, round=1, **params):
@@ -21,8 +19,7 @@ def played(a, b, sizes, residual=None, round=1, **params):
         Update(k, {"w.A": a[k], "w.B": b[k], "bias": torch.ones(1) * k}, buffers, n) for k, n in enumerate(sizes)
     )
     x = {"w.A": a[0], "w.B": b[0], "bias": torch.zeros(1)}
-    task = AggregationTask(round, x, buffers, updates, Model(x, None), RunSpec(), {})
-    answer = FLoRA(FLoRAParams(**params)).aggregate(task, average)
+    answer = FLoRA(FLoRAParams(**params)).aggregate(aggregation(x, updates, round=round, buffers=buffers), average)
     return answer.weights, answer.buffers["w.residual"]
 
 

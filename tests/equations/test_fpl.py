@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fpl import CLASSES, CLUSTERS, FPL, KNOWN, UNBIASED, FPLParams, cluster_contrast, cluster_means
 from fedbench_methods.shared.clustering import first_neighbour_clusters
+from tests.equations.kit import aggregation
 
 
 def at(*degrees):
@@ -84,8 +83,7 @@ def aggregated(sent, state):
         Update(k, {"w": torch.zeros(1)}, {}, 1, {"fpl.means": torch.stack([*by.values()]), "fpl.holds": holds(by)})
         for k, by in enumerate(sent)
     )
-    w = {"w": torch.zeros(1)}
-    FPL(FPLParams()).aggregate(AggregationTask(1, w, {}, updates, Model(w, None), RunSpec(), state), average)
+    FPL(FPLParams()).aggregate(aggregation({"w": torch.zeros(1)}, updates, state), average)
     return state["fpl"]
 
 
