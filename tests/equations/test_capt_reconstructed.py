@@ -14,7 +14,6 @@ from fedbench.core.types import ClientReport, Model, Update
 from fedbench.models.prompts.context import prompt_tower, random_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.models.prompts.prompted_clip import coupling
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import rounds, start
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run
 from fedbench.toolkit.fedavg import average
@@ -22,7 +21,7 @@ from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.capt_reconstructed import ARMS, CaptReconstructed, ReconstructedParams, class_aware_loss
 from fedbench_methods.shared.bandit import Pace, choose, mean_loss, reward, updated
 from fedbench_methods.shared.clustering import complementary_clients, head_and_tail
-from tests.equations.kit import CLIP, generator, run_of, spec_of
+from tests.equations.kit import CLIP, generator, run_of, spec_of, task_of
 
 NAME, NAMES = "capt-reconstructed", tiny_dataset().classnames
 
@@ -503,7 +502,7 @@ def test_whole_local_training_follows_the_equations():
     run = capt_run({"scheduler": "fixed", "loss_on": "parts"}, lr=0.1, momentum=0.9, rounds=1)
     state, clip = run.initial_state(), tiny_backbone("clip:embedded")
     start(run, state)
-    [update] = run.executor.train([client_task(run, state, 1, 0, 1, broadcast(run, state, 1))])
+    [update] = run.executor.train([task_of(run, 1, state=state)])
     got = update.weights
     shard = run.federation.clients[1].indices
     images, labels = normalize(run.train.read(shard), dim=-1), run.federation.train.labels[shard]

@@ -7,7 +7,7 @@ from fedbench.rounds.loop import predict
 from fedbench.testing import final_state
 from fedbench.toolkit.wrapping import with_own
 from fedbench_methods.ditto import OWN
-from tests.equations.kit import all_of, linear, run_of
+from tests.equations.kit import all_of, linear, run_of, task_of
 
 
 def test_own_model_takes_the_gradient_of_its_own_loss_and_lambda_times_the_way_from_x(make_task):
@@ -33,14 +33,13 @@ def test_without_a_pull_every_client_trains_alone():
     only = run_of("fedavg", rounds=3, executor="sequential")
     state = only.initial_state()
     # client 0 alone: the own model goes on from its own weights whenever the client is drawn
-    from fedbench.rounds.broadcast import broadcast, client_task
     from fedbench.rounds.exchange import schedule_of
     from fedbench.rounds.executors.sequential import train_client
 
     weights = {name: value.clone() for name, value in state.weights.items()}
     for number in range(1, 4):
         if 0 in schedule_of(only, number).training:
-            task = client_task(only, state, number, 0, 0, broadcast(only, state, 0))
+            task = task_of(only, 0, state=state, round=number)
             weights = train_client(type(task)(**{**vars(task), "received": weights})).weights
     assert all(torch.equal(value, own[OWN + name]) for name, value in weights.items())
 

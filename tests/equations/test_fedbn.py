@@ -8,12 +8,11 @@ import torch
 from fedbench.core.method.tasks import AggregationTask, EvaluationTask
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.testing import check_training, final_state, tiny_backbone, tiny_spec
 from fedbench_methods.fedbn import FedBN, FedBnParams, mean_layers
-from tests.equations.kit import CLIP, RESNET, run_of
+from tests.equations.kit import CLIP, RESNET, run_of, task_of
 
 METHOD = FedBN(FedBnParams())
 
@@ -66,7 +65,7 @@ def test_batch_norm_stays_as_the_client_left_it_and_everything_else_is_the_mean(
         else:
             mean = sum(values[k].double() for k in record.cohort) / len(record.cohort)
             torch.testing.assert_close(after.weights[name].double(), mean, rtol=1e-5, atol=1e-7)
-    tasks = {k: client_task(run, after, 2, 0, k, broadcast(run, after, k)) for k in record.cohort}
+    tasks = {k: task_of(run, k, state=after, round=2) for k in record.cohort}
     for k, task in tasks.items():
         for name, tensor in {**task.received, **task.buffers}.items():
             wanted = first[k][name] if name in run.private else after.weights[name]
@@ -79,7 +78,7 @@ def test_each_client_counts_its_own_batches():
     run = run_of("fedbn", backbone=RESNET, rounds=2, scenario={"participation": 1.0})
     state = final_state(run)
     for k, own in state.own.items():
-        batches = len(client_task(run, state, 1, 0, k, broadcast(run, state, k)).inputs)
+        batches = len(task_of(run, k, state=state).inputs)
         assert own["body.bn1.num_batches_tracked"] == 2 * _steps(batches, 8)
 
 

@@ -12,7 +12,7 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import ClientReport, LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.requirements import refuse_model
-from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, predict, rounds, train_round
@@ -32,7 +32,7 @@ from fedbench_methods.fedconcat import (
     first_stage,
     warm_start,
 )
-from tests.equations.kit import end_of, run_of
+from tests.equations.kit import end_of, run_of, task_of
 
 CNN = "resnet8?width=1"
 
@@ -333,7 +333,7 @@ def test_a_client_of_stage_2_takes_all_batches_of_its_epochs():
     run, after = cnn_run()
     state = after[2][0]
     run = replace(run, spec=run.spec.model_copy(update={"training": Training(local_epochs=2, batch_size=4, lr=0.1)}))
-    task = client_task(run, state, 3, 0, 1, broadcast(run, state, 1))
+    task = task_of(run, 1, state=state, round=3)
     got = train_client(task).weights
     kept = state.server["fedconcat"]
     with torch.no_grad():

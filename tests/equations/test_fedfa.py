@@ -25,7 +25,7 @@ from fedbench_methods.fedfa import (
     tensor_name,
     variance_over_clients,
 )
-from tests.equations.kit import spec_of
+from tests.equations.kit import spec_of, task_of
 
 # sample 0 is (0, 2): mean 1, deviation 1; sample 1 is (4, 10): mean 7, deviation 3. Over the samples the means have the
 # variance 9 and the deviations 1
@@ -230,7 +230,7 @@ def step_of():
         run = tiny_run(spec)
         state = replace(run.initial_state(), round=round - 1)
         start(run, state)
-        task = client_task(run, state, round, 0, client, broadcast(run, state, client))
+        task = task_of(run, client, state=state, round=round)
         task = replace(task, payload=shared or task.payload)
         weights = {name: value.clone().requires_grad_() for name, value in task.received.items()}
         buffers = {name: value.clone() for name, value in task.buffers.items()}

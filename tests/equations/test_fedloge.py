@@ -10,7 +10,6 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import EvaluationTask
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import rounds, train_round
@@ -26,7 +25,7 @@ from fedbench_methods.fedloge import (
     realigned,
 )
 from fedbench_methods.shared.etf import kept_entries, simplex, simplex_loss, smallest_angles, sparse_simplex
-from tests.equations.kit import end_of, generator, run_of, spec_of
+from tests.equations.kit import end_of, generator, run_of, spec_of, task_of
 
 LOCAL = frozenset({WEIGHT, BIAS})
 
@@ -182,7 +181,7 @@ def test_backbone_trains_alike_whatever_the_trained_heads_are():
         for name in ("head.weight", "head.bias", WEIGHT, BIAS):
             state.weights[name] = factor * state.weights[name]
         state.own[0] = {name: state.weights[name] for name in (WEIGHT, BIAS)}
-        tasks.append(client_task(run, state, 1, 0, 0, broadcast(run, state, 0)))
+        tasks.append(task_of(run, 0, state=state))
     one, other = (train_client(task).weights for task in tasks)
     heads = {"head.weight", "head.bias", WEIGHT, BIAS}
     assert all(torch.equal(one[name], other[name]) for name in one.keys() - heads)

@@ -16,12 +16,11 @@ from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.prompts.context import initial_context, prompt_tower
 from fedbench.models.transform import PixelTransform
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_spec
 from fedbench_methods.shared.transport import Plans, Transport, transport_plans, transported
-from tests.equations.kit import drawn, runs
+from tests.equations.kit import drawn, runs, task_of
 
 GLOBAL, LOCAL = "prompt.global", "prompt.local"
 
@@ -218,7 +217,7 @@ def test_the_global_prompt_alone_is_sent_and_each_client_keeps_its_own():
     clip = tiny_backbone("clip:embedded")
     assert torch.equal(initial[GLOBAL], initial_context(clip, run.spec.seed, 16, "random"))
     assert initial[LOCAL].std().item() == pytest.approx(0.02, rel=0.1)
-    tasks = [client_task(run, run.initial_state(), 1, 0, k, broadcast(run, run.initial_state(), k)) for k in range(4)]
+    tasks = [task_of(run, k) for k in range(4)]
     assert all(torch.equal(task.received[LOCAL], initial[LOCAL]) for task in tasks)
     state, record = train_round(run, run.initial_state())
     assert record.bytes_up == record.bytes_down == 2 * 4 * 16 * 64
@@ -257,7 +256,7 @@ def test_recipe_and_both_prompts_learn():
     run = run_of(scenario={"participation": 1.0}, lr=0.05, finetune_epochs=1)
     state = final_state(run)
     before, after = run.model.weights, state.own[0] | {GLOBAL: state.weights[GLOBAL]}
-    task = client_task(run, state, 5, 0, 0, broadcast(run, state, 0))
+    task = task_of(run, 0, state=state, round=5)
     inputs = task.inputs.read(torch.arange(len(task.inputs)))
     losses = [cross_entropy(run.model.forward(w, inputs, False).logits, task.labels).item() for w in (before, after)]
     assert losses[1] < losses[0] - 0.05

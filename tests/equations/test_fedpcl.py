@@ -10,7 +10,6 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, EvaluationTask
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.testing import digest, final_state, tiny_spec
@@ -24,7 +23,7 @@ from fedbench_methods.fedpcl import (
     paper_loss,
     released_loss,
 )
-from tests.equations.kit import runs
+from tests.equations.kit import runs, task_of
 
 METHOD = FedPCL(FedPclParams())
 LOSSES = (released_loss, paper_loss)
@@ -248,7 +247,7 @@ def test_prototypes_are_means_of_unit_embeddings_after_training():
     state, _ = train_round(run, run.initial_state())
     state, record = train_round(run, state)
     client = record.cohort[0]
-    task = client_task(run, state, 3, 0, client, broadcast(run, state, client))
+    task = task_of(run, client, state=state, round=3)
     z = run.model.forward(state.own[client], task.inputs.read(torch.arange(len(task.inputs))), False).features
     expected = class_means(z, task.labels)
     kept, server = state.clients[client]["fedpcl"], state.server["fedpcl"]

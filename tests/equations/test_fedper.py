@@ -3,19 +3,18 @@
 import pytest
 import torch
 
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.exchange import schedule_of
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.loop import predict, train_round
 from fedbench.testing import final_state, tiny_run, tiny_spec
-from tests.equations.kit import all_of, run_of
+from tests.equations.kit import all_of, run_of, task_of
 
 
 def of_one_round(spec):
     """What the clients of round 1 train under FedAvg, and their numbers of samples."""
     run = tiny_run(spec, executor="sequential")
     state = run.initial_state()
-    tasks = [client_task(run, state, 1, 0, k, broadcast(run, state, k)) for k in schedule_of(run, 1).training]
+    tasks = [task_of(run, k, state=state) for k in schedule_of(run, 1).training]
     return run, {task.client: train_client(task) for task in tasks}
 
 

@@ -14,12 +14,11 @@ from fedbench.core.types import Model
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.prompts.context import prompt_tower
 from fedbench.models.transform import PixelTransform
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import evaluate, rounds
 from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_spec
 from fedbench.toolkit.local_training import step_loss
 from fedbench_methods.fedpgp import PersonalOutputs, contrast
-from tests.equations.kit import drawn, runs
+from tests.equations.kit import drawn, runs, task_of
 
 SHARED, LEFT, RIGHT = "prompt.global", "prompt.U", "prompt.V"
 RECIPE = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}
@@ -143,7 +142,7 @@ def test_the_server_changes_the_shared_prompt_alone():
     assert len({own[LEFT].sum().item() for own in held.values()} | {run.model.weights[LEFT].sum().item()}) >= 3
     # what a client trains from in the next round is what it had
     for client, own in held.items():
-        received = client_task(run, state, 4, 0, client, broadcast(run, state, client)).received
+        received = task_of(run, client, state=state, round=4).received
         assert all(torch.equal(received[name], own[name]) for name in (LEFT, RIGHT))
         assert torch.equal(received[SHARED], state.weights[SHARED])
 
@@ -175,7 +174,7 @@ def test_recipe_and_training_lowers_the_loss():
     assert (chosen.optimizer, chosen.lr, chosen.momentum, chosen.weight_decay) == ("sgd", 1e-3, 0.9, 5e-4)
     run = run_of(scenario={"participation": 1.0}, lr=0.05)
     state = final_state(run)
-    task = client_task(run, state, 5, 0, 0, broadcast(run, state, 0))
+    task = task_of(run, 0, state=state, round=5)
     inputs = task.inputs.read(torch.arange(len(task.inputs)))
 
     def loss(weights):

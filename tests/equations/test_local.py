@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.exchange import schedule_of
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.loop import evaluate, predict
 from fedbench.testing import final_state
-from tests.equations.kit import all_of, run_of
+from tests.equations.kit import all_of, run_of, task_of
 
 
 @pytest.mark.parametrize("learner", ["fedavg", "promptfl"])
@@ -24,7 +23,7 @@ def test_a_client_goes_on_from_its_own_weights_and_nothing_is_sent(learner):
     own, weights = final_state(run).own[client], dict(state.weights)
     for number, cohort in enumerate(drawn, 1):
         if client in cohort:
-            task = client_task(plain, state, number, 0, client, broadcast(plain, state, client))
+            task = task_of(plain, client, state=state, round=number)
             weights = train_client(replace(task, received=weights)).weights
     assert weights
     assert all(torch.equal(value, own[name]) for name, value in weights.items())

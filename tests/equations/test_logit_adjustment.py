@@ -5,11 +5,10 @@ from math import log
 import torch
 
 from fedbench.core.types import Model, Outputs
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import start
 from fedbench.toolkit.losses import adjusted, class_prior
 from fedbench_methods.logit_adjustment import PRIOR
-from tests.equations.kit import CLIP, run_of
+from tests.equations.kit import CLIP, run_of, task_of
 
 
 def adjusted_run(stack, tau, executor="sequential"):
@@ -56,5 +55,5 @@ def test_all_clients_are_sent_the_prior_of_all_and_report_their_counts_once():
     assert start(run, state) == 8 * run.federation.num_classes * len(run.federation.clients)
     counts = torch.stack([run.federation.class_counts(client) for client in range(len(run.federation.clients))])
     for client in range(2):
-        task = client_task(run, state, 1, 0, client, broadcast(run, state, client))
+        task = task_of(run, client, state=state)
         torch.testing.assert_close(task.payload[PRIOR], counts.sum(0) / counts.sum())

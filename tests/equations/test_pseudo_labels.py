@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError, MethodFault, Unworkable
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.relabelling import relabelled
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench_methods.pseudo_labels import PseudoLabels, class_means, top_of_each_class, zero_shot
-from tests.equations.kit import end_of, run_of, runs, spec_of
+from tests.equations.kit import end_of, run_of, runs, spec_of, task_of
 
 label_run = runs("pseudo-labels", backbone="")
 
@@ -88,7 +87,7 @@ def test_an_answer_that_is_no_labels_is_a_fault_of_the_method(wrong, monkeypatch
 def tasks_of(run, client):
     """Tasks of ``client`` in two rounds, as they go to training."""
     state = run.initial_state()
-    tasks = [client_task(run, state, number, 0, client, broadcast(run, state, client)) for number in (1, 2)]
+    tasks = [task_of(run, client, state=state, round=number) for number in (1, 2)]
     return [relabelled(run, [task]) for task in tasks]
 
 
@@ -113,16 +112,16 @@ def test_refreshed_labels_are_those_of_the_received_model():
     state = run.initial_state()
     weights = {name: torch.randn(t.shape, generator=torch.manual_seed(1)) for name, t in state.weights.items()}
     state = replace(state, weights=weights)
-    task = client_task(run, state, 1, 0, 1, broadcast(run, state, 1))
+    task = task_of(run, 1, state=state)
     [asked] = relabelled(run, [task])
     logits = run.model.forward(weights, task.inputs.read(torch.arange(len(task.inputs))), False).logits
     assert torch.equal(asked.labels, logits.argmax(1)) and not torch.equal(asked.labels, task.labels)
     some = label_run(params={"refresh": "round", "select": "top_k", "k": 1})
-    [few] = relabelled(some, [client_task(some, state, 1, 0, 1, broadcast(some, state, 1))])
+    [few] = relabelled(some, [task_of(some, 1, state=state)])
     assert torch.equal(few.labels.sort().values, logits.argmax(1).unique())
     none = label_run(params={"refresh": "round", "select": "confident", "threshold": 0.99})
     even = replace(state, weights={name: torch.zeros_like(t) for name, t in weights.items()})
-    assert relabelled(none, [client_task(none, even, 1, 0, 1, broadcast(none, even, 1))]) == []
+    assert relabelled(none, [task_of(none, 1, state=even)]) == []
 
 
 def test_by_the_servers_samples_texts_are_class_means():

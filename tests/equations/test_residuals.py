@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedbench.core.method.tasks import LocalStep
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, predict
 from fedbench.testing import tiny_run
@@ -15,7 +14,7 @@ from fedbench.toolkit.local_training import batch_at
 from fedbench.toolkit.prototypes import client_features
 from fedbench_methods import prograd
 from fedbench_methods.shared.reweighting import loss_and_accuracy
-from tests.equations.kit import lora_spec
+from tests.equations.kit import lora_spec, task_of
 
 
 def with_large_residuals(run):
@@ -25,15 +24,11 @@ def with_large_residuals(run):
     return replace(state, buffers=drawn)
 
 
-def task_of(run, state, client=0):
-    return client_task(run, state, 2, 0, client, broadcast(run, state, client))
-
-
 @pytest.mark.parametrize("method", ["flora", "fedex-lora"])
 def test_a_client_sees_the_model_that_is_evaluated_whatever_it_does_with_it(method):
     run = tiny_run(lora_spec(f"clip-lora+{method}"))
     state = with_large_residuals(run)
-    task = task_of(run, state)
+    task = task_of(run, state=state, round=2)
     wanted = predict(run, state, task.inputs).scores
     plain = predict(run, run.initial_state(), task.inputs).scores
     assert (wanted - plain).abs().max() > 0.1
@@ -48,7 +43,7 @@ def test_a_client_sees_the_model_that_is_evaluated_whatever_it_does_with_it(meth
 def test_features_of_images_are_those_with_the_residual():
     run = tiny_run(lora_spec("clip-lora+flora", {"encoders": "image"}))
     state = with_large_residuals(run)
-    task = task_of(run, state)
+    task = task_of(run, state=state, round=2)
     features = client_features(task, task.received, task.buffers)
     inputs = task.inputs.read(torch.arange(len(task.inputs)))
     wanted = run.model.forward({**state.weights, **state.buffers}, inputs, False).features
@@ -70,7 +65,7 @@ def test_new_clients_are_tuned_from_the_merged_weights():
 def test_gradients_that_a_method_takes_itself_are_of_the_merged_weights(monkeypatch):
     run = tiny_run(lora_spec("clip-lora+flora+prograd"))
     state = with_large_residuals(run)
-    task = task_of(run, state)
+    task = task_of(run, state=state, round=2)
     weights = {name: value.clone().requires_grad_() for name, value in task.received.items()}
     batch = batch_at(task, torch.arange(len(task.inputs)), torch.Generator())
     measured, plain = [], prograd.divergence

@@ -9,12 +9,11 @@ import torch
 import fedbench_methods.rucr as rucr
 from fedbench.core.method.tasks import ReportedTask
 from fedbench.core.types import Model, Outputs
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.heads import retrained
 from fedbench_methods.rucr import RUCR, RUCRParams, merged, scaled_log, unification_loss, virtual_features
-from tests.equations.kit import all_of, few, generator, played, spec_of
+from tests.equations.kit import all_of, few, generator, played, spec_of, task_of
 
 # --- prototypes and prior ---
 
@@ -267,7 +266,7 @@ def test_a_client_trains_its_updated_head_on_mixtures_of_directions_and_received
     directions = torch.nn.functional.normalize(torch.randn(4, width, generator=generator()), dim=1)
     directions[1] = 0
     state.server["rucr"] = {"directions": directions}
-    task = client_task(run, state, 1, 0, 0, broadcast(run, state, 0))
+    task = task_of(run, 0, state=state)
     [update] = run.executor.train([task])
     inputs = task.inputs.read(torch.arange(len(task.inputs)))
     received = run.model.forward({**task.received, **task.buffers}, inputs, False).features
