@@ -11,12 +11,7 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import LabelledBatch, Model, Outputs, Tensors, UnlabelledBatch, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.assembly import assemble
-
-
-def linear(tensors: Mapping[str, Tensor], inputs: Tensor, training: bool) -> Outputs:
-    """Two logits (w . x, 0): a logistic regression with weights w (2,)."""
-    score = inputs @ tensors["w"]
-    return Outputs(torch.stack([score, torch.zeros_like(score)], dim=1), inputs)
+from tests.equations.kit import linear
 
 
 @pytest.fixture

@@ -5,16 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import GlobalModel, Model, Update
+from fedbench.core.types import GlobalModel
 from fedbench.rounds.loop import train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedadagrad import FedAdagrad, FedAdagradParams
 from fedbench_methods.fedadam import FedAdam, FedAdamParams
 from fedbench_methods.fedavgm import FedAvgM, FedAvgMParams
 from fedbench_methods.fedyogi import FedYogi, FedYogiParams
+from tests.equations.kit import aggregation, end_of, run_of, updates_of
 
 NAMES = ("fedadam", "fedyogi", "fedadagrad")
 ADAM, YOGI, ADAGRAD = (FedAdam, FedAdamParams), (FedYogi, FedYogiParams), (FedAdagrad, FedAdagradParams)
@@ -26,8 +25,7 @@ def played(method, changes, *, start=0.0, **params):
     server, state, x, path = cls(values(**params)), {}, torch.tensor([start], dtype=torch.float64), []
     for number, change in enumerate(changes, 1):
         # sizes 1 and 3: the mean change is (1 * 4c + 3 * 0) / 4 = c
-        updates = (Update(0, {"w": x + 4 * change}, {}, 1), Update(1, {"w": x}, {}, 3))
-        task = AggregationTask(number, {"w": x}, {}, updates, Model({"w": x}, None), RunSpec(), state)
+        task = aggregation({"w": x}, updates_of((x + 4 * change, x), (1, 3)), state, round=number)
         x = server.aggregate(task, average)["w"]
         path.append(x.item())
     return path, state[server.name]["m/w"].item(), state[server.name]["v/w"].item()
@@ -88,8 +86,7 @@ def test_with_a_large_tau_it_is_fedavgm_with_the_average_of_both(method):
     path, _, _ = played(method, changes, start=0.4, server_lr=2 * tau, beta1=0.6, beta2=0.9999, tau=tau)
     other, state, x = FedAvgM(FedAvgMParams(beta=0.6, server_lr=1.0, form="ema")), {}, torch.tensor([0.4])
     for number, change in enumerate(changes, 1):
-        updates = (Update(0, {"w": x + change}, {}, 1),)
-        task = AggregationTask(number, {"w": x}, {}, updates, Model({"w": x}, None), RunSpec(), state)
+        task = aggregation({"w": x}, updates_of([x + change], [1]), state, round=number)
         x = other.aggregate(task, average)["w"]
         assert path[number - 1] == pytest.approx(x.item(), abs=2e-4)
 
@@ -97,7 +94,7 @@ def test_with_a_large_tau_it_is_fedavgm_with_the_average_of_both(method):
 @pytest.mark.parametrize("method", [ADAM, YOGI, ADAGRAD])
 def test_running_statistics_of_the_answer_stay_as_they_are(method):
     x, server = torch.zeros(2), method[0](method[1]())
-    task = AggregationTask(1, {"w": x}, {"b": x}, (), Model({"w": x}, None), RunSpec(), {})
+    task = aggregation({"w": x}, (), buffers={"b": x})
     answer = server.aggregate(task, lambda _: GlobalModel({"w": torch.ones(2)}, {"b": torch.tensor([5.0, 7.0])}))
     assert torch.equal(answer.buffers["b"], torch.tensor([5.0, 7.0]))
     assert set(task.state[server.name]) == {"m/w", "v/w"}
@@ -105,8 +102,8 @@ def test_running_statistics_of_the_answer_stay_as_they_are(method):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_steps_from_the_mean_of_whatever_the_stack_answers(name):
-    stack = tiny_run(tiny_spec(f"{name}+fedprox", backbone="resnet8?width=1", rounds=1))
-    plain = tiny_run(tiny_spec("fedprox", backbone="resnet8?width=1", rounds=1))
+    stack = run_of(f"{name}+fedprox", backbone="resnet8?width=1", rounds=1)
+    plain = run_of("fedprox", backbone="resnet8?width=1", rounds=1)
     start = stack.initial_state()
     ours, theirs = train_round(stack, start)[0], train_round(plain, plain.initial_state())[0]
     assert ours.buffers and all(torch.equal(value, theirs.buffers[key]) for key, value in ours.buffers.items())
@@ -124,7 +121,7 @@ def test_it_steps_from_the_mean_of_whatever_the_stack_answers(name):
 
 
 def test_the_three_differ_and_an_empty_model_of_weights_is_fine():
-    states = {name: digest(final_state(tiny_run(tiny_spec(name, rounds=2)))) for name in NAMES}
+    states = {name: digest(end_of(name, rounds=2)) for name in NAMES}
     assert len(set(states.values())) == 3
-    task = AggregationTask(1, {}, {}, (), Model({}, None), RunSpec(), {})
+    task = aggregation({}, ())
     assert FedAdam(FedAdamParams()).aggregate(replace(task), lambda _: {}) == {}

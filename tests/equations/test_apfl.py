@@ -8,10 +8,10 @@ import torch
 from fedbench.core.types import Model
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.loop import predict
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench.toolkit.wrapping import beside, with_own
 from fedbench_methods.apfl import OWN, SHARE, bounded, mixed
-from tests.equations.conftest import linear
+from tests.equations.kit import all_of, linear, run_of
 
 
 def trained(make_task, alpha=0.25, **params):
@@ -59,7 +59,7 @@ def test_the_kept_share_is_clipped(make_task):
 
 
 def test_the_share_is_kept_alike_by_both_executors():
-    at_once, one_by_one = (tiny_run(tiny_spec("apfl", rounds=3), executor=name) for name in ("cohort", "sequential"))
+    at_once, one_by_one = (run_of("apfl", rounds=3, executor=name) for name in ("cohort", "sequential"))
     found, wanted = final_state(at_once), final_state(one_by_one)
     for client, kept in wanted.clients.items():
         torch.testing.assert_close(found.clients[client]["apfl"][SHARE], kept["apfl"][SHARE])
@@ -100,27 +100,17 @@ def test_the_mixture_is_w_to_the_bit_where_v_is_w_or_has_no_share():
     assert torch.equal(mixed(v, w, torch.tensor(0.0))["a"], w["a"])
 
 
-@pytest.mark.parametrize("learner", ["fedavg", "promptfl"])
-def test_the_global_model_is_trained_as_without_it_bit_for_bit(learner):
-    plain = final_state(tiny_run(tiny_spec(learner, backbone="clip:embedded", rounds=2), executor="sequential"))
-    run = tiny_run(tiny_spec(f"{learner}+apfl", backbone="clip:embedded", rounds=2), executor="sequential")
-    state = final_state(run)
-    assert all(torch.equal(value, state.weights[name]) for name, value in plain.weights.items())
-    assert run.info.round_bytes == sum(4 * value.numel() for value in plain.weights.values()), "nothing more is sent"
-
-
 def test_own_models_predict_by_the_mixture_and_one_of_share_zero_as_the_global():
-    run = tiny_run(tiny_spec("apfl", rounds=2))
+    run = run_of("apfl", rounds=2)
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     for client, labels in answer.by_client.items():
         own = {**state.weights, **state.own.get(client, {})}
         share = state.clients[client]["apfl"][SHARE] if client in state.clients else 0.5
         weights = {n: (1 - share) * own[n] + share * own[OWN + n] for n in ("head.weight", "head.bias")}
         assert torch.equal(labels, run.model.forward(weights, inputs, False).logits.argmax(1))
     assert any(kept["apfl"][SHARE] != 0.5 for kept in state.clients.values())
-    spec = tiny_spec("apfl", rounds=2).model_copy(update={"params": {"apfl": {"alpha": 0.0, "adaptive": False}}})
-    run = tiny_run(spec)
+    run = run_of("apfl", {"apfl": {"alpha": 0.0, "adaptive": False}}, rounds=2)
     answer = predict(run, final_state(run), run.test, clients=(0, 1))
     assert all(torch.equal(labels, answer.labels) for labels in answer.by_client.values())

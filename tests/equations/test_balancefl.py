@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fedbench.core.types import LinearHead, Model, Outputs
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state
 from fedbench_methods.balancefl import BalanceFL, BalanceFLParams, deviations, inherited, log_shares, sample_weights
+from tests.equations.kit import run_of
 
 LN2 = math.log(2)
 
@@ -111,15 +112,9 @@ def test_only_classes_with_few_samples_are_moved(make_step):
 
 
 def test_all_off_it_is_cross_entropy_over_the_clients_classes():
-    spec = tiny_spec("balancefl", rounds=2)
     off = {"lam": 0.0, "entropy": 0.0, "balanced": False, "augment": False}
     chosen = [off, {}, {**off, "lam": 1.0, "absent": "batch"}]
-    runs = [tiny_run(spec.model_copy(update={"params": {"balancefl": params}})) for params in chosen]
+    runs = [run_of("balancefl", {"balancefl": params}, rounds=2) for params in chosen]
     assert len({digest(final_state(run)) for run in runs}) == 3
     state = final_state(runs[1])
     assert not any(kept.get("balancefl") for kept in state.clients.values()), "nothing is kept between rounds"
-
-
-@pytest.mark.parametrize("stack", ["balancefl+ditto", "balancefl+fedavgm"])
-def test_it_stacks(stack):
-    assert final_state(tiny_run(tiny_spec(stack, rounds=2))).weights

@@ -14,29 +14,24 @@ from fedbench.core.types import ClientReport, Model, Update
 from fedbench.models.prompts.context import prompt_tower, random_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
 from fedbench.models.prompts.prompted_clip import coupling
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import rounds, start
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.capt_reconstructed import ARMS, CaptReconstructed, ReconstructedParams, class_aware_loss
 from fedbench_methods.shared.bandit import Pace, choose, mean_loss, reward, updated
 from fedbench_methods.shared.clustering import complementary_clients, head_and_tail
+from tests.equations.kit import CLIP, generator, run_of, spec_of, task_of
 
 NAME, NAMES = "capt-reconstructed", tiny_dataset().classnames
 
 
 def capt_spec(params=None, **training):
-    spec = tiny_spec(NAME, **training)
-    return spec.model_copy(update={"params": {NAME: {**spec.params[NAME], **(params or {})}}})
+    return spec_of(NAME, {NAME: params or {}}, **training)
 
 
 def capt_run(params=None, **training):
     return tiny_run(capt_spec({"vl_align": False, **(params or {})}, **training))
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 # the local loss
@@ -174,8 +169,7 @@ def test_general_prompt_alone_is_promptfl_round_by_round(prompts):
     common = {"rounds": 3, "lr": 0.05, "momentum": 0.9, "weight_decay": 0.0}
     params = {"prompts": prompts, "balance": 0.0, "similar_clusters": 1, "complementary_clusters": 1}
     ours = capt_run({**params, "scheduler": "fixed"}, **common)
-    plain = tiny_spec("promptfl", **common)
-    theirs = tiny_run(plain.model_copy(update={"params": {"promptfl": {"context_length": 4}}}))
+    theirs = run_of("promptfl", {"promptfl": {"context_length": 4}}, **common)
     for (mine, *_), (other, *_) in zip(
         rounds(ours, ours.initial_state()), rounds(theirs, theirs.initial_state()), strict=True
     ):
@@ -207,7 +201,7 @@ def test_without_clusters_and_bandit_every_prompt_is_the_plain_average():
 def server_state(method, counts, weights, *, seed=0):
     reports = tuple(ClientReport(i, int(row.sum()), row) for i, row in enumerate(counts))
     state = {}
-    spec = capt_spec().model_copy(update={"seed": seed})
+    spec = capt_spec(seed=seed)
     model = Model(weights=weights, forward=None)
     sent = method.start(StartTask(reports, model, spec, state))
     return state, sent, spec, model
@@ -252,9 +246,7 @@ def test_literal_heterogeneity_clusters_gather_clients_of_like_tail():
     ("factor", "scenario"), [(2.0, {"groups": "shots"}), (10.0, {"server_samples": 6}), (10.0, {"validation": 0.3})]
 )
 def test_clusters_follow_from_what_clients_report_whatever_groups_are_scored(factor, scenario):
-    spec = tiny_spec(NAME, backbone="clip:embedded")
-    tail = {"imbalance": "exponential", "imbalance_factor": factor, **scenario}
-    run = tiny_run(spec.model_copy(update={"scenario": spec.scenario.model_copy(update=tail)}))
+    run = run_of(NAME, scenario={"imbalance": "exponential", "imbalance_factor": factor, **scenario}, backbone=CLIP)
     state = run.initial_state()
     start(run, state)
     reported = torch.stack([run.federation.class_counts(client) for client in range(4)])
@@ -366,7 +358,7 @@ def test_rounds_have_as_many_exchanges_as_the_arm_says_and_each_is_paid_for():
     # with epsilon = 1 the first arm is drawn: one of more than one exchange for one of these seeds
     exchanges = 1
     for seed in range(20):
-        spec = capt_spec({"vl_align": False, "epsilon": 1.0}, rounds=1).model_copy(update={"seed": seed})
+        spec = capt_spec({"vl_align": False, "epsilon": 1.0}, rounds=1, seed=seed)
         run = tiny_run(spec)
         state = run.initial_state()
         start(run, state)
@@ -505,17 +497,12 @@ def test_prompts_of_classes_that_no_participant_has_do_not_move():
     assert moved.tolist() == [False, True, True, True]
 
 
-def test_recipe_is_sgd_without_decay():
-    chosen = tiny_spec(NAME).training
-    assert (chosen.optimizer, chosen.lr, chosen.weight_decay) == ("sgd", 1e-3, 0.0)
-
-
 def test_whole_local_training_follows_the_equations():
     # one client's first round, replayed by hand from Eqs. 1, 2 and 4 on cached features
     run = capt_run({"scheduler": "fixed", "loss_on": "parts"}, lr=0.1, momentum=0.9, rounds=1)
     state, clip = run.initial_state(), tiny_backbone("clip:embedded")
     start(run, state)
-    [update] = run.executor.train([client_task(run, state, 1, 0, 1, broadcast(run, state, 1))])
+    [update] = run.executor.train([task_of(run, 1, state=state)])
     got = update.weights
     shard = run.federation.clients[1].indices
     images, labels = normalize(run.train.read(shard), dim=-1), run.federation.train.labels[shard]

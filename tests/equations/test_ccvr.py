@@ -7,13 +7,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import fedbench_methods.ccvr as ccvr
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ReportedTask
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.heads import scaled_logits
 from fedbench.rounds.loop import predict, rounds
 from fedbench.rounds.metrics import size_in_bytes
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, tiny_spec
 from fedbench.toolkit.heads import retrained
 from fedbench_methods.ccvr import CCVR, CCVRParams, tukey, virtual_features
 from fedbench_methods.shared.gaussians import (
@@ -27,12 +26,7 @@ from fedbench_methods.shared.gaussians import (
     symmetric,
     upper_triangle,
 )
-
-SMALL = {"virtual_features": 8, "epochs": 2, "lr_head": 0.1}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.equations.kit import CLIP, FEW, all_of, end_of, few, generator, played, run_of, spec_of
 
 
 def samples(counts, width=5, seed=0):
@@ -297,20 +291,14 @@ def test_a_new_head_starts_in_bounds_on_what_it_reads_and_does_not_know_the_old_
 # --- whole runs ---
 
 
-def spec(method="ccvr", backbone="clip:embedded", rounds=2, **params):
-    made = tiny_spec(method, backbone=backbone, rounds=rounds)
-    return made if method == "fedavg" else made.model_copy(update={"params": {"ccvr": {**SMALL, **params}}})
-
-
-def results(spec):
-    run = tiny_run(spec)
-    return run, list(rounds(run, run.initial_state()))
+def spec(method="ccvr", backbone=CLIP, rounds=2, **params):
+    return spec_of(method, few(method, **params), backbone=backbone, rounds=rounds)
 
 
 @pytest.mark.parametrize("backbone", ["clip:embedded", "convnet"])
 def test_training_is_fedavgs_and_only_what_follows_the_last_round_differs(backbone):
-    run, ours = results(spec(backbone=backbone))
-    _, plain = results(spec("fedavg", backbone))
+    run, ours = played(spec(backbone=backbone))
+    _, plain = played(spec("fedavg", backbone))
     for (mine, record, predicted), (theirs, its_record, its_predicted) in zip(ours, plain, strict=True):
         assert digest(mine) == digest(theirs)
         if record.round < 2:
@@ -318,33 +306,23 @@ def test_training_is_fedavgs_and_only_what_follows_the_last_round_differs(backbo
             assert (record.bytes_up, record.bytes_down) == (its_record.bytes_up, its_record.bytes_down)
     head, weights = ours[-1][0].server["ccvr"], ours[-1][0].weights
     assert not torch.equal(head["head.weight"], weights["head.weight"])
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     tensors = {**weights, **ours[-1][0].buffers, **head}
     assert torch.equal(ours[-1][2].labels, run.model.forward(tensors, inputs, False).logits.argmax(1))
 
 
 def test_bytes_are_one_model_down_to_each_and_the_statistics_of_owned_classes_up():
-    run, ours = results(spec())
-    _, plain = results(spec("fedavg"))
+    run, ours = played(spec())
+    _, plain = played(spec("fedavg"))
     extra_up = ours[-1][1].bytes_up - plain[-1][1].bytes_up
     owned = sum(int((run.federation.class_counts(client) > 0).sum()) for client in range(4))
     assert extra_up == 4 * owned * (128 + 128 * 129 // 2) + 4 * (4 * 8)
     assert ours[-1][1].bytes_down - plain[-1][1].bytes_down == 4 * run.info.round_bytes
 
 
-@pytest.mark.parametrize("off", [{"virtual_features": 0}, {"epochs": 0}, {"epochs": 0, "head_start": "fresh"}])
-def test_without_virtual_features_or_epochs_it_is_fedavg_in_predictions_and_bytes(off):
-    _, ours = results(spec(**off))
-    _, plain = results(spec("fedavg"))
-    for (mine, record, predicted), (theirs, its_record, its_predicted) in zip(ours, plain, strict=True):
-        assert digest(mine) == digest(theirs) and torch.equal(predicted.labels, its_predicted.labels)
-        assert (record.bytes_up, record.bytes_down) == (its_record.bytes_up, its_record.bytes_down)
-    assert "ccvr" not in ours[-1][0].server
-
-
 def test_powers_apply_to_what_is_reported_and_to_what_the_head_reads():
     made = spec(backbone="convnet", power=0.5, lr_head=1.0)
-    run, ours = results(made)
+    run, ours = played(made)
     state = ours[-1][0]
     tensors = {**state.weights, **state.buffers}
     everything = run.train.read(torch.cat([shard.indices for shard in run.federation.clients]))
@@ -352,10 +330,10 @@ def test_powers_apply_to_what_is_reported_and_to_what_the_head_reads():
     rooted = run.model.forward(tensors, everything, False).features.clamp(min=0).sqrt()
     reports = [class_report(rooted, labels, 4)]
     expected = calibrated(
-        replace(run.model, weights=state.weights), reports, round=3, **{**SMALL, "lr_head": 1.0}, power=0.5
+        replace(run.model, weights=state.weights), reports, round=3, **{**FEW["ccvr"], "lr_head": 1.0}, power=0.5
     )
     head = state.server["ccvr"]
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     tested = run.model.forward(tensors, inputs, False).features.clamp(min=0).sqrt()
     logits = tested @ head["head.weight"].T + head["head.bias"]
     assert torch.equal(ours[-1][2].labels, logits.argmax(1))
@@ -364,35 +342,15 @@ def test_powers_apply_to_what_is_reported_and_to_what_the_head_reads():
 
 
 def test_another_seed_draws_other_features():
-    heads = [
-        final_state(tiny_run(spec(rounds=0).model_copy(update={"seed": seed}))).server["ccvr"]["head.weight"]
-        for seed in (0, 1)
-    ]
-    assert not torch.equal(*heads)
+    one, other = (end_of("ccvr", few("ccvr"), backbone=CLIP, rounds=0, seed=seed).server["ccvr"] for seed in (0, 1))
+    assert not torch.equal(one["head.weight"], other["head.weight"])
 
 
 def test_calibration_helps_a_class_that_the_head_neglects():
-    run = tiny_run(tiny_spec("ccvr", rounds=0))
+    run = run_of("ccvr", rounds=0)
     state = run.initial_state()
     state.weights["head.weight"][1] = 0.0
     before = predict(run, state, run.test).labels
     [(after, _, predicted)] = list(rounds(run, state))
     assert (before == 1).sum() == 0 and (predicted.labels == 1).sum() > 0
     assert "ccvr" in after.server
-
-
-def test_what_cannot_be_calibrated_is_refused_before_training():
-    hidden = tiny_spec("ccvr", backbone="clip:embedded", hidden=True)
-    for made, match in ((hidden, "labels=visible"), (spec().model_copy(update={"tune": "full"}), "backbone")):
-        with pytest.raises(FedbenchError, match=match):
-            final_state(tiny_run(made), until=0)
-
-
-def test_a_client_that_fine_tuned_is_evaluated_with_the_head_it_tuned():
-    run, ours = results(spec())
-    state = ours[-1][0]
-    flipped = replace(state, weights={name: -tensor for name, tensor in state.weights.items()})
-    own = predict(run, flipped, run.test, client=0).labels
-    plain = tiny_run(spec("fedavg"))
-    assert torch.equal(own, predict(plain, flipped, plain.test).labels)
-    assert not torch.equal(own, predict(run, flipped, run.test).labels)

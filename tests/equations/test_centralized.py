@@ -1,43 +1,19 @@
 """Centralized: any stack's learner on pooled data."""
 
 import pytest
-import torch
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.partition import ClientShard
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-
-
-def test_on_clips_head_it_is_the_bound_of_the_linear_probe_bit_for_bit():
-    ours, theirs = (
-        final_state(tiny_run(tiny_spec(name, rounds=2))) for name in ("centralized", "clip-linear-centralized")
-    )
-    assert digest(ours) == digest(theirs)
+from fedbench.testing import digest, final_state
+from tests.equations.kit import end_of, one_client, run_of
 
 
 @pytest.mark.parametrize("learner", ["fedavg", "promptfl"])
 def test_it_is_the_learner_with_one_client_who_has_everything(monkeypatch, learner):
-    spec = tiny_spec(f"centralized+{learner}", rounds=2)
-    run = tiny_run(spec)
+    run = run_of(f"centralized+{learner}", rounds=2)
     assert len(run.federation.clients) == 1 and len(run.scored.clients) == 4
     assert len(run.federation.clients[0].indices) == sum(len(each.indices) for each in run.scored.clients)
     central = final_state(run)
-    import fedbench.runs.prepare as module
-
-    original = module.build_federation
-
-    def one_client(dataset, scenario, seed):
-        federation = original(dataset, scenario, seed)
-        return federation.with_clients((ClientShard(0, torch.cat([s.indices for s in federation.clients])),))
-
-    monkeypatch.setattr(module, "build_federation", one_client)
-    alone = final_state(tiny_run(spec.model_copy(update={"method": learner})))
+    one_client(monkeypatch)
+    alone = end_of(learner, backbone=run.spec.backbone, rounds=2)
     assert digest(central) == digest(alone)
     monkeypatch.undo()
-    assert digest(central) != digest(final_state(tiny_run(spec.model_copy(update={"method": learner}))))
-
-
-@pytest.mark.parametrize("personal", ["ditto", "local"])
-def test_models_of_clients_own_are_refused(personal):
-    with pytest.raises(FedbenchError, match="pools the clients"):
-        tiny_run(tiny_spec(f"centralized+{personal}"))
+    assert digest(central) != digest(end_of(learner, backbone=run.spec.backbone, rounds=2))

@@ -5,15 +5,14 @@ import math
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask, ReportedTask
-from fedbench.core.spec import RunSpec, Training
-from fedbench.core.types import Model, Update
+from fedbench.core.method.tasks import ReportedTask
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import Model
 from fedbench.rounds.loop import rounds
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.climb import Climb, ClimbParams, client_weights, next_dual
 from fedbench_methods.shared.reweighting import loss_and_accuracy
-from tests.equations.conftest import linear
+from tests.equations.kit import aggregation, linear, run_of, updates_of
 
 
 def of(*values):
@@ -50,11 +49,8 @@ def test_no_weight_is_below_zero():
 
 def mean(weights, ends, sizes=(1, 3), x=1.0, weighting="samples"):
     method, state = Climb(ClimbParams()), {"climb": {"dual": of(0, 0), "weights": of(*weights)}}
-    updates = tuple(
-        Update(k, {"w": torch.tensor([end])}, {}, n) for k, (end, n) in enumerate(zip(ends, sizes, strict=True))
-    )
-    spec, w = RunSpec(training=Training(weighting=weighting)), {"w": torch.tensor([x])}
-    task = AggregationTask(1, w, {}, updates, Model(w, None), spec, state)
+    updates = updates_of([torch.tensor([end]) for end in ends], sizes)
+    task = aggregation({"w": torch.tensor([x])}, updates, state, training={"weighting": weighting})
     return method.aggregate(task, average)["w"].item()
 
 
@@ -91,17 +87,7 @@ def test_a_round_is_weighted_by_the_losses_before_it():
 
 
 def test_everyone_reports_one_float_and_others_are_sent_the_model():
-    run = tiny_run(tiny_spec("climb"))
+    run = run_of("climb")
     record = [record for _, record, _ in rounds(run, run.initial_state(), 1)][1]
     model = sum(4 * value.numel() for value in run.model.weights.values())
     assert record.bytes_up == 2 * model + 4 * 4 and record.bytes_down == 4 * model
-
-
-@pytest.mark.parametrize("stack", ["climb+fedavgm", "climb+promptfl", "climb+ditto"])
-def test_it_weights_whatever_mean_the_stack_gives(stack):
-    spec = tiny_spec(stack, rounds=3)
-    params = {**spec.params, "climb": {"tolerance": 0.0, "dual_lr": 20.0}}
-    plain = tiny_run(tiny_spec(stack.replace("climb+", ""), rounds=3))
-    assert digest(final_state(tiny_run(spec.model_copy(update={"params": params})))) != digest(final_state(plain))
-    off = {**spec.params, "climb": {"dual_lr": 0.0}}
-    assert digest(final_state(tiny_run(spec.model_copy(update={"params": off})))) == digest(final_state(plain))

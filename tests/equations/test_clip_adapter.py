@@ -4,15 +4,11 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.core.errors import FedbenchError
-from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import tiny_backbone, tiny_dataset
 from fedbench_methods.clip_adapter import DOWN, UP, adapted
+from tests.equations.kit import all_of, run_of, runs
 
-
-def adapter_run(method="clip-adapter", params=None, **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    return tiny_run(spec.model_copy(update={"params": {**spec.params, "clip-adapter": params or {}}}))
+adapter_run = runs("clip-adapter")
 
 
 def test_the_adapter_by_hand():
@@ -38,8 +34,8 @@ def test_logits_are_scaled_cosines_of_adapted_raw_features_to_the_texts():
 
 
 def test_alpha_zero_is_zero_shot_bit_for_bit():
-    run, zero_shot = adapter_run(params={"alpha": 0.0}), tiny_run(tiny_spec("clip-zs"))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    run, zero_shot = adapter_run(params={"alpha": 0.0}), run_of("clip-zs")
+    inputs = all_of(run.test)
     ours = run.model.forward(run.model.weights, inputs, False).logits
     assert torch.equal(ours, zero_shot.model.forward({}, inputs, False).logits)
 
@@ -50,17 +46,3 @@ def test_two_layers_without_bias_are_sent(reduction, hidden):
     assert run.model.weights[DOWN].shape == (hidden, 128) and run.model.weights[UP].shape == (128, hidden)
     assert run.info.round_bytes == 4 * 2 * 128 * hidden
     assert run.model.weights[DOWN].abs().max() <= 128**-0.5 and run.model.weights[UP].abs().max() <= hidden**-0.5
-
-
-def test_training_moves_both_layers_and_personalisations_and_server_rules_stack():
-    run = adapter_run(lr=0.05)
-    state = final_state(run)
-    assert all(not torch.equal(state.weights[name], value) for name, value in run.model.weights.items())
-    stacked = adapter_run("clip-adapter+ditto+fedavgm", rounds=2)
-    metrics, _ = evaluate(stacked, final_state(stacked))
-    assert metrics["personal_mean_client_accuracy"] >= 0
-
-
-def test_reductions_below_one_are_refused():
-    with pytest.raises(FedbenchError, match="reduction"):
-        adapter_run(params={"reduction": 0})

@@ -3,15 +3,15 @@
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.core.partition import ClientShard
 from fedbench.rounds.loop import evaluate
 from fedbench.scenarios import build_federation
-from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import digest, tiny_backbone, tiny_dataset, tiny_spec
 from fedbench_methods.shared.clients import pooled
+from tests.equations.kit import end_of, one_client, run_of
 
 
 def test_zero_shot_predicts_the_nearest_text_and_sends_nothing():
-    run = tiny_run(tiny_spec("clip-zs"))
+    run = run_of("clip-zs")
     clip = tiny_backbone("clip:embedded")
     text = clip.text_features(tiny_dataset().classnames, ("a photo of a {}",))
     images = clip.encode_images(run.federation.test.images.read(torch.arange(len(run.federation.test))))
@@ -22,7 +22,7 @@ def test_zero_shot_predicts_the_nearest_text_and_sends_nothing():
 
 
 def test_zero_shot_is_unchanged_by_feature_scale():
-    run = tiny_run(tiny_spec("clip-zs"))
+    run = run_of("clip-zs")
     inputs = run.test.read(torch.arange(20))
     assert torch.equal(
         run.model.forward({}, inputs, False).logits.argmax(1), run.model.forward({}, 7 * inputs, False).logits.argmax(1)
@@ -30,13 +30,13 @@ def test_zero_shot_is_unchanged_by_feature_scale():
 
 
 def test_round_zero_of_a_text_initialised_head_is_zero_shot():
-    zero_shot, head = tiny_run(tiny_spec("clip-zs")), tiny_run(tiny_spec("fedavg"))
+    zero_shot, head = run_of("clip-zs"), run_of("fedavg")
     ours = evaluate(head, head.initial_state())[1].labels
     assert torch.equal(ours, evaluate(zero_shot, zero_shot.initial_state())[1].labels)
 
 
 def test_head_logits_are_scale_times_w_z_plus_b_on_unit_features():
-    run = tiny_run(tiny_spec("fedavg"))
+    run = run_of("fedavg")
     clip = tiny_backbone("clip:embedded")
     inputs = torch.zeros(1, clip.embed_dim)
     inputs[0, 1] = 9.0  # any length: the unit vector e_1
@@ -56,16 +56,7 @@ def test_pooling_keeps_every_sample_once_on_one_client():
 
 
 def test_centralised_equals_fedavg_with_one_client_bit_for_bit(monkeypatch):
-    spec = tiny_spec("clip-linear-centralized", rounds=2)
-    central = final_state(tiny_run(spec))
-    import fedbench.runs.prepare as module
-
-    original = module.build_federation
-
-    def one_client(dataset, scenario, seed):
-        federation = original(dataset, scenario, seed)
-        return federation.with_clients((ClientShard(0, torch.cat([s.indices for s in federation.clients])),))
-
-    monkeypatch.setattr(module, "build_federation", one_client)
-    alone = final_state(tiny_run(spec.model_copy(update={"method": "fedavg", "params": {}})))
+    central = end_of("clip-linear-centralized", rounds=2)
+    one_client(monkeypatch)
+    alone = end_of("clip-linear-centralized", method="fedavg", rounds=2)
     assert digest(central) == digest(alone)

@@ -7,10 +7,11 @@ from torch.nn.functional import cross_entropy, linear, normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import torch_generator
 from fedbench.models.prompts.context import PromptTower
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench.toolkit.local_training import batch_table
 from fedbench_methods import cocoop
 from fedbench_methods.cocoop import conditional_context, meta_net
+from tests.equations.kit import runs
 
 TINY = {
     "prompt.context": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
@@ -22,13 +23,7 @@ TINY = {
 IMAGES = torch.tensor([[0.6, 0.8], [-0.6, 0.8]])
 
 
-def cocoop_run(*, executor="auto", method="cocoop", templates=None, scenario=None, params=None, **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    params = {method: {**spec.params[method], **(params or {})}} if spec.params else {}
-    scenario = spec.scenario.model_copy(update=scenario or {})
-    templates = templates or spec.templates
-    spec = spec.model_copy(update={"params": params, "scenario": scenario, "templates": templates})
-    return tiny_run(spec, executor=executor)
+cocoop_run = runs("cocoop")
 
 
 def moved(run, purpose="test"):
@@ -79,8 +74,8 @@ def test_logits_are_scaled_cosines_to_the_texts_of_each_image():
 
 
 def test_without_the_last_layer_it_is_promptfl_and_with_words_zero_shot():
-    plain, run = cocoop_run(method="promptfl", params={"init": "words"}), cocoop_run()
-    zero_shot = cocoop_run(method="clip-zs", templates=("a photo of a {}.",))
+    plain, run = cocoop_run("promptfl", params={"init": "words"}), cocoop_run()
+    zero_shot = cocoop_run("clip-zs", templates=("a photo of a {}.",))
     weights, inputs = moved(run), run.test.read(torch.arange(12))
     weights |= {name: torch.zeros_like(weights[name]) for name in ("meta.outer.weight", "meta.outer.bias")}
     context = {"prompt.context": weights["prompt.context"]}
@@ -193,10 +188,3 @@ def test_context_and_meta_net_are_sent():
     sized = {"init": "random", "context_length": 3, "reduction": 8}
     assert cocoop_run(params=sized).info.round_bytes == 4 * size(3, 128, 64, 8)
     assert size(4, 512, 512, 16) == 35_360  # ViT-B/16
-
-
-def test_recipe_is_that_of_the_released_code():
-    chosen = tiny_spec("cocoop")
-    training = chosen.training
-    assert (training.optimizer, training.lr, training.momentum, training.weight_decay) == ("sgd", 2e-3, 0.9, 5e-4)
-    assert chosen.params["cocoop"] == {"reduction": 16, "init": "words", "context_length": 4}

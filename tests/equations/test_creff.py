@@ -1,27 +1,15 @@
 """CReFF: Shang et al. 2022; the equations themselves are in test_federated_features.py."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
-from fedbench.rounds.loop import predict, rounds
+from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-
-SMALL = {"features": 4, "match_steps": 3, "retrain_epochs": 2}
-
-
-def spec(method="creff", backbone="clip:embedded", rounds=2, seed=0, **params):
-    made = tiny_spec(method, backbone=backbone, rounds=rounds)
-    values = {} if method == "fedavg" else {method: {**made.params[method], **SMALL, **params}}
-    return made.model_copy(update={"params": values, "seed": seed})
+from tests.equations.kit import CLIP, all_of, few, spec_of, with_absent_classes
 
 
-def with_absent_classes(spec):
-    """One client a round, with two of the four classes."""
-    few = {"partition": "classes_per_client", "classes_per_client": 2, "participation": 0.25}
-    return spec.model_copy(update={"scenario": spec.scenario.model_copy(update=few)})
+def spec(method="creff", backbone=CLIP, rounds=2, seed=0, **params):
+    return spec_of(method, few(method, **params), backbone=backbone, rounds=rounds, seed=seed)
 
 
 def predictions(spec):
@@ -68,7 +56,7 @@ def test_evaluation_takes_the_retrained_head_and_does_not_change_the_weights():
     run = tiny_run(spec())
     state = final_state(run)
     head = state.server["creff"]
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     swapped = run.model.forward({k: head[k] for k in ("head.weight", "head.bias")}, inputs, False).logits.argmax(1)
     assert predictions(spec())[-1] == swapped.tolist()
     assert not torch.equal(state.weights["head.weight"], head["head.weight"])
@@ -105,27 +93,9 @@ def test_retraining_helps_a_class_that_clients_hardly_see():
     assert record.metrics["global_accuracy"] > 50
 
 
-def test_a_model_without_linear_head_is_refused_by_name_of_the_backbone():
-    made = spec().model_copy(update={"tune": "full"})
-    with pytest.raises(FedbenchError, match="backbone"):
-        final_state(tiny_run(made))
-    with pytest.raises(FedbenchError, match="backbone"):
-        final_state(tiny_run(tiny_spec("creff+fedclip")))
-
-
 def test_another_seed_draws_other_features():
     one, two = (final_state(tiny_run(spec(seed=seed)), until=0).server["creff"]["features"] for seed in (0, 1))
     assert not torch.equal(one, two)
-
-
-def test_a_client_that_fine_tuned_is_evaluated_with_the_head_it_tuned():
-    run = tiny_run(tiny_spec("creff", rounds=1))
-    state = final_state(run)
-    flipped = {name: -tensor for name, tensor in state.weights.items()}
-    own = predict(run, replace(state, weights=flipped), run.test, client=0).labels
-    plain = tiny_run(tiny_spec("fedavg", rounds=1))
-    assert torch.equal(own, predict(plain, replace(state, weights=flipped), plain.test).labels)
-    assert not torch.equal(own, predict(run, replace(state, weights=flipped), run.test).labels)
 
 
 def test_a_new_head_starts_in_bounds_on_what_it_reads_whatever_the_models_scale():
@@ -136,8 +106,3 @@ def test_a_new_head_starts_in_bounds_on_what_it_reads_whatever_the_models_scale(
     bound = head["head.weight"].shape[1] ** -0.5 + 1e-3
     assert head["head.weight"].abs().max() <= bound
     assert 100 * head["head.bias"].abs().max() <= bound
-
-
-def test_an_untrained_new_head_is_refused():
-    with pytest.raises(FedbenchError, match="retrain_epochs=0 would leave a new head untrained"):
-        tiny_run(spec(retrain_epochs=0, head_start="fresh"))

@@ -1,18 +1,13 @@
 """Ditto: Li et al. 2021: every client's own model beside the global one, around whatever a stack trains."""
 
-import pytest
 import torch
 
 from fedbench.core.types import Model
-from fedbench.rounds.loop import evaluate, predict
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.rounds.loop import predict
+from fedbench.testing import final_state
 from fedbench.toolkit.wrapping import with_own
 from fedbench_methods.ditto import OWN
-from tests.equations.conftest import linear
-
-
-def spec(stack, **params):
-    return tiny_spec(stack, rounds=3).model_copy(update={"params": {"ditto": params} if params else {}})
+from tests.equations.kit import all_of, linear, run_of, task_of
 
 
 def test_own_model_takes_the_gradient_of_its_own_loss_and_lambda_times_the_way_from_x(make_task):
@@ -32,42 +27,30 @@ def test_own_model_takes_the_gradient_of_its_own_loss_and_lambda_times_the_way_f
     )
 
 
-@pytest.mark.parametrize("learner", ["fedavg", "promptfl", "fedclip"])
-def test_the_global_model_is_trained_as_without_it_bit_for_bit(learner):
-    plain = final_state(tiny_run(spec(learner), executor="sequential"))
-    run = tiny_run(spec(f"{learner}+ditto"), executor="sequential")
-    beside = final_state(run)
-    assert plain.weights
-    assert all(torch.equal(value, beside.weights[name]) for name, value in plain.weights.items())
-    assert run.info.round_bytes == sum(4 * value.numel() for value in plain.weights.values()), "nothing more is sent"
-    assert evaluate(run, beside)[0]["personal_mean_client_accuracy"] >= 0
-
-
 def test_without_a_pull_every_client_trains_alone():
-    run = tiny_run(spec("ditto", pull=0.0), executor="sequential")
+    run = run_of("ditto", {"ditto": {"pull": 0.0}}, rounds=3, executor="sequential")
     own = final_state(run).own[0]
-    only = tiny_run(spec("fedavg"), executor="sequential")
+    only = run_of("fedavg", rounds=3, executor="sequential")
     state = only.initial_state()
     # client 0 alone: the own model goes on from its own weights whenever the client is drawn
-    from fedbench.rounds.broadcast import broadcast, client_task
     from fedbench.rounds.exchange import schedule_of
     from fedbench.rounds.executors.sequential import train_client
 
     weights = {name: value.clone() for name, value in state.weights.items()}
     for number in range(1, 4):
         if 0 in schedule_of(only, number).training:
-            task = client_task(only, state, number, 0, 0, broadcast(only, state, 0))
+            task = task_of(only, 0, state=state, round=number)
             weights = train_client(type(task)(**{**vars(task), "received": weights})).weights
     assert all(torch.equal(value, own[OWN + name]) for name, value in weights.items())
 
 
 def test_own_models_predict_by_the_copy_and_the_global_one_by_the_rest():
-    run = tiny_run(spec("ditto", pull=0.0))
+    run = run_of("ditto", {"ditto": {"pull": 0.0}}, rounds=3)
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
-    fedavg = tiny_run(spec("fedavg"))
+    fedavg = run_of("fedavg", rounds=3)
     for client, labels in answer.by_client.items():
         own = state.own.get(client, {})
         weights = {name: own.get(OWN + name, fedavg.model.weights[name]) for name in fedavg.model.weights}
-        logits = fedavg.model.forward(weights, fedavg.test.read(torch.arange(len(fedavg.test))), False).logits
+        logits = fedavg.model.forward(weights, all_of(fedavg.test), False).logits
         assert torch.equal(labels, logits.argmax(1))

@@ -7,53 +7,31 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.method.tasks import AggregationTask, LocalStep
+from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.randomness import torch_generator
 from fedbench.core.spec import Training
 from fedbench.core.types import Update
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import evaluate
-from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.toolkit.local_training import batch_at, batches_of
+from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset
+from fedbench.toolkit.local_training import batches_of
 from fedbench_methods.dp_fpl import GLOBAL, LOCAL, DpFplParams, bases, cut, deviation, recomposed
-from tests.equations.test_promptfl import coop_texts
+from tests.equations.kit import CLIP, coop_texts, drawn, end_of, runs, step_of, task_of
 
-CLIP = "clip:embedded"
 OFF = {"epsilon": 0.0}
 PLAIN = {"momentum": 0.0, "weight_decay": 0.0}
 
 
-def run_of(params=None, method="dp-fpl", scenario=None, **training):
-    spec = tiny_spec(method, backbone=CLIP, **training)
-    params = {**spec.params, "dp-fpl": {**spec.params["dp-fpl"], **(params or {})}}
-    scenario = spec.scenario.model_copy(update=scenario or {})
-    return tiny_run(spec.model_copy(update={"params": params, "scenario": scenario}), executor="sequential")
+run_of = runs("dp-fpl", executor="sequential")
 
 
-def drawn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def task_of(run, client=0):
-    state = run.initial_state()
-    return client_task(run, state, 1, 0, client, broadcast(run, state, client))
-
-
-def step_of(run, client=0, number=0):
-    task = task_of(run, client)
-    weights = {name: value.clone().requires_grad_() for name, value in task.received.items()}
-    return LocalStep(weights, {}, batch_at(task, torch.arange(6), torch.Generator()), task, number)
-
-
-def gradients(run, **where):
-    step = step_of(run, **where)
+def gradients(run, client=0, number=0):
+    step = step_of(task_of(run, client), number)
     return step.task.hooks.local_gradients(step=step).by_name
 
 
 def full_gradient(run, client=0):
     """Of the cross-entropy at v_G + l, written out."""
-    step = step_of(run, client)
+    step = step_of(task_of(run, client))
     context = (step.weights[GLOBAL] + step.weights[LOCAL]).detach().requires_grad_()
     texts = coop_texts(context, tiny_dataset().classnames)
     logits = tiny_backbone(CLIP).logit_scale * normalize(step.batch.inputs, dim=1) @ texts.T
@@ -116,14 +94,14 @@ def test_the_deviation_by_hand():
 
 @pytest.mark.parametrize("rank", [4, 64])
 def test_without_noise_and_of_full_rank_a_step_is_that_of_the_whole_private_prompt(rank):
-    run = run_of({**OFF, "rank": rank, "context_length": 4})
+    run = run_of(params={**OFF, "rank": rank, "context_length": 4})
     found, wanted = gradients(run), full_gradient(run)
     torch.testing.assert_close(found[GLOBAL], wanted, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(found[LOCAL], found[GLOBAL], rtol=1e-4, atol=1e-6)
 
 
 def test_of_low_rank_it_is_the_projection_at_bases_drawn_anew_in_every_step():
-    run = run_of({**OFF, "rank": 2, "context_length": 6})
+    run = run_of(params={**OFF, "rank": 2, "context_length": 6})
     projections = []
     for number in (0, 1):
         found, full = gradients(run, client=3, number=number), full_gradient(run, client=3)
@@ -138,7 +116,7 @@ def test_of_low_rank_it_is_the_projection_at_bases_drawn_anew_in_every_step():
 
 def test_as_released_and_scaled():
     # of full rank all of G is in the span of u, and what of it is in that of the rows of l counts three times
-    run = run_of({**OFF, "rank": 64, "context_length": 4, "projection": "released", "factor_scale": 0.1})
+    run = run_of(params={**OFF, "rank": 64, "context_length": 4, "projection": "released", "factor_scale": 0.1})
     found, full = gradients(run), full_gradient(run)
     rows = torch.linalg.qr(run.model.weights[LOCAL].T).Q
     torch.testing.assert_close(found[GLOBAL], full, rtol=1e-3, atol=1e-5)
@@ -148,7 +126,7 @@ def test_as_released_and_scaled():
 def test_noise_of_the_private_prompt_has_the_deviation_and_the_shared_gradient_has_none():
     # of full rank u is square and what ∂u adds is taken out again: u n is left, as wide as n
     params = {"rank": 64, "clip": 1000.0, "epsilon": 5.0}
-    noisy, quiet = run_of(params), run_of({**params, **OFF})
+    noisy, quiet = run_of(params=params), run_of(params={**params, **OFF})
     sigma = 1000 / 8 * sqrt(4 * log(1e5)) / 5
     before = gradients(quiet)
     drawn_noise = []
@@ -165,9 +143,9 @@ def test_noise_of_the_private_prompt_has_the_deviation_and_the_shared_gradient_h
 
 
 def test_gradients_are_cut_each_by_itself():
-    quiet = gradients(run_of({**OFF, "rank": 64}))[GLOBAL]
+    quiet = gradients(run_of(params={**OFF, "rank": 64}))[GLOBAL]
     length = quiet.norm().item() / 4
-    run = run_of({"rank": 64, "clip": length, "epsilon": 1000.0})
+    run = run_of(params={"rank": 64, "clip": length, "epsilon": 1000.0})
     found = gradients(run)
     torch.testing.assert_close(found[GLOBAL], quiet / 4, rtol=1e-3, atol=1e-6)
 
@@ -183,17 +161,17 @@ def averaged(run, round=1, sizes=(30, 10)):
 @pytest.mark.parametrize(("weighting", "share"), [("samples", 0.75), ("uniform", 0.5)])
 def test_the_servers_noise_is_that_of_a_plain_step_by_the_largest_share(weighting, share):
     training = {"lr": 0.1, "lr_decay": 0.5, "weighting": weighting}
-    run = run_of({"epsilon": 0.5}, **training)
+    run = run_of(params={"epsilon": 0.5}, **training)
     sigma = 10 / 8 * sqrt(4 * log(1e5)) / 0.5
     first, second = averaged(run), averaged(run, round=2)
     assert spread(first / (0.1 * share * sigma)) and spread(second / (0.05 * share * sigma))
     assert not torch.allclose(first, 2 * second, rtol=0.1)
-    assert not averaged(run_of(OFF, **training)).any()
+    assert not averaged(run_of(params=OFF, **training)).any()
 
 
 def test_one_step_a_round_is_the_noisy_step_of_the_equations():
     scenario, lr = {"participation": 1.0}, 0.05
-    run = run_of({"clip": 0.5, "rank": 3}, scenario=scenario, rounds=1, local_steps=1, lr=lr, **PLAIN)
+    run = run_of(params={"clip": 0.5, "rank": 3}, scenario=scenario, rounds=1, local_steps=1, lr=lr, **PLAIN)
     state, sigma = final_state(run), 0.5 / 8 * sqrt(log(1e5)) / 0.4
     sizes = torch.tensor([len(shard.indices) for shard in run.federation.clients], dtype=torch.float64)
     shares, mean = (sizes / sizes.sum()).tolist(), torch.zeros(16, 64)
@@ -216,7 +194,7 @@ def test_one_step_a_round_is_the_noisy_step_of_the_equations():
 
 
 def test_logits_are_of_the_sum_and_v_g_alone_is_sent():
-    run = run_of({"context_length": 4})
+    run = run_of(params={"context_length": 4})
     assert run.private == {LOCAL} and run.info.round_bytes == 4 * 4 * 64
     weights, inputs = {GLOBAL: drawn(4, 64), LOCAL: drawn(4, 64, seed=1)}, run.test.read(torch.arange(7))
     texts = coop_texts(weights[GLOBAL] + weights[LOCAL], tiny_dataset().classnames)
@@ -242,28 +220,11 @@ def test_the_global_model_is_v_g_alone_and_own_models_add_the_clients_prompt():
 
 
 def test_server_steps_go_on_from_the_noisy_mean():
-    still = {"fedavgm": {"beta": 0.0}}
-    ends = {}
-    for method, params in {"dp-fpl": {}, "dp-fpl+fedavgm": still}.items():
-        spec = tiny_spec(method, backbone=CLIP, local_steps=1)
-        params = {**spec.params, **{name: {**spec.params[name], **values} for name, values in params.items()}}
-        ends[method] = digest(final_state(tiny_run(spec.model_copy(update={"params": params}), executor="sequential")))
-    assert len(set(ends.values())) == 1
+    still = {"backbone": CLIP, "local_steps": 1, "executor": "sequential"}
+    momentum = end_of("dp-fpl+fedavgm", {"fedavgm": {"beta": 0.0}}, **still)
+    assert digest(end_of("dp-fpl", **still)) == digest(momentum)
     # what momentum is made of has the noise: of clients with 23, 23, 22 and 22 samples, beside which G is small
     scenario = {"partition": "iid", "participation": 1.0}
-    state = final_state(run_of({"epsilon": 0.1}, "dp-fpl+fedavgm", scenario, rounds=1, lr=0.1, local_steps=1))
+    state = final_state(run_of("dp-fpl+fedavgm", {"epsilon": 0.1}, scenario=scenario, rounds=1, lr=0.1, local_steps=1))
     sigma = 10 / 8 * sqrt(log(1e5)) / 0.1
     assert spread(state.server["fedavgm"][GLOBAL] / (0.1 * 23 / 90 * sigma))
-
-
-@pytest.mark.parametrize("stack", ["dp-fpl+fedprox", "dp-fpl+feddisco", "dp-fpl+fedsam", "dp-fpl+prograd"])
-def test_losses_and_rules_of_the_server_stack(stack):
-    metrics, _ = evaluate(run := run_of(method=stack, rounds=2, local_steps=1), final_state(run))
-    assert 0 <= metrics["global_accuracy"] <= 100
-
-
-def test_it_is_refused_without_sgd_and_beside_another_personalisation():
-    with pytest.raises(FedbenchError, match="dp-fpl needs clients whose update is a weighted sum of gradients"):
-        run_of(optimizer="adam")
-    with pytest.raises(FedbenchError, match="both a personalisation"):
-        run_of(method="dp-fpl+ditto")

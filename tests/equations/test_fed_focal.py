@@ -5,18 +5,10 @@ from math import log
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Model, Outputs
-from fedbench.rounds.loop import train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench_methods.fed_focal import FedFocal, FedFocalParams, focal_loss
 
 ZERO = torch.tensor([0])
-
-
-def spec_of(method="fed-focal", backbone="clip:embedded", params=None, **training):
-    spec = tiny_spec(method, backbone=backbone, **training)
-    return spec.model_copy(update={"params": {method: {**spec.params.get(method, {}), **(params or {})}}})
 
 
 def with_probability(p):
@@ -92,28 +84,3 @@ def test_the_hook_uses_gamma_and_alpha(make_step):
     assert FedFocal(FedFocalParams()).local_loss(step).item() == pytest.approx(0.173287, rel=1e-5)
     # .5^1 * .693147 * .5
     assert FedFocal(FedFocalParams(gamma=1.0, alpha=0.5)).local_loss(step).item() == pytest.approx(log(2) / 4)
-
-
-@pytest.mark.parametrize("backbone", ["clip:embedded", "convnet"])
-def test_gamma_zero_is_fedavg_bit_for_bit(backbone):
-    # one after another, since at once FedAvg's own gradients come in closed form, which rounds otherwise
-    ours = tiny_run(spec_of(params={"gamma": 0.0}, backbone=backbone, rounds=2), executor="sequential")
-    plain = tiny_run(spec_of("fedavg", backbone=backbone, rounds=2), executor="sequential")
-    assert digest(final_state(ours)) == digest(final_state(plain))
-
-
-def test_clients_train_at_once_and_the_server_takes_fedavgs_mean():
-    run = tiny_run(spec_of(rounds=1), executor="cohort")
-    state, record = train_round(run, run.initial_state())
-    assert record.executor == "cohort"
-    plain = tiny_run(spec_of("fedavg", rounds=1))
-    other, fedavg = train_round(plain, plain.initial_state())
-    assert digest(state) != digest(other)
-    assert (record.bytes_up, record.bytes_down) == (fedavg.bytes_up, fedavg.bytes_down)
-
-
-def test_hidden_labels_are_refused(make_step):
-    model = Model(weights={"w": torch.zeros(1)}, forward=lambda *_: None)
-    step = make_step(model, torch.zeros(1, 1), None, outputs=Outputs(torch.zeros(1, 2), torch.zeros(1, 1)))
-    with pytest.raises(FedbenchError, match="needs labels"):
-        FedFocal(FedFocalParams()).local_loss(step)

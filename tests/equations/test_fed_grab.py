@@ -11,7 +11,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, BroadcastTask, StartTask
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.rounds.loop import train_round
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_spec
 from fedbench.toolkit.local_training import loss_gradients, summed_loss
 from fedbench.toolkit.losses import balanced_loss, one_versus_rest
 from fedbench_methods.fed_grab import (
@@ -26,28 +26,22 @@ from fedbench_methods.fed_grab import (
     tail_classes,
     weight_of,
 )
+from tests.equations.kit import headed, runs
 
 EVERY = torch.tensor([True, True])
 NAME = "fed-grab"
 
 
-def spec_of(backbone="convnet", params=None, **training):
-    spec = tiny_spec(NAME, backbone=backbone, **training)
-    return spec.model_copy(update={"params": {NAME: {**spec.params[NAME], **(params or {})}}})
+grab_run = runs(NAME, backbone="convnet")
 
 
 def controller(balance, output=(0.0, 0.0), error=(0.0, 0.0), earlier=(0.0, 0.0)):
     return Controller(*(torch.tensor(values) for values in (balance, output, error, earlier)))
 
 
-def linear(tensors, inputs, training):
-    """Logits W x + b of two classes."""
-    return Outputs(inputs @ tensors["head.weight"].T + tensors["head.bias"], inputs)
-
-
 def model_of(weight=((0.0, 0.0), (0.0, 0.0))):
     weights = {"head.weight": torch.tensor(weight), "head.bias": torch.zeros(len(weight))}
-    return Model(weights=weights, forward=linear, head=LinearHead())
+    return Model(weights=weights, forward=headed, head=LinearHead())
 
 
 # --- weights and controller ---
@@ -241,32 +235,19 @@ def test_without_gains_it_is_plain_one_versus_rest_training_to_the_last_bit(make
 
 @pytest.mark.parametrize("controlled", ["tail", "all"])
 def test_the_classifier_is_trained_and_so_is_the_backbone(controlled):
-    run = tiny_run(spec_of(params={"controlled": controlled}))
+    run = grab_run(params={"controlled": controlled})
     state = final_state(run, until=1)
     assert all(not torch.equal(state.weights[name], start) for name, start in run.model.weights.items())
 
 
-def test_clients_train_one_after_another_since_the_loss_changes_what_they_keep():
-    run = tiny_run(spec_of(backbone="clip:embedded", rounds=1))
-    final_state(run)
-    assert run.executor.description.startswith("sequential: its loss")
-
-
 def test_what_a_client_keeps_is_saved_and_moves_only_when_it_takes_part():
-    run = tiny_run(spec_of())
+    run = grab_run()
     first = final_state(run, until=1)
     kept = {client: held[NAME]["balance"].clone() for client, held in first.clients.items() if NAME in held}
     assert len(kept) == 2
     second, record = train_round(run, first)
     for client, balance in kept.items():
         assert (client in record.cohort) != torch.equal(second.clients[client][NAME]["balance"], balance)
-
-
-def test_hidden_labels_are_refused(make_step):
-    outputs = Outputs(torch.zeros(1, 2), torch.zeros(1, 2))
-    step = make_step(model_of(), torch.zeros(1, 2), None, outputs=outputs)
-    with pytest.raises(FedbenchError, match="needs labels"):
-        FedGraB(FedGraBParams()).local_loss(step)
 
 
 # --- the gate ---
@@ -355,7 +336,7 @@ def test_server_averages_by_each_clients_own_size_and_keeps_the_mean_of_its_esti
 def test_by_default_clients_are_told_the_tail_which_costs_a_byte_a_class():
     records = {}
     for controlled in ("tail", "all"):
-        run = tiny_run(spec_of(params={"controlled": controlled}))
+        run = grab_run(params={"controlled": controlled})
         state = final_state(run, until=1)
         records[controlled] = train_round(run, state)[1]
         if controlled == "tail":

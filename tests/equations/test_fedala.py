@@ -5,10 +5,10 @@ import torch
 
 from fedbench.core.types import LinearHead, Model
 from fedbench.rounds.loop import predict
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.fedala import mixed, next_share
-from tests.equations.test_fedrep import forward
+from tests.equations.kit import all_of, body_and_head, run_of
 
 
 def test_mixture_and_step_of_the_shares_by_hand():
@@ -26,7 +26,7 @@ def test_mixture_and_step_of_the_shares_by_hand():
 def trained(make_task, state, received, **params):
     weights = {"body.weight": torch.tensor([2.0]), "head.weight": torch.tensor([0.5]), "head.bias": torch.zeros(1)}
     task = make_task(
-        Model(weights, forward, head=LinearHead()),
+        Model(weights, body_and_head, head=LinearHead()),
         torch.ones(2, 1),
         [0, 0],
         method="fedala",
@@ -70,19 +70,12 @@ def test_the_first_learning_goes_on_until_the_losses_settle_and_not_beyond_50_pa
     assert len(passes) == 50
 
 
-def test_the_first_participation_is_fedavgs_and_so_is_all_with_clients_that_take_part_once():
-    spec = tiny_spec("fedala", rounds=1)
-    plain = tiny_spec("fedavg", backbone=spec.backbone, rounds=1)
-    ours = digest(final_state(tiny_run(spec, executor="sequential")))
-    assert ours == digest(final_state(tiny_run(plain, executor="sequential")))
-
-
 @pytest.mark.parametrize(("stack", "backbone"), [("fedala", "resnet8?width=1"), ("promptfl+fedala", "clip:embedded")])
 def test_own_models_are_the_weights_trained_last_and_shares_are_learned(stack, backbone):
-    run = tiny_run(tiny_spec(stack, backbone=backbone, rounds=4))
+    run = run_of(stack, backbone=backbone, rounds=4)
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     shares = []
     for client, labels in answer.by_client.items():
         kept = state.clients.get(client, {}).get("fedala", {})
@@ -95,9 +88,7 @@ def test_own_models_are_the_weights_trained_last_and_shares_are_learned(stack, b
 
 @pytest.mark.parametrize(("sampled", "wanted"), [(0.5, 0.5), (0.8, 0.8), (1.0, 1.0)])
 def test_shares_are_learned_on_their_part_of_the_clients_samples(monkeypatch, sampled, wanted):
-    spec = tiny_spec("fedala", rounds=4)
-    spec = spec.model_copy(update={"params": {"fedala": {**spec.params["fedala"], "sampled": sampled}}})
-    run = tiny_run(spec, executor="sequential")
+    run = run_of("fedala", {"fedala": {"sampled": sampled}}, rounds=4, executor="sequential")
     drawn = set()
 
     def table(count, *arguments):

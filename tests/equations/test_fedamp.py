@@ -9,14 +9,11 @@ from fedbench.api import Unworkable
 from fedbench.core.types import Model
 from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.loop import predict, train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state
 from fedbench_methods.fedamp import attention, kept_by, personal_mean
-from tests.equations.conftest import linear
+from tests.equations.kit import RESNET, all_of, linear, run_of, runs
 
-
-def spec(stack, backbone="clip:embedded", **params):
-    made = tiny_spec(stack, backbone=backbone, rounds=3)
-    return made.model_copy(update={"params": {**made.params, "fedamp": params}})
+fedamp_run = runs("fedamp", executor="sequential")
 
 
 def test_attention_is_alpha_times_the_slope_of_one_minus_exp():
@@ -75,7 +72,7 @@ def test_a_client_is_pulled_to_what_it_received_by_lambda_over_alpha(make_task):
 
 @pytest.mark.parametrize("stack", ["fedamp", "promptfl+fedamp"])
 def test_the_server_keeps_each_clients_last_weights_and_mixes_them_for_it(stack):
-    run = tiny_run(spec(stack, sigma=4.0), executor="sequential")
+    run = fedamp_run(stack, {"sigma": 4.0}, rounds=3)
     state = final_state(run)
     kept = kept_by(state.server["fedamp"])
     assert len(kept) >= 3
@@ -85,14 +82,17 @@ def test_the_server_keeps_each_clients_last_weights_and_mixes_them_for_it(stack)
         for name, value in personal_mean(weights, client, 4.0, 1.0).items():
             assert torch.equal(sent[name], value) and not torch.equal(value, own[f"weights/{name}"])
     answer = predict(run, state, run.test, clients=tuple(kept))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     for client, labels in answer.by_client.items():
         own = {n.removeprefix("weights/"): t for n, t in kept[client].items()}
         assert torch.equal(labels, run.model.forward(own, inputs, False).logits.argmax(1))
 
 
 def test_the_first_round_is_fedavgs_and_a_client_that_sent_nothing_has_the_global_model():
-    run, plain = tiny_run(spec("fedamp", pull=0.0)), tiny_run(tiny_spec("fedavg", backbone="clip:embedded"))
+    run, plain = (
+        fedamp_run(params={"pull": 0.0}, executor="auto", rounds=3),
+        run_of("fedavg", backbone="clip:embedded"),
+    )
     state, _ = train_round(run, run.initial_state())
     assert digest(state) == digest(train_round(plain, plain.initial_state())[0])
     kept = kept_by(state.server["fedamp"])
@@ -101,7 +101,7 @@ def test_the_first_round_is_fedavgs_and_a_client_that_sent_nothing_has_the_globa
 
 
 def test_running_statistics_come_back_to_their_client():
-    run = tiny_run(spec("fedamp", backbone="resnet8?width=1"), executor="sequential")
+    run = fedamp_run(backbone=RESNET, rounds=3)
     state = final_state(run, until=1)
     for client, own in kept_by(state.server["fedamp"]).items():
         sent = broadcast(run, state, client)

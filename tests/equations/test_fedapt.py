@@ -9,19 +9,15 @@ from torch.nn.functional import cross_entropy, normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import StartTask
 from fedbench.rounds.loop import train_round
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench_methods.fedapt import CONTEXT, KEY, NUMBER, QUERY, FedAPT, FedAPTParams, key_weights
+from tests.equations.kit import runs
+
+apt_run = runs("fedapt", context_length=2)
 
 
-def spec(stack="fedapt", params=None, **training):
-    chosen = {"context_length": 2, **(params or {})}
-    return tiny_spec(stack, **training).model_copy(update={"params": {"fedapt": chosen}})
-
-
-def promptfl_run(executor="auto", **training):
-    """PromptFL with a context for every class."""
-    params = {"promptfl": {"context_length": 2, "per_class": True}}
-    return tiny_run(tiny_spec("promptfl", **training).model_copy(update={"params": params}), executor=executor)
+promptfl_run = runs("promptfl", context_length=2, per_class=True)
+"""PromptFL with a context for every class."""
 
 
 def keys(run, client):
@@ -44,7 +40,7 @@ def test_weights_are_a_softmax_of_z_scores():
 
 
 def test_keys_are_uniform_of_the_seed_apart_for_every_client_and_not_sent():
-    run = tiny_run(spec())
+    run = apt_run()
     held = [keys(run, client) for client in range(4)]
     assert [int(each[NUMBER]) for each in held] == [0, 1, 2, 3]
     values = torch.stack([each[KEY] for each in held])
@@ -56,7 +52,7 @@ def test_keys_are_uniform_of_the_seed_apart_for_every_client_and_not_sent():
 
 
 def test_loss_is_of_the_keyed_prompt_and_of_whose_images_these_are(make_step):
-    run = tiny_run(spec())
+    run = apt_run()
     inputs, key = run.test.read(torch.arange(6)), keys(run, 2)[KEY]
     weights = {name: value.clone().requires_grad_() for name, value in run.model.weights.items()}
     told = {KEY: key, NUMBER: torch.tensor(2)}
@@ -73,7 +69,7 @@ def test_loss_is_of_the_keyed_prompt_and_of_whose_images_these_are(make_step):
 
 @pytest.mark.parametrize("tau", [0.01, 1.0])
 def test_each_image_is_tested_by_its_own_mixture_of_keys(tau):
-    run = tiny_run(spec(params={"tau": tau}))
+    run = apt_run(params={"tau": tau})
     inputs, all_keys = run.test.read(torch.arange(5)), torch.stack([keys(run, client)[KEY] for client in range(4)])
     weights = key_weights(inputs @ run.model.weights[QUERY].T, tau)
     logits = run.model.forward(run.model.weights, inputs, False).logits
@@ -84,14 +80,14 @@ def test_each_image_is_tested_by_its_own_mixture_of_keys(tau):
 
 
 def test_the_nearest_key_is_the_limit_of_a_small_tau():
-    run, hard = tiny_run(spec(params={"tau": 1e-3})), tiny_run(spec(params={"inference": "nearest"}))
+    run, hard = apt_run(params={"tau": 1e-3}), apt_run(params={"inference": "nearest"})
     inputs = run.test.read(torch.arange(12))
     soft = run.model.forward(run.model.weights, inputs, False).logits
     torch.testing.assert_close(hard.model.forward(run.model.weights, inputs, False).logits, soft, rtol=1e-3, atol=1e-3)
 
 
 def test_without_keys_it_is_class_specific_promptfl():
-    run = tiny_run(spec(params={"key_scale": 0.0}, rounds=2), executor="sequential")
+    run = apt_run(params={"key_scale": 0.0}, rounds=2, executor="sequential")
     budget = {name: getattr(run.spec.training, name) for name in ("lr", "momentum", "weight_decay")}
     plain = promptfl_run(executor="sequential", rounds=2, **budget)
     one, other = final_state(run), final_state(plain)
@@ -105,7 +101,7 @@ def test_without_keys_it_is_class_specific_promptfl():
 
 
 def test_more_clients_than_keys_are_refused():
-    run = tiny_run(spec())
+    run = apt_run()
     task = StartTask([None] * 5, run.model, run.spec, {})
     with pytest.raises(FedbenchError, match="scenario.clients"):
         FedAPT(FedAPTParams()).start(task)

@@ -11,13 +11,11 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Model, Update
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.local_training import batch_table, build_optimiser, crop_and_flip
+from tests.equations.kit import aggregation
 
 
 def aggregated(updates, weighting="samples", start=0.0):
-    spec = RunSpec(training=Training(weighting=weighting))
-    weights = {"w": torch.tensor([start])}
-    task = AggregationTask(1, weights, {}, tuple(updates), Model(weights, None), spec, {})
-    return average(task)["w"]
+    return average(aggregation({"w": torch.tensor([start])}, updates, training={"weighting": weighting}))["w"]
 
 
 def update(client, value, num_examples):

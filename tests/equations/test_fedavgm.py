@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec, Training
-from fedbench.core.types import Model, Update
 from fedbench.rounds.loop import train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedavgm import FedAvgM, FedAvgMParams
+from tests.equations.kit import aggregation, run_of, updates_of
 
 FORMS = ("accumulating", "ema", "nesterov")
 
@@ -18,8 +16,7 @@ def played(changes, *, start=0.0, **params):
     """x after each round in which every client ends at x minus the round's change; and the last velocity."""
     method, state, x, path = FedAvgM(FedAvgMParams(**params)), {}, torch.tensor([start]), []
     for number, change in enumerate(changes, 1):
-        updates = tuple(Update(k, {"w": x - change}, {}, n) for k, n in enumerate((1, 3)))
-        task = AggregationTask(number, {"w": x}, {}, updates, Model({"w": x}, None), RunSpec(), state)
+        task = aggregation({"w": x}, updates_of([x - change] * 2, (1, 3)), state, round=number)
         x = method.aggregate(task, average)["w"]
         path.append(x.item())
     return path, state["fedavgm"]["w"].item()
@@ -74,34 +71,22 @@ def test_without_momentum_the_mean_itself_comes_back_however_far_it_is(form):
     method = FedAvgM(FedAvgMParams(beta=0.0, server_lr=1.0, form=form))
     value = torch.tensor([1.2345678e-12, -3.3e7, 0.1])
     for x in (torch.ones(3), torch.full((3,), -1e30)):
-        updates = (Update(0, {"w": value}, {}, 7),)
-        task = AggregationTask(1, {"w": x}, {}, updates, Model({"w": x}, None), RunSpec(), {})
+        task = aggregation({"w": x}, updates_of([value], [7]))
         assert torch.equal(method.aggregate(task, average)["w"], value)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("backbone", ["clip:embedded", "resnet8?width=1"])
-def test_without_momentum_a_run_is_fedavg_bit_for_bit(form, backbone):
-    spec = tiny_spec("fedavgm", backbone=backbone, rounds=2)
-    off = spec.model_copy(update={"params": {"fedavgm": {"beta": 0.0, "server_lr": 1.0, "form": form}}})
-    plain = digest(final_state(tiny_run(tiny_spec("fedavg", backbone=backbone, rounds=2))))
-    assert digest(final_state(tiny_run(off))) == plain
-    assert digest(final_state(tiny_run(spec))) != plain
 
 
 def test_clients_are_weighted_by_their_samples_unless_the_run_says_uniform():
     # (1*1 + 3*5) / 4 = 4, uniform 3; x = 0, so the velocity is minus the mean
     for weighting, mean in (("samples", 4.0), ("uniform", 3.0)):
-        x, spec = torch.zeros(1), RunSpec(training=Training(weighting=weighting))
-        updates = (Update(0, {"w": torch.tensor([1.0])}, {}, 1), Update(1, {"w": torch.tensor([5.0])}, {}, 3))
-        task = AggregationTask(1, {"w": x}, {}, updates, Model({"w": x}, None), spec, {})
+        updates = updates_of([[1.0], [5.0]], (1, 3))
+        task = aggregation({"w": torch.zeros(1)}, updates, training={"weighting": weighting})
         assert FedAvgM(FedAvgMParams()).aggregate(task, average)["w"].item() == mean
         assert task.state["fedavgm"]["w"].item() == -mean
 
 
 def test_running_statistics_have_no_velocity_and_are_averaged_as_under_fedavg():
-    run = tiny_run(tiny_spec("fedavgm", backbone="resnet8?width=1"))
-    plain = tiny_run(tiny_spec("fedavg", backbone="resnet8?width=1"))
+    run = run_of("fedavgm", backbone="resnet8?width=1")
+    plain = run_of("fedavg", backbone="resnet8?width=1")
     first, _ = train_round(run, run.initial_state())
     # in round 1 the velocity is the change alone
     assert digest(first) == digest(train_round(plain, plain.initial_state())[0])

@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Model, Update
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.core.types import Update
 from fedbench_methods.fedawa import FedAWA, FedAWAParams, objective, products
+from tests.equations.kit import aggregation
 
 # x = (1, 0), changes (1, 0) and (0, 1): the models are (2, 0) and (1, 1), with cosines 1 and sqrt(1/2)
 X = {"a": torch.tensor([1.0]), "b": torch.tensor([[0.0]])}
@@ -18,8 +16,7 @@ ENDS = [{"a": torch.tensor([2.0]), "b": torch.tensor([[0.0]])}, {"a": torch.tens
 
 def aggregated(method, state, *, clients=(0, 1), sizes=(1, 3), ends=ENDS, num_clients=2):
     updates = tuple(Update(k, end, {}, n) for k, end, n in zip(clients, ends, sizes, strict=True))
-    task = AggregationTask(1, X, {}, updates, Model(X, None), RunSpec(), state, num_clients=num_clients)
-    found = method.aggregate(task)
+    found = method.aggregate(aggregation(X, updates, state, num_clients=num_clients))
     return found["a"].item(), found["b"].item()
 
 
@@ -85,13 +82,3 @@ def test_clients_that_agree_learn_nothing():
     found = aggregated(FedAWA(FedAWAParams(lr=0.5, steps=3)), state, ends=[ENDS[1], ENDS[1]])
     assert found == (1.0, 1.0)
     assert state["fedawa"]["learned"].abs().max() < 1e-6
-
-
-def test_no_steps_are_fedavg_bit_for_bit_and_it_stacks_with_a_server_step():
-    plain = digest(final_state(tiny_run(tiny_spec("fedavg", rounds=2))))
-    spec = tiny_spec("fedawa", rounds=2)
-    params = {"fedawa": {"steps": 0}}
-    assert digest(final_state(tiny_run(spec.model_copy(update={"params": params})))) == plain
-    assert digest(final_state(tiny_run(spec))) != plain
-    server, both = (digest(final_state(tiny_run(tiny_spec(n, rounds=2)))) for n in ("fedavgm", "fedawa+fedavgm"))
-    assert server != both

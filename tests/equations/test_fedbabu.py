@@ -6,14 +6,14 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.types import LinearHead, Model
 from fedbench.rounds.finetuning import finetuned_metrics
-from fedbench.testing import final_state, tiny_run, tiny_spec
-from tests.equations.test_fedrep import forward
+from fedbench.testing import final_state
+from tests.equations.kit import body_and_head, end_of, run_of
 
 
 def trained(make_task, *, round=1, **params):
     weights = {"body.weight": torch.tensor([2.0]), "head.weight": torch.tensor([0.5]), "head.bias": torch.zeros(1)}
     task = make_task(
-        Model(weights, forward, head=LinearHead()),
+        Model(weights, body_and_head, head=LinearHead()),
         torch.ones(1, 1),
         [0],
         method="fedbabu",
@@ -47,7 +47,7 @@ def test_after_the_last_round_what_is_asked_for_is_trained(make_task, part, move
 
 @pytest.mark.parametrize("backbone", ["convnet", "resnet8?width=1"])
 def test_in_a_run_the_head_stays_bit_for_bit_and_clients_fine_tune(backbone):
-    run = tiny_run(tiny_spec("fedbabu", backbone=backbone, rounds=2, finetune_epochs=1, weight_decay=0.1))
+    run = run_of("fedbabu", backbone=backbone, rounds=2, finetune_epochs=1, weight_decay=0.1)
     state = final_state(run)
     for name, value in state.weights.items():
         assert torch.equal(value, run.model.weights[name]) == name.startswith("head.")
@@ -57,14 +57,14 @@ def test_in_a_run_the_head_stays_bit_for_bit_and_clients_fine_tune(backbone):
 
 
 def test_a_model_that_a_client_keeps_is_trained_whole():
-    state = final_state(tiny_run(tiny_spec("fedbabu+ditto", rounds=1)))
+    state = end_of("fedbabu+ditto", rounds=1)
     assert all(not torch.equal(own["ditto/head.weight"], state.weights["head.weight"]) for own in state.own.values())
 
 
 def test_around_a_learner_the_last_layer_is_the_head_and_a_head_alone_is_refused():
-    run = tiny_run(tiny_spec("maple+fedbabu", backbone="clip:embedded", rounds=1))
+    run = run_of("maple+fedbabu", backbone="clip:embedded", rounds=1)
     state = final_state(run)
     same = {name for name, value in state.weights.items() if torch.equal(value, run.model.weights[name])}
     assert same == {"coupling.1.weight", "coupling.1.bias"}
     with pytest.raises(FedbenchError, match="fedbabu needs a model of more layers"):
-        tiny_run(tiny_spec("fedbabu", backbone="clip:embedded"))
+        run_of("fedbabu", backbone="clip:embedded")

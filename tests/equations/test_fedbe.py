@@ -4,22 +4,18 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, ServerData
 from fedbench.core.spec import RunSpec
-from fedbench.core.types import GlobalModel, Model, Outputs, Update
+from fedbench.core.types import GlobalModel, Model, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench.toolkit.fedavg import mean_model
 from fedbench.toolkit.server_training import statistics_of
 from fedbench_methods.fedbe import FedBE, FedBeParams, draw_models, sharpened, unit_gaussian, weighted_gaussian
 from fedbench_methods.feddf import FedDF, FedDfParams
+from tests.equations.kit import RESNET, product, run_of
 
 POINT = torch.tensor([[1.0, 0.0]])
-
-
-def linear(tensors, inputs, training):
-    return Outputs(inputs @ tensors["w"], inputs)
 
 
 def fusion(clients, sizes=None, received=None, inputs=POINT, clients_of=None):
@@ -29,7 +25,7 @@ def fusion(clients, sizes=None, received=None, inputs=POINT, clients_of=None):
     start = {"w": torch.zeros_like(clients[0]) if received is None else received}
     data = ServerData(FeatureInputs(inputs), None)
     return AggregationTask(
-        1, start, {}, updates, Model(start, linear), RunSpec(method="fedbe"), {}, server_data=data, num_clients=9
+        1, start, {}, updates, Model(start, product), RunSpec(method="fedbe"), {}, server_data=data, num_clients=9
     )
 
 
@@ -40,10 +36,6 @@ def head(*logits):
 
 def drawn(task, **params):
     return [weights["w"] for weights in draw_models(task, FedBeParams(**params))]
-
-
-def with_params(spec, **params):
-    return spec.model_copy(update={"params": {"fedbe": {**spec.params["fedbe"], **params}}})
 
 
 def test_directions_are_of_unit_length_and_their_variance_is_over_all_clients():
@@ -87,7 +79,7 @@ def test_noise_does_not_depend_on_the_order_of_the_weights():
     for names in (["a", "b"], ["b", "a"]):
         start = {name: torch.zeros(2) for name in names}
         updates = tuple(Update(k, {n: (k + 1) ** 2 * moved[n] + k for n in names}, {}, 1) for k in (0, 1))
-        made = AggregationTask(1, start, {}, updates, Model(start, linear), RunSpec(method="fedbe"), {})
+        made = AggregationTask(1, start, {}, updates, Model(start, product), RunSpec(method="fedbe"), {})
         found.append(next(draw_models(made, FedBeParams())))
     assert all(torch.equal(found[0][name], found[1][name]) for name in moved)
 
@@ -173,16 +165,8 @@ def test_weights_are_averaged_from_a_third_of_the_steps_on():
     assert not torch.allclose(averaged, path[4])
 
 
-@pytest.mark.parametrize("backbone", ["clip:embedded", "resnet8?width=1"])
-def test_no_steps_are_fedavg_bit_for_bit(backbone):
-    spec = tiny_spec("fedbe", backbone=backbone, rounds=1)
-    plain = spec.model_copy(update={"method": "fedavg", "params": {}})
-    spec = with_params(spec, steps=0, samples=2)
-    assert digest(final_state(tiny_run(spec))) == digest(final_state(tiny_run(plain)))
-
-
 def test_samples_have_fedavgs_running_statistics_and_the_average_the_servers():
-    run = tiny_run(with_params(tiny_spec("fedbe", backbone="resnet8?width=1", rounds=1), steps=2, samples=2))
+    run = run_of("fedbe", {"fedbe": {"steps": 2, "samples": 2}}, backbone=RESNET, rounds=1)
     state = final_state(run)
     wanted = statistics_of(run.model, GlobalModel(state.weights, state.buffers), run.server.inputs)
     for name, value in state.buffers.items():
@@ -192,8 +176,3 @@ def test_samples_have_fedavgs_running_statistics_and_the_average_the_servers():
     task = fusion([head(1.0, 0.0), head(0.0, 1.0)])
     teachers = FedBE(FedBeParams(samples=3, use_clients=False)).teachers(task, GlobalModel(task.weights, buffers))
     assert all(teacher.buffers is buffers for teacher in teachers)
-
-
-def test_without_any_teacher_it_is_refused():
-    with pytest.raises(FedbenchError, match="fedbe has no teacher"):
-        FedBE(FedBeParams(samples=0, use_mean=False, use_clients=False))

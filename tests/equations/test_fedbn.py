@@ -8,14 +8,13 @@ import torch
 from fedbench.core.method.tasks import AggregationTask, EvaluationTask
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.rounds.metrics import size_in_bytes
-from fedbench.testing import check_training, digest, final_state, tiny_backbone, tiny_run, tiny_spec
+from fedbench.testing import check_training, final_state, tiny_backbone, tiny_spec
 from fedbench_methods.fedbn import FedBN, FedBnParams, mean_layers
+from tests.equations.kit import CLIP, RESNET, run_of, task_of
 
 METHOD = FedBN(FedBnParams())
-SMALL = "resnet8?width=1"
 
 
 class Watched:
@@ -29,16 +28,9 @@ class Watched:
         return list(self.updates.values())
 
 
-def run_of(backbone, method="fedbn", clients=4, participation=0.5, params=None, **training):
-    spec = tiny_spec(method, backbone=backbone, **training)
-    scenario = spec.scenario.model_copy(update={"clients": clients, "participation": participation})
-    every = {**spec.params, **({"fedbn": params} if params else {})}
-    return tiny_run(spec.model_copy(update={"scenario": scenario, "params": every}))
-
-
 @pytest.mark.parametrize("backbone", ["resnet8", "resnet18"])
 def test_exactly_the_tensors_of_batch_norm_layers_are_private_whatever_their_names(backbone):
-    run = run_of(backbone)
+    run = run_of("fedbn", backbone=backbone)
     layers = {n for n, m in tiny_backbone(backbone).module.named_modules() if isinstance(m, torch.nn.BatchNorm2d)}
     entries = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     assert run.private == {f"body.{layer}.{entry}" for layer in layers for entry in entries}
@@ -50,17 +42,15 @@ def test_exactly_the_tensors_of_batch_norm_layers_are_private_whatever_their_nam
 
 
 def test_a_projectors_batch_norm_is_private_too():
-    run = tiny_run(tiny_spec("fedbn+fedglcl", backbone="clip:embedded", rounds=1))
+    run = run_of("fedbn+fedglcl", backbone="clip:embedded", rounds=1)
     assert run.private == frozenset()
-    spec = tiny_spec("fedbn+fedglcl", backbone="clip:embedded", rounds=1)
-    params = {**spec.params, "fedglcl": {**spec.params["fedglcl"], "projector_norm": "bn"}}
-    run = tiny_run(spec.model_copy(update={"params": params}))
+    run = run_of("fedbn+fedglcl", {"fedglcl": {"projector_norm": "bn"}}, backbone=CLIP, rounds=1)
     assert "projector.norm.weight" in run.private and "projector.norm.running_mean" in run.private
     assert not any(name.startswith("projector.fc") for name in run.private)
 
 
 def test_batch_norm_stays_as_the_client_left_it_and_everything_else_is_the_mean():
-    run = run_of(SMALL, rounds=2)
+    run = run_of("fedbn", backbone=RESNET, rounds=2)
     watched = Watched(run.executor)
     run = replace(run, executor=watched)
     after, record = train_round(run, run.initial_state())
@@ -75,7 +65,7 @@ def test_batch_norm_stays_as_the_client_left_it_and_everything_else_is_the_mean(
         else:
             mean = sum(values[k].double() for k in record.cohort) / len(record.cohort)
             torch.testing.assert_close(after.weights[name].double(), mean, rtol=1e-5, atol=1e-7)
-    tasks = {k: client_task(run, after, 2, 0, k, broadcast(run, after, k)) for k in record.cohort}
+    tasks = {k: task_of(run, k, state=after, round=2) for k in record.cohort}
     for k, task in tasks.items():
         for name, tensor in {**task.received, **task.buffers}.items():
             wanted = first[k][name] if name in run.private else after.weights[name]
@@ -85,10 +75,10 @@ def test_batch_norm_stays_as_the_client_left_it_and_everything_else_is_the_mean(
 
 
 def test_each_client_counts_its_own_batches():
-    run = run_of(SMALL, rounds=2, participation=1.0)
+    run = run_of("fedbn", backbone=RESNET, rounds=2, scenario={"participation": 1.0})
     state = final_state(run)
     for k, own in state.own.items():
-        batches = len(client_task(run, state, 1, 0, k, broadcast(run, state, k)).inputs)
+        batches = len(task_of(run, k, state=state).inputs)
         assert own["body.bn1.num_batches_tracked"] == 2 * _steps(batches, 8)
 
 
@@ -98,7 +88,7 @@ def _steps(samples, batch):
 
 
 def test_batch_norm_is_neither_sent_nor_counted():
-    run = run_of(SMALL, rounds=1)
+    run = run_of("fedbn", backbone=RESNET, rounds=1)
     after, record = train_round(run, run.initial_state())
     everything = size_in_bytes(run.model.weights, run.model.buffers)
     # three layers each of 16, 32 and 64 channels: four float32 a channel and one int64 counter a layer
@@ -126,21 +116,13 @@ def test_the_mean_of_weights_and_of_other_statistics_is_plain_whatever_the_runs_
 
 
 # by FedBN's option, and by that of the run that FedAvg reads
-EQUAL_WEIGHTING = [({}, "uniform"), ({"weighting": "samples"}, "samples")]
-
-
-@pytest.mark.parametrize("backbone", ["convnet", "clip:embedded"])
-@pytest.mark.parametrize(("params", "weighting"), EQUAL_WEIGHTING)
-def test_without_batch_norm_it_is_fedavg_bit_for_bit(backbone, params, weighting):
-    ours = run_of(backbone, params=params, rounds=2)
-    plain = run_of(backbone, "fedavg", rounds=2, weighting=weighting)
-    one, other = final_state(ours), final_state(plain)
-    assert digest(one) == digest(other) and not one.own
-    assert evaluate(ours, one)[0] == evaluate(plain, other)[0]
 
 
 def test_one_client_alone_is_fedavg_bit_for_bit():
-    ours, plain = (run_of(SMALL, method, clients=1, participation=1.0, rounds=2) for method in ("fedbn", "fedavg"))
+    ours, plain = (
+        run_of(method, backbone=RESNET, scenario={"clients": 1, "participation": 1.0}, rounds=2)
+        for method in ("fedbn", "fedavg")
+    )
     one, other = final_state(ours), final_state(plain)
     wanted = {**other.weights, **other.buffers}
     found = {**one.weights, **one.buffers, **one.own[0]}
@@ -197,5 +179,5 @@ def test_a_fine_tuned_model_is_evaluated_as_it_is():
 
 
 def test_it_keeps_the_contract_of_training_on_a_net_with_batch_norm(monkeypatch):
-    monkeypatch.setattr("fedbench.testing.tiny.contract_backbone", lambda method: SMALL)
+    monkeypatch.setattr("fedbench.testing.tiny.contract_backbone", lambda method: RESNET)
     check_training("fedbn")

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask
 from fedbench.core.types import Model, Update
 from fedbench.plugins.assembly import assemble
-from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state, tiny_backbone, tiny_spec
 from fedbench_methods.fedclip import (
     IMAGE,
     TEXT,
@@ -22,6 +21,7 @@ from fedbench_methods.fedclip import (
     in_batch_loss,
     initial_adapter,
 )
+from tests.equations.kit import all_of, end_of, run_of
 
 
 def adapter(w1, b1, w2, b2):
@@ -81,22 +81,23 @@ def test_duplicate_classes_give_balanced_softmax_plus_a_constant():
     )
 
 
-def spec_of(params=None, method="fedclip", **training):
-    spec = tiny_spec(method, **training)
-    templates = ("a photo of a {}", "art of a {}")
-    return spec.model_copy(update={"params": {"fedclip": params or {}}, "templates": templates})
+TEMPLATES = ("a photo of a {}", "art of a {}")
+
+
+def clip_run(params=None, **settings):
+    return run_of("fedclip", {"fedclip": params or {}}, templates=TEMPLATES, **settings)
 
 
 def logits_of(run, weights):
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     return run.model.forward({**weights, **run.model.buffers}, inputs, False).logits
 
 
 @pytest.mark.parametrize("adapters", ["image", "text", "both"])
 @pytest.mark.parametrize("encoders", ["frozen", "trained"])
 def test_uniform_gates_are_exactly_zero_shot(adapters, encoders):
-    ours = tiny_run(spec_of({"adapters": adapters, "encoders": encoders}))
-    zero_shot = tiny_run(spec_of().model_copy(update={"method": "clip-zs", "params": {}}))
+    ours = clip_run({"adapters": adapters, "encoders": encoders})
+    zero_shot = run_of("clip-zs", templates=TEMPLATES)
     flat = {k: torch.zeros_like(v) if k.endswith(("W2", "b2")) else v for k, v in ours.model.weights.items()}
     got, expected = logits_of(ours, flat), logits_of(zero_shot, {})
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
@@ -104,12 +105,12 @@ def test_uniform_gates_are_exactly_zero_shot(adapters, encoders):
 
 
 def test_image_gate_acts_on_raw_features_and_text_gate_on_every_prompts_raw_feature():
-    clip, run = tiny_backbone("clip:embedded"), tiny_run(spec_of({"adapters": "both"}))
+    clip, run = tiny_backbone("clip:embedded"), clip_run({"adapters": "both"})
     weights = run.model.weights
     prompts = [t.format(name) for t in run.spec.templates for name in run.federation.classnames]
     prompts = normalize(gated(clip.encode_text(prompts), weights, TEXT), dim=1)
     texts = normalize(prompts[:4] + prompts[4:], dim=1)
-    images = normalize(gated(run.test.read(torch.arange(len(run.test))), weights, IMAGE), dim=1)
+    images = normalize(gated(all_of(run.test), weights, IMAGE), dim=1)
     torch.testing.assert_close(logits_of(run, weights), clip.logit_scale * images @ texts.T, rtol=1e-4, atol=1e-4)
 
 
@@ -128,7 +129,7 @@ def test_every_trained_part_gets_a_gradient_and_nothing_else_is_a_weight(make_st
         for encoders in ("frozen", "trained"):
             if adapters == "none" and encoders == "frozen":
                 continue
-            run = tiny_run(spec_of({"adapters": adapters, "encoders": encoders}))
+            run = clip_run({"adapters": adapters, "encoders": encoders})
             weights = {k: v.clone().requires_grad_() for k, v in run.model.weights.items()}
             step = make_step(run.model, run.train.read(torch.arange(8)), [0, 1, 2, 3] * 2, weights=weights)
             FedCLIP(FedClipParams()).local_loss(step).backward()
@@ -143,9 +144,8 @@ def test_every_trained_part_gets_a_gradient_and_nothing_else_is_a_weight(make_st
 
 
 def test_whole_clip_starts_as_the_default_models_fine_tuning_does():
-    ours = tiny_run(spec_of({"adapters": "none", "encoders": "trained"}))
-    plain = spec_of().model_copy(update={"method": "fedavg", "params": {}, "tune": "full"})
-    full = tiny_run(plain)
+    ours = clip_run({"adapters": "none", "encoders": "trained"})
+    full = run_of("fedavg", templates=TEMPLATES, tune="full")
     assert {f"clip.{name}" for name in full.model.weights} == ours.model.weights.keys()
     assert ours.info.round_bytes == full.info.round_bytes
     got, expected = logits_of(ours, ours.model.weights), logits_of(full, full.model.weights)
@@ -155,7 +155,7 @@ def test_whole_clip_starts_as_the_default_models_fine_tuning_does():
 def test_trained_towers_move_and_leave_the_backbone_as_it_was():
     clip = tiny_backbone("clip:embedded")
     before = {k: v.clone() for k, v in clip.module.state_dict().items()}
-    run = tiny_run(spec_of({"adapters": "both", "encoders": "trained"}, rounds=1))
+    run = clip_run({"adapters": "both", "encoders": "trained"}, rounds=1)
     state = final_state(run)
     still = [k for k, v in state.weights.items() if torch.equal(v, run.model.weights[k])]
     assert still == []
@@ -164,7 +164,7 @@ def test_trained_towers_move_and_leave_the_backbone_as_it_was():
 
 def test_trained_towers_run_in_the_mode_they_are_asked_for_and_are_left_in_eval_mode():
     clip, seen = tiny_backbone("clip:embedded").module, []
-    run = tiny_run(spec_of({"encoders": "trained"}))
+    run = clip_run({"encoders": "trained"})
     handle = clip.visual.register_forward_pre_hook(lambda module, _: seen.append(module.training))
     try:
         for training in (True, False):
@@ -177,22 +177,8 @@ def test_trained_towers_run_in_the_mode_they_are_asked_for_and_are_left_in_eval_
 
 def test_whole_clip_stacks_with_fedprox_which_changes_it_from_the_second_step_on():
     params = {"fedclip": {"adapters": "none", "encoders": "trained"}, "fedprox": {"mu": 1.0}}
-    digests = []
-    for method in ("fedclip", "fedclip+fedprox"):
-        spec = spec_of(method=method, rounds=1)
-        spec = spec.model_copy(update={"params": {name: params[name] for name in method.split("+")}})
-        digests.append(digest(final_state(tiny_run(spec))))
-    assert digests[0] != digests[1]
-
-
-def test_a_run_with_nothing_to_train_is_refused():
-    with pytest.raises(FedbenchError, match="fedclip has nothing to train"):
-        FedCLIP(FedClipParams(adapters="none"))
-
-
-def test_hidden_labels_are_refused():
-    with pytest.raises(FedbenchError, match="needs labels"):
-        final_state(tiny_run(tiny_spec("fedclip", hidden=True, rounds=1)))
+    plain = final_state(clip_run(params["fedclip"], rounds=1))
+    assert digest(plain) != digest(end_of("fedclip+fedprox", params, templates=TEMPLATES, rounds=1))
 
 
 def test_the_two_adapters_are_drawn_apart():
@@ -214,8 +200,7 @@ def test_equal_adapters_come_back_and_others_are_weighted_by_their_samples_unles
     # Eq. 33: n = (1, 3), values (0, 4): (1 * 0 + 3 * 4) / 4 = 3; the released code's uniform mean: 2
     values = {"adapter.b1": torch.tensor([0.0])}, {"adapter.b1": torch.tensor([4.0])}
     assert aggregated(spec, *values)["adapter.b1"].tolist() == [3.0]
-    uniform = spec.model_copy(update={"training": spec.training.model_copy(update={"weighting": "uniform"})})
-    assert aggregated(uniform, *values)["adapter.b1"].tolist() == [2.0]
+    assert aggregated(tiny_spec("fedclip", weighting="uniform"), *values)["adapter.b1"].tolist() == [2.0]
 
 
 def test_adapter_has_two_d_squared_plus_two_d_parameters():
@@ -226,19 +211,3 @@ def test_adapter_has_two_d_squared_plus_two_d_parameters():
     assert sum(t.numel() for t in both.values()) == 1_050_624
     # CAPT's re-implementation, 512 -> 128 -> 512: 131,712
     assert sum(t.numel() for t in initial_adapter(512, 128, seed=0).values()) == 131_712
-
-
-@pytest.mark.parametrize(("adapters", "count"), [("image", 1), ("text", 1), ("both", 2)])
-def test_only_the_adapters_are_sent(adapters, count):
-    run = tiny_run(spec_of({"adapters": adapters}))
-    dim = tiny_backbone("clip:embedded").embed_dim
-    assert run.info.round_bytes == count * 4 * 2 * (dim**2 + dim)
-
-
-def test_recipe_is_adam_with_coupled_decay_and_training_moves_the_adapter():
-    spec = tiny_spec("fedclip")
-    chosen = spec.training
-    assert (chosen.optimizer, chosen.beta2, chosen.eps, chosen.weight_decay) == ("adam", 0.98, 1e-6, 0.2)
-    run = tiny_run(spec)
-    state = final_state(run, until=1)
-    assert all(not torch.equal(run.model.weights[name], tensor) for name, tensor in state.weights.items())

@@ -12,13 +12,13 @@ from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import ClientReport, LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.plugins.requirements import refuse_model
-from fedbench.rounds.broadcast import broadcast, client_task
+from fedbench.rounds.broadcast import broadcast
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, predict, rounds, train_round
 from fedbench.rounds.metrics import size_in_bytes
 from fedbench.rounds.state import load_state, save_state
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state
 from fedbench.toolkit.local_training import batches_of
 from fedbench_methods.fedconcat import (
     BIAS,
@@ -32,6 +32,7 @@ from fedbench_methods.fedconcat import (
     first_stage,
     warm_start,
 )
+from tests.equations.kit import end_of, run_of, task_of
 
 CNN = "resnet8?width=1"
 
@@ -96,22 +97,9 @@ def test_clusters_are_by_label_shares_not_by_counts():
 def test_every_client_sends_its_label_shares_once():
     *_, sent = started([[3, 1], [0, 8]], clusters=1)
     assert sent["label_shares"].tolist() == [[0.75, 0.25], [0.0, 1.0]]
-    run = tiny_run(tiny_spec("fedconcat", rounds=1))
+    run = run_of("fedconcat", rounds=1)
     _, record, _ = next(iter(rounds(run, run.initial_state())))
     assert record.bytes_up == 4 * 4 * 4  # four clients, four classes
-
-
-def test_hidden_labels_are_refused():
-    plugin = FedConcat(FedConcatParams())
-    task = StartTask([ClientReport(0, 5, None)], small_model(), RunSpec(method="fedconcat"), {})
-    with pytest.raises(FedbenchError, match="fedconcat needs labels, which this scenario hides"):
-        plugin.start(task)
-
-
-def test_a_model_without_a_linear_head_is_refused():
-    spec = tiny_spec("fedconcat", backbone="clip:embedded").model_copy(update={"tune": "full"})
-    with pytest.raises(FedbenchError, match="needs a linear classifier"):
-        tiny_run(spec)
 
 
 def test_means_are_by_samples_inside_a_cluster_and_global_ones_over_all():
@@ -172,9 +160,9 @@ def test_stage_1_sends_each_client_the_weights_and_statistics_of_its_cluster():
 
 @pytest.mark.parametrize("backbone", ["clip:embedded", CNN])
 def test_one_cluster_in_stage_1_is_fedavg_bit_for_bit(backbone):
-    ours = tiny_spec("fedconcat", backbone=backbone, rounds=2)
-    ours = ours.model_copy(update={"params": {"fedconcat": {"clusters": 1, "stage1": 1.0}}})
-    run, plain = (tiny_run(s, executor="sequential") for s in (ours, tiny_spec("fedavg", backbone=backbone, rounds=2)))
+    settings = {"backbone": backbone, "rounds": 2, "executor": "sequential"}
+    run = run_of("fedconcat", {"fedconcat": {"clusters": 1, "stage1": 1.0}}, **settings)
+    plain = run_of("fedavg", **settings)
     state, fedavg = final_state(run), final_state(plain)
     assert digest(state) == digest(fedavg)
     for name, tensor in cluster_model(state.server, 0).items():
@@ -306,9 +294,7 @@ def test_the_heads_scale_multiplies_the_wide_logits(make_step):
 @lru_cache
 def cnn_run():
     """Two rounds of each stage on a CNN with batch-norm: the run, and the states after each round."""
-    spec = tiny_spec("fedconcat", backbone=CNN)
-    spec = spec.model_copy(update={"params": {"fedconcat": {"clusters": 2}}})
-    run = tiny_run(spec, executor="sequential")
+    run = run_of("fedconcat", {"fedconcat": {"clusters": 2}}, backbone=CNN, executor="sequential")
     # the server's mapping goes from round to round
     return run, [(replace(s, server=dict(s.server)), record) for s, record, _ in rounds(run, run.initial_state())]
 
@@ -347,7 +333,7 @@ def test_a_client_of_stage_2_takes_all_batches_of_its_epochs():
     run, after = cnn_run()
     state = after[2][0]
     run = replace(run, spec=run.spec.model_copy(update={"training": Training(local_epochs=2, batch_size=4, lr=0.1)}))
-    task = client_task(run, state, 3, 0, 1, broadcast(run, state, 1))
+    task = task_of(run, 1, state=state, round=3)
     got = train_client(task).weights
     kept = state.server["fedconcat"]
     with torch.no_grad():
@@ -419,9 +405,8 @@ def test_a_fine_tuned_client_is_evaluated_with_what_it_tuned():
 
 @pytest.mark.parametrize("stage1", [0.5, 1.0])
 def test_clients_can_be_fine_tuned_after_either_stage(stage1):
-    spec = tiny_spec("fedconcat", backbone="convnet", rounds=2, finetune_epochs=1)
-    spec = spec.model_copy(update={"params": {"fedconcat": {"clusters": 2, "stage1": stage1}}})
-    run = tiny_run(spec)
+    params = {"clusters": 2, "stage1": stage1}
+    run = run_of("fedconcat", {"fedconcat": params}, backbone="convnet", rounds=2, finetune_epochs=1)
     state = final_state(run)
     assert (WEIGHT in state.server["fedconcat"]) == (stage1 < 1)
     before = flat(state.server)
@@ -438,8 +423,7 @@ def test_stage_2_resumes_from_a_saved_state(tmp_path):
 
 
 def test_on_frozen_features_an_encoder_has_no_weights_and_all_parts_are_the_same():
-    spec = tiny_spec("fedconcat", backbone="clip:embedded", rounds=2)
-    run = tiny_run(spec.model_copy(update={"params": {"fedconcat": {"clusters": 2}}}))
+    run = run_of("fedconcat", {"fedconcat": {"clusters": 2}}, backbone="clip:embedded", rounds=2)
     state = final_state(run, until=1)
     sent = broadcast(run, state, 0)
     width = run.model.weights["head.weight"].shape[1]
@@ -453,10 +437,10 @@ def test_on_frozen_features_an_encoder_has_no_weights_and_all_parts_are_the_same
 
 def test_a_method_that_reads_the_models_outputs_is_refused_in_stage_2():
     with pytest.raises(FedbenchError, match="stack it only with methods whose terms read weights"):
-        final_state(tiny_run(tiny_spec("fedconcat+fedntd", backbone="convnet", rounds=2)))
+        end_of("fedconcat+fedntd", backbone="convnet", rounds=2)
 
 
 def test_a_method_that_keeps_tensors_private_is_refused():
-    run = tiny_run(tiny_spec("fedconcat", backbone="convnet"))
+    run = run_of("fedconcat", backbone="convnet")
     with pytest.raises(FedbenchError, match="fedconcat needs the clients' whole models"):
         refuse_model(run.assembly.requires, run.model, {"head.weight"}, run.train, torch.device("cpu"))

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, ServerData
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench_methods.feddf import FedDF, FedDfParams, soften, student_gradient
+from tests.equations.kit import RESNET, end_of, product, run_of
 
 POINT = torch.tensor([[1.0, 0.0]])
 
@@ -29,11 +29,7 @@ def hidden_layer(tensors, inputs, training):
     return Outputs(torch.relu(inputs @ tensors["u"]) @ tensors["w"], inputs)
 
 
-def linear(tensors, inputs, training):
-    return Outputs(inputs @ tensors["w"], inputs)
-
-
-def fusion(clients, inputs=POINT, forward=linear, sizes=None, weighting="samples"):
+def fusion(clients, inputs=POINT, forward=product, sizes=None, weighting="samples"):
     """An aggregation of ``clients``' weights, one sample each unless ``sizes``, with ``inputs`` at the server."""
     updates = tuple(
         Update(k, w, {}, n) for k, (w, n) in enumerate(zip(clients, sizes or [1] * len(clients), strict=True))
@@ -67,10 +63,6 @@ def server_steps(task, params):
         patch.setattr(torch.optim, "Adam", Spy)
         FedDF(params).aggregate(task)
     return seen
-
-
-def with_params(spec, **params):
-    return spec.model_copy(update={"params": {"feddf": {**spec.params["feddf"], **params}}})
 
 
 def test_mean_logits_of_opposite_teachers_are_an_even_target():
@@ -142,13 +134,6 @@ def test_student_starts_from_the_plain_mean_unless_told_fedavgs():
         assert found.weights["w"][0, 0].item() == wanted
 
 
-def test_no_steps_are_the_uniform_average_bit_for_bit():
-    spec = with_params(tiny_spec("feddf", backbone="convnet", rounds=2), steps=0)
-    plain = spec.model_copy(update={"method": "fedavg", "params": {}})
-    plain = plain.model_copy(update={"training": plain.training.model_copy(update={"weighting": "uniform"})})
-    assert digest(final_state(tiny_run(spec))) == digest(final_state(tiny_run(plain)))
-
-
 @pytest.mark.parametrize("scheme", ["avg_logits", "avg_probs"])
 def test_teachers_that_are_the_student_leave_it_as_it_is(scheme):
     # three hundred samples in batches of 7: batches of other sizes may round otherwise
@@ -188,15 +173,7 @@ def test_order_of_clients_does_not_matter():
 
 
 def test_running_statistics_move_with_the_student_and_labels_are_out_of_reach():
-    spec = tiny_spec("feddf", backbone="resnet8?width=1", rounds=1)
-    run = tiny_run(with_params(spec, steps=2))
+    run = run_of("feddf", {"feddf": {"steps": 2}}, backbone=RESNET, rounds=1)
     assert run.server.labels is None
-    moved, still = final_state(run), final_state(tiny_run(with_params(spec, steps=0)))
+    moved, still = final_state(run), end_of("feddf", {"feddf": {"steps": 0}}, backbone=RESNET, rounds=1)
     assert not torch.equal(moved.buffers["body.bn1.running_mean"], still.buffers["body.bn1.running_mean"])
-
-
-def test_without_samples_at_the_server_it_is_refused():
-    spec = tiny_spec("feddf", rounds=1)
-    bare = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"server_samples": 0})})
-    with pytest.raises(FedbenchError, match="feddf needs unlabelled samples at the server"):
-        tiny_run(bare)

@@ -9,9 +9,10 @@ from fedbench.core.method.tasks import AggregationTask, ReportedTask
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import Model, Update
 from fedbench.rounds.loop import rounds
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest
 from fedbench.toolkit.fedavg import average, average_buffers
 from fedbench_methods.feddg_ga import FITTED, FedDGGA, FedDGGAParams, adjusted
+from tests.equations.kit import end_of, run_of
 
 
 def of(*values):
@@ -76,8 +77,7 @@ def test_gaps_are_of_the_round_before_and_steps_get_shorter():
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_in_a_run_the_weights_follow_the_gaps_and_sum_to_one(metric):
-    spec = tiny_spec("feddg-ga", rounds=3)
-    run = tiny_run(spec.model_copy(update={"params": {"feddg-ga": {"metric": metric}}}))
+    run = run_of("feddg-ga", {"feddg-ga": {"metric": metric}}, rounds=3)
     played = rounds(run, run.initial_state(), 2)
     next(played)
     first, record, _ = next(played)
@@ -92,15 +92,6 @@ def test_in_a_run_the_weights_follow_the_gaps_and_sum_to_one(metric):
         assert (weights != 0.25).sum() >= 2
 
 
-def test_without_a_step_it_is_the_uniform_mean():
-    spec = tiny_spec("feddg-ga", rounds=2)
-    off = tiny_run(spec.model_copy(update={"params": {"feddg-ga": {"step": 0.0}}}))
-    plain = tiny_run(tiny_spec("fedavg", rounds=2, weighting="uniform"))
-    assert digest(final_state(off)) == digest(final_state(plain))
-
-
 def test_it_goes_around_a_prompt_and_under_a_server_step():
-    one, other = (
-        final_state(tiny_run(tiny_spec(s, rounds=3))) for s in ("feddg-ga+promptfl", "fedavgm+feddg-ga+promptfl")
-    )
+    one, other = (end_of(s, rounds=3) for s in ("feddg-ga+promptfl", "fedavgm+feddg-ga+promptfl"))
     assert one.weights.keys() == other.weights.keys() == {"prompt.context"} and digest(one) != digest(other)

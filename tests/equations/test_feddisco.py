@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError, Unworkable
-from fedbench.core.method.tasks import AggregationTask, StartTask
-from fedbench.core.spec import RunSpec, Training
-from fedbench.core.types import ClientReport, Model, Update
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.core.errors import Unworkable
+from fedbench.core.method.tasks import StartTask
+from fedbench.core.spec import RunSpec
+from fedbench.core.types import ClientReport, Model
 from fedbench_methods.feddisco import FedDisco, FedDiscoParams, discrepancy_weights, distances
+from tests.equations.kit import aggregation, updates_of
 
 COUNTS = torch.tensor([[4, 0], [2, 2], [1, 3]])
 SHARES = COUNTS.double() / 4
@@ -73,9 +73,9 @@ def started(counts, **params):
 def test_the_mean_is_by_the_cohorts_own_labels_and_sizes(weighting, size):
     method, state = started(torch.tensor([[4, 0], [2, 2], [3, 9]]))
     # clients 1 and 2; d = (0, 1): the sum is over the cohort. p = 4 and 12 of 16, or halves
-    updates = tuple(Update(k, {"w": torch.tensor([y])}, {}, n) for k, y, n in ((1, 1.0, 4), (2, 5.0, 12)))
-    spec = RunSpec(training=Training(weighting=weighting))
-    task = AggregationTask(1, {"w": torch.zeros(1)}, {}, updates, Model({}, None), spec, state, num_clients=3)
+    updates = updates_of([[1.0], [5.0]], [4, 12], clients=[1, 2])
+    training = {"weighting": weighting}
+    task = aggregation({"w": torch.zeros(1)}, updates, state, training=training, num_clients=3)
     p = 4 / (4 + size)
     first, second = p + 0.1, (1 - p) - 0.5 + 0.1
     expected = (first * 1 + second * 5) / (first + second)
@@ -85,18 +85,3 @@ def test_the_mean_is_by_the_cohorts_own_labels_and_sizes(weighting, size):
 def test_the_target_may_be_the_labels_of_all_clients():
     _, state = started(torch.tensor([[4, 0], [3, 9]]), target="global")
     assert torch.equal(state["feddisco"]["target"], torch.tensor([7 / 16, 9 / 16], dtype=torch.float64))
-
-
-def test_without_a_and_b_it_is_fedavg_and_with_them_it_is_not_also_under_a_server_step():
-    plain = digest(final_state(tiny_run(tiny_spec("fedavg", rounds=2))))
-    spec = tiny_spec("feddisco", rounds=2)
-    off = spec.model_copy(update={"params": {"feddisco": {"a": 0.0, "b": 0.0}}})
-    assert digest(final_state(tiny_run(off))) == plain
-    assert digest(final_state(tiny_run(spec))) != plain
-    server, both = (digest(final_state(tiny_run(tiny_spec(n, rounds=2)))) for n in ("fedadam", "feddisco+fedadam"))
-    assert server != both
-
-
-def test_two_that_weigh_the_mean_clash():
-    with pytest.raises(FedbenchError, match="fedawa and feddisco both answer the hook aggregate"):
-        tiny_run(tiny_spec("feddisco+fedawa"))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask, BroadcastTask, StartTask
-from fedbench.core.spec import RunSpec, Training
+from fedbench.core.method.tasks import BroadcastTask, StartTask
+from fedbench.core.spec import RunSpec
 from fedbench.core.types import Broadcast, ClientReport, Model, Update
 from fedbench.rounds.loop import start, train_round
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
@@ -14,7 +14,7 @@ from fedbench.toolkit.fedavg import average
 from fedbench_methods.feddc import GRADIENT, FedDC, FedDCParams, estimate, linear_term
 from fedbench_methods.feddyn import FedDyn, FedDynParams
 from fedbench_methods.shared import dynamic_regularisation as dynamic
-from tests.equations.conftest import linear
+from tests.equations.kit import aggregation, end_of, linear, run_of
 
 
 def tensor(*values):
@@ -26,8 +26,7 @@ def aggregated(method, x, ends, sizes, state, *, clients=None, num_clients=2, pa
     clients, payloads = clients or range(len(ends)), payloads or [{}] * len(ends)
     came = zip(clients, ends, sizes, payloads, strict=True)
     updates = tuple(Update(k, {"w": tensor(y)}, {}, n, payload) for k, y, n, payload in came)
-    spec = RunSpec(training=Training(weighting=weighting))
-    task = AggregationTask(1, {"w": x}, {}, updates, Model({"w": x}, None), spec, state, num_clients=num_clients)
+    task = aggregation({"w": x}, updates, state, training={"weighting": weighting}, num_clients=num_clients)
     return method.aggregate(task, average)["w"]
 
 
@@ -122,15 +121,13 @@ def test_it_is_the_papers_algorithm_in_the_terms_of_the_paper():
 
 def test_feddc_without_its_linear_term_is_feddyn_bit_for_bit():
     for scaling in ("uniform", "samples"):
-        dyn = tiny_spec("feddyn", rounds=3).model_copy(update={"params": {"feddyn": {"scaling": scaling}}})
-        dc = tiny_spec("feddc", rounds=3)
-        off = dc.model_copy(update={"params": {"feddc": {"scaling": scaling, "correction": "off"}}})
-        run, other = tiny_run(dyn), tiny_run(off)
+        run = run_of("feddyn", {"feddyn": {"scaling": scaling}}, rounds=3)
+        other = run_of("feddc", {"feddc": {"scaling": scaling, "correction": "off"}}, rounds=3)
         ours, theirs = final_state(run), final_state(other)
         assert digest(ours) == digest(theirs)
         assert all(torch.equal(kept, theirs.server["feddc"][name]) for name, kept in ours.server["feddyn"].items())
         assert run.info.round_bytes == other.info.round_bytes
-        assert digest(final_state(tiny_run(dc))) != digest(ours)
+        assert digest(end_of("feddc", rounds=3)) != digest(ours)
 
 
 def test_feddcs_estimates_by_hand():
@@ -178,22 +175,17 @@ def test_own_models_and_private_tensors_have_no_drift(name):
     spec = tiny_spec(f"{name}+ditto", rounds=3)
     run = tiny_run(spec, executor="sequential")
     state = final_state(run)
-    plain = final_state(tiny_run(tiny_spec(name, rounds=3), executor="sequential"))
+    plain = end_of(name, rounds=3, executor="sequential")
     assert all(torch.equal(value, state.weights[key]) for key, value in plain.weights.items())
     assert not any("ditto/" in key for key in state.server[name])
-    batch_norm = tiny_run(tiny_spec(f"{name}+fedbn", backbone="resnet8?width=1", rounds=2))
+    batch_norm = run_of(f"{name}+fedbn", backbone="resnet8?width=1", rounds=2)
     kept = final_state(batch_norm).server[name]
     assert batch_norm.private and kept
     assert not any(key.split("/", 1)[-1] in batch_norm.private for key in kept)
 
 
-def test_it_takes_the_mean_of_another_aggregation():
-    spec = tiny_spec("feddyn+feddisco", rounds=2)
-    assert digest(final_state(tiny_run(spec))) != digest(final_state(tiny_run(tiny_spec("feddyn", rounds=2))))
-
-
 def test_bytes_are_fedavgs_and_feddcs_about_twice_that():
-    plain, dyn, dc = (tiny_run(tiny_spec(name, rounds=1)) for name in ("fedavg", "feddyn", "feddc"))
+    plain, dyn, dc = (run_of(name, rounds=1) for name in ("fedavg", "feddyn", "feddc"))
     up = {}
     for name, run in (("fedavg", plain), ("feddyn", dyn), ("feddc", dc)):
         state = run.initial_state()

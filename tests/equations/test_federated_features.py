@@ -17,10 +17,7 @@ from fedbench_methods.shared.federated_features import (
     descended,
     matching_loss,
 )
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.equations.kit import generator
 
 
 def gradients(weight, bias):

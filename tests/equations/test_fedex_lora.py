@@ -2,18 +2,16 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.method.tasks import AggregationTask, BroadcastTask
+from fedbench.core.method.tasks import BroadcastTask
 from fedbench.core.spec import RunSpec
-from fedbench.core.types import Broadcast, Model, Update
+from fedbench.core.types import Broadcast, Update
 from fedbench.rounds.loop import predict, train_round
-from fedbench.testing import tiny_run, tiny_spec
+from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedex_lora import FedExLoRA, FedExLoRAParams, residual
-from tests.equations.lora import exact_mean, lora_spec, pairs
+from tests.equations.kit import aggregation, all_of, exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes=(1, 1), old=None, round=1, **params):
@@ -21,8 +19,7 @@ def played(a, b, sizes=(1, 1), old=None, round=1, **params):
     method, state = FedExLoRA(FedExLoRAParams(**params)), {}
     buffers = {"w.residual": torch.zeros(len(b[0]), a[0].shape[1]) if old is None else old}
     updates = tuple(Update(k, {"w.A": a[k], "w.B": b[k]}, buffers, n) for k, n in enumerate(sizes))
-    x = {"w.A": a[0], "w.B": b[0]}
-    task = AggregationTask(round, x, buffers, updates, Model(x, None), RunSpec(), state)
+    task = aggregation({"w.A": a[0], "w.B": b[0]}, updates, state, round=round, buffers=buffers)
     answer = method.aggregate(task, average)
     return answer.weights, answer.buffers["w.residual"], state
 
@@ -109,7 +106,7 @@ def test_round_for_round_the_model_is_the_mean_of_the_clients():
 
 def test_predictions_and_losses_are_at_the_residual_without_dropout_on_it(make_step):
     run = tiny_run(lora_spec("clip-lora+fedex-lora", {"dropout": 0.5}))
-    generator, inputs = torch.Generator().manual_seed(1), run.test.read(torch.arange(len(run.test)))
+    generator, inputs = torch.Generator().manual_seed(1), all_of(run.test)
     residuals = {f"{name}.residual": 0.3 * torch.randn(64, 64, generator=generator) for name in pairs(run)}
     state = replace(run.initial_state(), buffers=residuals)
     # the factors of rank 64 that make the same addition
@@ -130,16 +127,3 @@ def test_predictions_and_losses_are_at_the_residual_without_dropout_on_it(make_s
     # B = 0, so that dropout has nothing to act on but the residual
     loss = step.task.hooks.local_objective(step=step)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, step.labels), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("other", ["fedavgm", "flora", "fedsa-lora"])
-def test_what_it_cannot_go_with_is_refused_in_a_sentence(other):
-    with pytest.raises(FedbenchError, match="server step|whole models|samples they report") as error:
-        tiny_run(lora_spec(f"clip-lora+fedex-lora+{other}"))
-    assert "\n" not in str(error.value)
-
-
-def test_a_model_without_factors_is_refused_in_a_sentence():
-    chosen = tiny_spec("fedavg").model_copy(update={"method": "fedex-lora"})
-    with pytest.raises(FedbenchError, match=r"^fedex-lora needs low-rank factors .*clip-lora\+fedex-lora"):
-        tiny_run(chosen)

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from fedbench.core.method.tasks import AggregationTask, EvaluationTask
-from fedbench.core.spec import RunSpec, Training
+from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Predictions, Update
 from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedexp import FedExP, FedExPParams
+from tests.equations.kit import aggregation, all_of, run_of, updates_of
 
 # eps of 1e-6 is the least allowed: what it adds to these numbers is below 1e-4
 TINY = 1e-6
@@ -20,12 +21,8 @@ TINY = 1e-6
 def stepped(changes, sizes, *, x=None, round=1, state=None, training=None, **params):
     """x after the round, and eta_g."""
     x = torch.zeros(len(changes[0])) if x is None else x
-    updates = tuple(
-        Update(k, {"w": x + torch.tensor(change)}, {}, n)
-        for k, (change, n) in enumerate(zip(changes, sizes, strict=True))
-    )
-    spec = RunSpec(training=Training(**(training or {})))
-    task = AggregationTask(round, {"w": x}, {}, updates, Model({"w": x}, None), spec, {} if state is None else state)
+    updates = updates_of([x + torch.tensor(change) for change in changes], sizes)
+    task = aggregation({"w": x}, updates, state, round=round, training=training)
     answer = FedExP(FedExPParams(**params)).aggregate(task, average)
     return answer["w"], task.metrics["fedexp_server_lr"]
 
@@ -77,7 +74,7 @@ def test_the_norm_is_over_all_weights_together():
         Update(0, {"a": torch.tensor([1.0]), "b": torch.tensor([2.0])}, {}, 1),
         Update(1, {"a": torch.tensor([-0.5]), "b": torch.tensor([-2.0])}, {}, 1),
     )
-    task = AggregationTask(1, x, {}, updates, Model(x, None), RunSpec(), {})
+    task = aggregation(x, updates)
     FedExP(FedExPParams(epsilon=TINY)).aggregate(task, average)
     # (1 + 4 + .25 + 4) / 2 = 4.625; D = (.25, 0); 4.625 / (2 * .0625) = 37
     assert task.metrics["fedexp_server_lr"] == pytest.approx(37, rel=1e-3)
@@ -106,8 +103,8 @@ def test_predictions_are_by_the_mean_of_the_last_two_iterates_from_round_2_on():
 
 
 def test_it_predicts_so_in_a_run_around_another_methods_clients():
-    run = tiny_run(tiny_spec("fedexp+scaffold", rounds=3))
+    run = run_of("fedexp+scaffold", rounds=3)
     before, after = final_state(run, until=2), final_state(run)
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     weights = {name: (before.weights[name] + value) / 2 for name, value in after.weights.items()}
     assert torch.equal(evaluate(run, after)[1].labels, run.model.forward(weights, inputs, False).logits.argmax(1))

@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, LocalStep
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Model, Update
 from fedbench.models.cnn.block_ends import block_channels
 from fedbench.rounds.broadcast import broadcast, client_task
-from fedbench.rounds.loop import evaluate, start, train_round
+from fedbench.rounds.loop import start, train_round
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench.toolkit.local_training import batch_at
 from fedbench_methods.fedfa import (
@@ -26,6 +25,7 @@ from fedbench_methods.fedfa import (
     tensor_name,
     variance_over_clients,
 )
+from tests.equations.kit import spec_of, task_of
 
 # sample 0 is (0, 2): mean 1, deviation 1; sample 1 is (4, 10): mean 7, deviation 3. Over the samples the means have the
 # variance 9 and the deviations 1
@@ -213,9 +213,9 @@ def test_a_single_participant_tells_of_no_variance():
 # --- the network ---
 
 
-def fedfa(backbone="convnet", method="fedfa", params=None, **training):
-    made = tiny_spec(method, backbone=backbone, **{"rounds": 2, "weighting": "uniform", **training})
-    return made.model_copy(update={"params": {**made.params, "fedfa": {**made.params["fedfa"], **(params or {})}}})
+def fedfa(backbone="convnet", params=None, **training):
+    training = {"rounds": 2, "weighting": "uniform", **training}
+    return spec_of("fedfa", {"fedfa": params or {}}, backbone=backbone, **training)
 
 
 def plain(spec):
@@ -230,7 +230,7 @@ def step_of():
         run = tiny_run(spec)
         state = replace(run.initial_state(), round=round - 1)
         start(run, state)
-        task = client_task(run, state, round, 0, client, broadcast(run, state, client))
+        task = task_of(run, client, state=state, round=round)
         task = replace(task, payload=shared or task.payload)
         weights = {name: value.clone().requires_grad_() for name, value in task.received.items()}
         buffers = {name: value.clone() for name, value in task.buffers.items()}
@@ -402,22 +402,3 @@ def test_sent_are_four_vectors_of_every_block_down_and_two_up():
     model, vectors = other.info.round_bytes, 2 * 4 * 22
     assert record.bytes_down == 2 * (model + 2 * vectors)
     assert record.bytes_up == 2 * (model + vectors)
-
-
-def test_stacked_with_fedprox_at_mu_zero_it_is_itself_and_with_moon_it_trains():
-    spec = fedfa("resnet8?width=1", "fedfa+fedprox")
-    spec = spec.model_copy(update={"params": {**spec.params, "fedprox": {"mu": 0.0}}})
-    alone = fedfa("resnet8?width=1")
-    assert digest(final_state(tiny_run(spec))) == digest(final_state(tiny_run(alone)))
-    run = tiny_run(fedfa("resnet8?width=1", "fedfa+moon"))
-    assert 0 <= evaluate(run, final_state(run))[0]["global_accuracy"] <= 100
-
-
-REFUSED = [("clip:embedded", "auto"), ("clip:embedded", "full"), ("convnet", "head")]
-
-
-@pytest.mark.parametrize(("backbone", "tune"), REFUSED)
-def test_a_backbone_without_trained_convolution_blocks_is_refused(backbone, tune):
-    spec = fedfa(backbone).model_copy(update={"tune": tune})
-    with pytest.raises(FedbenchError, match=r"fedfa augments .* backbone .*; choose a CNN, such as backbone=resnet8"):
-        tiny_run(spec)

@@ -19,22 +19,18 @@ from fedbench.models.text.classifier import ProjectorShape, build_projector, emb
 from fedbench.models.text.vectors import class_text
 from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import evaluate, train_round
-from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench_methods import fedglcl
 from fedbench_methods.fedglcl import FedGLCL, FedGlclParams, prompt_templates, proxy_names, similarity_loss
+from tests.equations.kit import CLIP, all_of, run_of, spec_of
 
 TAU = 0.5
 DELTA = torch.tensor([[0.6, 0.2]])
 NAMES = ("bird", "boat", "car", "tree")
 
 
-def spec(method="fedglcl", backbone="clip:embedded", text="auto", training=None, **params):
-    """A tiny run's spec; ``params`` are fedglcl's, or another method's as a mapping by its name."""
-    made = tiny_spec(method, backbone=backbone, **(training or {"rounds": 2}))
-    others = {name: params.pop(name) for name in list(params) if isinstance(params[name], dict)}
-    chosen = {name: {**values, **others.get(name, {})} for name, values in made.params.items()}
-    chosen["fedglcl"] = {**chosen["fedglcl"], **params}
-    return made.model_copy(update={"params": chosen, "text_encoder": text})
+def spec(backbone=CLIP, text="auto", rounds=2, seed=0, **params):
+    return spec_of("fedglcl", {"fedglcl": params}, backbone=backbone, text_encoder=text, rounds=rounds, seed=seed)
 
 
 def setup(backbone, **settings):
@@ -193,15 +189,15 @@ def test_embedding_is_unit_after_every_projector_and_the_backbone_stays_as_it_wa
 @pytest.mark.parametrize("denominator", ["include", "exclude"])
 def test_papers_projector_trains_on_a_cnn(denominator):
     chosen = {"projector": "mlp", "projector_norm": "bn", "final_relu": True, "denominator": denominator}
-    run = tiny_run(spec(backbone="convnet", training={"rounds": 1}, **chosen))
+    run = tiny_run(spec(backbone="convnet", rounds=1, **chosen))
     state = final_state(run)
     assert all(torch.isfinite(value).all() for value in state.weights.values())
     assert not torch.equal(state.buffers["projector.norm1.running_mean"], torch.zeros(84))
 
 
 def test_round_0_on_clip_is_exactly_zero_shot():
-    ours, zero_shot = tiny_run(spec()), tiny_run(tiny_spec("clip-zs"))
-    inputs = ours.test.read(torch.arange(len(ours.test)))
+    ours, zero_shot = tiny_run(spec()), run_of("clip-zs")
+    inputs = all_of(ours.test)
     got = ours.model.forward(ours.model.weights, inputs, False)
     theirs = zero_shot.model.forward({}, inputs, False)
     torch.testing.assert_close(got.logits * 0.07, theirs.logits / tiny_backbone("clip:embedded").logit_scale)
@@ -222,7 +218,7 @@ def test_on_clip_the_projector_reads_unit_features_and_the_docstring_says_so():
 @pytest.mark.parametrize("changed", [{"text": "random", "dim": 128}, {"final_relu": True}, {"projector": "mlp"}])
 def test_other_text_or_projector_starts_from_the_seed(changed):
     def weights(seed):
-        return tiny_run(spec(**changed).model_copy(update={"seed": seed})).model.weights
+        return tiny_run(spec(seed=seed, **changed)).model.weights
 
     first, again, other = weights(0), weights(0), weights(1)
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -295,18 +291,8 @@ def test_proxy_names_are_other_classes_fixed_by_the_seed():
 # Stacks and FedGLCL-L
 
 
-@pytest.mark.parametrize("other", ["fedprox", "moon"])
-def test_stacked_with_mu_zero_it_is_fedglcl_bit_for_bit(other):
-    # four rounds, in which every client takes part more than once
-    training = {"rounds": 4}
-    plain = digest(final_state(tiny_run(spec(training=training))))
-    stacked = f"fedglcl+{other}"
-    assert digest(final_state(tiny_run(spec(stacked, training=training, **{other: {"mu": 0.0}})))) == plain
-    assert digest(final_state(tiny_run(spec(stacked, training=training, **{other: {"mu": 1.0}})))) != plain
-
-
 def test_trainable_text_moves_the_tower_and_sends_exactly_its_parameters_more():
-    fixed, trained = tiny_run(spec()), tiny_run(spec(trainable_text=True, training={"rounds": 1}))
+    fixed, trained = tiny_run(spec()), tiny_run(spec(trainable_text=True, rounds=1))
     clip = tiny_backbone("clip:embedded").module
     tower = sum(p.numel() for n, p in clip.named_parameters() if not n.startswith("visual.") and n != "logit_scale")
     assert trained.info.round_bytes - fixed.info.round_bytes == 4 * tower
@@ -329,11 +315,6 @@ def test_the_tower_learns_at_its_own_rate():
     factors = run.model.lr_factors
     assert set(factors) == {name for name in run.model.weights if name.startswith("text.")}
     assert set(factors.values()) == {0.25}
-
-
-def test_text_without_an_encoder_cannot_be_trained():
-    with pytest.raises(FedbenchError, match="'random' is a draw without weights"):
-        tiny_run(spec(text="random", trainable_text=True))
 
 
 def test_recipe_is_the_released_codes_sgd_without_a_learning_rate():

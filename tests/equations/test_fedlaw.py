@@ -5,15 +5,13 @@ import math
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, ServerData
 from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.loop import train_round
-from fedbench.testing import final_state, tiny_run, tiny_spec
 from fedbench_methods.fedlaw import FedLAW, FedLAWParams, mixed
-from tests.equations.conftest import linear
+from tests.equations.kit import linear, run_of
 
 
 def aggregated(*, sizes=(1, 1), labels=(0,), **params):
@@ -64,25 +62,10 @@ def test_no_epochs_are_the_mean():
 
 
 def test_statistics_are_those_met_on_the_servers_samples():
-    run = tiny_run(tiny_spec("fedlaw", backbone="resnet8?width=1", rounds=1))
-    plain = tiny_run(tiny_spec("fedavg", backbone="resnet8?width=1", rounds=1))
+    run = run_of("fedlaw", backbone="resnet8?width=1", rounds=1)
+    plain = run_of("fedavg", backbone="resnet8?width=1", rounds=1)
     (ours, record), (theirs, _) = (train_round(each, each.initial_state()) for each in (run, plain))
     assert record.method_metrics["fedlaw_gamma"] > 0
     moved = [not torch.equal(value, theirs.buffers[name]) for name, value in ours.buffers.items()]
     assert moved and all(moved)
     assert run.info.round_bytes == plain.info.round_bytes
-
-
-def test_it_is_refused_without_labelled_samples_or_with_private_tensors():
-    spec = tiny_spec("fedlaw")
-    bare = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"server_samples": 0})})
-    with pytest.raises(FedbenchError, match="labelled samples at the server"):
-        tiny_run(bare)
-    with pytest.raises(FedbenchError, match="whole models at the server"):
-        tiny_run(tiny_spec("fedlaw+local"))
-
-
-def test_it_stacks_under_a_server_step_and_over_ditto():
-    for other in ("fedadam", "ditto"):
-        state = final_state(tiny_run(tiny_spec(f"fedlaw+{other}", rounds=2)))
-        assert all(torch.isfinite(value).all() for value in state.weights.values())

@@ -3,21 +3,15 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.types import LabelledBatch, Model, Outputs
 from fedbench.rounds.loop import evaluate, train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.losses import mean_cross_entropy
 from fedbench_methods.fedlc import FedLC, FedLcParams, calibrated, left_out
+from tests.equations.kit import run_of
 
 LOGITS = torch.tensor([[1.0, 0.0]])
 # n = (16, 1), tau = 1: n^(-1/4) = (1/2, 1), a = (1/2, -1)
 A = torch.tensor([[0.5, -1.0]])
-
-
-def spec_of(method="fedlc", backbone="clip:embedded", params=None, **training):
-    spec = tiny_spec(method, backbone=backbone, **training)
-    return spec.model_copy(update={"params": {method: {**spec.params.get(method, {}), **(params or {})}}})
 
 
 # tau = 2 doubles what is subtracted: (1 - 1, 0 - 2)
@@ -117,34 +111,7 @@ def test_extreme_logits_stay_finite(loss):
     assert torch.isfinite(logits.grad).all()
 
 
-@pytest.mark.parametrize("backbone", ["clip:embedded", "convnet"])
-def test_tau_zero_is_fedavg_bit_for_bit(backbone):
-    # one after another, since at once FedAvg's own gradients come in closed form, which rounds otherwise
-    ours = tiny_run(spec_of(params={"tau": 0.0}, backbone=backbone, rounds=2), executor="sequential")
-    plain = tiny_run(spec_of("fedavg", backbone=backbone, rounds=2), executor="sequential")
-    assert digest(final_state(ours)) == digest(final_state(plain))
-
-
-def test_clients_train_at_once_each_with_its_own_counts():
-    run = tiny_run(spec_of(rounds=1), executor="cohort")
-    at_once, record = train_round(run, run.initial_state())
-    assert record.executor == "cohort"
-    run = tiny_run(spec_of(rounds=1), executor="sequential")
-    alone, _ = train_round(run, run.initial_state())
-    for name, weight in alone.weights.items():
-        torch.testing.assert_close(at_once.weights[name], weight, atol=1e-5, rtol=1e-4)
-    plain = tiny_run(spec_of("fedavg", rounds=1), executor="sequential")
-    assert digest(alone) != digest(train_round(plain, plain.initial_state())[0])
-
-
 def test_predictions_are_by_the_logits_as_they_are():
-    run, plain = tiny_run(spec_of(rounds=1)), tiny_run(spec_of("fedavg", rounds=1))
+    run, plain = run_of("fedlc", rounds=1), run_of("fedavg", rounds=1)
     state, _ = train_round(run, run.initial_state())
     assert torch.equal(evaluate(run, state)[1].labels, evaluate(plain, state)[1].labels)
-
-
-def test_hidden_labels_are_refused(make_step):
-    model = Model(weights={"w": torch.zeros(1)}, forward=lambda *_: None)
-    step = make_step(model, torch.zeros(1, 1), None, outputs=outputs_of(LOGITS))
-    with pytest.raises(FedbenchError, match="needs labels"):
-        FedLC(FedLcParams()).local_loss(step)

@@ -10,11 +10,10 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import EvaluationTask
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import rounds, train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_run
 from fedbench_methods.fedloge import (
     BIAS,
     FIXED,
@@ -26,39 +25,36 @@ from fedbench_methods.fedloge import (
     realigned,
 )
 from fedbench_methods.shared.etf import kept_entries, simplex, simplex_loss, smallest_angles, sparse_simplex
+from tests.equations.kit import end_of, generator, run_of, spec_of, task_of
 
 LOCAL = frozenset({WEIGHT, BIAS})
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize(("classes", "width"), [(10, 64), (4, 4), (4, 3), (2, 1)])
 def test_without_sparsity_and_steps_the_gram_matrix_is_that_of_a_simplex(classes, width):
     want = classes / (classes - 1) * (torch.eye(classes, dtype=torch.float64) - 1 / classes)
-    rows = simplex(classes, width, seeded())
+    rows = simplex(classes, width, generator())
     torch.testing.assert_close(rows @ rows.T, want, atol=1e-12, rtol=0)
-    fixed = sparse_simplex(classes, width, 0.0, 1.0, 0, seeded())
+    fixed = sparse_simplex(classes, width, 0.0, 1.0, 0, generator())
     torch.testing.assert_close(fixed @ fixed.T, want.float(), atol=1e-6, rtol=0)
 
 
 def test_features_narrower_than_classes_minus_one_are_refused():
     with pytest.raises(FedbenchError, match="4 vectors at equal angles, .*width 3 or more"):
-        sparse_simplex(4, 2, 0.0, 1.0, 0, seeded())
+        sparse_simplex(4, 2, 0.0, 1.0, 0, generator())
     with pytest.raises(FedbenchError, match="this backbone has 2: choose a wider one"):
-        tiny_run(tiny_spec("fedloge", backbone="resnet8?width=1&projector=2"))
+        run_of("fedloge", backbone="resnet8?width=1&projector=2")
 
 
 def test_sparsity_zeroes_its_share_of_the_entries_for_good():
     for steps in (0, 30):
-        fixed = sparse_simplex(10, 50, 0.6, 0.1, steps, seeded())
+        fixed = sparse_simplex(10, 50, 0.6, 0.1, steps, generator())
         assert int((fixed == 0).sum()) == 300
 
 
 def test_a_class_without_entries_is_refused():
     with pytest.raises(FedbenchError, match="leaves a class without any of its 4 entries"):
-        kept_entries(5, 4, 0.9, seeded())
+        kept_entries(5, 4, 0.9, generator())
 
 
 def test_smallest_angle_is_to_the_nearest_other_row_whatever_the_lengths():
@@ -73,11 +69,11 @@ def test_loss_of_the_simplex_by_hand():
 
 
 def test_ten_classes_reach_the_angle_and_the_norm_of_the_released_logs():
-    fixed = sparse_simplex(10, 64, 0.6, 0.1, 1500, seeded())
+    fixed = sparse_simplex(10, 64, 0.6, 0.1, 1500, generator())
     angles = torch.rad2deg(smallest_angles(fixed))
     # arccos(-1/9) = 96.3794; before the steps the smallest is far below
     assert angles.min().item() == pytest.approx(96.38, abs=0.02)
-    assert torch.rad2deg(smallest_angles(sparse_simplex(10, 64, 0.6, 0.1, 0, seeded()))).min() < 90
+    assert torch.rad2deg(smallest_angles(sparse_simplex(10, 64, 0.6, 0.1, 0, generator()))).min() < 90
     assert fixed.norm(dim=1).mean().item() == pytest.approx(0.1, rel=0.03)
 
 
@@ -149,10 +145,8 @@ def test_hidden_labels_are_refused(make_step):
         FedLoGe(FedLoGeParams()).local_loss(make_step(toy(), torch.ones(1, 2), None))
 
 
-def fast(backbone, *, method="fedloge", rounds=2, **params):
-    spec = tiny_spec(method, backbone=backbone, rounds=rounds)
-    own = {"fedloge": {"steps": 20, **params}}
-    return spec.model_copy(update={"params": {**spec.params, **own}})
+def fast(backbone, *, rounds=2, **params):
+    return spec_of("fedloge", {"fedloge": {"steps": 20, **params}}, backbone=backbone, rounds=rounds)
 
 
 @lru_cache
@@ -167,7 +161,7 @@ def test_training_leaves_the_fixed_head_bit_for_bit_and_it_follows_the_seed():
     run, before, _ = cnn_run()
     assert all(torch.equal(before[name], t) for name, t in run.model.constants.items())
     again = tiny_run(fast("convnet")).model.constants
-    other = tiny_run(fast("convnet").model_copy(update={"seed": 1})).model.constants
+    other = run_of("fedloge", {"fedloge": {"steps": 20}}, backbone="convnet", seed=1).model.constants
     assert torch.equal(again[FIXED], before[FIXED]) and not torch.equal(other[FIXED], before[FIXED])
 
 
@@ -187,7 +181,7 @@ def test_backbone_trains_alike_whatever_the_trained_heads_are():
         for name in ("head.weight", "head.bias", WEIGHT, BIAS):
             state.weights[name] = factor * state.weights[name]
         state.own[0] = {name: state.weights[name] for name in (WEIGHT, BIAS)}
-        tasks.append(client_task(run, state, 1, 0, 0, broadcast(run, state, 0)))
+        tasks.append(task_of(run, 0, state=state))
     one, other = (train_client(task).weights for task in tasks)
     heads = {"head.weight", "head.bias", WEIGHT, BIAS}
     assert all(torch.equal(one[name], other[name]) for name in one.keys() - heads)
@@ -197,7 +191,7 @@ def test_backbone_trains_alike_whatever_the_trained_heads_are():
 
 def test_local_heads_stay_with_their_clients_and_are_not_sent():
     run, _, after = cnn_run()
-    plain = tiny_run(tiny_spec("fedavg", backbone="convnet", rounds=1))
+    plain = run_of("fedavg", backbone="convnet", rounds=1)
     record = train_round(plain, plain.initial_state())[1]
     assert (after[1][1].bytes_up, after[1][1].bytes_down) == (record.bytes_up, record.bytes_down)
     state = after[2][0]
@@ -212,20 +206,10 @@ def test_on_frozen_features_there_is_no_fixed_head_and_the_global_one_is_fedavgs
     run = tiny_run(fast("clip:embedded"), executor="sequential")
     assert run.model.constants == {}
     state = final_state(run)
-    plain = final_state(tiny_run(tiny_spec("fedavg", backbone="clip:embedded", rounds=2), executor="sequential"))
+    plain = end_of("fedavg", backbone="clip:embedded", rounds=2, executor="sequential")
     assert all(torch.equal(state.weights[name], t) for name, t in plain.weights.items())
     with pytest.raises(FedbenchError, match="this backbone is frozen"):
         tiny_run(fast("clip:embedded", generic="fixed"))
-
-
-def test_it_trains_a_cohort_at_once():
-    run = tiny_run(fast("clip:embedded"))
-    assert train_round(run, run.initial_state())[1].executor == "cohort"
-
-
-def test_a_model_without_a_linear_head_is_refused():
-    with pytest.raises(FedbenchError, match="needs a linear classifier"):
-        tiny_run(fast("clip:embedded").model_copy(update={"tune": "full"}))
 
 
 def asked(model, inputs, *, clients=(), client=None, own=None, private=LOCAL, **params):
@@ -322,16 +306,8 @@ def test_a_fine_tuned_client_is_evaluated_with_both_heads():
 
 
 def test_clients_can_be_fine_tuned():
-    spec = fast("clip:embedded", rounds=1)
-    run = tiny_run(spec.model_copy(update={"training": spec.training.model_copy(update={"finetune_epochs": 1})}))
+    run = run_of("fedloge", {"fedloge": {"steps": 20}}, backbone="clip:embedded", rounds=1, finetune_epochs=1)
     state = final_state(run)
     before = {client: kept[WEIGHT].clone() for client, kept in state.own.items()}
     assert 0 <= finetuned_metrics(run, state)["finetuned_mean_client_accuracy"] <= 100
     assert all(torch.equal(before[client], kept[WEIGHT]) for client, kept in state.own.items())
-
-
-def test_stacked_with_fedprox_of_mu_zero_it_is_itself():
-    spec = fast("convnet", method="fedloge+fedprox", rounds=1)
-    spec = spec.model_copy(update={"params": {**spec.params, "fedprox": {"mu": 0.0, "form": "squared"}}})
-    alone = fast("convnet", rounds=1)
-    assert digest(final_state(tiny_run(spec))) == digest(final_state(tiny_run(alone)))

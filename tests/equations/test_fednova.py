@@ -8,14 +8,14 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.hooks import hookimpl
 from fedbench.core.method.tasks import AggregationTask, StartTask
-from fedbench.core.spec import RunSpec, Training
+from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.plugins.assembly import assemble
 from fedbench.rounds.executors.sequential import train_client as completely_trained
 from fedbench.rounds.loop import train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average, mean_over_clients
 from fedbench_methods.fednova import FedNova, FedNovaParams, normalised_shares
+from tests.equations.kit import aggregation, run_of
 
 
 def update(client, value, num_examples, a, tau=None):
@@ -25,9 +25,7 @@ def update(client, value, num_examples, a, tau=None):
 
 
 def aggregated(updates, *, start=0.0, number=1, state=None, training=None, **params):
-    x = {"w": torch.tensor([start])}
-    spec = RunSpec(training=Training(**(training or {})))
-    task = AggregationTask(number, x, {}, tuple(updates), Model(x, None), spec, {} if state is None else state)
+    task = aggregation({"w": torch.tensor([start])}, updates, state, round=number, training=training)
     return FedNova(FedNovaParams(**params)).aggregate(task)["w"].item()
 
 
@@ -67,19 +65,8 @@ def test_equal_weights_of_gradients_are_fedavg_bit_for_bit_whatever_the_shares()
             Update(k, {"w": value}, {}, size, {"fednova.a": torch.tensor(a)})
             for k, (value, size) in enumerate(zip(values, sizes, strict=True))
         )
-        task = AggregationTask(1, x, {}, updates, Model(x, None), RunSpec(), {})
+        task = aggregation(x, updates)
         assert torch.equal(FedNova(FedNovaParams()).aggregate(task)["w"], average(task)["w"])
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_run_whose_clients_take_equally_many_steps_is_fedavg_bit_for_bit(momentum):
-    # one batch an epoch; the clients' sizes differ, and so do their shares
-    budget = {"batch_size": 1000, "local_epochs": 3, "rounds": 2, "momentum": momentum}
-    nova = final_state(tiny_run(tiny_spec("fednova", **budget)))
-    assert digest(nova) == digest(final_state(tiny_run(tiny_spec("fedavg", **budget))))
-    budget["batch_size"] = 8
-    nova = final_state(tiny_run(tiny_spec("fednova", **budget)))
-    assert digest(nova) != digest(final_state(tiny_run(tiny_spec("fedavg", **budget))))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +161,7 @@ def test_without_server_momentum_nothing_is_kept():
 
 
 def test_four_bytes_a_client_are_sent_up_and_nothing_more_down():
-    run = tiny_run(tiny_spec("fednova"))
+    run = run_of("fednova")
     _, record = train_round(run, run.initial_state())
     clients = len(record.cohort)
     assert record.bytes_up == clients * (run.info.round_bytes + 4)
@@ -184,25 +171,12 @@ def test_four_bytes_a_client_are_sent_up_and_nothing_more_down():
 def test_running_statistics_are_averaged_and_not_normalised():
     states = {}
     for method in ("fednova", "fedavg"):
-        run = tiny_run(tiny_spec(method, backbone="resnet8?width=1"))
+        run = run_of(method, backbone="resnet8?width=1")
         states[method], _ = train_round(run, run.initial_state())
     nova, plain = states["fednova"], states["fedavg"]
     assert nova.buffers and all(torch.equal(nova.buffers[name], plain.buffers[name]) for name in plain.buffers)
     # the clients took different numbers of steps, so everything else is normalised
     assert not any(torch.equal(nova.weights[name], plain.weights[name]) for name in plain.weights)
-
-
-@pytest.mark.parametrize("mu", [0.0, 0.5])
-def test_clients_are_trained_at_once_where_fedavgs_are(mu):
-    spec = tiny_spec("fednova", rounds=1)
-    spec = spec.model_copy(update={"params": {"fednova": {"mu": mu}}})
-    run = tiny_run(spec)
-    assert train_round(run, run.initial_state())[1].executor == "cohort, gradients in closed form"
-
-
-def test_other_optimisers_than_sgd_are_refused_before_training():
-    with pytest.raises(FedbenchError, match="fednova needs .* set optimizer=sgd"):
-        final_state(tiny_run(tiny_spec("fednova", optimizer="adam")), until=0)
 
 
 def test_the_proximal_term_is_refused_where_weights_have_rates_of_their_own():

@@ -7,9 +7,8 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Model, Outputs
-from fedbench.rounds.loop import train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench_methods.fedntd import FedNTD, FedNtdParams, not_true, not_true_distillation
+from tests.equations.kit import end_of
 
 
 def test_the_true_classs_column_is_deleted_and_the_order_of_the_others_kept():
@@ -106,33 +105,11 @@ def test_the_hook_compares_with_the_received_weights_in_eval_mode_and_weighs_by_
 
 
 def test_first_step_of_a_round_equals_fedavgs_and_the_second_does_not():
-    spec = tiny_spec("fedntd", rounds=1, momentum=0.0, batch_size=1000)
-    plain = tiny_spec("fedavg", rounds=1, momentum=0.0, batch_size=1000)
-    one, ours = (final_state(tiny_run(s)).weights["head.weight"] for s in (plain, spec))
+    settings = {"rounds": 1, "momentum": 0.0, "batch_size": 1000}
+    one, ours = (end_of(name, **settings).weights["head.weight"] for name in ("fedavg", "fedntd"))
     torch.testing.assert_close(ours, one, atol=1e-6, rtol=0)
-    two, ours = (
-        final_state(tiny_run(s.model_copy(update={"training": s.training.model_copy(update={"local_epochs": 3})})))
-        for s in (plain, spec)
-    )
-    assert not torch.allclose(ours.weights["head.weight"], two.weights["head.weight"], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("backbone", ["clip:embedded", "convnet"])
-def test_beta_zero_is_fedavg_bit_for_bit(backbone):
-    spec = tiny_spec("fedntd", backbone=backbone, rounds=2)
-    spec = spec.model_copy(update={"params": {"fedntd": {"beta": 0.0, "tau": 3.0}}})
-    assert digest(final_state(tiny_run(spec))) == digest(
-        final_state(tiny_run(tiny_spec("fedavg", backbone=backbone, rounds=2)))
-    )
-
-
-def test_it_sends_what_fedavg_sends():
-    records = []
-    for method in ("fedntd", "fedavg"):
-        run = tiny_run(tiny_spec(method, rounds=1))
-        records.append(train_round(run, run.initial_state())[1])
-    assert records[0].bytes_up == records[1].bytes_up
-    assert records[0].bytes_down == records[1].bytes_down
+    two, ours = (end_of(name, local_epochs=3, **settings).weights["head.weight"] for name in ("fedavg", "fedntd"))
+    assert not torch.allclose(ours, two, atol=1e-5, rtol=0)
 
 
 def test_hidden_labels_are_refused(make_step):

@@ -11,29 +11,21 @@ from torch import nn
 from torch.func import vmap
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError, Unworkable
+from fedbench.core.errors import Unworkable
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.clip.patches import ClipPatchEncoder
 from fedbench.models.prompts.context import initial_context, prompt_tower
 from fedbench.models.transform import PixelTransform
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_spec
 from fedbench_methods.shared.transport import Plans, Transport, transport_plans, transported
+from tests.equations.kit import drawn, runs, task_of
 
 GLOBAL, LOCAL = "prompt.global", "prompt.local"
 
 
-def run_of(params=None, method="fedotp", participation=0.5, **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    scenario = spec.scenario.model_copy(update={"participation": participation})
-    params = {**spec.params, "fedotp": {**spec.params["fedotp"], **(params or {})}}
-    return tiny_run(spec.model_copy(update={"params": params, "scenario": scenario}))
-
-
-def drawn(*shape, seed=0, scale=0.1):
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+run_of = runs("fedotp")
 
 
 def plans(similarities, eps=0.1, gamma=0.8, thresh=0.0, max_iter=2000):
@@ -75,7 +67,7 @@ def by_definition(similarities, eps, gamma, thresh, max_iter):
 
 @pytest.mark.parametrize(("eps", "gamma"), [(0.1, 0.8), (0.05, 0.5), (0.3, 1.0), (0.1, 1.0)])
 def test_every_pair_has_the_plan_it_has_alone(eps, gamma):
-    similarities = drawn(2, 3, 4, 7) + 0.15
+    similarities = drawn(2, 3, 4, 7, scale=0.1) + 0.15
     found, counts = plans(similarities, eps, gamma, 1e-3, 100), set()
     for image in range(3):
         for name in range(4):
@@ -89,7 +81,7 @@ def test_every_pair_has_the_plan_it_has_alone(eps, gamma):
 
 
 def test_more_iterations_than_between_two_looks_and_a_number_that_is_no_multiple():
-    similarities = drawn(2, 1, 1, 6) + 0.1
+    similarities = drawn(2, 1, 1, 6, scale=0.1) + 0.1
     for iterations in (9, 10, 11, 23):
         wanted, count = by_definition(similarities[:, 0, 0], 0.05, 1.0, 0.0, iterations)
         assert count == iterations
@@ -97,15 +89,15 @@ def test_more_iterations_than_between_two_looks_and_a_number_that_is_no_multiple
 
 
 def test_columns_have_half_the_mass_and_rows_no_more_than_their_share():
-    found = plans(drawn(2, 5, 3, 8), 0.1, 0.7)
+    found = plans(drawn(2, 5, 3, 8, scale=0.1), 0.1, 0.7)
     torch.testing.assert_close(found.sum(-1), torch.full((2, 5, 3), 0.35))
     rows = found.sum(0)
     assert rows.max() <= 1 / 8 + 1e-6 and rows.min() < 1 / 8 - 1e-3
 
 
 def test_of_one_prompt_twice_all_mass_gives_the_mean_similarity():
-    patches = normalize(drawn(3, 6, 5, scale=1.0), dim=-1)
-    texts = normalize(drawn(4, 5, seed=1, scale=1.0), dim=-1).expand(2, 4, 5)
+    patches = normalize(drawn(3, 6, 5), dim=-1)
+    texts = normalize(drawn(4, 5, seed=1), dim=-1).expand(2, 4, 5)
     how = Transport(0.1, thresh=0.0, max_iter=2000)
     found = transported(patches, texts, how, checked=True)
     torch.testing.assert_close(found, (patches @ texts[0].T).mean(1), rtol=0, atol=1e-5)
@@ -150,7 +142,7 @@ def test_a_plan_that_is_no_number_is_refused_in_evaluation_and_left_to_the_loss_
 
 
 def test_side_by_side_under_vmap_as_alone():
-    similarities = drawn(3, 2, 4, 2, 5, 6) + 0.1  # clients, prompts, samples, ...
+    similarities = drawn(3, 2, 4, 2, 5, 6, scale=0.1) + 0.1  # clients, prompts, samples, ...
     options = (False, Transport(0.1, 0.8))
     nested = vmap(vmap(lambda s: Plans.apply(s, *options), in_dims=1), in_dims=0)(similarities)
     for client in range(3):
@@ -160,8 +152,8 @@ def test_side_by_side_under_vmap_as_alone():
 
 
 def test_the_gradient_flows_through_the_similarities_alone():
-    patches = normalize(drawn(2, 5, 4, scale=1.0), dim=-1)
-    texts = normalize(drawn(2, 3, 4, seed=1, scale=1.0), dim=-1).requires_grad_()
+    patches = normalize(drawn(2, 5, 4), dim=-1)
+    texts = normalize(drawn(2, 3, 4, seed=1), dim=-1).requires_grad_()
     how = Transport(0.1, 0.8)
     found = transported(patches, texts, how, checked=False)
     similarities = torch.einsum("bpd,nkd->nbkp", patches, texts.detach())
@@ -174,8 +166,8 @@ def test_the_gradient_flows_through_the_similarities_alone():
 
 
 def test_logits_are_of_both_prompts_texts_and_the_patches():
-    run, clip = run_of({"context_length": 4}), tiny_backbone("clip:embedded")
-    weights = {GLOBAL: drawn(4, 64), LOCAL: drawn(4, 64, seed=1)}
+    run, clip = run_of(params={"context_length": 4}), tiny_backbone("clip:embedded")
+    weights = {GLOBAL: drawn(4, 64, scale=0.1), LOCAL: drawn(4, 64, seed=1, scale=0.1)}
     outputs = run.model.forward(weights, run.test.read(torch.arange(3)), False)
     tower = prompt_tower(clip, tiny_dataset().classnames, 4)
     patches = ClipPatchEncoder(clip)(tiny_dataset().test.images.read(torch.arange(3))).float()
@@ -190,7 +182,7 @@ def test_logits_are_of_both_prompts_texts_and_the_patches():
 
 
 def test_plans_are_float32_under_autocast():
-    patches, texts = normalize(drawn(3, 16, 8, scale=1.0), dim=-1), normalize(drawn(2, 5, 8, seed=1, scale=1.0), dim=-1)
+    patches, texts = normalize(drawn(3, 16, 8), dim=-1), normalize(drawn(2, 5, 8, seed=1), dim=-1)
     with torch.autocast("cpu", torch.bfloat16):
         halved = torch.einsum("bpd,nkd->nbkp", patches, texts)
         assert halved.dtype == torch.bfloat16
@@ -200,8 +192,8 @@ def test_plans_are_float32_under_autocast():
 
 
 def test_an_evaluation_batch_may_be_taken_in_parts(monkeypatch):
-    run = run_of({"context_length": 4})
-    weights = {GLOBAL: drawn(4, 64), LOCAL: drawn(4, 64, seed=1)}
+    run = run_of(params={"context_length": 4})
+    weights = {GLOBAL: drawn(4, 64, scale=0.1), LOCAL: drawn(4, 64, seed=1, scale=0.1)}
     inputs = run.test.read(torch.arange(7))
     whole = run.model.forward(weights, inputs, False).logits
     monkeypatch.setattr("fedbench_methods.shared.transport.ENTRIES", 2 * 4 * inputs.shape[1])  # of two images
@@ -225,7 +217,7 @@ def test_the_global_prompt_alone_is_sent_and_each_client_keeps_its_own():
     clip = tiny_backbone("clip:embedded")
     assert torch.equal(initial[GLOBAL], initial_context(clip, run.spec.seed, 16, "random"))
     assert initial[LOCAL].std().item() == pytest.approx(0.02, rel=0.1)
-    tasks = [client_task(run, run.initial_state(), 1, 0, k, broadcast(run, run.initial_state(), k)) for k in range(4)]
+    tasks = [task_of(run, k) for k in range(4)]
     assert all(torch.equal(task.received[LOCAL], initial[LOCAL]) for task in tasks)
     state, record = train_round(run, run.initial_state())
     assert record.bytes_up == record.bytes_down == 2 * 4 * 16 * 64
@@ -235,7 +227,7 @@ def test_the_global_prompt_alone_is_sent_and_each_client_keeps_its_own():
 
 
 def test_the_global_model_has_the_global_prompt_twice_and_own_models_the_clients():
-    run = run_of(participation=1.0)
+    run = run_of(scenario={"participation": 1.0})
     state = run.initial_state()
     # prompts so far apart that the predictions differ
     state = replace(state, weights={GLOBAL: drawn(16, 64, scale=0.5), LOCAL: drawn(16, 64, seed=9, scale=0.5)})
@@ -261,10 +253,10 @@ def test_the_global_model_has_the_global_prompt_twice_and_own_models_the_clients
 def test_recipe_and_both_prompts_learn():
     chosen = tiny_spec("fedotp").training
     assert (chosen.optimizer, chosen.lr, chosen.momentum, chosen.weight_decay) == ("sgd", 1e-3, 0.9, 5e-4)
-    run = run_of(participation=1.0, lr=0.05, finetune_epochs=1)
+    run = run_of(scenario={"participation": 1.0}, lr=0.05, finetune_epochs=1)
     state = final_state(run)
     before, after = run.model.weights, state.own[0] | {GLOBAL: state.weights[GLOBAL]}
-    task = client_task(run, state, 5, 0, 0, broadcast(run, state, 0))
+    task = task_of(run, 0, state=state, round=5)
     inputs = task.inputs.read(torch.arange(len(task.inputs)))
     losses = [cross_entropy(run.model.forward(w, inputs, False).logits, task.labels).item() for w in (before, after)]
     assert losses[1] < losses[0] - 0.05
@@ -291,11 +283,6 @@ def resnet():
 def test_on_a_resnet_it_trains_on_the_positions_of_the_attention_pool(monkeypatch):
     clip = resnet()
     monkeypatch.setattr("fedbench.testing.tiny.tiny_backbone", lambda name: clip)
-    run = run_of({"context_length": 4}, rounds=1)
+    run = run_of(params={"context_length": 4}, rounds=1)
     assert run.train.features.shape[1:] == (4, 8)
     assert not torch.equal(final_state(run).weights[GLOBAL], run.model.weights[GLOBAL])
-
-
-def test_a_context_too_long_for_the_tower_is_refused():
-    with pytest.raises(FedbenchError, match="does not fit"):
-        run_of({"context_length": 30})

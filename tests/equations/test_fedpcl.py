@@ -1,6 +1,5 @@
 """FedPCL: Tan et al. 2022, prototype-wise contrast on frozen features."""
 
-from dataclasses import replace
 from math import exp, log
 
 import pytest
@@ -11,11 +10,9 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, EvaluationTask
 from fedbench.core.types import Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
-from fedbench.rounds.state import load_state, save_state
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state, tiny_spec
 from fedbench.toolkit.prototypes import class_means
 from fedbench_methods.fedpcl import (
     FedPCL,
@@ -26,16 +23,13 @@ from fedbench_methods.fedpcl import (
     paper_loss,
     released_loss,
 )
+from tests.equations.kit import runs, task_of
 
 METHOD = FedPCL(FedPclParams())
 LOSSES = (released_loss, paper_loss)
 
 
-def run_of(participation=0.5, executor="auto", params=None, **training):
-    spec = tiny_spec("fedpcl", backbone="clip:embedded", **training)
-    scenario = spec.scenario.model_copy(update={"participation": participation})
-    every = {"fedpcl": {**spec.params.get("fedpcl", {}), **(params or {})}}
-    return tiny_run(spec.model_copy(update={"scenario": scenario, "params": every}), executor=executor)
+run_of = runs("fedpcl")
 
 
 def drawn(clients=3, classes=4, dim=5, batch=6, seed=0):
@@ -238,7 +232,7 @@ def test_the_server_keeps_everyones_last_set_and_their_unweighted_mean():
 
 @pytest.mark.parametrize("executor", ["sequential", "cohort"])
 def test_without_prototypes_no_weight_moves_even_under_weight_decay(executor):
-    run = run_of(executor=executor, weight_decay=0.1, lr=0.1, participation=0.75)
+    run = run_of(executor=executor, weight_decay=0.1, lr=0.1, scenario={"participation": 0.75})
     after, record = train_round(run, run.initial_state())
     assert record.metrics["train_loss"] == 0 and len(after.own) == 3
     for own in after.own.values():
@@ -253,7 +247,7 @@ def test_prototypes_are_means_of_unit_embeddings_after_training():
     state, _ = train_round(run, run.initial_state())
     state, record = train_round(run, state)
     client = record.cohort[0]
-    task = client_task(run, state, 3, 0, client, broadcast(run, state, client))
+    task = task_of(run, client, state=state, round=3)
     z = run.model.forward(state.own[client], task.inputs.read(torch.arange(len(task.inputs))), False).features
     expected = class_means(z, task.labels)
     kept, server = state.clients[client]["fedpcl"], state.server["fedpcl"]
@@ -292,34 +286,10 @@ def test_losses_of_several_clients_at_once_are_those_of_each(loss):
 def test_both_losses_learn_and_differ():
     states = {}
     for name in ("released", "paper"):
-        run = run_of(participation=1.0, params={"loss": name}, rounds=3)
+        run = run_of(scenario={"participation": 1.0}, params={"loss": name}, rounds=3, finetune_epochs=1)
         states[name] = final_state(run)
         metrics, predictions = evaluate(run, states[name])
         assert metrics["personal_mean_client_accuracy"] > 75 and predictions.labels is None
         assert all(name.startswith("personal_") for name in metrics)
     assert digest(states["released"]) != digest(states["paper"])
-    training = run.spec.training.model_copy(update={"finetune_epochs": 1})
-    tuned = replace(run, spec=run.spec.model_copy(update={"training": training}))
-    assert finetuned_metrics(tuned, states["paper"])["finetuned_mean_client_accuracy"] > 75
-
-
-def test_it_goes_on_where_it_was_stopped(tmp_path):
-    run = run_of()
-    save_state(final_state(run, until=2), tmp_path / "half.safetensors", run.spec.run_id)
-    again = final_state(run_of(), load_state(tmp_path / "half.safetensors", run.spec.run_id))
-    assert digest(again) == digest(final_state(run_of()))
-
-
-def test_what_it_cannot_do_is_refused_in_one_sentence():
-    with pytest.raises(FedbenchError, match="needs a pretrained backbone, and 'convnet' starts at random"):
-        tiny_run(tiny_spec("fedpcl", backbone="convnet"))
-    with pytest.raises(FedbenchError, match="fedpcl needs labels"):
-        final_state(tiny_run(tiny_spec("fedpcl", hidden=True, backbone="clip:embedded")), until=1)
-    spec = tiny_spec("fedpcl", backbone="clip:embedded")
-    with pytest.raises(FedbenchError, match="does not read tune=full"):
-        tiny_run(spec.model_copy(update={"tune": "full"}))
-
-
-def test_the_recipe_is_the_released_codes_adam():
-    training = tiny_spec("fedpcl", backbone="clip:embedded").training
-    assert (training.optimizer, training.lr, training.weight_decay) == ("adam", 1e-3, 1e-4)
+    assert finetuned_metrics(run, states["paper"])["finetuned_mean_client_accuracy"] > 75

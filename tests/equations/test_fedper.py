@@ -3,19 +3,18 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.exchange import schedule_of
 from fedbench.rounds.executors.sequential import train_client
 from fedbench.rounds.loop import predict, train_round
 from fedbench.testing import final_state, tiny_run, tiny_spec
+from tests.equations.kit import all_of, run_of, task_of
 
 
 def of_one_round(spec):
     """What the clients of round 1 train under FedAvg, and their numbers of samples."""
     run = tiny_run(spec, executor="sequential")
     state = run.initial_state()
-    tasks = [client_task(run, state, 1, 0, k, broadcast(run, state, k)) for k in schedule_of(run, 1).training]
+    tasks = [task_of(run, k, state=state) for k in schedule_of(run, 1).training]
     return run, {task.client: train_client(task) for task in tasks}
 
 
@@ -28,7 +27,7 @@ def mean(updates, name):
 def test_one_part_is_the_weighted_mean_and_the_other_what_each_client_trained(method):
     spec = tiny_spec("fedavg", backbone="resnet8?width=1")
     plain, updates = of_one_round(spec)
-    run = tiny_run(tiny_spec(method, backbone="resnet8?width=1"), executor="sequential")
+    run = run_of(method, backbone="resnet8?width=1", executor="sequential")
     state, _ = train_round(run, run.initial_state())
     head = {"head.weight", "head.bias"}
     private = head if method == "fedper" else (plain.model.weights.keys() | plain.model.buffers.keys()) - head
@@ -48,10 +47,10 @@ def test_one_part_is_the_weighted_mean_and_the_other_what_each_client_trained(me
 
 
 def test_own_models_are_the_shared_layers_with_the_clients_own():
-    run = tiny_run(tiny_spec("fedper", rounds=2))
+    run = run_of("fedper", rounds=2)
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     for client, labels in answer.by_client.items():
         weights = {**state.weights, **state.own.get(client, {})}
         assert torch.equal(labels, run.model.forward(weights, inputs, False).logits.argmax(1))
@@ -60,8 +59,7 @@ def test_own_models_are_the_shared_layers_with_the_clients_own():
 
 
 def test_more_layers_are_private_where_asked_for():
-    spec = tiny_spec("fedper", rounds=1)
-    run = tiny_run(spec.model_copy(update={"params": {"fedper": {"layers": 2}}}))
+    run = run_of("fedper", {"fedper": {"layers": 2}}, rounds=1)
     assert run.private == {"body.fc2.weight", "body.fc2.bias", "head.weight", "head.bias"}
 
 
@@ -69,7 +67,7 @@ def test_more_layers_are_private_where_asked_for():
 def test_of_a_prompt_some_context_vectors_are_private_and_it_trains_as_a_whole(method, kept):
     whole = tiny_spec("promptfl", backbone="clip:embedded")
     plain, updates = of_one_round(whole)
-    run = tiny_run(tiny_spec(f"promptfl+{method}", backbone="clip:embedded"), executor="sequential")
+    run = run_of(f"promptfl+{method}", backbone="clip:embedded", executor="sequential")
     assert run.private == {f"{kept}.prompt.context"}
     first = final_state(run, until=1)
     rows = {"first": slice(0, 8), "last": slice(8, 16)}
@@ -84,18 +82,10 @@ def test_of_a_prompt_some_context_vectors_are_private_and_it_trains_as_a_whole(m
     assert run.info.round_bytes == 4 * 8 * 64
 
 
-@pytest.mark.parametrize("method", ["fedper", "lg-fedavg", "fedrep"])
-def test_a_head_on_frozen_features_and_two_personalisations_are_refused(method):
-    with pytest.raises(FedbenchError, match="needs a model of more layers"):
-        tiny_run(tiny_spec(method, backbone="clip:embedded"))
-    with pytest.raises(FedbenchError, match="both a personalisation"):
-        tiny_run(tiny_spec(f"{method}+ditto", backbone="convnet"))
-
-
 @pytest.mark.parametrize("learner", ["fedclip", "maple", "clip-lora"])
 @pytest.mark.parametrize("method", ["fedper", "lg-fedavg", "fedrep"])
 def test_the_layers_of_any_learner_are_told_apart_by_name(learner, method):
-    run = tiny_run(tiny_spec(f"{learner}+{method}", backbone="clip:embedded"))
+    run = run_of(f"{learner}+{method}", backbone="clip:embedded")
     last = {"fedclip": "adapter.W2", "maple": "coupling.1.weight", "clip-lora": "lora.text.1.v.A"}[learner]
     assert (last in run.private) == (method != "lg-fedavg")
     assert 0 < len(run.private) < len(run.model.weights)

@@ -3,21 +3,16 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import evaluate, rounds
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench_methods.fedpft import trained_head
 from fedbench_methods.shared.mixtures import ADDED, Mixture, class_mixtures, drawn, drawn_classes, fitted
+from tests.equations.kit import generator, runs
 
 KINDS = ("spherical", "diagonal", "full")
 
 
-def generator():
-    return torch.Generator().manual_seed(0)
-
-
-def spec(stack="fedpft", params=None, **training):
-    return tiny_spec(stack, **training).model_copy(update={"params": {"fedpft": params or {}}})
+pft_run = runs("fedpft")
 
 
 def test_one_component_is_mean_and_covariance_by_hand():
@@ -114,7 +109,7 @@ def test_the_head_is_torchs_adamw_on_cross_entropy():
 
 @pytest.mark.parametrize(("covariance", "numbers"), [("spherical", 1), ("diagonal", 128), ("full", 128 * 129 // 2)])
 def test_without_rounds_clients_send_their_mixtures_and_nothing_else(covariance, numbers):
-    run = tiny_run(spec(params={"covariance": covariance, "epochs": 1}, rounds=0))
+    run = pft_run(params={"covariance": covariance, "epochs": 1}, rounds=0)
     [(state, record, _)] = list(rounds(run, run.initial_state()))
     width = run.model.weights["head.weight"].shape[1]
     assert width == 128
@@ -128,7 +123,7 @@ def test_without_rounds_clients_send_their_mixtures_and_nothing_else(covariance,
 def test_stopped_it_predicts_by_the_servers_head_whatever_the_rounds():
     heads = []
     for number in (0, 1, 3):
-        run = tiny_run(spec(params={"lr_head": 0.01}, rounds=number))
+        run = pft_run(params={"lr_head": 0.01}, rounds=number)
         state = final_state(run)
         heads.append(state.server["fedpft"]["head.weight"])
         accuracy = evaluate(run, state)[0]["global_accuracy"]
@@ -139,13 +134,8 @@ def test_stopped_it_predicts_by_the_servers_head_whatever_the_rounds():
 
 
 def test_training_goes_on_from_the_servers_head():
-    run = tiny_run(spec("fedpft+fedprox", {"then": "train", "lr_head": 0.01}, rounds=1))
+    run = pft_run("fedpft+fedprox", {"then": "train", "lr_head": 0.01}, rounds=1)
     state = final_state(run)
     head, own = state.server["fedpft"]["head.weight"], run.model.weights["head.weight"]
     now = state.weights["head.weight"]
     assert 0 < (now - head).norm() < 0.5 * (now - own).norm()
-
-
-def test_without_a_linear_head_it_is_refused():
-    with pytest.raises(FedbenchError, match="linear classifier"):
-        tiny_run(spec("fedpft+promptfl"))

@@ -10,31 +10,21 @@ from open_clip.model import CLIP
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Model
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.prompts.context import prompt_tower
 from fedbench.models.transform import PixelTransform
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import evaluate, rounds
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_spec
 from fedbench.toolkit.local_training import step_loss
 from fedbench_methods.fedpgp import PersonalOutputs, contrast
+from tests.equations.kit import drawn, runs, task_of
 
 SHARED, LEFT, RIGHT = "prompt.global", "prompt.U", "prompt.V"
 RECIPE = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}
 
 
-def run_of(params=None, method="fedpgp", participation=0.5, templates=None, **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    scenario = spec.scenario.model_copy(update={"participation": participation})
-    own = {**spec.params, method: {**spec.params[method], **(params or {})}}
-    templates = spec.templates if templates is None else templates
-    return tiny_run(spec.model_copy(update={"params": own, "scenario": scenario, "templates": templates}))
-
-
-def drawn(*shape, seed=0, scale=1.0):
-    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+run_of = runs("fedpgp")
 
 
 def units(seed):
@@ -67,7 +57,7 @@ def test_it_pulls_the_shared_text_to_the_anchor_and_pushes_the_personal_one_away
 
 
 def test_logits_are_of_the_personal_texts_and_both_texts_are_in_the_outputs():
-    run, clip = run_of({"context_length": 4, "bottleneck": 3}), tiny_backbone("clip:embedded")
+    run, clip = run_of(params={"context_length": 4, "bottleneck": 3}), tiny_backbone("clip:embedded")
     weights = {SHARED: drawn(4, 64, scale=0.1), LEFT: drawn(4, 3, seed=1), RIGHT: drawn(3, 64, seed=2, scale=0.1)}
     inputs = run.test.read(torch.arange(5))
     outputs = run.model.forward(weights, 3 * inputs, False)
@@ -109,7 +99,7 @@ def test_the_anchor_is_of_the_runs_templates_or_of_placeholders():
     by_template = [normalize(clip.encode_text([t.format(name) for name in names]), dim=-1) for t in templates]
     wanted = normalize(sum(by_template), dim=-1)
     torch.testing.assert_close(run_of(templates=templates).model.constants["anchor"], wanted)
-    found = run_of({"anchor": "placeholder", "context_length": 3}, templates=templates).model.constants["anchor"]
+    found = run_of(params={"anchor": "placeholder", "context_length": 3}, templates=templates).model.constants["anchor"]
     wanted = normalize(clip.encode_text([f"X X X {name}." for name in names]), dim=-1)
     torch.testing.assert_close(found, wanted)
     assert not found.requires_grad
@@ -122,8 +112,8 @@ def without_addition(run):
 
 
 def test_without_addition_and_contrast_it_is_promptfl():
-    ours = without_addition(run_of({"mu": 0.0}, rounds=2, **RECIPE))
-    theirs = run_of(method="promptfl", rounds=2, **RECIPE)
+    ours = without_addition(run_of(params={"mu": 0.0}, rounds=2, **RECIPE))
+    theirs = run_of("promptfl", rounds=2, **RECIPE)
     assert torch.equal(ours.model.weights[SHARED], theirs.model.weights["prompt.context"])
     one, other = final_state(ours), final_state(theirs)
     assert (other.weights["prompt.context"] - theirs.model.weights["prompt.context"]).abs().max() > 1e-3
@@ -152,13 +142,13 @@ def test_the_server_changes_the_shared_prompt_alone():
     assert len({own[LEFT].sum().item() for own in held.values()} | {run.model.weights[LEFT].sum().item()}) >= 3
     # what a client trains from in the next round is what it had
     for client, own in held.items():
-        received = client_task(run, state, 4, 0, client, broadcast(run, state, client)).received
+        received = task_of(run, client, state=state, round=4).received
         assert all(torch.equal(received[name], own[name]) for name in (LEFT, RIGHT))
         assert torch.equal(received[SHARED], state.weights[SHARED])
 
 
 def test_the_global_model_is_the_shared_prompt_and_own_models_have_the_clients_addition():
-    run = run_of(participation=1.0)
+    run = run_of(scenario={"participation": 1.0})
     state = run.initial_state()
     weights = {SHARED: drawn(16, 64, scale=0.5), LEFT: drawn(16, 8, seed=1), RIGHT: drawn(8, 64, seed=2, scale=0.2)}
     own = {k: {LEFT: drawn(16, 8, seed=3 + k), RIGHT: drawn(8, 64, seed=6 + k, scale=0.2)} for k in range(3)}
@@ -182,9 +172,9 @@ def test_the_global_model_is_the_shared_prompt_and_own_models_have_the_clients_a
 def test_recipe_and_training_lowers_the_loss():
     chosen = tiny_spec("fedpgp").training
     assert (chosen.optimizer, chosen.lr, chosen.momentum, chosen.weight_decay) == ("sgd", 1e-3, 0.9, 5e-4)
-    run = run_of(participation=1.0, lr=0.05)
+    run = run_of(scenario={"participation": 1.0}, lr=0.05)
     state = final_state(run)
-    task = client_task(run, state, 5, 0, 0, broadcast(run, state, 0))
+    task = task_of(run, 0, state=state, round=5)
     inputs = task.inputs.read(torch.arange(len(task.inputs)))
 
     def loss(weights):
@@ -208,12 +198,7 @@ def test_it_trains_on_a_resnet(monkeypatch):
     module.eval().requires_grad_(False)
     clip = ClipBackbone("clip:small", module, open_clip.SimpleTokenizer(), transform, 8)
     monkeypatch.setattr("fedbench.testing.tiny.tiny_backbone", lambda name: clip)
-    run = run_of({"anchor": "placeholder"}, rounds=1)
+    run = run_of(params={"anchor": "placeholder"}, rounds=1)
     state = final_state(run)
     assert not torch.equal(state.weights[SHARED], run.model.weights[SHARED])
     assert all(torch.isfinite(tensor).all() for own in state.own.values() for tensor in own.values())
-
-
-def test_a_context_too_long_for_the_tower_is_refused():
-    with pytest.raises(FedbenchError, match="does not fit"):
-        run_of({"context_length": 30})

@@ -6,23 +6,15 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench_methods.fedpha import GLOBAL, LOCAL, projected, pull_term, push_term
-from tests.equations.test_promptfl import coop_texts
+from tests.equations.kit import CLIP, all_of, coop_texts, drawn_context, end_of, runs
 
 NAMES = tiny_dataset().classnames
 
 
-def pha_run(method="fedpha", params=None, **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    given = {"context_length": 4, "local_length": 4, **(params or {})}
-    return tiny_run(spec.model_copy(update={"params": {**spec.params, "fedpha": given}}))
-
-
-def drawn(seed, length=4):
-    return 0.5 * torch.randn(length, 64, generator=torch.Generator().manual_seed(seed))
+pha_run = runs("fedpha", context_length=4, local_length=4)
 
 
 # v_G = 3 e_1, 2 e_2 in three dimensions: the right singular vectors are e_1 (leading) and e_2; e_3 is not reached
@@ -52,7 +44,7 @@ def test_a_cut_is_not_one_less_for_a_rounded_product():
 
 
 def test_the_thin_decomposition_keeps_few_directions_of_many():
-    own, shared = drawn(0, 200), drawn(1, 16)
+    own, shared = drawn_context(0, 200), drawn_context(1, 16)
     # floor(16 * 0.2) = 3 are cut: 13 of 64 directions, and 61 of 64
     for whole, share in ((False, 13 / 64), (True, 61 / 64)):
         found = projected(own, shared, 0.8, whole=whole)
@@ -81,7 +73,7 @@ def test_the_push_is_away_and_has_no_gradient_at_equal_texts():
 def test_the_whole_loss_is_that_of_the_equations(make_step, projection, length):
     params = {"projection": projection, "local_length": length, "rho": 0.5, "pull": 3.0, "push": 0.5, "margin": 1.5}
     run, clip = pha_run(params=params), tiny_backbone("clip:embedded")
-    weights = {GLOBAL: drawn(0).requires_grad_(), LOCAL: drawn(1, length).requires_grad_()}
+    weights = {GLOBAL: drawn_context(0).requires_grad_(), LOCAL: drawn_context(1, length).requires_grad_()}
     inputs, labels = run.train.read(torch.arange(8)), [0, 1, 2, 3] * 2
     chosen = {"fedpha": {"context_length": 4, **params}}
     step = make_step(run.model, inputs, labels, weights=weights, method="fedpha", params=chosen, num_classes=4)
@@ -105,28 +97,31 @@ def test_without_terms_the_private_prompt_is_trained_by_its_own_loss_alone():
     cross_entropy(outputs.logits, torch.arange(8) % 4).backward()
     assert weights[GLOBAL].grad is None and weights[LOCAL].grad.abs().max() > 0
     # the shared prompt is then PromptFL's, whose loss is the other one
-    plain = tiny_spec("promptfl", backbone="clip:embedded", rounds=1, lr=0.05, weight_decay=5e-4)
-    plain = plain.model_copy(update={"params": {"promptfl": {"context_length": 4}}})
-    wanted = final_state(tiny_run(plain)).weights["prompt.context"]
+    settings = {"backbone": CLIP, "rounds": 1, "lr": 0.05, "weight_decay": 5e-4}
+    wanted = end_of("promptfl", {"promptfl": {"context_length": 4}}, **settings).weights["prompt.context"]
     torch.testing.assert_close(final_state(run).weights[GLOBAL], wanted, rtol=0, atol=1e-5)
 
 
 def test_no_gradient_passes_the_decomposition():
     run = pha_run()
-    shared = drawn(0).requires_grad_()
-    outputs = run.model.forward({GLOBAL: shared, LOCAL: drawn(1)}, run.train.read(torch.arange(4)), True)
+    shared = drawn_context(0).requires_grad_()
+    outputs = run.model.forward({GLOBAL: shared, LOCAL: drawn_context(1)}, run.train.read(torch.arange(4)), True)
     assert not outputs.projected.requires_grad and outputs.shared.requires_grad
 
 
 def test_the_global_model_has_the_shared_prompt_and_own_models_the_clients_of_another_length():
     run = pha_run(params={"local_length": 6})
-    state = replace(run.initial_state(), weights={GLOBAL: drawn(0), LOCAL: drawn(9, 6)}, round=run.spec.training.rounds)
-    state.own.update({k: {LOCAL: drawn(1 + k, 6)} for k in range(4)})
+    state = replace(
+        run.initial_state(),
+        weights={GLOBAL: drawn_context(0), LOCAL: drawn_context(9, 6)},
+        round=run.spec.training.rounds,
+    )
+    state.own.update({k: {LOCAL: drawn_context(1 + k, 6)} for k in range(4)})
     _, predictions = evaluate(run, state)
-    inputs = normalize(run.test.read(torch.arange(len(run.test))), dim=1)
-    assert torch.equal(predictions.labels, (inputs @ coop_texts(drawn(0), NAMES).T).argmax(1))
+    inputs = normalize(all_of(run.test), dim=1)
+    assert torch.equal(predictions.labels, (inputs @ coop_texts(drawn_context(0), NAMES).T).argmax(1))
     for k in range(4):
-        assert torch.equal(predictions.by_client[k], (inputs @ coop_texts(drawn(1 + k, 6), NAMES).T).argmax(1))
+        assert torch.equal(predictions.by_client[k], (inputs @ coop_texts(drawn_context(1 + k, 6), NAMES).T).argmax(1))
 
 
 def test_the_shared_prompt_alone_is_sent_and_all_prompts_learn():
@@ -135,10 +130,3 @@ def test_the_shared_prompt_alone_is_sent_and_all_prompts_learn():
     state = final_state(run)
     assert (state.weights[GLOBAL] - run.model.weights[GLOBAL]).abs().max() > 1e-3
     assert all((own[LOCAL] - run.model.weights[LOCAL]).abs().max() > 1e-3 for own in state.own.values())
-
-
-def test_server_rules_stack_and_a_second_personalisation_is_refused():
-    run = pha_run("fedpha+fedavgm", rounds=1)
-    assert not torch.equal(final_state(run).weights[GLOBAL], run.model.weights[GLOBAL])
-    with pytest.raises(FedbenchError, match="both a personalisation"):
-        pha_run("fedpha+ditto")

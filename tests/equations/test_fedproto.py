@@ -16,18 +16,12 @@ from fedbench.rounds.broadcast import client_task
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, train_round
 from fedbench.rounds.metrics import score, size_in_bytes
-from fedbench.rounds.state import load_state, save_state
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state, tiny_spec
 from fedbench.toolkit.prototypes import mean_over_holders, nearest_class, spread
 from fedbench_methods.fedproto import FedProto, FedProtoParams, prototype_distance
+from tests.equations.kit import runs
 
-
-def run_of(params=None, method="fedproto", participation=0.5, **spec_of):
-    spec = tiny_spec(method, **spec_of)
-    scenario = spec.scenario.model_copy(update={"participation": participation})
-    every = {**spec.params, "fedproto": {**spec.params.get("fedproto", {}), **(params or {})}}
-    changes = {"scenario": scenario, "params": every if "fedproto" in method else {}}
-    return tiny_run(spec.model_copy(update=changes))
+run_of = runs("fedproto", backbone="")
 
 
 def test_distance_is_the_mean_over_batch_and_coordinates():
@@ -173,14 +167,14 @@ def test_loss_has_lambda_times_the_distance_and_none_of_it_in_round_1(make_step)
 
 
 def test_round_1_is_local_training_and_round_2_is_not():
-    with_term, without = run_of({"lam": 1.0}), run_of({"lam": 0.0})
+    with_term, without = run_of(params={"lam": 1.0}), run_of(params={"lam": 0.0})
     first = [final_state(run, until=1) for run in (with_term, without)]
     assert digest(first[0]) == digest(first[1])
     assert digest(final_state(with_term, first[0], until=2)) != digest(final_state(without, first[1], until=2))
 
 
 def test_lambda_zero_is_training_alone_whatever_the_prototypes():
-    run = run_of({"lam": 0.0}, participation=1.0, rounds=2)
+    run = run_of(params={"lam": 0.0}, scenario={"participation": 1.0}, rounds=2)
     state = final_state(run)
     plain = replace(run, assembly=assemble("fedavg", {}), private=frozenset())
     for client in range(4):
@@ -190,27 +184,20 @@ def test_lambda_zero_is_training_alone_whatever_the_prototypes():
             weights = plain.executor.train([task])[0].weights
         assert all(torch.equal(state.own[client][name], weights[name]) for name in weights)
     assert not torch.equal(state.own[0]["head.weight"], state.own[1]["head.weight"])
-    assert digest(final_state(run_of({"lam": 0.0, "mean": "samples"}, participation=1.0, rounds=2))) == digest(state)
-
-
-@pytest.mark.parametrize("backbone", ["convnet", "clip:embedded"])
-def test_lambda_zero_with_averaged_weights_is_fedavg_bit_for_bit(backbone):
-    ours = run_of({"lam": 0.0, "aggregate_weights": True}, backbone=backbone, rounds=2)
-    plain = run_of(method="fedavg", backbone=backbone, rounds=2)
-    one, other = final_state(ours), final_state(plain)
-    assert digest(one) == digest(other) and not one.own
-    assert evaluate(ours, one)[0] == evaluate(plain, other)[0]
+    assert digest(
+        final_state(run_of(params={"lam": 0.0, "mean": "samples"}, scenario={"participation": 1.0}, rounds=2))
+    ) == digest(state)
 
 
 def test_averaged_weights_are_sent_beside_the_prototypes_and_the_term_moves_them():
-    run = run_of({"aggregate_weights": True})
+    run = run_of(params={"aggregate_weights": True})
     state, first = train_round(run, run.initial_state())
     state, second = train_round(run, state)
     model, d = run.info.round_bytes, 84
     assert first.bytes_down == 2 * model and second.bytes_down == 2 * (model + 4 * 4 * d + 4)
     assert second.bytes_up == 2 * (model + 4) + 4 * d * classes_of(run, second.cohort)
     assert evaluate(run, state)[0].keys() >= {"global_accuracy", "mean_client_accuracy"}
-    assert digest(state) != digest(final_state(run_of({"lam": 0.0, "aggregate_weights": True}), until=2))
+    assert digest(state) != digest(final_state(run_of(params={"lam": 0.0, "aggregate_weights": True}), until=2))
 
 
 def classes_of(run, cohort):
@@ -306,38 +293,10 @@ def test_every_client_is_scored_alone_and_not_by_counters_that_run_on():
 
 
 def test_a_run_has_own_models_columns_and_no_global_ones():
-    run = run_of(rounds=2)
+    run = run_of(rounds=2, finetune_epochs=1)
     state = final_state(run)
     metrics, predictions = evaluate(run, state)
     assert predictions.labels is None and predictions.by_client.keys() == {0, 1, 2, 3}
     assert metrics and all(name.startswith("personal_") for name in metrics)
     assert evaluate(run, final_state(run, until=1))[0] == {}
-    tuned = replace(
-        run, spec=run.spec.model_copy(update={"training": run.spec.training.model_copy(update={"finetune_epochs": 1})})
-    )
-    assert finetuned_metrics(tuned, state)["finetuned_mean_client_accuracy"] > 0
-
-
-def test_it_goes_on_where_it_was_stopped_with_every_clients_own_model(tmp_path):
-    run = run_of()
-    half = final_state(run, until=2)
-    save_state(half, tmp_path / "half.safetensors", run.spec.run_id)
-    whole = final_state(run_of())
-    assert digest(final_state(run_of(), load_state(tmp_path / "half.safetensors", run.spec.run_id))) == digest(whole)
-
-
-def test_frozen_features_and_hidden_labels_are_refused():
-    with pytest.raises(FedbenchError, match=r"frozen; choose a backbone"):
-        final_state(run_of(backbone="clip:embedded"), until=1)
-    with pytest.raises(FedbenchError, match="fedproto needs labels"):
-        tiny_run(tiny_spec("fedproto", backbone="convnet", hidden=True))
-
-
-def test_on_a_trained_projector_the_cohort_trains_at_once_as_one_by_one():
-    runs = [run_of(method="fedglcl+fedproto", backbone="clip:embedded", rounds=2)]
-    runs.append(replace(runs[0], executor=tiny_run(runs[0].spec, executor="sequential").executor))
-    at_once, one_by_one = (final_state(run) for run in runs)
-    assert runs[0].executor.description == "cohort"
-    for client, own in one_by_one.own.items():
-        for name, tensor in own.items():
-            torch.testing.assert_close(at_once.own[client][name], tensor, rtol=1e-4, atol=1e-5)
+    assert finetuned_metrics(run, state)["finetuned_mean_client_accuracy"] > 0

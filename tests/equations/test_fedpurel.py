@@ -7,35 +7,19 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, kl_div, normalize
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.method.tasks import LocalStep
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.toolkit.local_training import batch_at
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench_methods.fedpurel import GLOBAL, LOCAL, divergence, entropy, purified, residual_loss, temperature
+from tests.equations.kit import CLIP, all_of, drawn_context, run_of, runs, step_of, task_of
 
-CLIP = "clip:embedded"
-
-
-def purel_run(method="fedpurel", params=None, **training):
-    spec = tiny_spec(method, backbone=CLIP, **training)
-    given = {**spec.params, "fedpurel": params or {}}
-    return tiny_run(spec.model_copy(update={"params": given}), executor="sequential")
+purel_run = runs("fedpurel", executor="sequential")
 
 
-def step_of(run, client=0, exchange=0, received=None):
+def received_step(run, exchange, received):
+    """A step of client 0, whose private prompt is another than the initial one."""
     state = run.initial_state()
-    state = replace(state, weights={**state.weights, **(received or {})})
-    task = client_task(run, state, 1, exchange, client, broadcast(run, state, client, exchange))
-    # of a client that has not taken part the private prompt is the initial one; here it may be another
-    task = replace(task, received={**task.received, **(received or {})})
-    weights = {name: value.clone().requires_grad_() for name, value in task.received.items()}
-    return LocalStep(weights, {}, batch_at(task, torch.arange(6), torch.Generator()), task, 0)
-
-
-def drawn(seed):
-    return 0.5 * torch.randn(4, 64, generator=torch.Generator().manual_seed(seed))
+    task = task_of(run, state=replace(state, weights={**state.weights, **received}), exchange=exchange)
+    return step_of(replace(task, received={**task.received, **received}))
 
 
 def test_entropy_by_hand():
@@ -96,7 +80,7 @@ def test_a_step_of_stage_1_by_the_definition():
     texts = clip.text_features(tiny_dataset().classnames, run.spec.templates)
     changed = 0
     for client in range(4):
-        step = step_of(run, client)
+        step = step_of(task_of(run, client))
         v, images = step.weights[GLOBAL], step.batch.inputs
         logits = run.model.forward({GLOBAL: v}, images, True).logits
         known = clip.logit_scale * normalize(images, dim=1) @ texts.T
@@ -107,7 +91,7 @@ def test_a_step_of_stage_1_by_the_definition():
         (g,) = torch.autograd.grad(cross_entropy(logits, step.labels), v)
         along = (g * h).sum()
         changed += int(along < 0)
-        found = step.task.hooks.local_gradients(step=step_of(run, client))
+        found = step.task.hooks.local_gradients(step=step_of(task_of(run, client)))
         wanted = g - along / h.square().sum() * h if along < 0 else g
         assert found.by_name.keys() == {GLOBAL}
         torch.testing.assert_close(found.by_name[GLOBAL], wanted, rtol=1e-4, atol=1e-6)
@@ -116,10 +100,10 @@ def test_a_step_of_stage_1_by_the_definition():
 
 def test_a_step_of_stage_2_by_the_definition():
     run = purel_run(params={"alpha": 0.3})
-    given = {GLOBAL: drawn(0), LOCAL: drawn(1)}
-    step = step_of(run, 0, 1, given)
-    v = drawn(1).requires_grad_()
-    shared, own = (run.model.forward({GLOBAL: w}, step.batch.inputs, False).logits for w in (drawn(0), v))
+    given = {GLOBAL: drawn_context(0), LOCAL: drawn_context(1)}
+    step = received_step(run, 1, given)
+    v = drawn_context(1).requires_grad_()
+    shared, own = (run.model.forward({GLOBAL: w}, step.batch.inputs, False).logits for w in (drawn_context(0), v))
     loss = 0.3 * cross_entropy(own, step.labels) + 0.7 * cross_entropy(shared + own, step.labels)
     loss.backward()
     found = step.task.hooks.local_gradients(step=step)
@@ -129,9 +113,8 @@ def test_a_step_of_stage_2_by_the_definition():
 
 def test_without_purification_the_shared_prompt_is_promptfl_bit_for_bit_and_with_it_is_not():
     training = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4}
-    plain = tiny_spec("promptfl", backbone=CLIP, **training)
-    plain = plain.model_copy(update={"params": {"promptfl": {"context_length": 4}}})
-    wanted = final_state(tiny_run(plain, executor="sequential")).weights["prompt.context"]
+    plain = run_of("promptfl", {"promptfl": {"context_length": 4}}, backbone=CLIP, executor="sequential", **training)
+    wanted = final_state(plain).weights["prompt.context"]
     assert torch.equal(final_state(purel_run(params={"strength": 0.0}, **training)).weights[GLOBAL], wanted)
     assert not torch.equal(final_state(purel_run(**training)).weights[GLOBAL], wanted)
 
@@ -151,20 +134,15 @@ def test_the_shared_prompt_alone_is_sent():
 def test_the_global_model_predicts_by_z_g_and_own_models_by_the_sum():
     run = purel_run()
     state = run.initial_state()
-    state = replace(state, weights={GLOBAL: drawn(0), LOCAL: drawn(9)}, round=run.spec.training.rounds)
-    state.own.update({k: {LOCAL: drawn(1 + k)} for k in range(4)})
+    state = replace(state, weights={GLOBAL: drawn_context(0), LOCAL: drawn_context(9)}, round=run.spec.training.rounds)
+    state.own.update({k: {LOCAL: drawn_context(1 + k)} for k in range(4)})
     _, predictions = evaluate(run, state)
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
 
     def logits(context):
         return run.model.forward({GLOBAL: context}, inputs, False).logits
 
-    assert torch.equal(predictions.labels, logits(drawn(0)).argmax(1))
+    assert torch.equal(predictions.labels, logits(drawn_context(0)).argmax(1))
     for k, labels in predictions.by_client.items():
-        assert torch.equal(labels, (logits(drawn(0)) + logits(drawn(1 + k))).argmax(1))
+        assert torch.equal(labels, (logits(drawn_context(0)) + logits(drawn_context(1 + k))).argmax(1))
     assert len({tuple(each.tolist()) for each in (predictions.labels, *predictions.by_client.values())}) > 2
-
-
-def test_a_second_personalisation_is_refused():
-    with pytest.raises(FedbenchError, match="fedpurel"):
-        purel_run("fedpurel+ditto")

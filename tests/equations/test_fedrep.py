@@ -3,16 +3,10 @@
 import pytest
 import torch
 
-from fedbench.core.types import LinearHead, Model, Outputs
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.core.types import LinearHead, Model
+from fedbench.testing import final_state
 from fedbench_methods.fedrep import head_steps
-
-
-def forward(tensors, inputs, training):
-    """Logits (h b x, 0) of scalars b and h."""
-    features = inputs * tensors["body.weight"]
-    score = (features * tensors["head.weight"] + tensors["head.bias"])[:, 0]
-    return Outputs(torch.stack([score, torch.zeros_like(score)], dim=1), features)
+from tests.equations.kit import body_and_head, run_of
 
 
 def test_the_last_share_of_the_steps_is_the_bodys_and_both_have_one():
@@ -24,7 +18,7 @@ def test_the_last_share_of_the_steps_is_the_bodys_and_both_have_one():
 
 def trained(make_task, epochs, **training):
     weights = {"body.weight": torch.tensor([2.0]), "head.weight": torch.tensor([0.5]), "head.bias": torch.zeros(1)}
-    model = Model(weights, forward, head=LinearHead())
+    model = Model(weights, body_and_head, head=LinearHead())
     training = {"lr": 0.5, "local_epochs": epochs, **training}
     task = make_task(model, torch.ones(1, 1), [0], method="fedrep", params={"fedrep": {"body_share": 0.5}}, **training)
     return {name: value.item() for name, value in task.hooks.local_train(task=task).weights.items()}
@@ -59,7 +53,7 @@ def test_a_single_step_is_both_parts(make_task):
 
 
 def test_in_a_run_heads_stay_and_the_body_is_averaged():
-    run = tiny_run(tiny_spec("fedrep", rounds=2))
+    run = run_of("fedrep", rounds=2)
     state = final_state(run)
     assert run.private == {"head.weight", "head.bias"}
     assert all(torch.equal(state.weights[name], run.model.weights[name]) for name in run.private)

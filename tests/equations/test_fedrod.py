@@ -6,17 +6,16 @@ from torch.nn.functional import cross_entropy
 
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.rounds.loop import predict
-from fedbench.testing import final_state, tiny_run, tiny_spec
+from fedbench.testing import final_state
 from fedbench.toolkit.losses import balance
 from fedbench.toolkit.wrapping import beside
 from fedbench_methods.fedrod import BIAS, SCALE, WEIGHT
+from tests.equations.kit import all_of, end_of, runs
 
 COUNTS = (3, 1, 0)
 
 
-def spec(stack, backbone="clip:embedded", **params):
-    made = tiny_spec(stack, backbone=backbone, rounds=2)
-    return made.model_copy(update={"params": {**made.params, "fedrod": params}})
+rod_run = runs("fedrod")
 
 
 def test_the_balance_is_the_logarithm_of_the_counts_and_never_infinite():
@@ -61,22 +60,22 @@ def test_generic_weights_get_the_balanced_gradient_and_the_residual_that_of_the_
 
 @pytest.mark.parametrize("learner", ["fedavg", "promptfl", "fedglcl"])
 def test_without_balance_the_global_model_is_trained_as_without_it(learner):
-    plain = final_state(tiny_run(tiny_spec(learner, backbone="clip:embedded", rounds=2), executor="sequential"))
-    run = tiny_run(spec(f"{learner}+fedrod", gamma=0.0), executor="sequential")
+    plain = end_of(learner, backbone="clip:embedded", rounds=2, executor="sequential")
+    run = rod_run(f"{learner}+fedrod", {"gamma": 0.0}, rounds=2, executor="sequential")
     state = final_state(run)
     for name, value in plain.weights.items():
         torch.testing.assert_close(state.weights[name], value, rtol=1e-5, atol=1e-7)
     assert run.info.round_bytes == sum(4 * value.numel() for value in plain.weights.values())
-    balanced = final_state(tiny_run(spec(f"{learner}+fedrod"), executor="sequential"))
+    balanced = final_state(rod_run(f"{learner}+fedrod", rounds=2, executor="sequential"))
     assert any(not torch.allclose(balanced.weights[name], value, rtol=1e-3) for name, value in plain.weights.items())
 
 
 @pytest.mark.parametrize("learner", ["fedavg", "promptfl", "clip-lora", "fedclip"])
 def test_own_models_predict_by_the_sum_and_the_global_one_without_the_residual(learner):
-    run = tiny_run(spec(f"{learner}+fedrod"))
+    run = rod_run(f"{learner}+fedrod", rounds=2)
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
-    made = run.model.forward(state.weights, run.test.read(torch.arange(len(run.test))), False)
+    made = run.model.forward(state.weights, all_of(run.test), False)
     assert torch.equal(answer.labels, made.logits.argmax(1))
     zero = {WEIGHT: state.weights[WEIGHT], BIAS: state.weights[BIAS]}
     assert not any(value.any() for value in zero.values()) and len(state.own) >= 2
@@ -89,6 +88,6 @@ def test_own_models_predict_by_the_sum_and_the_global_one_without_the_residual(l
 
 
 def test_features_of_a_model_without_a_head_are_measured():
-    run = tiny_run(spec("fedglcl+fedrod", backbone="convnet"))
+    run = rod_run("fedglcl+fedrod", backbone="convnet", rounds=2)
     # the projector is 128 wide, the backbone 84
     assert run.model.weights[WEIGHT].shape == (4, 128)

@@ -1,20 +1,14 @@
 """FedSA-LoRA: Guo et al. 2025: A is shared, B stays with its client."""
 
-import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import predict
-from fedbench.testing import final_state, tiny_run, tiny_spec
-
-
-def spec(stack="clip-lora+fedsa-lora", params=None, **training):
-    lora = {"encoders": "text", "dropout": 0.0, **(params or {})}
-    return tiny_spec(stack, rounds=2, lr=5e-3, **training).model_copy(update={"params": {"clip-lora": lora}})
+from fedbench.testing import final_state, tiny_run
+from tests.equations.kit import all_of, lora_spec
 
 
 def test_of_every_pair_a_is_sent_and_b_is_the_clients_own():
-    run = tiny_run(spec())
+    run = tiny_run(lora_spec("clip-lora+fedsa-lora"))
     state = final_state(run)
     names = {name.removesuffix(".A") for name in run.model.weights if name.endswith(".A")}
     assert run.private == {f"{name}.B" for name in names} and len(names) == 2 * 3
@@ -29,10 +23,10 @@ def test_of_every_pair_a_is_sent_and_b_is_the_clients_own():
 
 
 def test_the_global_model_stays_zero_shot_and_own_models_are_shared_a_with_own_b():
-    run = tiny_run(spec())
+    run = tiny_run(lora_spec("clip-lora+fedsa-lora"))
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
 
     def classes(weights):
         return run.model.forward(weights, inputs, False).logits.argmax(1)
@@ -46,21 +40,8 @@ def test_the_global_model_stays_zero_shot_and_own_models_are_shared_a_with_own_b
 def test_one_client_alone_ends_as_under_clip_lora():
     both = []
     for stack in ("clip-lora", "clip-lora+fedsa-lora"):
-        chosen = spec(stack)
-        only = chosen.scenario.model_copy(update={"clients": 1, "partition": "iid", "participation": 1.0})
-        state = final_state(tiny_run(chosen.model_copy(update={"scenario": only}), executor="sequential"))
+        only = {"clients": 1, "partition": "iid", "participation": 1.0}
+        state = final_state(tiny_run(lora_spec(stack, scenario=only), executor="sequential"))
         both.append({**state.weights, **state.own.get(0, {})})
     assert both[0].keys() == both[1].keys()
     assert all(torch.equal(value, both[1][name]) for name, value in both[0].items())
-
-
-@pytest.mark.parametrize("stack", ["fedsa-lora", "promptfl+fedsa-lora"])
-def test_a_model_without_factors_is_refused_in_a_sentence(stack):
-    chosen = tiny_spec("promptfl").model_copy(update={"method": stack, "params": {}})
-    with pytest.raises(FedbenchError, match=r"^fedsa-lora needs low-rank factors .*clip-lora\+fedsa-lora"):
-        tiny_run(chosen)
-
-
-def test_a_frozen_by_an_option_of_the_learner_leaves_no_pair():
-    with pytest.raises(FedbenchError, match="lora_agg=factors"):
-        tiny_run(spec(params={"lora_agg": "freeze_A"}))

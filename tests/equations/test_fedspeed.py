@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec, Training
-from fedbench.core.types import Model, Update
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.core.types import Model
+from fedbench.testing import digest, final_state
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fedspeed import FedSpeed, FedSpeedParams, corrected
 from fedbench_methods.shared import dynamic_regularisation as dynamic
-from tests.equations.conftest import linear
+from tests.equations.kit import aggregation, end_of, linear, run_of, updates_of
 
 
 def test_the_correction_by_hand():
@@ -41,10 +39,8 @@ def test_local_steps_by_hand(make_task, mix, rho):
 
 def aggregated(method, state, ends, *, clients=(0, 2), sizes=(1, 3)):
     """x after a round from x = 1, of N = 4 clients."""
-    x = torch.tensor(1.0)
-    updates = tuple(Update(k, {"w": torch.tensor(y)}, {}, n) for k, y, n in zip(clients, ends, sizes, strict=True))
-    spec = RunSpec(training=Training(weighting="samples"))
-    task = AggregationTask(1, {"w": x}, {}, updates, Model({"w": x}, None), spec, state, num_clients=4)
+    updates, training = updates_of(ends, sizes, clients), {"weighting": "samples"}
+    task = aggregation({"w": torch.tensor(1.0)}, updates, state, training=training, num_clients=4)
     return method.aggregate(task, average)["w"].item()
 
 
@@ -69,8 +65,7 @@ def test_without_the_ascent_and_with_the_released_server_it_is_feddyn():
     params = {"fedspeed": {"rho": 0.0, "lam": 2.0, "server": "all"}, "feddyn": {"alpha": 0.5}}
     ends = []
     for name in ("fedspeed", "feddyn"):
-        spec = tiny_spec(name, rounds=3).model_copy(update={"params": {name: params[name]}})
-        run = tiny_run(spec, executor="sequential")
+        run = run_of(name, {name: params[name]}, rounds=3, executor="sequential")
         ends.append(final_state(run).weights)
         start = run.model.weights
     for name, value in ends[0].items():
@@ -79,8 +74,8 @@ def test_without_the_ascent_and_with_the_released_server_it_is_feddyn():
 
 
 def test_a_stacks_mean_is_taken_of_the_corrected_weights_and_own_models_have_no_drift():
-    plain = final_state(tiny_run(tiny_spec("fedspeed", rounds=2)))
-    assert digest(final_state(tiny_run(tiny_spec("fedspeed+feddisco", rounds=2)))) != digest(plain)
-    beside = final_state(tiny_run(tiny_spec("fedspeed+ditto", rounds=2)))
+    plain = end_of("fedspeed", rounds=2)
+    assert digest(end_of("fedspeed+feddisco", rounds=2)) != digest(plain)
+    beside = end_of("fedspeed+ditto", rounds=2)
     assert all(torch.equal(value, beside.weights[name]) for name, value in plain.weights.items())
     assert not any("ditto/" in key for key in beside.server["fedspeed"])

@@ -12,15 +12,15 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.randomness import torch_generator
 from fedbench.models.prompts.generator import attention, generated_context, initial_generator
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run
 from fedbench_methods.fedtpg import FedTPG, FedTpgParams
+from tests.equations.kit import spec_of
 
 NAMES = tiny_dataset().classnames
 
 
 def fedtpg_spec(context="all", **training):
-    spec = tiny_spec("fedtpg", **training)
-    return spec.model_copy(update={"params": {"fedtpg": {**spec.params["fedtpg"], "context": context}}})
+    return spec_of("fedtpg", {"fedtpg": {"context": context}}, **training)
 
 
 def model_for(names):
@@ -129,10 +129,6 @@ def test_count_is_that_of_the_formula():
         assert count(length, width, dim) == 14 * width**2 + 2 * dim * width + 17 * width + 2 * dim + length * width
 
 
-def test_only_the_generator_is_sent():
-    assert tiny_run(fedtpg_spec()).info.round_bytes == 4 * (14 * 64**2 + 2 * 128 * 64 + 17 * 64 + 2 * 128 + 4 * 64)
-
-
 def test_layers_begin_as_torchs_do_and_queries_small():
     layer = {name.removeprefix("generator."): value for name, value in initial_generator(40, 64, 128, 0).items()}
     assert layer["queries"].std().item() == pytest.approx(0.02, rel=0.05)
@@ -217,9 +213,8 @@ def test_present_needs_labels(make_step):
 
 
 def test_present_trains_at_once_as_one_by_one_and_is_tested_on_all_names():
-    spec = fedtpg_spec("present", rounds=2, lr=0.05)
-    scenario = spec.scenario.model_copy(update={"dirichlet_alpha": 0.1, "participation": 1.0, "min_client_size": 2})
-    spec = spec.model_copy(update={"scenario": scenario})
+    scenario = {"dirichlet_alpha": 0.1, "participation": 1.0, "min_client_size": 2}
+    spec = fedtpg_spec("present", scenario=scenario, rounds=2, lr=0.05)
     run = tiny_run(spec, executor="cohort")
     assert any(0 in counts for counts in run.info.class_counts)
     at_once, one_by_one = final_state(run).weights, final_state(tiny_run(spec, executor="sequential")).weights
@@ -231,10 +226,3 @@ def test_present_trains_at_once_as_one_by_one_and_is_tested_on_all_names():
     inputs = run.test.read(torch.arange(6))
     found, all_names = (model.forward(at_once, inputs, False).logits for model in (run.model, model_for(NAMES)))
     assert torch.equal(found, all_names)
-
-
-def test_recipe_is_that_of_the_released_code():
-    chosen = tiny_spec("fedtpg")
-    training = chosen.training
-    assert (training.optimizer, training.lr, training.momentum, training.weight_decay) == ("sgd", 3e-3, 0.9, 1e-5)
-    assert chosen.params["fedtpg"] == {"context_length": 4, "context": "all"}

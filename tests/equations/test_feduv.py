@@ -5,9 +5,7 @@ from math import exp, sqrt
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Model, Outputs
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench_methods.feduv import uniformity_term, variance_term
 
 
@@ -76,18 +74,3 @@ def test_terms_are_weighted_and_absent_for_own_models_and_single_samples(make_st
     # one pair is its own median: exp(-1)
     assert [t.item() for t in terms(2)] == [pytest.approx(3 * variance_term(logits.softmax(1)).item() + 0.7 * exp(-1))]
     assert terms(1) == terms(2, is_own=True) == []
-
-
-def test_frozen_features_are_refused_unless_only_the_variance_is_asked_for():
-    with pytest.raises(FedbenchError, match="feduv needs features that are trained"):
-        tiny_run(tiny_spec("feduv", backbone="clip:embedded"))
-    spec = tiny_spec("feduv", backbone="clip:embedded", rounds=1)
-    runs = {}
-    for name, params in (("variance", {"uniformity": 0.0}), ("off", {"uniformity": 0.0, "variance": 0.0})):
-        runs[name] = digest(final_state(tiny_run(spec.model_copy(update={"params": {"feduv": params}}))))
-    plain = tiny_run(tiny_spec("fedavg", backbone="clip:embedded", rounds=1), executor="sequential")
-    assert runs["variance"] != runs["off"]
-    off = tiny_run(
-        spec.model_copy(update={"params": {"feduv": {"uniformity": 0.0, "variance": 0.0}}}), executor="sequential"
-    )
-    assert digest(final_state(off)) == digest(final_state(plain))

@@ -3,26 +3,21 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
-
-
-def spec(stack, params=None, **training):
-    lora = {"encoders": "text", "dropout": 0.0, **(params or {})}
-    return tiny_spec(stack, rounds=2, lr=5e-3, **training).model_copy(update={"params": {"clip-lora": lora}})
+from fedbench.testing import digest, final_state, tiny_run
+from tests.equations.kit import lora_spec
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
 def test_it_is_the_learners_option_bit_for_bit(dropout):
-    stacked = tiny_run(spec("clip-lora+ffa-lora", {"dropout": dropout}), executor="sequential")
-    option = tiny_run(spec("clip-lora", {"dropout": dropout, "lora_agg": "freeze_A"}), executor="sequential")
+    stacked = tiny_run(lora_spec("clip-lora+ffa-lora", {"dropout": dropout}), executor="sequential")
+    option = tiny_run(lora_spec("clip-lora", {"dropout": dropout, "lora_agg": "freeze_A"}), executor="sequential")
     assert digest(final_state(stacked)) == digest(final_state(option))
     assert stacked.info.round_bytes == option.info.round_bytes == 4 * 6 * 2 * 64
-    assert digest(final_state(option)) != digest(final_state(tiny_run(spec("clip-lora", {"dropout": dropout}))))
+    assert digest(final_state(option)) != digest(final_state(tiny_run(lora_spec("clip-lora", {"dropout": dropout}))))
 
 
 def test_a_is_the_learners_own_draw_and_no_weight():
-    plain, run = tiny_run(spec("clip-lora")), tiny_run(spec("clip-lora+ffa-lora"))
+    plain, run = tiny_run(lora_spec("clip-lora")), tiny_run(lora_spec("clip-lora+ffa-lora"))
     frozen = {name for name in plain.model.weights if name.endswith(".A")}
     assert frozen and run.model.weights.keys() == plain.model.weights.keys() - frozen
     assert all(torch.equal(run.model.constants[name], plain.model.weights[name]) for name in frozen)
@@ -41,15 +36,9 @@ def test_the_mean_of_the_additions_is_the_addition_of_the_mean():
 
 
 def test_it_goes_beside_own_models_and_terms():
-    run = tiny_run(spec("clip-lora+ffa-lora+ditto+fedprox"))
+    run = tiny_run(lora_spec("clip-lora+ffa-lora+ditto+fedprox"))
     state = final_state(run)
     assert all(name.endswith(".B") for name in state.weights)
     assert any(
         own["ditto/" + min(run.model.weights.keys() - run.model.own)].abs().max() > 0 for own in state.own.values()
     )
-
-
-def test_a_model_without_factors_is_refused_in_a_sentence():
-    chosen = tiny_spec("fedavg").model_copy(update={"method": "ffa-lora"})
-    with pytest.raises(FedbenchError, match=r"^ffa-lora needs low-rank factors .*clip-lora\+ffa-lora"):
-        tiny_run(chosen)

@@ -3,15 +3,12 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Model, Update
+from fedbench.core.types import Update
 from fedbench.rounds.loop import train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.flexlora import FlexLoRA, FlexLoRAParams
-from tests.equations.lora import exact_mean, lora_spec, pairs
+from tests.equations.kit import aggregation, exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes, split="left"):
@@ -19,8 +16,7 @@ def played(a, b, sizes, split="left"):
         Update(k, {"w.A": a[k], "w.B": b[k], "bias": torch.ones(1) * k}, {}, n) for k, n in enumerate(sizes)
     )
     x = {"w.A": a[0], "w.B": b[0], "bias": torch.zeros(1)}
-    task = AggregationTask(1, x, {}, updates, Model(x, None), RunSpec(), {})
-    return FlexLoRA(FlexLoRAParams(split=split)).aggregate(task, average)
+    return FlexLoRA(FlexLoRAParams(split=split)).aggregate(aggregation(x, updates), average)
 
 
 def drawn(rank, seed=0):
@@ -61,15 +57,6 @@ def test_a_mean_of_the_rank_itself_comes_back():
     torch.testing.assert_close(after["w.B"] @ after["w.A"], exact, rtol=0, atol=1e-5)
 
 
-def test_with_roots_it_is_the_learners_option_bit_for_bit():
-    stacked = tiny_run(lora_spec("clip-lora+flexlora", others={"flexlora": {"split": "root"}}), executor="sequential")
-    option = tiny_run(lora_spec("clip-lora", {"lora_agg": "product_svd"}), executor="sequential")
-    ends = final_state(stacked)
-    assert digest(ends) == digest(final_state(option))
-    left = final_state(tiny_run(lora_spec("clip-lora+flexlora"), executor="sequential"))
-    assert digest(left) != digest(ends)
-
-
 def test_what_it_cuts_off_goes_into_the_frozen_weights_beside_fedex():
     run = tiny_run(lora_spec("clip-lora+flexlora+fedex-lora", rounds=1), executor="sequential")
     seen, aggregate = [], run.assembly.hooks.aggregate
@@ -83,14 +70,3 @@ def test_what_it_cuts_off_goes_into_the_frozen_weights_beside_fedex():
         )
         torch.testing.assert_close(a @ a.T, torch.eye(2), rtol=0, atol=1e-4)
         torch.testing.assert_close(b @ a + rest, exact_mean(seen[-1].updates, name), rtol=0, atol=1e-6)
-
-
-def test_where_b_stays_with_clients_it_is_refused_in_a_sentence():
-    with pytest.raises(FedbenchError, match="whole models"):
-        tiny_run(lora_spec("clip-lora+flexlora+fedsa-lora"))
-
-
-def test_a_model_without_factors_is_refused_in_a_sentence():
-    chosen = tiny_spec("fedavg").model_copy(update={"method": "flexlora"})
-    with pytest.raises(FedbenchError, match=r"^flexlora needs low-rank factors .*clip-lora\+flexlora"):
-        tiny_run(chosen)

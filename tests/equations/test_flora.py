@@ -3,16 +3,13 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec
-from fedbench.core.types import Model, Update
+from fedbench.core.types import Update
 from fedbench.rounds.loop import predict, train_round
-from fedbench.testing import tiny_run, tiny_spec
+from fedbench.testing import tiny_run
 from fedbench.toolkit.fedavg import average
 from fedbench.toolkit.low_rank import stacked
 from fedbench_methods.flora import FLoRA, FLoRAParams
-from tests.equations.lora import exact_mean, lora_spec, pairs
+from tests.equations.kit import aggregation, all_of, exact_mean, lora_spec, pairs
 
 
 def played(a, b, sizes, residual=None, round=1, **params):
@@ -22,8 +19,7 @@ def played(a, b, sizes, residual=None, round=1, **params):
         Update(k, {"w.A": a[k], "w.B": b[k], "bias": torch.ones(1) * k}, buffers, n) for k, n in enumerate(sizes)
     )
     x = {"w.A": a[0], "w.B": b[0], "bias": torch.zeros(1)}
-    task = AggregationTask(round, x, buffers, updates, Model(x, None), RunSpec(), {})
-    answer = FLoRA(FLoRAParams(**params)).aggregate(task, average)
+    answer = FLoRA(FLoRAParams(**params)).aggregate(aggregation(x, updates, round=round, buffers=buffers), average)
     return answer.weights, answer.buffers["w.residual"]
 
 
@@ -62,7 +58,7 @@ def test_round_for_round_the_model_is_the_mean_of_the_clients_and_training_goes_
             total[name] = total[name] + exact_mean(seen[-1].updates, name)
             torch.testing.assert_close(state.buffers[f"{name}.residual"], total[name], rtol=0, atol=1e-6)
             assert not state.weights[f"{name}.B"].any() and total[name].abs().max() > 0
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     merged = {f"{name}.residual": value for name, value in total.items()}
     logits = run.model.forward({**state.weights, **merged}, inputs, False).logits
     torch.testing.assert_close(predict(run, state, run.test).scores, logits, rtol=1e-4, atol=1e-4)
@@ -79,15 +75,3 @@ def test_up_go_factors_and_down_the_stack_or_the_matrix():
     # of two clients the stack has 2 * 2 * 2 * 64 = 512 floats, the matrix 64^2
     assert second.bytes_up == 2 * factors
     assert second.bytes_down == 2 * factors + again * 4 * 6 * 512 + (2 - again) * 4 * 6 * 64**2
-
-
-@pytest.mark.parametrize("other", ["fedavgm", "fedsa-lora"])
-def test_what_it_cannot_go_with_is_refused_in_a_sentence(other):
-    with pytest.raises(FedbenchError, match="server step|whole models"):
-        tiny_run(lora_spec(f"clip-lora+flora+{other}"))
-
-
-def test_a_model_without_factors_is_refused_in_a_sentence():
-    chosen = tiny_spec("fedavg").model_copy(update={"method": "flora"})
-    with pytest.raises(FedbenchError, match=r"^flora needs low-rank factors .*clip-lora\+flora"):
-        tiny_run(chosen)

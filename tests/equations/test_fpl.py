@@ -5,14 +5,11 @@ import math
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.method.tasks import AggregationTask
-from fedbench.core.spec import RunSpec
 from fedbench.core.types import Model, Outputs, Update
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.fpl import CLASSES, CLUSTERS, FPL, KNOWN, UNBIASED, FPLParams, cluster_contrast, cluster_means
 from fedbench_methods.shared.clustering import first_neighbour_clusters
+from tests.equations.kit import aggregation
 
 
 def at(*degrees):
@@ -86,8 +83,7 @@ def aggregated(sent, state):
         Update(k, {"w": torch.zeros(1)}, {}, 1, {"fpl.means": torch.stack([*by.values()]), "fpl.holds": holds(by)})
         for k, by in enumerate(sent)
     )
-    w = {"w": torch.zeros(1)}
-    FPL(FPLParams()).aggregate(AggregationTask(1, w, {}, updates, Model(w, None), RunSpec(), state), average)
+    FPL(FPLParams()).aggregate(aggregation({"w": torch.zeros(1)}, updates, state), average)
     return state["fpl"]
 
 
@@ -101,19 +97,3 @@ def test_prototypes_of_clusters_unbiased_means_and_classes_nobody_has():
     # in the next round nobody has class 2, and class 0 is someone else's
     again = aggregated([{0: far}], state)
     assert again[CLASSES].tolist() == [0, 2] and torch.equal(again[CLUSTERS], torch.stack([far, far]))
-
-
-def test_without_terms_the_weights_are_fedavgs_and_with_them_from_round_2_not():
-    def end(method, rounds, **params):
-        spec = tiny_spec(method, backbone="convnet", rounds=rounds)
-        run = tiny_run(spec.model_copy(update={"params": {method: params} if params else {}}), executor="sequential")
-        return digest(final_state(run))
-
-    assert end("fpl", 2, lam=0.0) == end("fedavg", 2)
-    assert end("fpl", 1) == end("fedavg", 1)
-    assert end("fpl", 2) != end("fedavg", 2)
-
-
-def test_frozen_features_are_refused():
-    with pytest.raises(FedbenchError, match="features that are trained"):
-        tiny_run(tiny_spec("fedavg").model_copy(update={"method": "fpl"}))

@@ -9,11 +9,9 @@ from torch.nn.functional import normalize
 
 import fedbench.runs.prepare
 import fedbench.toolkit.local_training
-from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Split
 from fedbench.core.method.tasks import AggregationTask, LocalStep
-from fedbench.core.partition import ClientShard
-from fedbench.core.types import Model, Outputs, UnlabelledBatch, Update
+from fedbench.core.types import Model, UnlabelledBatch, Update
 from fedbench.models.clip.backbone import fill_templates
 from fedbench.rounds.loop import evaluate
 from fedbench.scenarios.presets import scenario_named
@@ -30,18 +28,13 @@ from fedbench_methods.fst_cbdg import (
     text_samples,
     text_sampling_loss,
 )
+from tests.equations.kit import generator, headed, one_client, run_of, runs
 
 # f for logits (1, 0) and (2, 0)
 ONE, TWO = torch.tensor([0.7310586, 0.2689414]), torch.tensor([0.8807971, 0.1192029])
 
 
-def spec_of(hidden=True, params=None, **training):
-    spec = tiny_spec("fst-cbdg", hidden=hidden, **training)
-    return spec.model_copy(update={"params": {"fst-cbdg": {**spec.params["fst-cbdg"], **(params or {})}}})
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+cbdg_run = runs("fst-cbdg")
 
 
 # --- the equations ---
@@ -126,14 +119,9 @@ def test_text_loss_is_the_sum_over_samples_or_their_mean_and_zero_without_any():
 # --- one iteration of Algorithm 1 ---
 
 
-def head(tensors, inputs, training):
-    """W I + b."""
-    return Outputs(inputs @ tensors["head.weight"].T + tensors["head.bias"], inputs)
-
-
 MODEL = Model(
     weights={"head.weight": torch.eye(2), "head.bias": torch.zeros(2)},
-    forward=head,
+    forward=headed,
     constants={"text": torch.eye(2)},
 )
 # three images at the first class's text, one at the second's
@@ -274,11 +262,6 @@ def test_draws_differ_by_step_round_and_client_and_come_back_with_the_same_keys(
     assert len({loss(), loss(number=1), loss(round=2), loss(client=1), loss(seed=1)}) == 5
 
 
-def test_a_run_with_no_loss_left_is_refused():
-    with pytest.raises(FedbenchError, match="fst-cbdg has no loss left"):
-        FSTCBDG(FstCbdgParams(self_training=False, text_weight=0.0))
-
-
 # --- server and model ---
 
 
@@ -291,7 +274,7 @@ def test_server_takes_the_plain_mean_of_the_participants_unless_weighted(weighti
 
 
 def test_round_zero_is_zero_shot_clip_and_the_head_is_what_is_sent():
-    run, zero_shot = tiny_run(spec_of()), tiny_run(tiny_spec("clip-zs"))
+    run, zero_shot = cbdg_run(hidden=True), run_of("clip-zs")
     ours = evaluate(run, run.initial_state())[1].labels
     assert torch.equal(ours, evaluate(zero_shot, zero_shot.initial_state())[1].labels)
     dim = tiny_backbone("clip:embedded").embed_dim
@@ -300,7 +283,7 @@ def test_round_zero_is_zero_shot_clip_and_the_head_is_what_is_sent():
 
 
 def test_logits_have_the_methods_own_scale_and_the_head_says_so():
-    run = tiny_run(spec_of(params={"scale": 30.0}))
+    run = cbdg_run(params={"scale": 30.0}, hidden=True)
     inputs, weights = run.test.read(torch.arange(6)), run.model.weights
     expected = 30 * (normalize(inputs, dim=1) @ weights["head.weight"].T)
     torch.testing.assert_close(run.model.forward(weights, inputs, False).logits, expected)
@@ -308,17 +291,16 @@ def test_logits_have_the_methods_own_scale_and_the_head_says_so():
 
 
 def test_unit_features_at_scale_one_give_the_papers_entropies_close_to_log_k():
-    run = tiny_run(spec_of())
+    run = cbdg_run(hidden=True)
     labels = probabilities(run.model.forward(run.model.weights, run.train.read(torch.arange(90)), False).logits)
     assert ((labels * labels.log()).sum(1) + log(4)).max() < 0.05
 
 
 def test_raw_features_take_the_length_of_both_encoders():
     clip, names = tiny_backbone("clip:embedded"), tiny_dataset().classnames
-    spec = spec_of(params={"unit_features": False})
-    spec = spec.model_copy(update={"templates": ("a photo of a {}", "a {}")})
-    run = tiny_run(spec)
-    text = clip.encode_text(fill_templates(names, spec.templates))
+    templates = ("a photo of a {}", "a {}")
+    run = cbdg_run(params={"unit_features": False}, hidden=True, templates=templates)
+    text = clip.encode_text(fill_templates(names, templates))
     inputs = run.test.read(torch.arange(6))
     expected = inputs @ (0.5 * (text[:4] + text[4:])).T
     torch.testing.assert_close(run.model.forward(run.model.weights, inputs, False).logits, expected)
@@ -331,15 +313,15 @@ def test_raw_features_take_the_length_of_both_encoders():
 def test_self_training_alone_moves_nothing_but_rounding(policy):
     # some processors multiply matrices of all a client's rows and of a batch's in another order, and so round otherwise
     params = {"text_weight": 0.0, "q_update": policy}
-    run = tiny_run(spec_of(params=params, weight_decay=0.0, local_epochs=3, rounds=3))
+    run = cbdg_run(params=params, hidden=True, weight_decay=0.0, local_epochs=3, rounds=3)
     before, after = run.initial_state().weights, final_state(run).weights
     assert max(float((after[name] - before[name]).abs().max()) for name in before) < 1e-6
 
 
 def test_weight_decay_without_detaching_or_synthetic_instances_do_move_it():
-    start = digest(tiny_run(spec_of()).initial_state())
+    start = digest(cbdg_run(hidden=True).initial_state())
     for params, decay in (({"text_weight": 0.0}, 1e-5), ({"text_weight": 0.0, "detach": False}, 0.0), ({}, 0.0)):
-        assert digest(final_state(tiny_run(spec_of(params=params, weight_decay=decay, rounds=1)))) != start
+        assert digest(final_state(cbdg_run(params=params, hidden=True, weight_decay=decay, rounds=1))) != start
 
 
 @pytest.fixture
@@ -395,11 +377,5 @@ def test_pooled_clients_are_one_client_with_all_images_and_no_label(monkeypatch,
     assert all(step.task.labels is None and not hasattr(step.batch, "labels") for step in steps)
     assert pooled.clients[0]["fst-cbdg"]["soft_labels"].shape == (90, 4)
     assert {len(step.task.inputs) for step in steps} == {90}
-    original = fedbench.runs.prepare.build_federation
-
-    def one_client(*args):
-        federation = original(*args)
-        return federation.with_clients((ClientShard(0, torch.cat([s.indices for s in federation.clients])),))
-
-    monkeypatch.setattr(fedbench.runs.prepare, "build_federation", one_client)
+    one_client(monkeypatch)
     assert digest(final_state(tiny_run(unsupervised(**params)))) == digest(pooled)

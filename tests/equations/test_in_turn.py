@@ -5,22 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError, MethodFault
+from fedbench.core.errors import MethodFault
 from fedbench.rounds.broadcast import broadcasts, client_task
 from fedbench.rounds.exchange import aggregated_state, train_clients
 from fedbench.rounds.loop import rounds
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average_buffers, weighted_mean
 from fedbench.toolkit.local_training import local_sgd
 from fedbench_methods.shared.clients import drawn_order
+from tests.equations.kit import RESNET, runs
 
-CLIP = "clip:embedded"
-
-
-def turn_run(method="in-turn", end="last", scenario=None, **training):
-    spec = tiny_spec(method, **{"backbone": CLIP, "rounds": 2, **training})
-    spec = spec.model_copy(update={"params": {**spec.params, "in-turn": {"end": end}}})
-    return tiny_run(spec if scenario is None else spec.model_copy(update={"scenario": scenario}))
+turn_run = runs("in-turn")
 
 
 def tasks_of(run, state, clients=(0, 1, 3)):
@@ -42,7 +36,7 @@ def test_the_order_is_of_the_round_and_seed_and_keeps_for_those_who_are_left():
 
 
 def test_each_client_goes_on_from_where_the_one_before_it_ended():
-    run = turn_run()
+    run = turn_run(rounds=2)
     _, tasks, updates = trained(run)
     assert [update.client for update in updates] == [0, 1, 3]
     by_client, weights = {task.client: task for task in tasks}, {}
@@ -56,7 +50,7 @@ def test_each_client_goes_on_from_where_the_one_before_it_ended():
 
 @pytest.mark.parametrize("end", ["last", "mean"])
 def test_the_round_ends_at_the_last_clients_model_or_at_the_mean_of_all(end):
-    run = turn_run(end=end)
+    run = turn_run(params={"end": end}, rounds=2)
     state, _, updates = trained(run)
     after, _ = aggregated_state(run, state, updates, 0, 1)
     last = next(u for u in updates if u.client == drawn_order((0, 1, 3), 1, run.spec.seed)[-1])
@@ -67,7 +61,7 @@ def test_the_round_ends_at_the_last_clients_model_or_at_the_mean_of_all(end):
 
 
 def test_where_the_last_client_is_lost_the_one_before_it_counts():
-    run = turn_run()
+    run = turn_run(rounds=2)
     state, _, updates = trained(run)
     *_, before, last = drawn_order((0, 1, 3), 1, run.spec.seed)
     arrived = tuple(update for update in updates if update.client != last)
@@ -77,7 +71,7 @@ def test_where_the_last_client_is_lost_the_one_before_it_counts():
 
 
 def test_running_statistics_go_on_from_client_to_client():
-    run = turn_run("in-turn", backbone="resnet8?width=1")
+    run = turn_run(backbone=RESNET, rounds=2)
     state, _, updates = trained(run)
     first, *_, last = drawn_order((0, 1, 3), 1, run.spec.seed)
     by_client = {update.client: update for update in updates}
@@ -90,17 +84,8 @@ def test_running_statistics_go_on_from_client_to_client():
     assert any(not torch.equal(after.buffers[n], averaged[n]) for n in averaged)
 
 
-def test_with_one_client_a_round_it_is_fedavg_bit_for_bit_and_with_more_it_is_not():
-    plain = tiny_spec("fedavg", backbone=CLIP, rounds=3)
-    alone = plain.scenario.model_copy(update={"participation": 1 / plain.scenario.clients})
-    for scenario, is_same in ((alone, True), (plain.scenario, False)):
-        wanted = tiny_run(plain.model_copy(update={"scenario": scenario}), executor="sequential")
-        found = turn_run(scenario=scenario, rounds=3)
-        assert (digest(final_state(found)) == digest(final_state(wanted))) == is_same
-
-
 def test_a_private_prompt_stays_with_its_client():
-    run = turn_run("fedotp+in-turn")
+    run = turn_run("fedotp+in-turn", rounds=2)
     state, tasks, updates = trained(run)
     assert run.private and not any(run.private & update.weights.keys() for update in updates)
     assert sorted(state.own) == [0, 1, 3]
@@ -109,26 +94,8 @@ def test_a_private_prompt_stays_with_its_client():
         assert any(not torch.equal(state.own[0][name], state.own[client][name]) for name in names)
 
 
-def test_a_record_says_that_clients_train_in_turn():
-    run = turn_run("promptfl+in-turn")
-    told = {record.executor for _, record, _ in rounds(run, run.initial_state()) if record.executor}
-    assert told == {"sequential: clients train in turn"}
-
-
-def test_a_method_that_needs_the_servers_model_at_every_client_is_refused():
-    for other in ("scaffold", "feddyn"):
-        with pytest.raises(FedbenchError, match=f"{other} needs clients that train on from the one model"):
-            turn_run(f"in-turn+{other}")
-
-
-def test_what_weighs_clients_has_something_to_weigh_at_the_mean_alone():
-    with pytest.raises(FedbenchError, match="climb needs a mean of clients by the samples they report"):
-        turn_run("climb+in-turn")
-    turn_run("climb+in-turn", end="mean")
-
-
 def test_drift_is_from_the_model_that_a_client_was_handed():
-    run = turn_run("drift+in-turn")
+    run = turn_run("drift+in-turn", rounds=2)
     tasks, updates = train_clients(run, (state := run.initial_state()), tasks_of(run, state))
     first, last = drawn_order((0, 1, 3), 1, run.spec.seed)[::2]
     received, sent = ({one.client: one for one in these} for these in (tasks, updates))
@@ -140,7 +107,7 @@ def test_drift_is_from_the_model_that_a_client_was_handed():
 
 
 def test_an_order_of_other_clients_is_refused(monkeypatch):
-    run = turn_run()
+    run = turn_run(rounds=2)
     monkeypatch.setattr("fedbench_methods.in_turn.drawn_order", lambda clients, round, seed: [0, 1])
     with pytest.raises(MethodFault, match=r"in-turn answers the hook turns with \[0, 1\]"):
         trained(run)

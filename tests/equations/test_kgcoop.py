@@ -9,19 +9,19 @@ from torch.nn.functional import cross_entropy, normalize
 from fedbench.core.randomness import torch_generator
 from fedbench.core.types import Model
 from fedbench.models.heads import TextOutputs
-from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run
 from fedbench.toolkit.local_training import batch_table
 from fedbench_methods.kgcoop import cosine_distance, squared_distance
+from tests.equations.kit import coop_texts, spec_of
 
 TEXTS = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
 TEACHER = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
 FORMS = {"cosine": cosine_distance, "sqeuclid": squared_distance}
 
 
-def kgcoop_spec(*, method="kgcoop", scenario=None, templates=None, training=None, **params):
-    spec = tiny_spec(method, **(training or {}))
-    changed = {"params": {method: {**spec.params[method], **params}}, "templates": templates or spec.templates}
-    return spec.model_copy(update={**changed, "scenario": spec.scenario.model_copy(update=scenario or {})})
+def kgcoop_spec(*, method="kgcoop", scenario=None, training=None, templates=None, **params):
+    settings = {**(training or {}), **({"templates": templates} if templates else {})}
+    return spec_of(method, {method: params}, scenario=scenario, **settings)
 
 
 def test_distances_by_hand():
@@ -40,16 +40,6 @@ def test_the_term_is_lambda_times_the_mean_over_all_classes(make_step, form, exp
     step = make_step(model, torch.zeros(3, 2), [0, 0, 0], method="kgcoop", params=params, outputs=outputs)
     (term,) = step.task.hooks.loss_terms(step=step)
     assert term.item() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("init", "executor"), [("words", "cohort"), ("random", "sequential")])
-def test_without_the_term_it_is_promptfl_bit_for_bit(init, executor):
-    training = {"rounds": 2, "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}
-    same = {"init": init, "context_length": 4, "training": training}
-    plain = final_state(tiny_run(kgcoop_spec(method="promptfl", **same), executor=executor))
-    off = final_state(tiny_run(kgcoop_spec(weight=0.0, **same), executor=executor))
-    on = final_state(tiny_run(kgcoop_spec(**same), executor=executor))
-    assert digest(off) == digest(plain) != digest(on)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -77,17 +67,6 @@ def test_the_teacher_is_the_mean_over_the_runs_templates_and_has_no_gradient():
     assert not teacher.requires_grad
 
 
-def texts_of(context, names):
-    """Text features written out: prefix, context, suffix, all places of the tower, pooled at the end token."""
-    clip = tiny_backbone("clip:embedded")
-    module = clip.module
-    tokens = clip.tokenizer(["X " * len(context) + f"{name}." for name in names])
-    embedded = module.token_embedding(tokens)
-    x = torch.cat([embedded[:, :1], context.expand(len(names), -1, -1), embedded[:, 1 + len(context) :]], dim=1)
-    x = module.ln_final(module.transformer(x + module.positional_embedding, attn_mask=module.attn_mask))
-    return normalize(x[torch.arange(len(names)), tokens.argmax(1)] @ module.text_projection, dim=-1)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_one_client_takes_the_steps_of_the_equations(form):
     run = tiny_run(
@@ -106,7 +85,7 @@ def test_one_client_takes_the_steps_of_the_equations(form):
     context = run.model.weights["prompt.context"].clone().requires_grad_()
     optimiser = torch.optim.SGD([context], 0.05, momentum=0.9, weight_decay=5e-4)
     for batch in batch_table(len(shard), 1, run.spec.training.batch_size, torch_generator(0, "batches", 1, 0)):
-        texts = texts_of(context, names)
+        texts = coop_texts(context, names)
         apart = {"cosine": 1 - (texts * teacher).sum() / 4, "sqeuclid": (texts - teacher).square().sum() / 4}
         loss = cross_entropy(clip.logit_scale * images[batch] @ texts.T, labels[batch]) + 3 * apart[form]
         optimiser.zero_grad()
@@ -129,12 +108,6 @@ def test_the_text_tower_runs_once_a_step(make_task):
     assert len(calls) == 1
 
 
-def test_only_the_context_is_sent():
-    # M d_t floats, the embedded tower being 64 wide; the teacher stays where it is
-    assert tiny_run(kgcoop_spec()).info.round_bytes == 4 * 4 * 64
-    assert tiny_run(kgcoop_spec(init="random", context_length=7)).info.round_bytes == 4 * 7 * 64
-
-
 def test_a_larger_weight_keeps_the_texts_nearer_to_the_teacher():
     def end(weight):
         run = tiny_run(kgcoop_spec(weight=weight, init="random", training={"lr": 0.05, "rounds": 2}))
@@ -142,10 +115,3 @@ def test_a_larger_weight_keeps_the_texts_nearer_to_the_teacher():
         return cosine_distance(texts, run.model.constants["text"]).item()
 
     assert end(20.0) < end(1.0) < end(0.0)
-
-
-def test_recipe_is_that_of_the_released_code():
-    chosen = tiny_spec("kgcoop")
-    training, params = chosen.training, chosen.params["kgcoop"]
-    assert (training.optimizer, training.lr, training.momentum, training.weight_decay) == ("sgd", 2e-3, 0.9, 5e-4)
-    assert (params["weight"], params["kg_form"], params["init"]) == (8.0, "cosine", "words")

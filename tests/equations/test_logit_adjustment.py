@@ -2,25 +2,17 @@
 
 from math import log
 
-import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Model, Outputs
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.loop import start
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.losses import adjusted, class_prior
 from fedbench_methods.logit_adjustment import PRIOR
+from tests.equations.kit import CLIP, run_of, task_of
 
-CLIP = "clip:embedded"
 
-
-def adjusted_run(method, tau, executor="sequential", **training):
-    spec = tiny_spec(method, backbone=CLIP, **{"rounds": 2, **training})
-    return tiny_run(
-        spec.model_copy(update={"params": {**spec.params, "logit-adjustment": {"tau": tau}}}), executor=executor
-    )
+def adjusted_run(stack, tau, executor="sequential"):
+    return run_of(stack, {"logit-adjustment": {"tau": tau}}, backbone=CLIP, rounds=2, executor=executor)
 
 
 def test_the_prior_is_the_share_of_all_samples():
@@ -63,24 +55,5 @@ def test_all_clients_are_sent_the_prior_of_all_and_report_their_counts_once():
     assert start(run, state) == 8 * run.federation.num_classes * len(run.federation.clients)
     counts = torch.stack([run.federation.class_counts(client) for client in range(len(run.federation.clients))])
     for client in range(2):
-        task = client_task(run, state, 1, 0, client, broadcast(run, state, client))
+        task = task_of(run, client, state=state)
         torch.testing.assert_close(task.payload[PRIOR], counts.sum(0) / counts.sum())
-
-
-@pytest.mark.parametrize("learner", ["fedavg", "promptfl"])
-def test_tau_zero_is_the_learner_bit_for_bit_and_one_is_not(learner):
-    plain = tiny_run(tiny_spec(learner, backbone=CLIP, rounds=2), executor="sequential")
-    stack = "logit-adjustment" if learner == "fedavg" else f"{learner}+logit-adjustment"
-    wanted = digest(final_state(plain))
-    assert digest(final_state(adjusted_run(stack, 0.0))) == wanted
-    assert digest(final_state(adjusted_run(stack, 1.0))) != wanted
-
-
-def test_a_cohort_at_once_gives_the_same_weights():
-    one, other = (final_state(adjusted_run("promptfl+logit-adjustment", 1.0, way)) for way in ("sequential", "cohort"))
-    torch.testing.assert_close(one.weights, other.weights, rtol=1e-4, atol=1e-6)
-
-
-def test_a_personalisation_that_minimises_elsewhere_is_refused():
-    with pytest.raises(FedbenchError, match="logit-adjustment needs"):
-        adjusted_run("logit-adjustment+pfedme", 1.0)

@@ -14,6 +14,7 @@ from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench_methods.cka import gram
 from fedbench_methods.drift import Drift, NoParams
 from fedbench_methods.shared.class_gradients import class_gradients, dissimilarities
+from tests.equations.kit import run_of
 
 
 def cka(one, other):
@@ -60,10 +61,7 @@ def test_measures_change_no_bit_and_come_with_evaluated_rounds_only():
 
 
 def test_one_client_is_like_the_global_model_and_has_no_pairs():
-    spec = tiny_spec("cka+drift", rounds=1)
-    run = tiny_run(
-        spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"clients": 1, "participation": 1})})
-    )
+    run = run_of("cka+drift", scenario={"clients": 1, "participation": 1}, rounds=1)
     [_, record] = records_of(run)
     assert record.measured.keys() == {"cka_global/01_logits", "drift", "update_dissimilarity"}
     assert record.measured["cka_global/01_logits"] == pytest.approx(1)
@@ -140,18 +138,13 @@ def test_federated_features_that_are_the_real_ones_are_not_dissimilar_and_opposi
 
 
 def test_creff_measures_where_it_is_asked_to_and_is_else_as_it_was():
-    spec = tiny_spec("creff", rounds=2)
-    asked = spec.model_copy(
-        update={"params": {**spec.params, "creff": {**spec.params["creff"], "dissimilarity": True}}}
-    )
-    run = tiny_run(asked)
+    run, plain = (run_of("creff", {"creff": {"dissimilarity": asked}}, rounds=2) for asked in (True, False))
     records = records_of(run)
     named = {"gradient_dissimilarity", "feature_dissimilarity"}
     expected = {f"{name}{end}" for name in named for end in ("", *(f"/{group}" for group in run.scored.groups))}
     assert records[-1].measured.keys() == expected
     assert all(0 <= value <= 2 for value in records[-1].measured.values())
     assert records[-1].method_metrics["matching_loss"] > 0
-    plain = tiny_run(spec)
     assert digest(final_state(run)) == digest(final_state(plain))
     assert not records_of(plain)[-1].measured
 

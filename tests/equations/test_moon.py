@@ -5,12 +5,11 @@ from math import exp, log
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.types import Model, Outputs
 from fedbench.rounds.loop import train_round
 from fedbench.rounds.state import load_state, save_state
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench_methods.moon import MOON, MoonParams, kept_model, model_contrast, previous_model
+from tests.equations.kit import run_of
 
 METHOD = MOON(MoonParams(mu=3.0, temperature=0.5))
 
@@ -122,20 +121,8 @@ def test_kept_model_comes_back_by_name():
     assert previous_model(kept) == (weights, buffers)
 
 
-def moon(rounds=4, **params):
-    made = tiny_spec("moon", backbone="convnet?projector=8&projector_layers=2", rounds=rounds)
-    return made.model_copy(update={"params": {"moon": {**made.params["moon"], **params}}})
-
-
-def test_mu_zero_is_fedavg_bit_for_bit_and_a_large_mu_is_not():
-    plain = moon().model_copy(update={"method": "fedavg", "params": {}})
-    expected = digest(final_state(tiny_run(plain)))
-    assert digest(final_state(tiny_run(moon(mu=0.0)))) == expected
-    assert digest(final_state(tiny_run(moon(mu=5.0)))) != expected
-
-
 def test_state_is_kept_with_the_cohort_nothing_is_sent_and_it_can_be_saved(tmp_path):
-    run = tiny_run(moon())
+    run = run_of("moon", backbone="convnet?projector=8&projector_layers=2", rounds=4)
     state, record = train_round(run, run.initial_state())
     assert record.bytes_up == record.bytes_down == 2 * run.info.round_bytes
     assert set(state.clients) == set(record.cohort)
@@ -148,10 +135,3 @@ def test_state_is_kept_with_the_cohort_nothing_is_sent_and_it_can_be_saved(tmp_p
     client = record.cohort[0]
     for name, tensor in state.clients[client]["moon"].items():
         assert torch.equal(loaded.clients[client]["moon"][name], tensor)
-
-
-def test_frozen_features_are_refused_unless_mu_is_zero():
-    spec = tiny_spec("moon", backbone="clip:embedded")
-    with pytest.raises(FedbenchError, match="frozen; choose a backbone that is trained"):
-        tiny_run(spec)
-    tiny_run(spec.model_copy(update={"params": {"moon": {**spec.params["moon"], "mu": 0.0}}}))

@@ -5,8 +5,8 @@ import torch
 
 from fedbench.core.types import Model
 from fedbench.rounds.loop import predict, train_round
-from fedbench.testing import final_state, tiny_run, tiny_spec
-from tests.equations.conftest import linear
+from fedbench.testing import final_state
+from tests.equations.kit import all_of, linear, run_of
 
 X = torch.tensor([1.0, 2.0])
 
@@ -53,10 +53,9 @@ def test_the_runs_optimiser_moves_w_by_lambda_times_the_way_to_theta(make_task):
 
 
 def test_the_server_moves_by_beta_of_the_mean():
-    spec = tiny_spec("pfedme", rounds=1)
     states = {}
     for beta in (1.0, 0.25):
-        run = tiny_run(spec.model_copy(update={"params": {"pfedme": {"beta": beta}}}), executor="sequential")
+        run = run_of("pfedme", {"pfedme": {"beta": beta}}, rounds=1, executor="sequential")
         states[beta], _ = train_round(run, run.initial_state())
     for name, x in run.model.weights.items():
         assert not torch.equal(states[1.0].weights[name], x)
@@ -65,10 +64,10 @@ def test_the_server_moves_by_beta_of_the_mean():
 
 @pytest.mark.parametrize(("stack", "backbone"), [("pfedme", "resnet8?width=1"), ("promptfl+pfedme", "clip:embedded")])
 def test_own_models_predict_by_theta_with_the_clients_statistics(stack, backbone):
-    run = tiny_run(tiny_spec(stack, backbone=backbone, rounds=2))
+    run = run_of(stack, backbone=backbone, rounds=2)
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     seen = 0
     for client, labels in answer.by_client.items():
         kept = state.clients.get(client, {}).get("pfedme", {})

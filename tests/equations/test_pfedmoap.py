@@ -6,19 +6,17 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import BroadcastTask
 from fedbench.core.types import Broadcast
 from fedbench.rounds.loop import predict, train_round
-from fedbench.testing import final_state, tiny_backbone, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone
 from fedbench_methods.pfedmoap import CONTEXT, EXPERTS, TEXTS, PFedMoAP, PFedMoAPParams, gated, nearest, pooled
+from tests.equations.kit import all_of, runs
 
 LAYERS = ("query", "key", "value", "out")
 
 
-def spec(stack="pfedmoap", params=None, **training):
-    chosen = {"context_length": 2, "width": 16, "heads": 4, **(params or {})}
-    return tiny_spec(stack, **training).model_copy(update={"params": {"pfedmoap": chosen}})
+moap_run = runs("pfedmoap", context_length=2, width=16, heads=4)
 
 
 def identity(width):
@@ -72,7 +70,7 @@ def test_random_experts_are_others_for_every_client_and_round():
 
 
 def test_logits_are_those_of_the_equation():
-    run, clip = tiny_run(spec(params={"sharpness": 3.0, "local_weight": 0.7})), tiny_backbone("clip:embedded")
+    run, clip = moap_run(params={"sharpness": 3.0, "local_weight": 0.7}), tiny_backbone("clip:embedded")
     generator = torch.Generator().manual_seed(1)
     inputs, texts = run.test.read(torch.arange(5)), normalize(torch.randn(2, 4, 128, generator=generator), dim=-1)
     plain = run.model.forward(run.model.weights, inputs, False)
@@ -96,8 +94,8 @@ def test_logits_are_those_of_the_equation():
 
 
 def test_without_an_output_and_with_lambda_one_it_is_promptfl():
-    run = tiny_run(spec(params={"local_weight": 1.0}))
-    prompted = tiny_run(tiny_spec("promptfl").model_copy(update={"params": {"promptfl": {"context_length": 2}}}))
+    run = moap_run(params={"local_weight": 1.0})
+    prompted = moap_run("promptfl", {"context_length": 2})
     inputs, texts = run.test.read(torch.arange(5)), torch.rand(3, 4, 128)
     off = {name: torch.zeros_like(v) if name.startswith("gate.out") else v for name, v in run.model.weights.items()}
     wanted = prompted.model.forward(prompted.model.weights, inputs, False).logits
@@ -109,7 +107,7 @@ def test_without_an_output_and_with_lambda_one_it_is_promptfl():
 
 
 def test_loss_takes_the_experts_texts_and_forgets_them_after_the_round(make_step):
-    run = tiny_run(spec())
+    run = moap_run()
     inputs = run.test.read(torch.arange(8))
     experts = 0.5 * torch.randn(2, 2, 64, generator=torch.Generator().manual_seed(3))
     weights = {name: value.clone().requires_grad_() for name, value in run.model.weights.items()}
@@ -144,12 +142,11 @@ def test_a_client_is_sent_the_mean_and_its_experts():
 
 
 def test_own_models_have_gate_and_experts_and_the_global_one_neither():
-    chosen = spec(lr=0.05, rounds=3)
-    run = tiny_run(chosen.model_copy(update={"scenario": chosen.scenario.model_copy(update={"participation": 1.0})}))
+    run = moap_run(lr=0.05, rounds=3, scenario={"participation": 1.0})
     state = final_state(run)
     assert set(state.server["pfedmoap"]) == {"0", "1", "2", "3"} and not any(state.clients.values())
     assert not torch.equal(state.own[0]["gate.out.weight"], state.own[1]["gate.out.weight"])
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
 
     def texts(client):
@@ -164,12 +161,7 @@ def test_own_models_have_gate_and_experts_and_the_global_one_neither():
 
 
 def test_after_one_round_nobody_has_a_trained_gate_and_all_are_tested_by_the_prompt():
-    run = tiny_run(spec(rounds=1))
+    run = moap_run(rounds=1)
     state = final_state(run)
     answer = predict(run, state, run.test, clients=(0, 1, 2, 3))
     assert all(torch.equal(labels, answer.labels) for labels in answer.by_client.values())
-
-
-def test_a_width_that_heads_cannot_share_is_refused():
-    with pytest.raises(FedbenchError, match="heads cannot share"):
-        tiny_run(spec(params={"heads": 5}))

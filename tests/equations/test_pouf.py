@@ -8,8 +8,9 @@ from torch.nn.functional import normalize
 
 from fedbench.core.types import Model
 from fedbench.models.heads import TextOutputs
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest
 from fedbench_methods.pouf import information, transport
+from tests.equations.kit import end_of, run_of
 
 
 def test_transport_by_hand():
@@ -60,7 +61,7 @@ def test_loss_is_of_the_cosines_to_the_texts(make_step, weight):
 
 
 def test_hidden_and_visible_labels_train_alike():
-    hidden, visible = (final_state(tiny_run(tiny_spec("pouf", hidden=hide, lr=0.05))) for hide in (True, False))
+    hidden, visible = (end_of("pouf", hidden=hide, lr=0.05) for hide in (True, False))
     assert digest(hidden) == digest(visible)
-    start = tiny_run(tiny_spec("pouf")).model.weights["prompt.context"]
+    start = run_of("pouf").model.weights["prompt.context"]
     assert (hidden.weights["prompt.context"] - start).abs().max() > 1e-4

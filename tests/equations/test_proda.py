@@ -4,22 +4,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.models.prompts.context import prompt_tower
-from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import tiny_backbone, tiny_dataset
 from fedbench_methods.proda import CONTEXTS, closeness, positions, variances
-from tests.equations.test_promptfl import coop_texts
+from tests.equations.kit import coop_texts, drawn, runs
 
-
-def proda_run(method="proda", params=None, **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    given = {"context_length": 4, "prompts": 8, **(params or {})}
-    return tiny_run(spec.model_copy(update={"params": {**spec.params, "proda": given}}))
-
-
-def drawn(*shape, seed=0):
-    return 0.5 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+proda_run = runs("proda", context_length=4, prompts=8)
 
 
 def test_variance_by_hand():
@@ -33,7 +23,7 @@ def test_variance_by_hand():
 
 
 def test_variance_is_that_of_differences_dimension_by_dimension():
-    deviations, features, labels = drawn(5, 3, 6), drawn(4, 6, seed=1), torch.tensor([2, 0, 1, 2])
+    deviations, features, labels = drawn(5, 3, 6, scale=0.5), drawn(4, 6, seed=1, scale=0.5), torch.tensor([2, 0, 1, 2])
     for sample in range(4):
         apart = deviations[:, labels[sample], None] - deviations
         wanted = (features[sample] ** 2 * apart**2).sum((0, 2)) / 6
@@ -63,7 +53,7 @@ def texts_of(contexts):
 
 def test_predictions_are_by_the_mean_text_at_its_own_length():
     run, clip = proda_run(), tiny_backbone("clip:embedded")
-    contexts, inputs = drawn(8, 4, 64), run.test.read(torch.arange(5))
+    contexts, inputs = drawn(8, 4, 64, scale=0.5), run.test.read(torch.arange(5))
     outputs = run.model.forward({CONTEXTS: contexts}, 3 * inputs, False)
     mean = texts_of(contexts).mean(0)
     assert mean.norm(dim=1).max() < 0.999
@@ -78,7 +68,7 @@ def test_the_whole_loss_is_that_of_the_equations(make_step):
     params = {"context_length": 4, "prompts": 8, "alpha": 2.0}
     run, clip = proda_run(params=params), tiny_backbone("clip:embedded")
     inputs, labels = run.train.read(torch.arange(6)), torch.tensor([0, 1, 2, 3, 0, 1])
-    contexts = drawn(8, 4, 64).requires_grad_()
+    contexts = drawn(8, 4, 64, scale=0.5).requires_grad_()
     step = make_step(
         run.model,
         inputs,
@@ -112,27 +102,9 @@ def coop_texts_without_names(contexts):
 def test_equal_contexts_have_a_variance_only_by_their_places():
     run = proda_run(params={"prompts": 4})
     inputs = run.train.read(torch.arange(4))
-    one = drawn(1, 4, 64)
+    one = drawn(1, 4, 64, scale=0.5)
     contexts = torch.cat([one, one, one, one])
     made = run.model.forward({CONTEXTS: contexts}, inputs, True)
     assert made.deviations.abs().max() > 1e-3
     only_end = variances(made.features, made.deviations[2:] - made.deviations[2:].mean(0), torch.arange(4))
     assert only_end.abs().max() < 1e-6
-
-
-def test_all_contexts_are_sent_and_learn():
-    run = proda_run(lr=0.05)
-    assert run.info.round_bytes == 4 * 8 * 4 * 64
-    after = final_state(run).weights
-    inputs, labels = run.train.read(torch.arange(len(run.train))), run.federation.train.labels
-    losses = [cross_entropy(run.model.forward(w, inputs, False).logits, labels) for w in (run.model.weights, after)]
-    assert losses[1] < losses[0] - 0.05
-    assert ((after[CONTEXTS] - run.model.weights[CONTEXTS]).abs().amax((1, 2)) > 1e-3).all()
-
-
-def test_personalisations_and_server_rules_stack_and_another_base_loss_is_refused():
-    run = proda_run("proda+ditto+fedavgm", rounds=1)
-    metrics, _ = evaluate(run, final_state(run))
-    assert metrics["personal_mean_client_accuracy"] >= 0
-    with pytest.raises(FedbenchError, match="both answer the hook local_loss"):
-        proda_run("proda+fed-focal")

@@ -6,21 +6,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, kl_div, normalize
 
-from fedbench.core.errors import FedbenchError
-from fedbench.core.method.tasks import LocalStep
-from fedbench.rounds.broadcast import broadcast, client_task
-from fedbench.rounds.loop import evaluate
-from fedbench.testing import digest, final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
-from fedbench.toolkit.local_training import batch_at
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench_methods.prograd import aligned, divergence
+from tests.equations.kit import CLIP, run_of, step_of, task_of
 
-CLIP = "clip:embedded"
 
-
-def prograd_run(method="promptfl+prograd", params=None, **training):
-    spec = tiny_spec(method, backbone=CLIP, **training)
-    params = {**spec.params, "prograd": params or {}}
-    return tiny_run(spec.model_copy(update={"params": params}), executor="sequential")
+def prograd_run(stack="promptfl+prograd", params=None, **training):
+    return run_of(stack, {"prograd": params or {}}, backbone=CLIP, executor="sequential", **training)
 
 
 def test_what_works_against_h_is_taken_out_by_hand():
@@ -58,20 +50,12 @@ def test_divergence_by_hand():
     assert twice.item() == pytest.approx(4 * found.item())
 
 
-def step_of(run, client=0):
-    state = run.initial_state()
-    task = client_task(run, state, 1, 0, client, broadcast(run, state, client))
-    index = torch.arange(6)
-    weights = {name: value.clone().requires_grad_() for name, value in task.received.items()}
-    return LocalStep(weights, {}, batch_at(task, index, torch.Generator()), task, 0)
-
-
 def test_a_step_of_promptfl_by_the_definition():
     run, clip = prograd_run(), tiny_backbone(CLIP)
     texts = clip.text_features(tiny_dataset().classnames, run.spec.templates)
     changed = 0
     for client in range(4):
-        step = step_of(run, client)
+        step = step_of(task_of(run, client))
         images, labels = step.batch.inputs, step.labels
         (context,) = step.weights.values()
         logits = run.model.forward(step.weights, images, True).logits
@@ -82,38 +66,18 @@ def test_a_step_of_promptfl_by_the_definition():
         along = (g * h).sum()
         wanted = g - along / h.square().sum() * h if along < 0 else g
         changed += int(along < 0)
-        found = step.task.hooks.local_gradients(step=step_of(run, client))
+        found = step.task.hooks.local_gradients(step=step_of(task_of(run, client)))
         torch.testing.assert_close(found.by_name["prompt.context"], wanted, rtol=1e-4, atol=1e-6)
         assert found.loss.item() == pytest.approx(cross_entropy(logits, labels).item(), rel=1e-5)
     assert changed, "no client's gradients disagree, so that the projection was not seen"
 
 
-def test_lambda_zero_is_the_stack_without_it_bit_for_bit_and_one_is_not():
-    plain = tiny_run(tiny_spec("promptfl", backbone=CLIP, lr=0.05, momentum=0.9), executor="sequential")
-    wanted = final_state(plain)
-    recipe = {"lr": 0.05, "momentum": 0.9, "weight_decay": plain.spec.training.weight_decay}
-    assert digest(final_state(prograd_run(params={"strength": 0.0}, **recipe))) == digest(wanted)
-    assert digest(final_state(prograd_run(**recipe))) != digest(wanted)
-
-
 def test_a_model_of_a_clients_own_keeps_its_gradient():
     one, both = prograd_run(rounds=1, lr=0.05), prograd_run("promptfl+prograd+ditto", rounds=1, lr=0.05)
     assert torch.equal(final_state(one).weights["prompt.context"], final_state(both).weights["prompt.context"])
-    step = step_of(both)
+    step = step_of(task_of(both))
     found = both.assembly.hooks.local_gradients(step=step)
-    plain = tiny_run(tiny_spec("promptfl+ditto", backbone=CLIP, rounds=1, lr=0.05), executor="sequential")
-    wanted = plain.assembly.hooks.local_gradients(step=step_of(plain))
+    plain = run_of("promptfl+ditto", backbone=CLIP, rounds=1, lr=0.05, executor="sequential")
+    wanted = plain.assembly.hooks.local_gradients(step=step_of(task_of(plain)))
     name = "ditto/prompt.context"
     torch.testing.assert_close(found.by_name[name], wanted.by_name[name])
-
-
-@pytest.mark.parametrize("stack", ["maple+prograd", "taskres+prograd+fedavgm", "promptfolio+prograd", "prograd"])
-def test_it_stacks_with_any_learner_on_clip(stack):
-    run = prograd_run(stack, rounds=1)
-    metrics, _ = evaluate(run, final_state(run))
-    assert 0 <= metrics["global_accuracy"] <= 100
-
-
-def test_it_needs_clip():
-    with pytest.raises(FedbenchError, match="prograd needs a CLIP backbone"):
-        tiny_run(tiny_spec("prograd", backbone="convnet"))

@@ -1,40 +1,21 @@
 """PromptFL: Guo et al. 2024; the local model is CoOp's."""
 
-import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.randomness import torch_generator
 from fedbench.models.prompts.context import random_context
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench.toolkit.local_training import batch_table
+from tests.equations.kit import all_of, coop_texts, run_of, runs
 
-
-def promptfl_run(*, params=None, scenario=None, **training):
-    spec = tiny_spec("promptfl", **training)
-    params = {"promptfl": {**spec.params["promptfl"], **(params or {})}}
-    scenario = spec.scenario.model_copy(update=scenario or {})
-    return tiny_run(spec.model_copy(update={"params": params, "scenario": scenario}))
-
-
-def coop_texts(context, names):
-    """CoOp's text features written out: prefix, context, suffix, all places of the tower, pooled at the end token."""
-    clip = tiny_backbone("clip:embedded")
-    module = clip.module
-    tokens = clip.tokenizer([" ".join(["X"] * len(context)) + f" {name}." for name in names])
-    embedded = module.token_embedding(tokens)
-    context = context.expand(len(names), -1, -1)
-    x = torch.cat([embedded[:, :1], context, embedded[:, 1 + context.shape[1] :]], dim=1)
-    x = module.ln_final(module.transformer(x + module.positional_embedding, attn_mask=module.attn_mask))
-    x = x[torch.arange(len(names)), tokens.argmax(1)] @ module.text_projection
-    return normalize(x, dim=-1)
+promptfl_run = runs("promptfl")
 
 
 def test_context_of_words_is_zero_shot_with_that_template():
-    zero_shot = tiny_run(tiny_spec("clip-zs").model_copy(update={"templates": ("a photo of a {}.",)}))
+    zero_shot = run_of("clip-zs", templates=("a photo of a {}.",))
     run = promptfl_run(params={"init": "words"})
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     ours = run.model.forward(run.model.weights, inputs, False).logits
     theirs = zero_shot.model.forward({}, inputs, False).logits
     # both texts are cut at the longest one here, in batches of their own: equal to rounding (exactly so in full,
@@ -111,20 +92,3 @@ def test_position_changes_the_texts():
         run = promptfl_run(params={"position": position, "init": "words"})
         logits.append(run.model.forward(run.model.weights, run.test.read(torch.arange(6)), False).logits)
     assert (logits[0] - logits[1]).abs().max() > 1e-3 and (logits[1] - logits[2]).abs().max() > 1e-3
-
-
-def test_recipe_is_plain_sgd_and_training_lowers_the_loss():
-    chosen = tiny_spec("promptfl").training
-    assert (chosen.optimizer, chosen.lr, chosen.momentum, chosen.weight_decay) == ("sgd", 2e-3, 0.9, 1e-4)
-    run = promptfl_run(lr=0.05)
-    inputs, labels = run.train.read(torch.arange(len(run.train))), run.federation.train.labels
-
-    def loss(weights):
-        return cross_entropy(run.model.forward(weights, inputs, False).logits, labels).item()
-
-    assert loss(final_state(run).weights) < loss(run.model.weights) - 0.1
-
-
-def test_a_context_too_long_for_the_tower_is_refused():
-    with pytest.raises(FedbenchError, match="does not fit"):
-        promptfl_run(params={"context_length": 30})

@@ -2,25 +2,15 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench_methods.promptfolio import GLOBAL, LOCAL, portfolio
-from tests.equations.test_promptfl import coop_texts
+from tests.equations.kit import CLIP, all_of, coop_texts, drawn_context, run_of, runs
 
-
-def folio_run(method="promptfolio", params=None, **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    given = {**spec.params, "promptfolio": {"context_length": 4, **(params or {})}}
-    return tiny_run(spec.model_copy(update={"params": given}), executor="sequential")
-
-
-def drawn(seed):
-    return 0.5 * torch.randn(4, 64, generator=torch.Generator().manual_seed(seed))
+folio_run = runs("promptfolio", executor="sequential", context_length=4)
 
 
 def test_the_mixture_by_hand_is_not_brought_to_unit_length():
@@ -39,9 +29,9 @@ def test_its_length_is_that_of_the_formula():
 
 def test_logits_are_of_the_mixed_texts():
     run, clip = folio_run(params={"theta": 0.3}), tiny_backbone("clip:embedded")
-    weights, inputs = {GLOBAL: drawn(0), LOCAL: drawn(1)}, run.test.read(torch.arange(7))
-    texts = 0.7 * coop_texts(drawn(0), tiny_dataset().classnames) + 0.3 * coop_texts(
-        drawn(1), tiny_dataset().classnames
+    weights, inputs = {GLOBAL: drawn_context(0), LOCAL: drawn_context(1)}, run.test.read(torch.arange(7))
+    texts = 0.7 * coop_texts(drawn_context(0), tiny_dataset().classnames) + 0.3 * coop_texts(
+        drawn_context(1), tiny_dataset().classnames
     )
     outputs = run.model.forward(weights, 2 * inputs, False)
     wanted = clip.logit_scale * normalize(inputs, dim=1) @ texts.T
@@ -49,15 +39,15 @@ def test_logits_are_of_the_mixed_texts():
 
 
 def test_theta_zero_is_promptfl_bit_for_bit_whatever_the_private_prompt():
-    plain = tiny_spec("promptfl", backbone="clip:embedded", momentum=0.9, lr=0.05, weight_decay=0.0)
-    plain = plain.model_copy(update={"params": {"promptfl": {"context_length": 4}}})
-    wanted = final_state(tiny_run(plain, executor="sequential")).weights["prompt.context"]
-    run = folio_run(params={"theta": 0.0}, momentum=0.9, lr=0.05, weight_decay=0.0)
+    training = {"momentum": 0.9, "lr": 0.05, "weight_decay": 0.0}
+    plain = run_of("promptfl", {"promptfl": {"context_length": 4}}, backbone=CLIP, executor="sequential", **training)
+    wanted = final_state(plain).weights["prompt.context"]
+    run = folio_run(params={"theta": 0.0}, **training)
     state = final_state(run)
     assert torch.equal(state.weights[GLOBAL], wanted)
     assert all(torch.equal(own[LOCAL], run.model.weights[LOCAL]) for own in state.own.values())
     start = run.initial_state()
-    start.own.update({client: {LOCAL: drawn(client)} for client in range(4)})
+    start.own.update({client: {LOCAL: drawn_context(client)} for client in range(4)})
     assert torch.equal(final_state(run, start).weights[GLOBAL], wanted)
 
 
@@ -78,21 +68,14 @@ def test_the_shared_prompt_alone_is_sent_and_clients_keep_their_own():
 def test_the_global_model_knows_no_private_prompt_and_own_models_mix():
     run = folio_run()
     state = run.initial_state()
-    state = replace(state, weights={GLOBAL: drawn(0), LOCAL: drawn(9)}, round=run.spec.training.rounds)
-    state.own.update({k: {LOCAL: drawn(1 + k)} for k in range(4)})
+    state = replace(state, weights={GLOBAL: drawn_context(0), LOCAL: drawn_context(9)}, round=run.spec.training.rounds)
+    state.own.update({k: {LOCAL: drawn_context(1 + k)} for k in range(4)})
     _, predictions = evaluate(run, state)
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
 
     def labels(local):
-        return run.model.forward({GLOBAL: drawn(0), LOCAL: local}, inputs, False).logits.argmax(1)
+        return run.model.forward({GLOBAL: drawn_context(0), LOCAL: local}, inputs, False).logits.argmax(1)
 
-    assert torch.equal(predictions.labels, labels(drawn(0)))
-    assert all(torch.equal(predictions.by_client[k], labels(drawn(1 + k))) for k in range(4))
+    assert torch.equal(predictions.labels, labels(drawn_context(0)))
+    assert all(torch.equal(predictions.by_client[k], labels(drawn_context(1 + k))) for k in range(4))
     assert len({tuple(each.tolist()) for each in (predictions.labels, *predictions.by_client.values())}) > 2
-
-
-def test_server_rules_and_losses_stack_and_a_second_personalisation_is_refused():
-    run = folio_run("promptfolio+fedavgm+fedprox", rounds=2)
-    assert not torch.equal(final_state(run).weights[GLOBAL], run.model.weights[GLOBAL])
-    with pytest.raises(FedbenchError, match="both a personalisation"):
-        folio_run("promptfolio+ditto")

@@ -8,28 +8,19 @@ from torch.nn.functional import cross_entropy, kl_div, normalize
 
 from fedbench.models.prompts.context import word_context
 from fedbench.rounds.loop import evaluate, predict, train_round
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench.toolkit.losses import mean_divergence
 from fedbench_methods.promptsrc import MEAN, NEXT, WEIGHT, joined, log_weight
+from tests.equations.kit import CLIP, D_T, D_V, all_of, drawn_like, runs
 from tests.equations.test_maple import images_by_hand, texts_by_hand
 
-CLIP, D_T, D_V = "clip:embedded", 64, 192
-
-
-def src_run(method="promptsrc", params=None, **training):
-    spec = tiny_spec(method, backbone=CLIP, **training)
-    return tiny_run(spec.model_copy(update={"params": {**spec.params, "promptsrc": params or {}}}))
-
-
-def drawn(run, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return {name: 0.5 * torch.randn(value.shape, generator=generator) for name, value in run.model.weights.items()}
+src_run = runs("promptsrc")
 
 
 @pytest.mark.parametrize("depth", [1, 2, 9])
 def test_each_tower_takes_its_own_prompts_in_as_many_layers_as_it_has(depth):
     run, clip = src_run(params={"depth": depth, "tokens": 3}), tiny_backbone(CLIP)
-    weights, images = drawn(run), run.test.read(torch.arange(4))
+    weights, images = drawn_like(run, 0.5), run.test.read(torch.arange(4))
     prompts = [weights[f"text.{layer}"] for layer in range(min(depth, 2))]
     tokens = [weights[f"image.{layer}"] for layer in range(min(depth, 4))]
     assert len(weights) == len(prompts) + len(tokens)
@@ -49,7 +40,7 @@ def test_divergence_by_hand():
 def test_the_whole_loss_is_that_of_the_equations(make_step):
     params = {"text_weight": 7.0, "image_weight": 5.0, "logit_weight": 3.0}
     run, clip = src_run(params=params), tiny_backbone(CLIP)
-    weights = {name: value.requires_grad_() for name, value in drawn(run).items()}
+    weights = {name: value.requires_grad_() for name, value in drawn_like(run, 0.5).items()}
     images, labels = run.train.read(torch.arange(6)), [0, 1, 2, 3, 0, 1]
     step = make_step(
         run.model, images, labels, weights=weights, method="promptsrc", params={"promptsrc": params}, num_classes=4
@@ -100,9 +91,9 @@ def test_predictions_are_by_the_gaussian_mean_over_the_rounds_so_far():
     shares = shares / shares.sum()
     wanted = {name: sum(s * w[name] for s, w in zip(shares, rounds, strict=True)) for name in state.weights}
     found = predict(run, state, run.test)
-    logits = run.model.forward(wanted, run.test.read(torch.arange(len(run.test))), False).logits
+    logits = run.model.forward(wanted, all_of(run.test), False).logits
     torch.testing.assert_close(found.scores, logits, rtol=0, atol=1e-3)
-    alone = run.model.forward(state.weights, run.test.read(torch.arange(len(run.test))), False).logits
+    alone = run.model.forward(state.weights, all_of(run.test), False).logits
     assert (alone - logits).abs().max() > 1e-2
 
 
@@ -132,7 +123,7 @@ def test_own_models_beside_it_are_those_of_one_round():
     state = final_state(run)
     metrics, predictions = evaluate(run, state)
     assert metrics["personal_mean_client_accuracy"] >= 0
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     for client, labels in predictions.by_client.items():
         own = state.own.get(client, {})
         weights = {name: own.get(f"ditto/{name}", run.model.weights[name]) for name in src_run().model.weights}

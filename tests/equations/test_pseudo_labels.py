@@ -7,15 +7,12 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError, MethodFault, Unworkable
-from fedbench.rounds.broadcast import broadcast, client_task
 from fedbench.rounds.relabelling import relabelled
 from fedbench.testing import digest, final_state, tiny_backbone, tiny_run, tiny_spec
 from fedbench_methods.pseudo_labels import PseudoLabels, class_means, top_of_each_class, zero_shot
+from tests.equations.kit import end_of, run_of, runs, spec_of, task_of
 
-
-def run_of(method, **params):
-    spec = tiny_spec(method)
-    return tiny_run(spec.model_copy(update={"params": {**spec.params, "pseudo-labels": params}}))
+label_run = runs("pseudo-labels", backbone="")
 
 
 def test_label_and_confidence_by_hand():
@@ -36,7 +33,7 @@ def test_of_every_label_the_most_confident_stay():
 
 
 def test_clients_see_zero_shot_labels_and_no_others():
-    run = tiny_run(tiny_spec("pseudo-labels+promptfl"))
+    run = run_of("pseudo-labels+promptfl")
     clip = tiny_backbone("clip:embedded")
     features = clip.encode_images(run.scored.train.images.read(torch.arange(len(run.scored.train))))
     texts = clip.text_features(run.scored.classnames, run.spec.templates)
@@ -50,40 +47,31 @@ def test_clients_see_zero_shot_labels_and_no_others():
 
 
 def test_by_the_true_labels_it_is_the_method_with_labels_bit_for_bit(monkeypatch):
-    truth = tiny_run(tiny_spec("promptfl")).scored.train.labels
+    truth = run_of("promptfl").scored.train.labels
     by_truth = lambda *_: torch.nn.functional.one_hot(truth).float()  # noqa: E731
     monkeypatch.setattr("fedbench_methods.pseudo_labels.zero_shot", by_truth)
-    ours = final_state(tiny_run(tiny_spec("pseudo-labels+promptfl", hidden=True)))
+    ours = end_of("pseudo-labels+promptfl", hidden=True)
     theirs = tiny_spec("promptfl")
     assert digest(ours) == digest(final_state(tiny_run(theirs)))
 
 
 def test_what_is_left_out_is_no_clients():
-    run = run_of("pseudo-labels", select="top_k", k=2)
+    run = label_run(params={"select": "top_k", "k": 2})
     for client in run.federation.clients:
         counts = torch.bincount(run.federation.train.labels[client.indices])
         assert 1 <= counts.max() <= 2
-    whole = run_of("pseudo-labels")
+    whole = label_run()
     assert len(run.federation.shards.indices) < len(whole.federation.shards.indices) == len(whole.scored.train)
     clip = tiny_backbone("clip:embedded")
     features = clip.encode_images(whole.scored.train.images.read(torch.arange(len(whole.scored.train))))
     texts = clip.text_features(whole.scored.classnames, whole.spec.templates)
     confidence, _ = zero_shot(features, texts, clip.logit_scale).max(dim=-1)
     threshold = round(float(confidence.quantile(0.2)), 3)
-    sure = run_of("pseudo-labels", select="confident", threshold=threshold)
+    sure = label_run(params={"select": "confident", "threshold": threshold})
     kept = (confidence >= threshold).nonzero()[:, 0]
     assert torch.equal(sure.federation.shards.indices.sort().values, kept) and len(kept) < len(confidence)
     with pytest.raises(Unworkable, match="gives no client's samples a label"):
-        run_of("pseudo-labels", select="confident", threshold=0.99)
-
-
-def test_it_is_refused_where_labels_are_seen_and_named_where_they_are_not():
-    spec = tiny_spec("pseudo-labels+promptfl")
-    seen = spec.scenario.model_copy(update={"labels": "visible"})
-    with pytest.raises(FedbenchError, match="pseudo-labels gives clients labels, which they have in this scenario"):
-        tiny_run(spec.model_copy(update={"scenario": seen}))
-    with pytest.raises(FedbenchError, match=r"one that gives labels \(pseudo-labels\+capt\)"):
-        tiny_run(tiny_spec("capt", hidden=True))
+        label_run(params={"select": "confident", "threshold": 0.99})
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3, dtype=torch.int64), torch.zeros(40), 99, -2])
@@ -93,13 +81,13 @@ def test_an_answer_that_is_no_labels_is_a_fault_of_the_method(wrong, monkeypatch
 
     monkeypatch.setattr(PseudoLabels, "_kept", kept)
     with pytest.raises(MethodFault, match="pseudo-labels answers the hook label with"):
-        tiny_run(tiny_spec("pseudo-labels"))
+        run_of("pseudo-labels")
 
 
 def tasks_of(run, client):
     """Tasks of ``client`` in two rounds, as they go to training."""
     state = run.initial_state()
-    tasks = [client_task(run, state, number, 0, client, broadcast(run, state, client)) for number in (1, 2)]
+    tasks = [task_of(run, client, state=state, round=number) for number in (1, 2)]
     return [relabelled(run, [task]) for task in tasks]
 
 
@@ -107,7 +95,7 @@ def test_soft_labels_are_drawn_from_the_probabilities_anew_every_round(monkeypat
     made = []
     init = PseudoLabels.__init__
     monkeypatch.setattr(PseudoLabels, "__init__", lambda self, params: (made.append(self), init(self, params))[1])
-    run = run_of("pseudo-labels", labels="soft")
+    run = label_run(params={"labels": "soft"})
     plugin = made[-1]
     plugin._of_clients[0] = torch.full_like(plugin._of_clients[0], 0.25)
     (first,), (second,) = tasks_of(run, 0)
@@ -120,33 +108,30 @@ def test_soft_labels_are_drawn_from_the_probabilities_anew_every_round(monkeypat
 
 
 def test_refreshed_labels_are_those_of_the_received_model():
-    run = run_of("pseudo-labels", refresh="round")
+    run = label_run(params={"refresh": "round"})
     state = run.initial_state()
     weights = {name: torch.randn(t.shape, generator=torch.manual_seed(1)) for name, t in state.weights.items()}
     state = replace(state, weights=weights)
-    task = client_task(run, state, 1, 0, 1, broadcast(run, state, 1))
+    task = task_of(run, 1, state=state)
     [asked] = relabelled(run, [task])
     logits = run.model.forward(weights, task.inputs.read(torch.arange(len(task.inputs))), False).logits
     assert torch.equal(asked.labels, logits.argmax(1)) and not torch.equal(asked.labels, task.labels)
-    some = run_of("pseudo-labels", refresh="round", select="top_k", k=1)
-    [few] = relabelled(some, [client_task(some, state, 1, 0, 1, broadcast(some, state, 1))])
+    some = label_run(params={"refresh": "round", "select": "top_k", "k": 1})
+    [few] = relabelled(some, [task_of(some, 1, state=state)])
     assert torch.equal(few.labels.sort().values, logits.argmax(1).unique())
-    none = run_of("pseudo-labels", refresh="round", select="confident", threshold=0.99)
+    none = label_run(params={"refresh": "round", "select": "confident", "threshold": 0.99})
     even = replace(state, weights={name: torch.zeros_like(t) for name, t in weights.items()})
-    assert relabelled(none, [client_task(none, even, 1, 0, 1, broadcast(none, even, 1))]) == []
+    assert relabelled(none, [task_of(none, 1, state=even)]) == []
 
 
 def test_by_the_servers_samples_texts_are_class_means():
     features = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 0.0]])
     means = class_means(features, torch.tensor([0, 0, 1]), 3)
     torch.testing.assert_close(means, torch.tensor([[0.5**0.5, 0.5**0.5], [1.0, 0.0], [0.0, 0.0]]))
-    spec = tiny_spec("pseudo-labels")
-    by_server = {"pseudo-labels": {"by": "server"}}
     with pytest.raises(FedbenchError, match="needs labelled samples at the server"):
-        tiny_run(spec.model_copy(update={"params": by_server}))
-    granted = spec.scenario.model_copy(update={"server_samples": 5, "server_labels": "visible"})
-    run = tiny_run(spec.model_copy(update={"params": by_server, "scenario": granted}))
-    plain = tiny_run(spec.model_copy(update={"scenario": granted}))
+        label_run(params={"by": "server"})
+    granted = {"server_samples": 5, "server_labels": "visible"}
+    run, plain = label_run(params={"by": "server"}, scenario=granted), label_run(scenario=granted)
     held = run.federation.shards.indices
     assert not torch.equal(run.federation.train.labels[held], plain.federation.train.labels[held])
     truth = run.scored.train.labels[held]
@@ -154,10 +139,9 @@ def test_by_the_servers_samples_texts_are_class_means():
 
 
 def test_own_labels_stay_and_only_the_others_are_given():
-    spec = tiny_spec("pseudo-labels")
-    few = spec.scenario.model_copy(update={"labels": "visible", "labelled_samples": 0.5})
+    few = {"labels": "visible", "labelled_samples": 0.5}
     for more in ({}, {"labels": "soft"}, {"refresh": "round", "labels": "soft"}):
-        run = tiny_run(spec.model_copy(update={"scenario": few, "params": {"pseudo-labels": more}}))
+        run = label_run(params=more, scenario=few)
         for (task,) in tasks_of(run, 0):
             own = run.federation.clients[0].indices
             assert len(task.inputs) == len(own)
@@ -167,8 +151,7 @@ def test_own_labels_stay_and_only_the_others_are_given():
 
 @pytest.mark.parametrize("params", [{"labels": "soft"}, {"refresh": "round", "labels": "soft"}])
 def test_labels_that_change_are_the_same_by_both_executors_and_after_a_stop(params):
-    spec = tiny_spec("pseudo-labels")
-    spec = spec.model_copy(update={"params": {"pseudo-labels": params}})
+    spec = spec_of("pseudo-labels", {"pseudo-labels": params})
     whole = final_state(tiny_run(spec, executor="sequential"))
     half = final_state(tiny_run(spec), until=2)
     assert digest(final_state(tiny_run(spec, executor="sequential"), half)) != digest(half)

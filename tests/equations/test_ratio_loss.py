@@ -5,13 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import AggregationTask, ServerData
 from fedbench.core.spec import RunSpec, Training
 from fedbench.core.types import LinearHead, Model, Outputs, Update
 from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.loop import rounds, train_round
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.fedavg import average
 from fedbench_methods.ratio_loss import (
     RatioLoss,
@@ -20,18 +18,11 @@ from fedbench_methods.ratio_loss import (
     released_ratios,
     weighted_cross_entropy,
 )
-
-
-def with_params(spec, **params):
-    return spec.model_copy(update={"params": {"ratio-loss": {**spec.params["ratio-loss"], **params}}})
-
-
-def head(tensors, inputs, training):
-    return Outputs(inputs @ tensors["head.weight"].T + tensors["head.bias"], inputs)
+from tests.equations.kit import headed, run_of
 
 
 def scaled_head(tensors, inputs, training):
-    outputs = head(tensors, inputs, training)
+    outputs = headed(tensors, inputs, training)
     return Outputs(16.0 * outputs.logits, outputs.features)
 
 
@@ -41,7 +32,7 @@ def end_of_round(received, *, updated=None, inputs=None, labels=(0, 1, 2), **tra
     sent = {**start, "head.weight": received if updated is None else updated}
     data = ServerData(FeatureInputs(torch.eye(3) if inputs is None else inputs), torch.tensor(labels))
     spec = RunSpec(method="ratio-loss", training=Training(**{"lr": 0.5, "momentum": 0.0, **training}))
-    model = Model(start, head, head=LinearHead())
+    model = Model(start, headed, head=LinearHead())
     return AggregationTask(2, start, {}, (Update(0, sent, {}, 5),), model, spec, {}, server_data=data)
 
 
@@ -175,7 +166,7 @@ def test_loss_is_divided_by_the_samples_and_survives_an_underflow():
 
 
 def test_first_round_is_fedavgs_and_later_ones_send_c_floats_more():
-    run, plain = tiny_run(tiny_spec("ratio-loss", rounds=2)), tiny_run(tiny_spec("fedavg", rounds=2))
+    run, plain = run_of("ratio-loss", rounds=2), run_of("fedavg", rounds=2)
     plain = replace(plain, federation=run.federation, train=run.train)
     (one, sent), (other, usual) = (train_round(r, r.initial_state()) for r in (run, plain))
     torch.testing.assert_close(one.weights, other.weights)
@@ -185,31 +176,11 @@ def test_first_round_is_fedavgs_and_later_ones_send_c_floats_more():
     assert again.bytes_up == usual.bytes_up
 
 
-@pytest.mark.parametrize("backbone", ["clip:embedded", "convnet"])
-def test_beta_zero_is_fedavg_bit_for_bit_and_ratios_are_not(backbone):
-    spec = tiny_spec("ratio-loss", backbone=backbone, rounds=2)
-    plain = spec.model_copy(update={"method": "fedavg", "params": {}})
-    found = [
-        digest(final_state(tiny_run(s, executor="sequential")))
-        for s in (plain, with_params(spec, beta=0.0), with_params(spec, beta=0.0, normalise=False), spec)
-    ]
-    assert found[0] == found[1] == found[2] != found[3]
-
-
 @pytest.mark.parametrize("ratio", ["released", "climb"])
 def test_class_weights_are_kept_by_the_server_and_used_by_the_clients(ratio):
-    run = tiny_run(with_params(tiny_spec("ratio-loss", rounds=3), ratio=ratio))
+    run = run_of("ratio-loss", {"ratio-loss": {"ratio": ratio}}, rounds=3)
     seen = [
         state.server["ratio-loss"]["class_weights"] for state, *_ in rounds(run, run.initial_state()) if state.round
     ]
     assert all(w.shape == (4,) and torch.isfinite(w).all() and (w > 0).all() for w in seen)
     assert not torch.equal(seen[0], seen[1])
-
-
-def test_a_model_without_linear_head_and_hidden_labels_at_the_server_are_refused():
-    spec = tiny_spec("ratio-loss", rounds=1)
-    with pytest.raises(FedbenchError, match="backbone"):
-        final_state(tiny_run(spec.model_copy(update={"tune": "full"})))
-    hidden = spec.scenario.model_copy(update={"server_labels": "hidden"})
-    with pytest.raises(FedbenchError, match="ratio-loss needs labelled samples"):
-        tiny_run(spec.model_copy(update={"scenario": hidden}))

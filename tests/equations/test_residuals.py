@@ -7,16 +7,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedbench.core.method.tasks import LocalStep
-from fedbench.rounds.broadcast import broadcast, client_task
-from fedbench.rounds.executors import executor_for
 from fedbench.rounds.finetuning import finetuned_metrics
 from fedbench.rounds.loop import evaluate, predict
-from fedbench.testing import final_state, tiny_run
+from fedbench.testing import tiny_run
 from fedbench.toolkit.local_training import batch_at
 from fedbench.toolkit.prototypes import client_features
 from fedbench_methods import prograd
 from fedbench_methods.shared.reweighting import loss_and_accuracy
-from tests.equations.lora import lora_spec
+from tests.equations.kit import lora_spec, task_of
 
 
 def with_large_residuals(run):
@@ -26,15 +24,11 @@ def with_large_residuals(run):
     return replace(state, buffers=drawn)
 
 
-def task_of(run, state, client=0):
-    return client_task(run, state, 2, 0, client, broadcast(run, state, client))
-
-
 @pytest.mark.parametrize("method", ["flora", "fedex-lora"])
 def test_a_client_sees_the_model_that_is_evaluated_whatever_it_does_with_it(method):
     run = tiny_run(lora_spec(f"clip-lora+{method}"))
     state = with_large_residuals(run)
-    task = task_of(run, state)
+    task = task_of(run, state=state, round=2)
     wanted = predict(run, state, task.inputs).scores
     plain = predict(run, run.initial_state(), task.inputs).scores
     assert (wanted - plain).abs().max() > 0.1
@@ -49,7 +43,7 @@ def test_a_client_sees_the_model_that_is_evaluated_whatever_it_does_with_it(meth
 def test_features_of_images_are_those_with_the_residual():
     run = tiny_run(lora_spec("clip-lora+flora", {"encoders": "image"}))
     state = with_large_residuals(run)
-    task = task_of(run, state)
+    task = task_of(run, state=state, round=2)
     features = client_features(task, task.received, task.buffers)
     inputs = task.inputs.read(torch.arange(len(task.inputs)))
     wanted = run.model.forward({**state.weights, **state.buffers}, inputs, False).features
@@ -58,9 +52,8 @@ def test_features_of_images_are_those_with_the_residual():
 
 
 def test_new_clients_are_tuned_from_the_merged_weights():
-    spec = lora_spec("clip-lora+flora", lr=1e-12, finetune_epochs=1)
-    spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"holdout_clients": 0.3})})
-    run = tiny_run(spec)
+    scenario = {"holdout_clients": 0.3}
+    run = tiny_run(lora_spec("clip-lora+flora", scenario=scenario, lr=1e-12, finetune_epochs=1))
     state = replace(with_large_residuals(run), round=2)
     metrics = evaluate(run, state)[0]
     tuned = finetuned_metrics(run, state)
@@ -72,7 +65,7 @@ def test_new_clients_are_tuned_from_the_merged_weights():
 def test_gradients_that_a_method_takes_itself_are_of_the_merged_weights(monkeypatch):
     run = tiny_run(lora_spec("clip-lora+flora+prograd"))
     state = with_large_residuals(run)
-    task = task_of(run, state)
+    task = task_of(run, state=state, round=2)
     weights = {name: value.clone().requires_grad_() for name, value in task.received.items()}
     batch = batch_at(task, torch.arange(len(task.inputs)), torch.Generator())
     measured, plain = [], prograd.divergence
@@ -91,16 +84,3 @@ def test_models_of_clients_own_add_to_the_merged_weights_and_have_no_residual_ap
     # its own factors are those of the beginning, B = 0
     assert torch.equal(answer.by_client[0], answer.labels)
     assert not torch.equal(answer.labels, predict(run, run.initial_state(), run.test).labels)
-
-
-@pytest.mark.parametrize("method", ["flora", "fedex-lora"])
-def test_cohorts_train_at_once_with_the_residual(method):
-    # not AdamW, whose first steps follow the sign of a gradient that is all rounding
-    spec = lora_spec(f"clip-lora+{method}", optimizer="sgd", lr=0.1)
-    spec = spec.model_copy(update={"scenario": spec.scenario.model_copy(update={"participation": 1.0})})
-    run = tiny_run(spec, executor="cohort")
-    one_by_one = replace(run, executor=executor_for("sequential", spec.training, run.assembly, run.model))
-    ends = [final_state(each) for each in (run, one_by_one)]
-    for name, value in {**ends[1].weights, **ends[1].buffers}.items():
-        found = {**ends[0].weights, **ends[0].buffers}[name]
-        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)

@@ -3,15 +3,10 @@
 import pytest
 import torch
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import train_round
-from fedbench.testing import tiny_run, tiny_spec
+from fedbench.testing import tiny_run
 from fedbench_methods.rolora import held_factor
-
-
-def spec(stack="clip-lora+rolora", rolora=None, **training):
-    params = {"clip-lora": {"encoders": "text", "dropout": 0.0}, "rolora": rolora or {}}
-    return tiny_spec(stack, rounds=3, lr=5e-3, **training).model_copy(update={"params": params})
+from tests.equations.kit import lora_spec
 
 
 def moved(before, after, factor):
@@ -28,7 +23,7 @@ def test_turns():
 @pytest.mark.parametrize("executor", ["sequential", "auto"])
 def test_odd_rounds_move_b_and_even_rounds_a_whatever_decays(executor):
     # adamw with decay, which would move a factor with a gradient of zero
-    run = tiny_run(spec(weight_decay=0.1), executor=executor)
+    run = tiny_run(lora_spec("clip-lora+rolora", rounds=3, weight_decay=0.1), executor=executor)
     assert run.spec.training.optimizer == "adamw"
     state = run.initial_state()
     for number in (1, 2, 3):
@@ -39,7 +34,7 @@ def test_odd_rounds_move_b_and_even_rounds_a_whatever_decays(executor):
 
 
 def test_a_first_loses_a_round_since_b_is_zero():
-    run = tiny_run(spec(rolora={"first": "A"}, weight_decay=0.0))
+    run = tiny_run(lora_spec("clip-lora+rolora", others={"rolora": {"first": "A"}}, rounds=3, weight_decay=0.0))
     first, _ = train_round(run, run.initial_state())
     # the gradient of A is B^T times something: zero
     assert moved(run.model.weights, first.weights, "A") == {False}
@@ -58,13 +53,7 @@ def test_the_mean_of_the_products_is_the_product_of_the_means_in_both_kinds_of_r
 
 
 def test_terms_see_the_held_factor_and_leave_it():
-    run = tiny_run(spec("clip-lora+rolora+fedprox"))
+    run = tiny_run(lora_spec("clip-lora+rolora+fedprox", rounds=3))
     state, _ = train_round(run, run.initial_state())
     assert moved(run.model.weights, state.weights, "A") == {False}
     assert moved(run.model.weights, state.weights, "B") == {True}
-
-
-def test_a_model_without_factors_is_refused_in_a_sentence():
-    chosen = tiny_spec("fedavg").model_copy(update={"method": "rolora"})
-    with pytest.raises(FedbenchError, match=r"^rolora needs low-rank factors .*clip-lora\+rolora"):
-        tiny_run(chosen)

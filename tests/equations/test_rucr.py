@@ -7,21 +7,13 @@ import pytest
 import torch
 
 import fedbench_methods.rucr as rucr
-from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ReportedTask
 from fedbench.core.types import Model, Outputs
-from fedbench.rounds.broadcast import broadcast, client_task
-from fedbench.rounds.loop import predict, rounds
+from fedbench.rounds.loop import rounds
 from fedbench.testing import digest, final_state, tiny_run, tiny_spec
 from fedbench.toolkit.heads import retrained
 from fedbench_methods.rucr import RUCR, RUCRParams, merged, scaled_log, unification_loss, virtual_features
-
-QUICK = {"virtual_features": 8, "rectify_epochs": 2}
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
+from tests.equations.kit import all_of, few, generator, played, spec_of, task_of
 
 # --- prototypes and prior ---
 
@@ -163,23 +155,11 @@ def test_shares_lie_between_left_and_right_and_have_two_decimals_each_sample_its
     torch.testing.assert_close(got.sum(1), torch.ones(2000))
 
 
-def test_left_above_right_is_refused():
-    with pytest.raises(FedbenchError, match=r"rucr\.left=0\.9 is above rucr\.right=0\.5"):
-        RUCR(RUCRParams(left=0.9, right=0.5))
-
-
 # --- whole runs ---
 
 
 def spec(method="rucr", backbone="convnet", rounds=2, **params):
-    made = tiny_spec(method, backbone=backbone, rounds=rounds)
-    values = {} if method == "fedavg" else {"rucr": {**QUICK, **params}}
-    return made.model_copy(update={"params": values})
-
-
-def results(spec):
-    run = tiny_run(spec)
-    return run, list(rounds(run, run.initial_state()))
+    return spec_of(method, few(method, **params), backbone=backbone, rounds=rounds)
 
 
 def test_who_is_surveyed_by_round():
@@ -200,19 +180,10 @@ def test_who_is_surveyed_by_round():
     assert answers["neither"] == ["nobody"] * 31
 
 
-@pytest.mark.parametrize("backbone", ["clip:embedded", "convnet"])
-def test_without_term_and_rectification_it_is_fedavg_in_weights_predictions_and_bytes(backbone):
-    _, ours = results(spec(backbone=backbone, loss_weight=0.0, rectify_rounds=0))
-    _, plain = results(spec("fedavg", backbone))
-    for (mine, record, predicted), (theirs, its_record, its_predicted) in zip(ours, plain, strict=True):
-        assert digest(mine) == digest(theirs) and torch.equal(predicted.labels, its_predicted.labels)
-        assert (record.bytes_up, record.bytes_down) == (its_record.bytes_up, its_record.bytes_down)
-
-
 def test_rectification_alone_trains_as_fedavg_and_evaluates_with_the_rectified_head():
     run = tiny_run(spec(backbone="clip:embedded", rounds=3, loss_weight=0.0, rectify_rounds=1, lr_head=0.1))
     plain = tiny_run(spec("fedavg", "clip:embedded", rounds=3))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    inputs = all_of(run.test)
     both = zip(rounds(run, run.initial_state()), rounds(plain, plain.initial_state()), strict=True)
     for (mine, record, predicted), (theirs, _, its_predicted) in both:
         assert digest(mine) == digest(theirs)
@@ -259,7 +230,7 @@ def test_the_cohort_is_sent_the_prototypes_of_the_model_it_receives(monkeypatch)
 
 
 def test_bytes_of_a_round_with_the_term():
-    run, ours = results(spec(rounds=1, rectify_rounds=0))
+    run, ours = played(spec(rounds=1, rectify_rounds=0))
     model, record = run.info.round_bytes, ours[-1][1]
     width = run.model.weights["head.weight"].shape[1]
     owned = sum(int((run.federation.class_counts(client) > 0).sum()) for client in record.cohort)
@@ -269,7 +240,7 @@ def test_bytes_of_a_round_with_the_term():
 
 
 def test_bytes_of_a_rectifying_round_in_the_middle_of_a_run():
-    run, ours = results(spec(backbone="clip:embedded", rounds=2, loss_weight=0.0))
+    run, ours = played(spec(backbone="clip:embedded", rounds=2, loss_weight=0.0))
     model, record = run.info.round_bytes, ours[-1][1]
     owned = sum(int((run.federation.class_counts(client) > 0).sum()) for client in range(4))
     # two clients of the cohort send a model and a head, all four their statistics; the two others are sent a model,
@@ -295,7 +266,7 @@ def test_a_client_trains_its_updated_head_on_mixtures_of_directions_and_received
     directions = torch.nn.functional.normalize(torch.randn(4, width, generator=generator()), dim=1)
     directions[1] = 0
     state.server["rucr"] = {"directions": directions}
-    task = client_task(run, state, 1, 0, 0, broadcast(run, state, 0))
+    task = task_of(run, 0, state=state)
     [update] = run.executor.train([task])
     inputs = task.inputs.read(torch.arange(len(task.inputs)))
     received = run.model.forward({**task.received, **task.buffers}, inputs, False).features
@@ -345,26 +316,3 @@ class Recording:
         updates = self.executor.train(tasks)
         self.taken.extend(updates)
         return updates
-
-
-def test_features_that_are_frozen_are_refused_unless_only_the_head_is_rectified():
-    with pytest.raises(FedbenchError, match="rucr needs features that are trained.*backbone"):
-        final_state(tiny_run(spec(backbone="clip:embedded", rounds=1)))
-
-
-def test_what_cannot_be_done_is_refused_in_one_sentence():
-    full = spec(backbone="clip:embedded", rounds=1).model_copy(update={"tune": "full"})
-    with pytest.raises(FedbenchError, match="backbone"):
-        final_state(tiny_run(full), until=0)
-    with pytest.raises(FedbenchError, match="labels=visible"):
-        final_state(tiny_run(tiny_spec("rucr", backbone="convnet", hidden=True)), until=1)
-
-
-def test_a_client_that_fine_tuned_is_evaluated_with_the_head_it_tuned():
-    run = tiny_run(spec(backbone="clip:embedded", rounds=1, loss_weight=0.0))
-    state = final_state(run)
-    flipped = replace(state, weights={name: -tensor for name, tensor in state.weights.items()})
-    own = predict(run, flipped, run.test, client=0).labels
-    plain = tiny_run(spec("fedavg", "clip:embedded"))
-    assert torch.equal(own, predict(plain, flipped, plain.test).labels)
-    assert not torch.equal(own, predict(run, flipped, run.test).labels)

@@ -1,19 +1,16 @@
 """TaskRes: Yu et al. 2023."""
 
 import torch
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
-from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import tiny_backbone, tiny_dataset
 from fedbench_methods.taskres import RESIDUAL, with_residual
+from tests.equations.kit import all_of, run_of, runs
 
 TEMPLATES = ("a photo of a {}.", "{}", "a bad drawing of the {}.")
 
 
-def taskres_run(method="taskres", params=None, templates=("a photo of a {}.",), **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    params = {**spec.params, "taskres": params or {}}
-    return tiny_run(spec.model_copy(update={"params": params, "templates": templates}))
+taskres_run = runs("taskres")
 
 
 def test_the_residual_by_hand():
@@ -41,32 +38,13 @@ def test_logits_are_scaled_cosines_to_the_moved_texts_of_raw_length():
 
 
 def test_round_0_is_zero_shot():
-    zero_shot = tiny_run(tiny_spec("clip-zs").model_copy(update={"templates": TEMPLATES}))
-    inputs = zero_shot.test.read(torch.arange(len(zero_shot.test)))
+    zero_shot = run_of("clip-zs", templates=TEMPLATES)
+    inputs = all_of(zero_shot.test)
     theirs = zero_shot.model.forward({}, inputs, False).logits
     run = taskres_run(params={"base": "unit"}, templates=TEMPLATES)
     assert not run.model.weights[RESIDUAL].any()
     torch.testing.assert_close(run.model.forward(run.model.weights, inputs, False).logits, theirs, rtol=0, atol=1e-5)
     # of one template the length of the base has no say
-    single = zero_shot.spec.model_copy(update={"templates": TEMPLATES[:1]})
-    theirs = tiny_run(single).model.forward({}, inputs, False).logits
-    run = taskres_run()
+    theirs = run_of("clip-zs", templates=TEMPLATES[:1]).model.forward({}, inputs, False).logits
+    run = taskres_run(templates=TEMPLATES[:1])
     torch.testing.assert_close(run.model.forward(run.model.weights, inputs, False).logits, theirs, rtol=0, atol=1e-4)
-
-
-def test_one_float_a_class_and_dimension_is_sent_and_training_lowers_the_loss():
-    run = taskres_run(lr=0.05)
-    assert run.info.round_bytes == 4 * 4 * 128
-    inputs, labels = run.train.read(torch.arange(len(run.train))), run.federation.train.labels
-
-    def loss(weights):
-        return cross_entropy(run.model.forward(weights, inputs, False).logits, labels).item()
-
-    assert loss(final_state(run).weights) < loss(run.model.weights) - 0.1
-
-
-def test_personalisations_and_server_rules_stack():
-    run = taskres_run("taskres+ditto+fedavgm", rounds=2)
-    metrics, _ = evaluate(run, final_state(run))
-    assert metrics["personal_mean_client_accuracy"] >= 0
-    assert run.info.round_bytes == 4 * 4 * 128

@@ -10,23 +10,14 @@ from fedbench.core.method.tasks import EvaluationTask
 from fedbench.core.types import LinearHead, Model, Outputs
 from fedbench.models.inputs import FeatureInputs
 from fedbench.rounds.loop import evaluate, predict
-from fedbench.testing import digest, final_state, tiny_run, tiny_spec
+from fedbench.testing import digest, final_state
 from fedbench_methods.tau_norm import TauNorm, TauNormParams, normalised_rows
-
-
-def spec_of(method="tau-norm", backbone="clip:embedded", params=None, **training):
-    spec = tiny_spec(method, backbone=backbone, **training)
-    return spec.model_copy(update={"params": {method: {**spec.params.get(method, {}), **(params or {})}}})
-
-
-def linear(tensors, inputs, training):
-    """Logits W x + b: the inputs are the features."""
-    return Outputs(inputs @ tensors["head.weight"].T + tensors["head.bias"], inputs)
+from tests.equations.kit import end_of, headed, run_of
 
 
 def task_of(weight, bias, features, client=None, head=True):
     weights = {"head.weight": torch.tensor(weight), "head.bias": torch.tensor(bias)}
-    model = Model(weights=weights, forward=linear, head=LinearHead() if head else None)
+    model = Model(weights=weights, forward=headed, head=LinearHead() if head else None)
     return EvaluationTask(model, weights, {}, FeatureInputs(torch.tensor(features)), len(bias), client)
 
 
@@ -112,13 +103,8 @@ def test_own_models_with_private_tensors_have_the_rescaled_global_head():
 
 @pytest.mark.parametrize("backbone", ["clip:embedded", "convnet"])
 def test_training_is_fedavgs_bit_for_bit_whatever_tau(backbone):
-    states = [
-        final_state(tiny_run(spec))
-        for spec in (
-            spec_of(backbone=backbone, params={"tau": 1.5}, rounds=2),
-            spec_of("fedavg", backbone=backbone, rounds=2),
-        )
-    ]
+    one, other = (("tau-norm", {"tau-norm": {"tau": 1.5}}), ("fedavg", {}))
+    states = [end_of(*each, backbone=backbone, rounds=2) for each in (one, other)]
     assert digest(states[0]) == digest(states[1])
     # and the weights that are kept are not the re-scaled ones, even after many evaluations
     assert states[0].weights["head.weight"].norm(dim=1).std() > 1e-4
@@ -126,8 +112,8 @@ def test_training_is_fedavgs_bit_for_bit_whatever_tau(backbone):
 
 @pytest.mark.parametrize("backbone", ["clip:embedded", "convnet"])
 def test_tau_zero_with_the_bias_predicts_what_fedavg_does(backbone):
-    neutral = tiny_run(spec_of(backbone=backbone, params={"tau": 0.0, "use_bias": True}, rounds=2))
-    plain, default = tiny_run(spec_of("fedavg", backbone=backbone)), tiny_run(spec_of(backbone=backbone))
+    neutral = run_of("tau-norm", {"tau-norm": {"tau": 0.0, "use_bias": True}}, backbone=backbone, rounds=2)
+    plain, default = (run_of(name, backbone=backbone) for name in ("fedavg", "tau-norm"))
     state = final_state(plain, until=1)
     # a head whose rows differ in length, so that re-scaling has something to change
     head = state.weights["head.weight"]

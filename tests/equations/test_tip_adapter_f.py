@@ -2,19 +2,15 @@
 
 from math import exp
 
-import pytest
 import torch
 from torch.nn.functional import normalize
 
-from fedbench.core.errors import FedbenchError
 from fedbench.rounds.loop import evaluate, start, train_round
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import final_state, tiny_backbone, tiny_dataset
 from fedbench_methods.tip_adapter_f import KEYS, cache_logits
+from tests.equations.kit import all_of, run_of, runs
 
-
-def tip_run(method="tip-adapter-f", params=None, **training):
-    spec = tiny_spec(method, backbone="clip:embedded", **training)
-    return tiny_run(spec.model_copy(update={"params": {**spec.params, "tip-adapter-f": params or {}}}))
+tip_run = runs("tip-adapter-f")
 
 
 def test_the_cache_by_hand():
@@ -35,8 +31,8 @@ def test_logits_are_zero_shot_and_alpha_times_the_cache():
 
 
 def test_keys_of_zero_predict_as_zero_shot_clip_does():
-    run, zero_shot = tip_run(), tiny_run(tiny_spec("clip-zs"))
-    inputs = run.test.read(torch.arange(len(run.test)))
+    run, zero_shot = tip_run(), run_of("clip-zs")
+    inputs = all_of(run.test)
     theirs = zero_shot.model.forward({}, inputs, False).logits
     torch.testing.assert_close(run.model.forward(run.model.weights, inputs, False).logits - theirs,
                                torch.full_like(theirs, exp(-5.5)), rtol=0, atol=1e-4)  # fmt: skip
@@ -76,8 +72,3 @@ def test_training_moves_the_keys_and_personalisations_and_server_rules_stack():
     metrics, _ = evaluate(run, state)
     assert metrics["personal_mean_client_accuracy"] >= 0
     assert (state.weights[KEYS] - state.server["tip-adapter-f"][KEYS]).abs().max() > 1e-3
-
-
-def test_hidden_labels_are_refused():
-    with pytest.raises(FedbenchError, match="tip-adapter-f needs labels"):
-        tiny_run(tiny_spec("tip-adapter-f", backbone="clip:embedded", hidden=True))

@@ -2,20 +2,15 @@
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 from fedbench.models.clip.image_towers import image_tower
-from fedbench.rounds.loop import evaluate
-from fedbench.testing import final_state, tiny_backbone, tiny_dataset, tiny_run, tiny_spec
+from fedbench.testing import tiny_backbone, tiny_dataset
 from fedbench_methods.vpt import bound, patch_side
+from tests.equations.kit import CLIP, D_V, runs
 from tests.equations.test_maple import images_by_hand
 
-CLIP, D_V = "clip:embedded", 192
-
-
-def vpt_run(method="vpt", params=None, **training):
-    spec = tiny_spec(method, backbone=CLIP, **training)
-    return tiny_run(spec.model_copy(update={"params": {**spec.params, "vpt": params or {}}}))
+vpt_run = runs("vpt")
 
 
 @pytest.mark.parametrize(("depth", "layers"), [("shallow", 1), ("deep", 4)])
@@ -54,30 +49,6 @@ def test_the_draw_is_uniform_in_xaviers_bound_of_a_patch():
         assert 0.99 * bound(side, D_V) < tokens.abs().max() <= bound(side, D_V)
         assert tokens.mean().abs() < 0.01
     assert len({t[0, 0].item() for t in run.model.weights.values()}) == 4
-
-
-def test_sizes_and_that_nothing_else_is_trained():
-    assert vpt_run().info.round_bytes == 4 * 5 * D_V
-    assert vpt_run(params={"depth": "deep", "tokens": 2}).info.round_bytes == 4 * 4 * 2 * D_V
-
-
-def test_training_lowers_the_loss_and_moves_the_tokens_of_every_layer():
-    run = vpt_run(params={"depth": "deep"}, lr=0.2)
-    images, labels = run.train.read(torch.arange(len(run.train))), run.federation.train.labels
-
-    def loss(weights):
-        return cross_entropy(run.model.forward(weights, images, False).logits, labels).item()
-
-    after = final_state(run).weights
-    assert loss(after) < loss(run.model.weights) - 0.05
-    assert all(not torch.equal(after[name], value) for name, value in run.model.weights.items())
-
-
-def test_personalisations_and_server_rules_stack():
-    run = vpt_run("vpt+ditto+fedavgm", rounds=1)
-    metrics, _ = evaluate(run, final_state(run))
-    assert metrics["personal_mean_client_accuracy"] >= 0
-    assert run.info.round_bytes == 4 * 5 * D_V
 
 
 def test_round_0_is_not_zero_shot_since_the_tokens_are_drawn():
