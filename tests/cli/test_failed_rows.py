@@ -59,7 +59,7 @@ class Suite:
     def fail(self, one: RunSpec, reason: str = DIVERGED, *, started: bool = False) -> None:
         if started:
             self.start(one)
-        else:
+        elif one.run_id not in self.listener._open:
             self.listener._opened(one)
         self._date(one)
         self.listener.run_failed(one, reason)

@@ -47,7 +47,11 @@ def results_of(specs: list[RunSpec]) -> pd.DataFrame:
         info = RunInfo({}, spec.dataset.ljust(64, "0"), "", clients, 8, 400, 80, 6, 24)
         tags = run_tags(spec) | info_tags(info)
         held = StoredInfo(
-            run_id=str(position), status="FINISHED", start_time=1_700_000_000_000 + position, artifact_uri=""
+            run_id=str(position),
+            experiment_id="1",
+            status="FINISHED",
+            start_time=1_700_000_000_000 + position,
+            end_time=None,
         )
         lines.append(_line("paper", StoredRun(held, StoredData(metrics=metrics, params=flat_params(spec), tags=tags))))
     return pd.DataFrame(lines).assign(made_by="[]")

@@ -191,6 +191,17 @@ def test_a_copy_that_is_written_keeps_its_runs_apart_from_those_of_the_store_it_
     assert len(after) == len(before) + 1 and after == everything(theirs(copied), None)
 
 
+def test_suites_that_share_a_folder_keep_their_runs_apart(copied: Path) -> None:
+    uri = store_uri(str(copied))
+    for seed, suite in enumerate(("é b", "é_b")):
+        record(Tracking(uri, suite), seed)
+    assert len(list(copied.glob("artifacts/é_b/*/artifacts/run.json"))) == 2
+    for seed, suite in enumerate(("é b", "é_b")):
+        ((name, run),) = mine(copied).runs(suite)
+        assert (name, run.data.params["seed"]) == (suite, str(seed))
+    assert everything(mine(copied), None) == everything(theirs(copied), None)
+
+
 def test_a_database_that_was_copied_alone_is_read_by_mlflow(filled: Path, tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     shutil.copy(filled / "mlflow.db", tmp_path / "alone")

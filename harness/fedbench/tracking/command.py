@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,6 @@ from fedbench.core.wording import counted
 from fedbench.plugins.run_code import Codes
 from fedbench.runs.engines.claims import Claims
 from fedbench.tracking.read import open_reader
-from fedbench.tracking.record import write_record
 from fedbench.tracking.recording import NOTE, begin_run, log, metrics_at
 from fedbench.tracking.schema import INVOCATION, KIND
 from fedbench.tracking.store import open_store
@@ -106,20 +105,20 @@ class CommandRun:
         self,
         client: MlflowClient,
         experiment: str,
-        folders: Path | None,
+        keep: Callable[[str], None],
         suite: str,
         invocation: Invocation | None,
         claims: Claims | None,
         provenance: Mapping[str, str],
         codes: Codes,
     ) -> None:
-        """``folders`` has the folders of the runs on this disk, None where MLflow writes their files.
+        """``keep`` hears of runs, by MLflow's ids, that have begun or ended.
 
         With ``claims``, runs of commands that were killed are marked KILLED as soon as this one begins.
         """
         self._client = client
         self._experiment = experiment
-        self._folders = folders
+        self._keep = keep
         self._suite = suite if invocation is None else invocation.asked_for or suite
         self._invocation = invocation
         self._claims = claims
@@ -222,11 +221,6 @@ class CommandRun:
     def _terminate(self, run: str, status: str) -> None:
         self._client.set_terminated(run, status)
         self._keep(run)
-
-    def _keep(self, run: str) -> None:
-        """What MLflow has of the run, beside its files."""
-        if self._folders is not None:
-            write_record(self._folders / run / "artifacts", self._client.get_run(run))
 
 
 def record_board(uri: str, command: str, files: Path, metrics: Mapping[str, float], best: str) -> None:

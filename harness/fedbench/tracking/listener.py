@@ -141,7 +141,7 @@ class Tracking:
         read = ("", 1) if invocation is None else (invocation.suite_text, invocation.suite_version)
         self._provenance = provenance_tags(suite, *read)
         self._command = CommandRun(
-            client, self._experiment, self._folders, suite, invocation, claims, self._provenance, self._codes
+            client, self._experiment, self._keep, suite, invocation, claims, self._provenance, self._codes
         )
 
     @property
@@ -285,7 +285,7 @@ class Tracking:
                 write_artifacts(Path(temporary), run.spec, info, result)
                 write_rounds(Path(temporary), run.rounds)
                 if database_of(self._uri) is None:  # else it would be in the folder of another store
-                    write_record(Path(temporary), _stored(run, "FINISHED"))
+                    write_record(Path(temporary), self._stored(run, "FINISHED"))
                 self._client.log_artifacts(run.id, temporary)
         except FedbenchError as error:
             raise OSError(f"in the folder for files: {error}") from error
@@ -303,13 +303,18 @@ class Tracking:
     def _end(self, run_id: str, status: str, tags: Mapping[str, str] | None = None) -> None:
         run = self._open.pop(run_id)
         self._send(run, tags)
-        stored = _stored(run, status)
+        stored = self._stored(run, status)
         end_run(self._client, run.id, status, stored.info.end_time)
         if self._folders is not None:
             # last of all: from now on the run is read
             self._patience.insist(write_record, self._files(run.id), stored)
 
+    def _stored(self, run: _OpenRun, status: str) -> StoredRun:
+        """As it is once it has ended, which is now."""
+        times = int(run.began * 1000), int(time.time() * 1000)
+        return StoredRun(StoredInfo(run.id, self._experiment, status, *times), run.data)
 
-def _stored(run: _OpenRun, status: str) -> StoredRun:
-    """As it is once it has ended, which is now."""
-    return StoredRun(StoredInfo(run.id, status, int(run.began * 1000), int(time.time() * 1000)), run.data)
+    def _keep(self, run: str) -> None:
+        """Write the record of a run that is none of the open ones, as MLflow has it."""
+        if self._folders is not None:
+            self._patience.insist(write_record, self._files(run), self._client.get_run(run))

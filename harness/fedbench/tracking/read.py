@@ -136,8 +136,10 @@ class Listing:
 
     stamp: list[int]
     """Of the database that this was read from."""
+    ids: dict[str, str]
+    """Suite -> MLflow's id of its experiment."""
     folders: dict[str, str]
-    """Suite -> the folder of its runs among the artifacts; "" for a suite that MLflow has to read."""
+    """Suite -> the folder of its runs among the artifacts, maybe of others too; "" where MLflow has to read them."""
     deleted: list[str]
     """MLflow's ids of runs that were deleted in its interface; their files are there."""
 
@@ -169,9 +171,10 @@ class FolderReader(Reader):
                 if place in deleted:
                     continue
                 run = read_record(file)
-                name = filed_as(experiment, run.data.tags)
                 # a folder that somebody copied is no run
-                if run.info.run_id == place and run.data.tags.get(KIND) != INVOCATION and is_read_as(name, suite):
+                is_of_it = (run.info.run_id, run.info.experiment_id) == (place, self._listing.ids[experiment])
+                name = filed_as(experiment, run.data.tags)
+                if is_of_it and run.data.tags.get(KIND) != INVOCATION and is_read_as(name, suite):
                     check_seal(run)
                     found.append((name, run))
         if without:
@@ -237,15 +240,13 @@ class FolderReader(Reader):
         from mlflow.entities import ViewType
 
         experiments = suites_of(self.client)
-        folders = {one.experiment_id: files_folder(self._uri, one) for one in experiments}
-        names = {
-            one.name.removeprefix(EXPERIMENT): "" if folder is None else folder.name
-            for one, folder in zip(experiments, folders.values(), strict=True)
-        }
-        ids = [experiment for experiment, folder in folders.items() if folder is not None]
+        ids = {one.name.removeprefix(EXPERIMENT): str(one.experiment_id) for one in experiments}
+        places = [files_folder(self._uri, one) for one in experiments]
+        folders = {suite: "" if place is None else place.name for suite, place in zip(ids, places, strict=True)}
+        asked = [ids[suite] for suite, folder in folders.items() if folder]
         search = self.client.search_runs
-        deleted = all_pages(search, experiment_ids=ids, run_view_type=ViewType.DELETED_ONLY) if ids else ()
-        return Listing(stamp, names, [run.info.run_id for run in deleted])
+        deleted = all_pages(search, experiment_ids=asked, run_view_type=ViewType.DELETED_ONLY) if asked else ()
+        return Listing(stamp, ids, folders, [run.info.run_id for run in deleted])
 
 
 def _stamp(database: Path) -> list[int]:

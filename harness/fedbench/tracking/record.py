@@ -54,6 +54,7 @@ def write_record(folder: Path, run: StoredRun | Run) -> None:
     info, data = run.info, run.data
     content = {
         "mlflow_id": info.run_id,
+        "experiment": info.experiment_id,
         "status": info.status,
         "started": info.start_time,
         "ended": info.end_time,
@@ -80,7 +81,8 @@ def read_record(file: Path) -> StoredRun:
         content = json.loads(read_bytes(file))
         metrics = {name: math.nan if value is None else float(value) for name, value in content["metrics"].items()}
         data = StoredData(dict(content["params"]), dict(content["tags"]), metrics)
-        info = StoredInfo(content["mlflow_id"], content["status"], int(content["started"]), content["ended"])
+        ids = str(content["mlflow_id"]), str(content["experiment"])
+        info = StoredInfo(*ids, content["status"], int(content["started"]), content["ended"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FedbenchError(
             f"the record of a run {str(file)!r} cannot be read ({error}); put a copy of the store back, or delete the "

@@ -47,7 +47,8 @@ class StoredInfo:
     """When and where a run was made."""
 
     run_id: str
-    """MLflow's."""
+    """MLflow's, as the next."""
+    experiment_id: str
     status: str
     start_time: int
     """Milliseconds since the epoch."""

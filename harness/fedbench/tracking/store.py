@@ -160,10 +160,10 @@ def files_folder(uri: str, experiment: Experiment) -> Path | None:
 
     None where there is no such folder: MLflow has to be asked for the runs.
     """
-    database = database_of(uri)
-    if database is None or experiment.tags.get(_FILES) != _COMPLETE:
+    database, location = database_of(uri), folder_at(experiment.artifact_location)
+    if database is None or location is None or experiment.tags.get(_FILES) != _COMPLETE:
         return None
-    return _files_beside(database) / Path(urlparse(experiment.artifact_location).path).name
+    return _files_beside(database) / location.name
 
 
 def _files_beside(database: Path) -> Path:
