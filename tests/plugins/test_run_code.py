@@ -56,14 +56,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 CHANGES = {
-    **dict.fromkeys(("third/first.py", "third/helper.py", "third/deep/priors.json"), {"first", "second"}),
-    "alone.py": {"alone"},
+    **dict.fromkeys(
+        ("third/first.py", "third/helper.py", "third/deep/priors.json", "alone.py"), {"first", "second", "alone"}
+    ),
     "of_others.py": set(),
 }
 """Changed file -> the methods that run again."""
 
 
-def test_a_change_counts_for_the_methods_of_its_package(site: Path) -> None:
+def test_a_change_counts_for_the_methods_of_its_distribution(site: Path) -> None:
     def hashes() -> dict[str, str]:
         codes = Codes()
         return {name: codes.of(name).hash for name in ("first", "second", "alone", "fedprox", "fedavg")}
@@ -148,13 +149,15 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
     return write
 
 
-def test_a_plugin_file_is_made_of_what_it_imports_of_its_folder(plugin: Callable[..., Path]) -> None:
+def test_a_plugin_file_is_made_of_what_it_imports_and_of_the_files_that_it_names(plugin: Callable[..., Path]) -> None:
     file = plugin("from pathlib import Path\nimport numpy\nimport beside.sub", "open('notes.txt')")
-    assert set(files_beside([file])) == {"--plugin/0/mine.py", "beside/__init__.py", "beside/sub.py"}
+    assert set(files_beside([file])) == {"--plugin/0/mine.py", "beside/__init__.py", "beside/sub.py", "notes.txt"}
     before = Codes([file]).of("mine").hash, Codes([file]).of("fedprox").hash
-    (file.parent / "beside" / "sub.py").write_text("X = 1")
-    after = Codes([file]).of("mine").hash, Codes([file]).of("fedprox").hash
-    assert before[0] != after[0] and before[1] == after[1]
+    for name in ("beside/sub.py", "notes.txt"):
+        (file.parent / name).write_text("X = 1")
+        after = Codes([file]).of("mine").hash, Codes([file]).of("fedprox").hash
+        assert before[0] != after[0] and before[1] == after[1]
+        before = after
     assert Codes([file]).of("mine").methods[0].plugin == "mine.py"
 
 

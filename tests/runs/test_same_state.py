@@ -314,17 +314,17 @@ def look_around(_: None, settings: Settings, loaded: Loaded, emit: Callable[[Any
     return True
 
 
-# --- methods of an installed package share workers
+# --- runs share a worker where all their code comes with fedbench
 
 
 @pytest.fixture
 def package(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The hostile methods, and some that reach for what is kept, as an installed package."""
+    """The hostile methods, and some that keep something from run to run, as an installed package."""
     metadata = tmp_path / "hostile_package-1.0.dist-info"
     metadata.mkdir()
     (tmp_path / "hostile_package.py").write_text(Path(settings.plugin_files[0]).read_text() + KEPT)
-    names = ["in-place", "all-tensors", "unseen-by-torch", "well-behaved", *SPOILING]
-    classes = ["InPlace", "Dataset", "Unseen", "WellBehaved", *(f"Spoils{number}" for number in range(len(SPOILING)))]
+    names = ["in-place", "all-tensors", "unseen-by-torch", "remembers", *SPOILING]
+    classes = ["InPlace", "Dataset", "Unseen", "Remembers", *(f"Spoils{number}" for number in range(len(SPOILING)))]
     points = [f"{name} = hostile_package:{cls}" for name, cls in zip(names, classes, strict=True)]
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-package\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("\n".join(["[fedbench.methods]", *points]))
@@ -344,12 +344,19 @@ class Unseen(Hostile):
                 tensor.data.zero_()
 
 
-class WellBehaved(Hostile):
-    '''Draws from the generators that all code shares, which is allowed.'''
-    name = "well-behaved"
+COUNT, SEEN = 0, {}
 
-    def spoil(self, task):
-        random.random(), np.random.rand(), torch.rand(1), warnings.simplefilter("ignore")
+
+class Remembers(Hostile):
+    '''Its module keeps what it has seen, as a careless method does.'''
+    name = "remembers"
+
+    @hookimpl
+    def aggregate(self, task):
+        global COUNT
+        COUNT += 1
+        SEEN[COUNT] = True
+        return {name: tensor + 0.01 * (COUNT + len(SEEN)) for name, tensor in average(task).items()}
 """
 
 
@@ -364,11 +371,19 @@ def test_whatever_a_run_of_an_installed_method_does_the_next_gives_the_same_numb
     assert [outcome(end) == outcome(ends[0]) for end in ends if isinstance(end, RunFinished)] == [True] * len(ends)
 
 
-def test_runs_that_leave_nothing_behind_share_a_worker(package: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_of_another_package_keeps_nothing_from_run_to_run(package: Settings) -> None:
+    (spec,) = specs_of(package, "remembers")
+    again = spec.model_copy(update={"setting": "again"})
+    events = list(execute([spec, again], package, 1, engine=Processes(package, 1), policy=NO_RETRY))
+    first, second = [event for event in events if isinstance(event, RunFinished)]
+    assert outcome(first) == outcome(second)
+
+
+def test_runs_of_fedbench_share_a_worker(package: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Worker] = []
     begin = Worker.__init__
     monkeypatch.setattr(Worker, "__init__", lambda self, *rest: (started.append(self), begin(self, *rest))[1])
-    specs = specs_of(package, "fedavg", "well-behaved", "fedprox", "promptfl", "scaffold", "fedclip", "ccvr")
+    specs = specs_of(package, "fedavg", "fedprox", "promptfl", "scaffold", "fedclip", "ccvr")
     events = list(execute([*specs, *specs], package, 1, engine=Processes(package, 1), policy=NO_RETRY))
     ends = [event for event in events if isinstance(event, RunFinished)]
     assert len(ends) == 2 * len(specs) and len(started) == 1

@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from fedbench.core.method.hyper import declared
 from fedbench.core.metric_names import is_of_harness
@@ -18,6 +15,8 @@ from fedbench.core.scenario import Scenario
 from fedbench.kinds.base import P, Plugin
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from fedbench.core.federation import Dataset, Federation
@@ -71,7 +70,7 @@ class DatasetSource(Plugin[P]):
 
 AnySource = DatasetSource[Any]
 
-Indices = NDArray[np.int64]
+Indices: TypeAlias = "NDArray[np.int64]"
 
 
 @dataclass(frozen=True, eq=False)

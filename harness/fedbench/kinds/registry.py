@@ -173,6 +173,15 @@ def is_harness(source: EntryPoint | Path | type) -> bool:
     return not isinstance(source, Path | type) and source.module.partition(".")[0] == "fedbench"
 
 
+def comes_with_fedbench(source: EntryPoint | Path | type) -> bool:
+    """Whether a plug-in is of the distribution that fedbench itself comes in."""
+    return not isinstance(source, Path | type) and source.dist is not None and source.dist.name in _own_distributions()
+
+
+def _own_distributions() -> set[str]:
+    return {point.dist.name for point in installed(METHOD) if is_harness(point) and point.dist is not None}
+
+
 def _candidates(kind: str, plugin_files: Iterable[Path]) -> dict[str, list[Registered]]:
     """Different plug-ins by name. A program's own method replaces all others: it was checked when it was passed in."""
     files = dict.fromkeys((*plugin_files, *PLUGIN_FILES.get()))

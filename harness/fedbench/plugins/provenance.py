@@ -55,13 +55,13 @@ def versions() -> dict[str, str]:
 
 
 def roots() -> dict[str, Path]:
-    """Of fedbench and whatever registers methods: top-level package -> its folder, or the file of a single module.
+    """Top-level package -> its folder, or the file of a single module: fedbench and whatever registers plug-ins.
 
-    Imports none of them.
+    `fedbench_flower` is one of them, though it registers none: others derive theirs from it. Imports none of them.
     """
     found = {"fedbench": PACKAGE}
-    for point in installed_plugins():
-        package = point.value.partition(":")[0].partition(".")[0]
+    packages = [point.value.partition(":")[0].partition(".")[0] for point in installed_plugins()]
+    for package in [*packages, "fedbench_flower"]:
         spec = None if package in found else find_spec(package)
         if spec is not None and spec.origin is not None:
             found[package] = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)

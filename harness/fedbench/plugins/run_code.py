@@ -1,22 +1,23 @@
 """The code of a run: the harness, and the files of each plug-in that it uses. What resuming relies on.
 
-A plug-in of this repository's packages is its module and what that imports of its package. One of somebody else's is
-their whole top-level package, with its version. A ``--plugin`` file, or the module of a class that a program brings, is
-the file and what it imports of its own folder. Import statements are read, not carried out.
+A plug-in of fedbench's own packages is its module, what that imports of packages with plug-ins, and their JSON files.
+One of somebody else's is all of their distribution, with its version. A ``--plugin`` file, or the module of a class
+that a program brings, is the file, what it imports of its folder, of its package and of packages with plug-ins, and the
+files beside it that its strings name. Imports are read off the compiled code, not carried out.
 """
 
 from __future__ import annotations
 
-import ast
+import dis
 import hashlib
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 
 from fedbench.core.spec import RunSpec, stack_names
 from fedbench.core.version import PACKAGE
@@ -25,7 +26,7 @@ from fedbench.kinds.registry import (
     METHOD,
     OBJECT,
     Registered,
-    installed,
+    comes_with_fedbench,
     is_harness,
     look_up,
     parted,
@@ -38,6 +39,7 @@ PLUGIN = "--plugin"
 """The folder under which ``--plugin`` files are named; no package can be called so."""
 _LIBRARIES = frozenset({"torch", "fedbench"})
 """Their versions, or their own code, count with every run."""
+_LONGEST_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -132,21 +134,19 @@ class Codes:
             return None
         top, *rest = source.module.split(".")
         root = roots()[top]
-        if source.dist is not None and source.dist.name in self._ours:
+        if comes_with_fedbench(source):
             module = root.joinpath(*rest)
             file = module.with_suffix(".py") if not module.is_dir() else module / "__init__.py"
-            return MethodCode(name, digest_of(with_imports(file, root, top)))
-        digest = digest_of(dict(files_under(root)))
+            tables = {name: path for name, path in files_under(root) if path.suffix == ".json"}
+            return MethodCode(name, digest_of(with_imports(file, root, top) | tables))
+        files = dict(files_under(root))
         if source.dist is None:
-            return MethodCode(name, digest)
-        digest = hashlib.sha256(f"{source.dist.version} {digest}".encode()).hexdigest()
+            return MethodCode(name, digest_of(files))
+        for folder in {part.parts[0] for part in source.dist.files or () if part.suffix == ".py"} - {top}:
+            if (place := Path(str(source.dist.locate_file(folder)))).exists():
+                files |= dict(files_under(place))
+        digest = hashlib.sha256(f"{source.dist.version} {digest_of(files)}".encode()).hexdigest()
         return MethodCode(name, digest, source.dist.name, source.dist.version)
-
-    @cached_property
-    def _ours(self) -> frozenset[str]:
-        """The distribution that fedbench itself comes in."""
-        points = [point for point in installed(METHOD) if is_harness(point)]
-        return frozenset(point.dist.name for point in points if point.dist is not None)
 
 
 def plugins_of(spec: RunSpec) -> list[Registered]:
@@ -196,16 +196,16 @@ def files_beside(plugin_files: Iterable[Path]) -> dict[str, Path]:
 
 
 def digest_of_code(definitions: Iterable[type | FunctionType]) -> str:
-    """sha256 over the files in which these classes and functions of a program are defined.
+    """sha256 over the files in which these classes and functions of a program, and their bases, are defined.
 
     Another one each time where one is in no file, as in a notebook: nothing tells whether it is as it was.
     """
     digests: set[str] = set()
-    for one in definitions:
+    for one in (base for each in definitions for base in getattr(each, "__mro__", (each,))):
         top = one.__module__.partition(".")[0]
         if top not in _LIBRARIES and top not in sys.stdlib_module_names:
             file = _file_of(one)
-            digests.add(uuid.uuid4().hex if file is None else _digest_of_file(file))
+            digests.add(uuid.uuid4().hex if file is None else _digest_of_file(file, one.__module__))
     return hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
 
 
@@ -215,46 +215,78 @@ def _file_of(definition: type | FunctionType) -> Path | None:
     return Path(file) if file is not None and Path(file).is_file() else None
 
 
-def _digest_of_file(file: Path) -> str:
-    return digest_of(with_imports(file, file.parent))
+def _digest_of_file(file: Path, module: str = "") -> str:
+    """Hash of a plug-in file, or of the file of a ``module`` that may lie in a package."""
+    above = module.split(".") if file.name == "__init__.py" else module.split(".")[:-1]
+    root = file.parents[len(above) - 1] if above else file.parent
+    return digest_of(with_imports(file, root, above[0] if above else ""))
 
 
 def with_imports(file: Path, root: Path, package: str = "") -> dict[str, Path]:
-    """``file`` and the modules below ``root`` that it imports, and they, by their paths from there.
+    """``file`` and the modules that it imports, and they in turn: path from ``root``, or from around a package -> file.
 
-    ``root`` is the folder of ``package``, or one in which modules lie. FedbenchError where a file cannot be read.
+    ``root`` is the folder of ``package``, or one in which modules lie. Followed are modules below ``root`` and those of
+    packages that register plug-ins. FedbenchError where a file cannot be read.
     """
+    others = {top: place for top, place in roots().items() if place.is_dir() and top not in (package, "fedbench")}
     found: dict[str, Path] = {}
-    waiting = [file]
+    waiting = [(file, root, package)]
     while waiting:
-        path = waiting.pop()
-        name = path.relative_to(root).as_posix()
+        path, base, top = waiting.pop()
+        name = path.relative_to(base).as_posix()
+        name = f"{top}/{name}" if top != package else name
         if name not in found:
             found[name] = path
-            waiting += _imports(path, root, package)
+            waiting += _imports(path, base, top, others)
     return found
 
 
-def _imports(file: Path, root: Path, package: str) -> Iterator[Path]:
-    """The modules below ``root`` that import statements of ``file`` name, and the packages around them."""
+def _imports(file: Path, root: Path, package: str, others: Mapping[str, Path]) -> Iterator[tuple[Path, Path, str]]:
+    """The modules that the code of ``file`` imports, and the packages around them; each with its root and package.
+
+    Of a file in no package also the files beside it that its strings name.
+    """
+    if file.suffix != ".py":
+        return
     try:
-        tree = ast.parse(file.read_bytes())
+        # no syntax tree: before Python 3.11.8 two threads that make one at a time fail
+        waiting: list[object] = [compile(file.read_bytes(), str(file), "exec", dont_inherit=True)]
     except OSError as error:
         raise unreadable(file, error) from error
     except (SyntaxError, ValueError):
         return  # whoever imports it says so
     above = package.split(".") if package else []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name.split(".") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            start = [*above, *file.relative_to(root).parts[: -node.level]] if node.level else []
-            base = [*start, *(node.module or "").split(".")] if node.module else start
-            names = [[*base, alias.name] for alias in node.names]
-        else:
+    while waiting:
+        code = waiting.pop()
+        if isinstance(code, str) and not package and _is_file_name(code) and (root / code).is_file():
+            yield root / code, root, package
+        if not isinstance(code, CodeType):
             continue
-        for parts in names:
-            inside = parts[len(above) :] if parts[: len(above)] == above else []
-            for end in range(1, len(inside) + 1):
-                module = root.joinpath(*inside[:end])
-                yield from filter(Path.is_file, (module.with_suffix(".py"), module / "__init__.py"))
+        waiting += code.co_consts
+        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+        for number, step in enumerate(steps):
+            if step.opname != "IMPORT_NAME":
+                continue
+            level, names = steps[number - 2].argval, steps[number - 1].argval or ()
+            start = [*above, *file.relative_to(root).parts[:-level]] if level else []
+            base = [*start, *filter(None, step.argval.split("."))]
+            for parts in [base, *([*base, name] for name in names)]:
+                if parts and parts[0] in others:
+                    yield from _modules(others[parts[0]], parts[1:], parts[0])
+                elif parts[: len(above)] == above:
+                    yield from _modules(root, parts[len(above) :], package)
+
+
+def _is_file_name(text: str) -> bool:
+    """Whether a string may name a file below a folder."""
+    path = Path(text)
+    return 0 < len(text) < _LONGEST_NAME and "\0" not in text and not path.is_absolute() and ".." not in path.parts
+
+
+def _modules(root: Path, inside: Sequence[str], package: str) -> Iterator[tuple[Path, Path, str]]:
+    """The files of the module ``inside`` a package and of the packages around it."""
+    for end in range(0 if package else 1, len(inside) + 1):
+        module = root.joinpath(*inside[:end])
+        for path in (module.with_suffix(".py"), module / "__init__.py"):
+            if path.is_file() and path.is_relative_to(root):
+                yield path, root, package

@@ -307,7 +307,7 @@ class Processes:
     def begin(self, spec: RunSpec) -> None:
         """Begin a run, in a worker that is free or in a new one."""
         try:
-            worker = next((w for w in self._workers if w.spec is None), None) or self._new()
+            worker = self._free() or self._new()
             worker.process.begin(Work(attempt, spec, spec))
         except (OSError, EOFError) as error:  # no further process, or no server of forks; `wait` says so
             self._unbegun.append(Lost(spec, f"no process could be started for it: {type(error).__name__} {error}"))
@@ -357,6 +357,14 @@ class Processes:
         for worker in self._workers:
             worker.process.close()
         self._workers.clear()
+
+    def _free(self) -> _Worker | None:
+        """A worker without a run; those that have died meanwhile go."""
+        for worker in [w for w in self._workers if w.spec is None]:
+            if worker.process.can_begin():
+                return worker
+            self._freed(worker)
+        return None
 
     def _new(self) -> _Worker:
         self._workers.append(_Worker(Worker(self._settings, self._memory)))

@@ -1,9 +1,9 @@
 """Processes that carry out one piece of work after another: runs, looks at runs, trials.
 
-A worker keeps what it has imported and loaded, so that a run of the same data and backbone begins at once. It ends,
-and the next piece of work gets a new one, after whatever may have left something behind: work that failed or was
-stopped, work that changed what the code of a process shares (`fedbench.runs.traces`), code of a ``--plugin`` file, and
-after `RENEWED` pieces of work. What a piece of work leaves running ends with it.
+A worker keeps what it has imported and loaded, so that a run of the same data and backbone begins at once. The next
+piece of work gets a new worker after work that failed, work with a plug-in that does not come with fedbench, work that
+changed what later runs read (`fedbench.runs.traces`), and after `RENEWED` pieces of work. What a piece of work leaves
+running ends with it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ import torch
 
 from fedbench.core.errors import FedbenchError
 from fedbench.core.main_program import without_main
-from fedbench.core.spec import RunSpec
-from fedbench.kinds.registry import METHOD, PLUGIN_FILES, installed
+from fedbench.core.spec import RunSpec, stack_names
+from fedbench.kinds.registry import METHOD, PLUGIN_FILES, comes_with_fedbench, installed, look_up
+from fedbench.plugins.run_code import plugins_of
 from fedbench.runs.engines import context
 from fedbench.runs.loaded import Loaded, Loader
 from fedbench.runs.prepare import Settings
@@ -67,7 +68,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Progress:
+class Seen:
     """What became of a piece of work since the last look."""
 
     events: tuple[Any, ...] = ()
@@ -109,7 +110,7 @@ class Worker:
         # the process as well: what it has started may outlive it and hold its end of a pipe
         return [self._pipe, self._process.sentinel]
 
-    def look(self) -> Progress:
+    def look(self) -> Seen:
         """What has happened since the last look; does not wait."""
         is_dead = not self._process.is_alive()
         events: list[Any] = []
@@ -120,16 +121,16 @@ class Worker:
                     self._is_leaving = message.is_last
                     if message.changed:
                         _LOG.debug("a worker is replaced: its last work changed %s", message.changed)
-                    return Progress(tuple(events), is_over=True, code=0)
+                    return Seen(tuple(events), is_over=True, code=0)
                 events.append(message)
         except (OSError, EOFError):
             is_dead = True
         if not is_dead:
-            return Progress(tuple(events))
+            return Seen(tuple(events))
         self._process.join(_PATIENCE)  # its end of the pipe is closed before it has an exit code
         code = self._process.exitcode
         self.close()
-        return Progress(tuple(events), is_over=True, code=code)
+        return Seen(tuple(events), is_over=True, code=code)
 
     def stop(self, *, gently: bool = False) -> None:
         """End the work under way with all that it has started; there are no further events of it.
@@ -177,7 +178,7 @@ class Apart:
             self.close()
             self._worker = Worker(self._settings)
         self._worker.begin(work)
-        progress = Progress()
+        progress = Seen()
         try:
             while not progress.is_over:
                 wait(self._worker.signs())
@@ -331,7 +332,8 @@ def _serve(pipe: Connection, settings: Settings, memory: int | None, inherited: 
     loader = Loader(settings)
     installed(METHOD)  # read here once instead of in every run
     traces = Traces()
-    left = 1 if settings.plugin_files else RENEWED
+    # a limit is to hold for what a run takes itself
+    left = 1 if settings.plugin_files or memory is not None else RENEWED
     while True:
         try:
             message = pipe.recv_bytes()
@@ -341,10 +343,12 @@ def _serve(pipe: Connection, settings: Settings, memory: int | None, inherited: 
             continue
         work: Work = pickle.loads(message)
         loaded, left = loader.load(work.spec), left - 1
-        traces.begin(work.spec.method, [loaded.dataset, loaded.backbone])
+        traces.begin([loaded.dataset, loaded.backbone])
         is_well = _carry_out(work, settings, loaded, pipe)
         changed = traces.changed()
-        is_last = not is_well or bool(changed) or left <= 0
+        is_last = not is_well or bool(changed) or left <= 0 or not _comes_with_fedbench(work.spec)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()  # for runs of other workers
         _end_children()
         for stream in (sys.stdout, sys.stderr):
             with suppress(BaseException):  # a run may have closed or replaced them
@@ -355,6 +359,15 @@ def _serve(pipe: Connection, settings: Settings, memory: int | None, inherited: 
             is_last = True
         if is_last:  # without what a run has registered for the end of its process
             os._exit(0)
+
+
+def _comes_with_fedbench(spec: RunSpec) -> bool:
+    """Whether all code of the run does. Other code may keep what it likes in its modules and classes."""
+    try:
+        methods = [look_up(METHOD, name).source for name in stack_names(spec.method)]
+        return all(map(comes_with_fedbench, [*methods, *(plugin.source for plugin in plugins_of(spec))]))
+    except FedbenchError:  # a name that nothing has
+        return False
 
 
 def _carry_out(work: Work, settings: Settings, loaded: Loaded, pipe: Connection) -> bool:
