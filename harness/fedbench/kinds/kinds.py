@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from fedbench.core.method.hyper import declared
-from fedbench.core.metric_names import is_of_harness
 from fedbench.core.scenario import Scenario
 from fedbench.kinds.base import P, Plugin
 
@@ -307,6 +306,8 @@ class Metric(Plugin[P]):
 
     @classmethod
     def _is_of_harness(cls) -> bool:
+        from fedbench.core.metric_names import is_of_harness  # with numpy
+
         return is_of_harness(cls.name)
 
     @abstractmethod

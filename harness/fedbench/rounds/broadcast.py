@@ -64,7 +64,7 @@ def client_task(
 def channels_last(tensors: Tensors) -> Tensors:
     """Convolution kernels in the layout that trains faster on CPUs.
 
-    resnet8 on one thread: 1.20 times at width 1, 1.26 at width 4, medians of tests/bench/benchchannels_last.py.
+    resnet8 on one thread: 1.20 times at width 1, 1.26 at width 4, medians of tests/bench/bench_channels_last.py.
     """
     layout = torch.channels_last
     return {name: t.contiguous(memory_format=layout) if t.ndim == 4 else t for name, t in tensors.items()}

@@ -33,7 +33,8 @@ _ROUND = "round"
 def seal_of(data: StoredData | RunData) -> str:
     """sha256 over the run's parameters, last metrics, and fedbench's tags but the seal; metrics to the last bit."""
     tags = {key: value for key, value in data.tags.items() if key.startswith(_OURS) and key != SEAL}
-    metrics = {key: float(value).hex() for key, value in data.metrics.items()}
+    # SQLite gives 0.0 for -0.0
+    metrics = {key: (float(value) + 0.0).hex() for key, value in data.metrics.items()}
     text = json.dumps([dict(data.params), metrics, tags], sort_keys=True)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 

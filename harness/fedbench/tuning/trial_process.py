@@ -1,10 +1,9 @@
-"""The process of a trial: its runs, one a seed, go on in a fork of a `WarmProcess` that the worker keeps.
+"""The process of a trial: its runs, one a seed, go on in a `fedbench.runs.engines.worker.Worker` of their own.
 
-So every trial begins with the same state, whatever those before it did to their process, and one whose process dies
-leaves the worker alive. The runs of one trial share theirs. Rounds are sent to the worker, which alone speaks with the
-studies' database.
+A trial whose process dies leaves the study's process alive. The runs of one trial share a process. Rounds are sent to
+the study's process, which alone speaks with the studies' database.
 
-Nothing here imports Optuna or MLflow, which start threads: a worker forks its warm process before it imports them.
+Nothing here imports Optuna or MLflow, which start threads: a worker is forked before they are imported.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def execute(
 
 
 def engine_for(runs: int, settings: Settings, workers: int) -> Engine:
-    """This process, which isolates nothing, for a single worker or run; else a process for each run."""
+    """This process, which isolates nothing, for a single worker or run; else worker processes."""
     settings = with_cores(settings, runs, workers)
     return InProcess(settings) if workers <= 1 or runs <= 1 else Processes(settings, min(workers, runs))
 
