@@ -318,6 +318,8 @@ def check(about: str) -> int:
                 print("SURVIVED", said, "was killed by", row["killed_by"], flush=True)
                 continue
         killed += 1
+        if killed % 50 == 0:
+            print(killed, "killed so far", flush=True)
     print(killed, "of", len(rows), "faults are killed")
     print(*(f"fails without a fault: {name}" for name, passed in baseline.known.items() if not passed), sep="\n")
     return int(killed < len(rows))
