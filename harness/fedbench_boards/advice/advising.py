@@ -19,8 +19,7 @@ import numpy as np
 import pandas as pd
 
 from fedbench.core.errors import FedbenchError
-from fedbench_boards.advice.evidence import GLOBAL, Evidence
-from fedbench_boards.advice.measures import Measures
+from fedbench_boards.advice.evidence import GLOBAL, Evidence, Measures
 
 NEAREST = 4
 """The number of nearest settings that count."""

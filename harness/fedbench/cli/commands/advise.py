@@ -53,8 +53,7 @@ def advise(
     """
     from fedbench_boards.advice.advising import Constraints
     from fedbench_boards.advice.advising import advise as advised
-    from fedbench_boards.advice.evidence import GLOBAL, PERSONAL, read_evidence
-    from fedbench_boards.advice.measures import measures_of, read_counts
+    from fedbench_boards.advice.evidence import GLOBAL, PERSONAL, measures_of, read_counts, read_evidence
 
     if needs not in ("", GLOBAL, PERSONAL):
         raise FedbenchError(f"--needs {needs!r} is neither {GLOBAL} nor {PERSONAL}.")
@@ -80,7 +79,7 @@ def _show(found: Advice, runs: pd.DataFrame, needs: str) -> None:
     from rich.table import Table
 
     from fedbench_boards.advice.advising import LEVEL
-    from fedbench_boards.advice.measures import WORDS
+    from fedbench_boards.advice.evidence import WORDS
 
     def table(*headings: str) -> Table:
         made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", collapse_padding=True)
