@@ -40,8 +40,6 @@ def differing(one: Mapping[str, float], other: Mapping[str, float]) -> Iterator[
 
 
 MANIFEST = "manifest.json"
-LICENCE = "CC-BY-4.0"
-"""Of results where nothing else is said; by its identifier in the SPDX list."""
 FILES = ("results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html")
 """What a leaderboard is written as."""
 

@@ -64,7 +64,7 @@ def advise(
     found = advised(known, measures_of(table.to_numpy(), participation), baseline, wanted)
     _show(found, known.runs, wanted.needs)
     if run:
-        from fedbench_boards.advice.replay import write_replay
+        from fedbench_boards.advice.advising import write_replay
 
         rows = [choice.row for choice in found.choices]
         suite = write_replay(known.runs, rows, baseline, table, participation, dataset, output)

@@ -21,8 +21,7 @@ from fedbench.plugins.provenance import versions
 from fedbench_boards.leaderboard.across import NEAR, Map, Place, across_table, labels_of
 from fedbench_boards.leaderboard.failures import reasons, shortened
 from fedbench_boards.leaderboard.model import Board, Line, Printed, ScoreCell, Table
-from fedbench_boards.leaderboard.page.charts import Bars, Series, against_cost, bars, by_round
-from fedbench_boards.leaderboard.page.heatmap import HeatMap, heat_map
+from fedbench_boards.leaderboard.page.charts import Bars, HeatMap, Series, against_cost, bars, by_round, heat_map
 from fedbench_boards.leaderboard.page.model import (
     Chart,
     MapCell,
