@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from fedbench.python.results import load as load
     from fedbench.python.running import run as run
     from fedbench.python.tuning import tune as tune
-    from fedbench_boards.leaderboard.frame import leaderboard as leaderboard
+    from fedbench_boards.leaderboard.reading import leaderboard as leaderboard
 
 _API = {
     "FedbenchError": "fedbench.core.errors",
     "Results": "fedbench.python.results",
     "RunSpec": "fedbench.core.spec",
     "federation": "fedbench.python.federation",
-    "leaderboard": "fedbench_boards.leaderboard.frame",
+    "leaderboard": "fedbench_boards.leaderboard.reading",
     "load": "fedbench.python.results",
     "run": "fedbench.python.running",
     "tune": "fedbench.python.tuning",

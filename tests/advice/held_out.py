@@ -17,7 +17,7 @@ import numpy as np
 
 from fedbench_boards.advice.advising import advise, true_margins
 from fedbench_boards.advice.evidence import GLOBAL, Evidence, read_evidence
-from fedbench_boards.statistics.ties import tied_ranks
+from fedbench_boards.statistics import tied_ranks
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ import pytest
 
 from fedbench.core.errors import FedbenchError
 from fedbench_boards.advice.advising import NEAREST, Constraints, advise
-from fedbench_boards.advice.evidence import Evidence, read_evidence, write_evidence
-from fedbench_boards.advice.measures import Measures, measures_of, read_counts
+from fedbench_boards.advice.evidence import Evidence, Measures, measures_of, read_counts, read_evidence, write_evidence
 
 
 def measures(skew=0.0, **given):

@@ -41,7 +41,7 @@ from fedbench.runs.prepare import Settings
 from fedbench.suites.resolve import RUN_KEYS
 from fedbench.testing import tiny_dataset
 from fedbench.workflow.selection import Selection, command_line
-from fedbench_boards.leaderboard.rows.untrained import NOTE
+from fedbench_boards.leaderboard.own_models import UNTRAINED_NOTE
 
 HEAVY = ("torch", "mlflow", "pandas", "pydantic", "numpy", "optuna", "open_clip", "yaml")
 
@@ -749,7 +749,7 @@ def test_after_a_run_its_own_tables_are_shown_and_the_hint_reads_them_as_the_sui
     first = fedbench("run", "--suite", "my suites/own.yaml", *common)
     assert first.code == 0, first.err
     # it trains, though nothing of the global model is sent
-    assert re.search(r"^–  alone ‡", first.out, re.M) and "own models" in first.out and NOTE in first.out
+    assert re.search(r"^–  alone ‡", first.out, re.M) and "own models" in first.out and UNTRAINED_NOTE in first.out
     hint = next(line for line in first.out.splitlines() if line.startswith("as files"))
     assert (
         hint

@@ -22,11 +22,10 @@ from fedbench.tracking.listener import Tracking
 from fedbench.tracking.recording import end_run
 from fedbench.tracking.schema import store_uri
 from fedbench_boards.leaderboard.failures import of_tables, shortened
-from fedbench_boards.leaderboard.formats.latex import to_latex
-from fedbench_boards.leaderboard.formats.markdown import to_markdown
-from fedbench_boards.leaderboard.formats.terminal import render_terminal
-from fedbench_boards.leaderboard.named import baseline_named, metric_named
+from fedbench_boards.leaderboard.formats import render_terminal, to_markdown
+from fedbench_boards.leaderboard.latex import to_latex
 from fedbench_boards.leaderboard.page import write_page
+from fedbench_boards.leaderboard.reading import baseline_named, metric_named
 from fedbench_boards.leaderboard.results import load_results, load_runs, reason_of
 from tests.leaderboard.frames import board_of, leaderboard
 

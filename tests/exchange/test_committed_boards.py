@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedbench_boards.exchange.checks import check_folder
-from fedbench_boards.exchange.manifest import MANIFEST
+from fedbench_boards.exchange.folder import MANIFEST
 
 BOARDS = Path(__file__).parents[2] / "leaderboards"
 FOLDERS = sorted(file.parent.name for file in BOARDS.glob(f"*/{MANIFEST}"))

@@ -22,14 +22,11 @@ from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import Scale, load_suite
 from fedbench.tracking.record import SEAL
 from fedbench.tracking.schema import store_uri
-from fedbench_boards.exchange.checks import _beside_suite, _notes, check_alike, check_folder
-from fedbench_boards.exchange.diverged import _of_row
-from fedbench_boards.exchange.folder import read_folder
-from fedbench_boards.exchange.joining import _diverged
-from fedbench_boards.exchange.manifest import FILES, MANIFEST, digests
-from fedbench_boards.exchange.merging import merge
+from fedbench_boards.exchange.checks import _beside_suite, _notes, _of_row, check_alike, check_folder
+from fedbench_boards.exchange.folder import FILES, MANIFEST, digests, read_folder
+from fedbench_boards.exchange.merging import _diverged, merge
 from fedbench_boards.exchange.verifying import _differences, _ended, drawn
-from fedbench_boards.leaderboard.formats.files import write
+from fedbench_boards.leaderboard.formats import write
 from fedbench_boards.leaderboard.reading import board_of_runs, made_by
 from fedbench_boards.leaderboard.results import StoredResults, load_curves, load_results
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedbench_boards.leaderboard import board
 from fedbench_boards.leaderboard.comparable import Difference
-from fedbench_boards.leaderboard.formats.files import flat
+from fedbench_boards.leaderboard.formats import flat
 from fedbench_boards.leaderboard.model import (
     FINISHED,
     Board,
@@ -23,7 +23,7 @@ from fedbench_boards.leaderboard.model import (
     ScoreCell,
     Table,
 )
-from fedbench_boards.leaderboard.rows.identity import ON_NETWORK
+from fedbench_boards.leaderboard.rows import ON_NETWORK
 
 _TEXTS = ("setting", "scale", "dataset", "scenario", "method", "backbone", "server_data", "not_on_unseen")
 _COSTS = ("bytes_up", "bytes_down", "train_seconds", "seconds")

@@ -18,8 +18,7 @@ from fedbench.suites.resolve import Overrides
 from fedbench.suites.suite import load_suite
 from fedbench.tracking.schema import FINAL, StoredData, StoredInfo, StoredRun
 from fedbench.tracking.tags import flat_params, info_tags, run_tags
-from fedbench_boards.leaderboard.board import of_suite
-from fedbench_boards.leaderboard.means import with_means
+from fedbench_boards.leaderboard.board import of_suite, with_means
 from fedbench_boards.leaderboard.published import _keys, _metrics, _picked, published_folder, published_of
 from fedbench_boards.leaderboard.results import _line
 from fedbench_boards.leaderboard.tables import TextTable, text_tables

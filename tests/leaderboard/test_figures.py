@@ -18,9 +18,9 @@ from fedbench.suites.suite import parse_suite
 from fedbench.testing import tiny_run, tiny_spec
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
-from fedbench_boards.leaderboard.figures import draw, models, scatter
-from fedbench_boards.leaderboard.figures.kinds import owners_of
-from fedbench_boards.leaderboard.figures.points import Point, by_row, swept
+from fedbench_boards.leaderboard import drawing, figures
+from fedbench_boards.leaderboard.drawing import Point, by_row, swept
+from fedbench_boards.leaderboard.figures import owners_of
 from tests.leaderboard.published_counts import results_of
 
 SUITE = """
@@ -61,7 +61,7 @@ def test_points_are_means_over_seeds_at_the_values_of_a_setting(results):
 def test_a_line_has_the_points_and_a_log_scale_where_values_span_decades(results):
     fixed = results[results["row"].str.contains("lr=0.1|fedavg")]
     series = swept(fixed, ["fedprox.mu"], "global_accuracy")
-    (axes,) = draw.lines(series, "fedprox.mu", "global_accuracy").axes
+    (axes,) = drawing.lines(series, "fedprox.mu", "global_accuracy").axes
     line = axes.containers[0].lines[0]
     x, y = line.get_data()
     assert list(x) == [0.01, 0.1, 1.0] and y[0] == pytest.approx(50.7) and axes.get_xscale() == "log"
@@ -69,25 +69,25 @@ def test_a_line_has_the_points_and_a_log_scale_where_values_span_decades(results
 
 def test_a_grid_has_a_number_in_every_cell(results):
     series = swept(results[results["method"] == "fedprox"], ["fedprox.mu", "lr"], "global_accuracy")
-    made = draw.grid(series["fedprox"], ["fedprox.mu", "lr"], "global_accuracy", "fedprox")
+    made = drawing.grid(series["fedprox"], ["fedprox.mu", "lr"], "global_accuracy", "fedprox")
     assert [text.get_text() for text in made.axes[0].texts] == ["50.7", "51.6", "60.6", "50.8", "51.7", "60.7"]
 
 
 def test_gains_are_to_the_baseline_and_refused_without_one(results):
     rows = by_row(results, ["global_accuracy", "tail_accuracy"])
-    made = draw.gains(rows, "fedavg", ["global_accuracy", "tail_accuracy"])
+    made = drawing.gains(rows, "fedavg", ["global_accuracy", "tail_accuracy"])
     widths = [round(bar.get_width(), 1) for bar in made.axes[0].patches]
     # fedavg has the default rate of 0.01
     assert widths[:3] == [0.2, 0.3, 1.1] and set(widths[6:]) == {0.0}
     # what is not measured is no bar, and not level with the baseline
     one, two = pd.Series({0: 1.0}), pd.Series({0: 3.0})
-    lacking = draw.gains({"a": {"x": one}, "b": {"x": two, "y": one}}, "b", ["x", "y"])
+    lacking = drawing.gains({"a": {"x": one}, "b": {"x": two, "y": one}}, "b", ["x", "y"])
     assert np.array_equal([bar.get_width() for bar in lacking.axes[0].patches], [-2.0, np.nan], equal_nan=True)
     # over the seeds that both have: 5 - 3, though the means are 5 and 6
-    fewer = draw.gains({"a": {"x": pd.Series({1: 5.0})}, "b": {"x": pd.Series({0: 9.0, 1: 3.0})}}, "b", ["x"])
+    fewer = drawing.gains({"a": {"x": pd.Series({1: 5.0})}, "b": {"x": pd.Series({0: 9.0, 1: 3.0})}}, "b", ["x"])
     assert [bar.get_width() for bar in fewer.axes[0].patches] == [2.0]
     with pytest.raises(FedbenchError, match=r"there is no row 'fedavgm'.*--baseline is one of fedavg, "):
-        draw.gains(rows, "fedavgm", ["global_accuracy"])
+        drawing.gains(rows, "fedavgm", ["global_accuracy"])
 
 
 def test_rows_of_one_label_stand_apart(results):
@@ -105,11 +105,11 @@ def test_rounds_are_a_panel_a_group_and_a_line_a_row(results):
     curves = pd.DataFrame(
         {"mlflow_id": ["0", "0", "1", "1"], "round": [1, 2, 1, 2], "global_accuracy": [10.0, 20.0, 30.0, 40.0]}
     )
-    made = draw.rounds(curves, {"0": "fedavg", "1": "fedavg"}, ["global_accuracy", "tail_accuracy"])
+    made = drawing.rounds(curves, {"0": "fedavg", "1": "fedavg"}, ["global_accuracy", "tail_accuracy"])
     (axes,) = made.axes
     assert list(axes.get_lines()[0].get_ydata()) == [20.0, 30.0]
     with pytest.raises(FedbenchError, match="no curve of any of the metrics"):
-        draw.rounds(curves, {}, ["tail_accuracy"])
+        drawing.rounds(curves, {}, ["tail_accuracy"])
 
 
 def test_rows_of_one_method_on_two_backbones_are_two_lines():
@@ -122,19 +122,19 @@ def test_rows_of_one_method_on_two_backbones_are_two_lines():
     }
 
 
-@pytest.mark.parametrize("suffix", draw.SUFFIXES)
+@pytest.mark.parametrize("suffix", drawing.SUFFIXES)
 def test_files_are_the_same_every_time(suffix, results, tmp_path):
     series = swept(results[results["row"].str.contains("lr=0.1")], ["fedprox.mu"], "global_accuracy")
     for name in ("one", "two"):
-        draw.save(draw.lines(series, "fedprox.mu", "global_accuracy"), tmp_path / (name + suffix))
+        drawing.save(drawing.lines(series, "fedprox.mu", "global_accuracy"), tmp_path / (name + suffix))
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
     with pytest.raises(FedbenchError, match="is none of .png, .svg, .pdf"):
-        draw.save(draw.lines(series, "fedprox.mu", "global_accuracy"), tmp_path / "one.jpg")
+        drawing.save(drawing.lines(series, "fedprox.mu", "global_accuracy"), tmp_path / "one.jpg")
 
 
 def test_a_point_of_fewer_seeds_says_of_how_many():
     points = [Point((1.0,), 50.0, 1.0, 3), Point((2.0,), 60.0, math.nan, 1)]
-    (axes,) = draw.lines({"fedprox": points}, "fedprox.mu", "global_accuracy").axes
+    (axes,) = drawing.lines({"fedprox": points}, "fedprox.mu", "global_accuracy").axes
     assert [(text.get_text(), text.xy) for text in axes.texts] == [("1 of 3 seeds", (2.0, 60.0))]
 
 
@@ -171,26 +171,26 @@ def test_the_command_draws_recorded_runs_and_says_what_is_missing(tmp_path):
 
 def test_layers_are_means_over_runs_in_the_order_of_their_numbers():
     one = pd.DataFrame({"cka_global/01_conv": [0.9, 0.7], "cka_global/02_logits": [0.5, 0.1]})
-    (axes,) = draw.layers({"fedavg": one, "fedglcl": one + 0.1}, "cka_global/").axes
+    (axes,) = drawing.layers({"fedavg": one, "fedglcl": one + 0.1}, "cka_global/").axes
     assert [list(line.get_ydata()) for line in axes.lines] == [pytest.approx([0.8, 0.3]), pytest.approx([0.9, 0.4])]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["01_conv", "02_logits"]
     assert axes.get_ylabel() == "CKA with the global model"
 
 
 def test_clients_stand_by_their_clusters_and_dots_by_their_samples():
-    made = scatter.holdings([[4, 0], [1, 1], [0, 16]], ("cat", "dog"), {"prompt": np.array([1, 0, 1])})
+    made = drawing.holdings([[4, 0], [1, 1], [0, 16]], ("cat", "dog"), {"prompt": np.array([1, 0, 1])})
     (axes,) = made.axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "0", "2"]
     sizes = [list(dots.get_sizes()) for dots in axes.collections]
     # of client 1, 0 and 2: the root of the share of the most, 16
     assert sizes == [[15.0, 15.0], [30.0, 0.0], [0.0, 60.0]]
     assert len(axes.lines) == 1 and axes.lines[0].get_xdata()[0] == 0.5
-    (plain,) = scatter.holdings([[4, 0], [1, 1]], ("cat", "dog"), {}).axes
+    (plain,) = drawing.holdings([[4, 0], [1, 1]], ("cat", "dog"), {}).axes
     assert [tick.get_text() for tick in plain.get_xticklabels()] == ["0", "1"] and not plain.lines
 
 
 def test_entropies_have_their_bound():
-    (axes,) = scatter.entropies({"clip-zs": np.array([0.0, 1.0, 2.0])}, 4).axes
+    (axes,) = drawing.entropies({"clip-zs": np.array([0.0, 1.0, 2.0])}, 4).axes
     assert axes.get_title() == "clip-zs: mean 1.00"
     assert [list(line.get_ydata()) for line in axes.lines] == [[0.0, 1.0, 2.0], [2.0, 2.0]]
 
@@ -201,14 +201,14 @@ def test_entropies_of_a_model_are_those_of_its_softmax_in_bits():
     scores = predict(run, state, run.test).scores.double()
     shares = scores.softmax(1)
     torch.testing.assert_close(
-        torch.from_numpy(models.entropies(run, state)), -(shares * shares.log2()).nansum(1), rtol=1e-6, atol=1e-9
+        torch.from_numpy(figures.entropies(run, state)), -(shares * shares.log2()).nansum(1), rtol=1e-6, atol=1e-9
     )
 
 
 def test_the_plane_has_a_point_a_sample_and_is_the_same_every_time():
     run = tiny_run(tiny_spec("fedavg"))
-    plane, labels = models.embedded(run, run.initial_state())
-    again, _ = models.embedded(run, run.initial_state())
+    plane, labels = figures.embedded(run, run.initial_state())
+    again, _ = figures.embedded(run, run.initial_state())
     assert plane.shape == (len(run.test), 2) and labels.tolist() == run.scored.test.labels.tolist()
     assert (plane == again).all()
 
@@ -217,16 +217,16 @@ def test_clusters_are_those_that_a_method_forms_before_round_1():
     run = tiny_run(tiny_spec("capt-reconstructed"))
     state = run.initial_state()
     start(run, state)
-    found = models.clusters(run)
+    found = figures.clusters(run)
     assert found.keys() == {"prompt.general", "prompt.class"}
     assert found["prompt.class"].tolist() == state.server["capt-reconstructed"]["prompt.class.clusters"].tolist()
-    assert models.clusters(tiny_run(tiny_spec("fedavg"))) == {}
+    assert figures.clusters(tiny_run(tiny_spec("fedavg"))) == {}
 
 
 def test_a_measure_of_some_classes_is_titled_by_both():
     names = ["drift", "drift/head", "tail_accuracy", "domain_accuracy/photo"]
     curves = pd.DataFrame({"mlflow_id": "a", "round": [1, 2], **{name: [1.0, 2.0] for name in names}})
-    panels = draw.rounds(curves, {"a": "fedavg"}, names).axes
+    panels = drawing.rounds(curves, {"a": "fedavg"}, names).axes
     assert [axes.get_title() for axes in panels] == ["drift", "drift, head", "tail", "photo"]
 
 

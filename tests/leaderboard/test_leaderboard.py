@@ -33,22 +33,16 @@ from fedbench.tracking import listener as tracking
 from fedbench.tracking import store
 from fedbench.tracking.schema import local_artifacts, store_uri
 from fedbench.tracking.tags import RunTags
-from fedbench_boards.leaderboard.formats.files import to_csv, write
-from fedbench_boards.leaderboard.formats.latex import escape, to_latex
-from fedbench_boards.leaderboard.formats.markdown import to_markdown
-from fedbench_boards.leaderboard.formats.terminal import render_terminal
-from fedbench_boards.leaderboard.named import baseline_named, metric_named
-from fedbench_boards.leaderboard.network import Link
-from fedbench_boards.leaderboard.notes import TIED
+from fedbench_boards.leaderboard import own_models
+from fedbench_boards.leaderboard.formats import render_terminal, to_csv, to_markdown, write
+from fedbench_boards.leaderboard.latex import escape, to_latex
+from fedbench_boards.leaderboard.own_models import UNTRAINED_NOTE, is_untrained
 from fedbench_boards.leaderboard.page import write_page
-from fedbench_boards.leaderboard.reading import ReadingOptions
+from fedbench_boards.leaderboard.reading import Link, ReadingOptions, baseline_named, metric_named
 from fedbench_boards.leaderboard.results import _line, load_curves, load_federations, load_results
-from fedbench_boards.leaderboard.rows import own_models
-from fedbench_boards.leaderboard.rows.milestones import is_tracked, rounds_to_target
-from fedbench_boards.leaderboard.rows.seeds import DIFFER, ranges
-from fedbench_boards.leaderboard.rows.untrained import NOTE, is_untrained
-from fedbench_boards.leaderboard.tables import text_tables
-from fedbench_boards.statistics.paired import Test
+from fedbench_boards.leaderboard.rows import DIFFER, is_tracked, ranges, rounds_to_target
+from fedbench_boards.leaderboard.tables import TIED, text_tables
+from fedbench_boards.statistics import Test
 from tests.leaderboard.frames import board_of, leaderboard
 
 LONGTAIL = Scenario(imbalance="exponential", partition="dirichlet", participation=0.4)
@@ -849,7 +843,7 @@ def test_ranked_by_own_models_a_row_without_is_there_by_its_global_model_over_th
     assert by_label.loc["fedprox", "delta_mean"] == 10.0 and by_label.loc["fedprox", "delta_seeds"] == 3
     assert by_label["one_for_all"].to_dict() == {"fedprox": False, "fedavg": True, "moon": False}
     text = shown(board)
-    assert f"§ {own_models.NOTE}" in text and re.search(r"^2  fedavg §", text, re.M)
+    assert f"§ {own_models.ONE_FOR_ALL_NOTE}" in text and re.search(r"^2  fedavg §", text, re.M)
     assert r"fedavg\S{}" in to_latex(board_of(board))
     # the global model's own column and other boards are as ever
     plain = leaderboard(runs).set_index("label")
@@ -891,11 +885,11 @@ def test_an_untrained_global_model_has_a_mark_and_no_rank_in_every_format(tmp_pa
     runs["final/personal_mean_client_accuracy"] = [50.0, 50.0, 90.0, 92.0, np.nan, np.nan]
     board = leaderboard(runs)
     assert board["label"].tolist() == ["clip-zs", "fedavg", "fedprox"] and board["rank"].tolist() == [1, 2, pd.NA]
-    assert f"‡ {NOTE}" in shown(board) and re.search(r"^–  fedprox ‡", shown(board), re.M)
+    assert f"‡ {UNTRAINED_NOTE}" in shown(board) and re.search(r"^–  fedprox ‡", shown(board), re.M)
     markdown = to_markdown(board_of(board))
     # the best own models are its
     assert re.search(r"^\| – \| fedprox ‡ \| 71\.0 ± 1\.4 \| \*\*91\.0 ± 1\.4\*\* \|", markdown, re.M)
-    assert f"‡ {NOTE}" in markdown and r"-- & fedprox\ddag{} &" in to_latex(board_of(board))
+    assert f"‡ {UNTRAINED_NOTE}" in markdown and r"-- & fedprox\ddag{} &" in to_latex(board_of(board))
     (tmp_path / "board.csv").write_text(to_csv(board_of(board)), encoding="utf-8")
     assert pd.read_csv(tmp_path / "board.csv").set_index("label")["untrained"].to_dict() == {
         "clip-zs": False,

@@ -9,15 +9,13 @@ import pytest
 
 from fedbench.core.errors import FedbenchError
 from fedbench.suites.suite import parse_suite
-from fedbench_boards.leaderboard.across.diagram import critical_differences
-from fedbench_boards.leaderboard.across.draw import figures
-from fedbench_boards.leaderboard.across.map import map_of
-from fedbench_boards.leaderboard.across.table import across_settings, across_table
-from fedbench_boards.leaderboard.formats.markdown import to_markdown
+from fedbench_boards.leaderboard.across import across_settings, across_table, map_of
+from fedbench_boards.leaderboard.across_figures import critical_differences, figures
+from fedbench_boards.leaderboard.formats import to_markdown
 from fedbench_boards.leaderboard.model import Board, Line, ScoreCell, Table
 from fedbench_boards.leaderboard.page import write_page
-from fedbench_boards.leaderboard.rows.ranking import compared
-from fedbench_boards.statistics.paired import Test
+from fedbench_boards.leaderboard.rows import compared
+from fedbench_boards.statistics import Test
 
 METRIC = "global_accuracy"
 SUITE = parse_suite(

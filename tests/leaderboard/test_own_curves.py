@@ -15,10 +15,10 @@ from fedbench.python.results import load
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
 from fedbench_boards.leaderboard.board import leaderboard
-from fedbench_boards.leaderboard.figures.kinds import _of_rounds
+from fedbench_boards.leaderboard.figures import _of_rounds
 from fedbench_boards.leaderboard.page.data import page_of
 from fedbench_boards.leaderboard.results import GROUPS, load_curves, load_results
-from fedbench_boards.leaderboard.rows.milestones import is_tracked
+from fedbench_boards.leaderboard.rows import is_tracked
 
 OWN, SHARED, OVERALL = "personal_mean_client_accuracy", "mean_client_accuracy", "global_accuracy"
 CHOSEN = "selected_unseen_domain_accuracy"
@@ -119,7 +119,7 @@ def test_by_round_stands_accuracy_where_what_is_ranked_is_of_one_round(
         _of_rounds(store_uri(str(store)), results.assign(**{f"final/{CHOSEN}": 1.0}), CHOSEN, OWN, ())
     curves = load_curves(store_uri(str(store)), results, OWN, OWN_TAIL)
     of_the_last = curves.assign(**{OWN: curves[OWN].where(curves["round"] == 2)})
-    monkeypatch.setattr("fedbench_boards.leaderboard.figures.kinds.load_curves", lambda *_: of_the_last)
+    monkeypatch.setattr("fedbench_boards.leaderboard.figures.load_curves", lambda *_: of_the_last)
     drawn = _of_rounds(store_uri(str(store)), results, None, OWN, GROUPS)
     assert [axes.get_title() for axes in drawn.axes] == ["accuracy"]
 

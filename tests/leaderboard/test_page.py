@@ -13,9 +13,8 @@ import pytest
 from fedbench.core.errors import FedbenchError
 from fedbench.core.wording import heading
 from fedbench_boards.leaderboard.page import write_page
-from fedbench_boards.leaderboard.page.charts import Series, against_cost, pareto
+from fedbench_boards.leaderboard.page.charts import Series, against_cost, heat_map, pareto
 from fedbench_boards.leaderboard.page.data import page_of
-from fedbench_boards.leaderboard.page.heatmap import heat_map
 from fedbench_boards.leaderboard.page.svg import linear, logarithmic
 from tests.leaderboard.frames import board_of
 

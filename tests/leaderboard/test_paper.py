@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from fedbench.cli.app import app
 from fedbench.core.errors import FedbenchError
 from fedbench_boards.leaderboard.board import leaderboard
-from fedbench_boards.leaderboard.formats.paper import PaperOptions, parse_group, to_paper, within_noise
-from fedbench_boards.statistics.paired import Test
+from fedbench_boards.leaderboard.latex import PaperOptions, parse_group, to_paper, within_noise
+from fedbench_boards.statistics import Test
 from tests.leaderboard.test_leaderboard import made, table_of
 
 

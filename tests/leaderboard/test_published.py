@@ -24,8 +24,7 @@ from fedbench.tracking.schema import store_uri
 from fedbench.tracking.tags import flat_params
 from fedbench_boards.leaderboard.board import of_suite
 from fedbench_boards.leaderboard.comparable import Difference
-from fedbench_boards.leaderboard.formats.markdown import to_markdown
-from fedbench_boards.leaderboard.formats.terminal import render_terminal
+from fedbench_boards.leaderboard.formats import render_terminal, to_markdown
 from fedbench_boards.leaderboard.model import Board
 from fedbench_boards.leaderboard.published import (
     Published,

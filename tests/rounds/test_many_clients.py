@@ -16,7 +16,7 @@ from fedbench.scenarios.partitions import dirichlet
 from fedbench.scenarios.picture import ClientPicture, PartitionPicture
 from fedbench.testing import tiny_run, tiny_spec
 from fedbench.tracking.artifacts import write_artifacts
-from fedbench_boards.leaderboard.page.heatmap import heat_map
+from fedbench_boards.leaderboard.page.charts import heat_map
 
 INFO = RunInfo({}, "data", "weights", 2, 1, 10, 4, 6, 24, ("cat", "dog"), ((3, 0), (1, 2)), {})
 

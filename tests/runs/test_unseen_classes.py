@@ -29,8 +29,7 @@ from fedbench.tracking.evaluation import evaluate_again
 from fedbench.tracking.listener import Tracking
 from fedbench.tracking.schema import store_uri
 from fedbench.tuning.objectives import Objective, UnknownObjective
-from fedbench_boards.leaderboard.formats.files import to_csv
-from fedbench_boards.leaderboard.formats.markdown import to_markdown
+from fedbench_boards.leaderboard.formats import to_csv, to_markdown
 from fedbench_boards.leaderboard.page.data import page_of
 from fedbench_boards.leaderboard.results import load_curves, load_results
 from tests.leaderboard.frames import board_of, leaderboard

@@ -13,9 +13,8 @@ import pytest
 
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
-from fedbench_boards.site.names import slug
 from fedbench_boards.site.pages import LISTING, write_site
-from fedbench_boards.site.text import findings, laid_out, seeds_shown, told
+from fedbench_boards.site.text import findings, laid_out, seeds_shown, slug, told
 from tests.site.folders import write_folder
 
 

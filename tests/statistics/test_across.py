@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbench_boards.statistics.across import across
+from fedbench_boards.statistics import across
 
 
 def settings_of(means, noise=0.0, seeds=4):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbench_boards.statistics.paired import EQUAL, Test, holm, paired, verdict
+from fedbench_boards.statistics import EQUAL, Test, holm, paired, verdict
 
 ZEROS = [0.0] * 20
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedbench_boards.statistics.paired import Test, interval
-from fedbench_boards.statistics.power import POWER, detectable, seeds_for
-from fedbench_boards.statistics.ties import probability_best, tied_ranks
+from fedbench_boards.statistics import POWER, Test, detectable, interval, probability_best, seeds_for, tied_ranks
 
 NAN = math.nan
 

@@ -78,7 +78,7 @@ def show_leaderboard(suite: Suite, uri: str, specs: Sequence[RunSpec], command: 
     # imports scipy's statistics, for which no run should wait
     from fedbench_boards.leaderboard.board import of_suite as leaderboard
     from fedbench_boards.leaderboard.failures import of_tables
-    from fedbench_boards.leaderboard.formats.terminal import render_terminal
+    from fedbench_boards.leaderboard.formats import render_terminal
     from fedbench_boards.leaderboard.published import published_folder, published_of
     from fedbench_boards.leaderboard.results import load_curves, load_runs
 
@@ -98,8 +98,7 @@ def _record(suite: Suite, uri: str, finished: pd.DataFrame, board: Board, curves
     import mlflow
 
     from fedbench.tracking.command import record_board
-    from fedbench_boards.leaderboard.formats.files import to_csv
-    from fedbench_boards.leaderboard.formats.markdown import to_markdown
+    from fedbench_boards.leaderboard.formats import to_csv, to_markdown
     from fedbench_boards.leaderboard.page import write_page
     from fedbench_boards.leaderboard.results import load_federations
 

@@ -23,12 +23,10 @@ from fedbench.tracking.artifacts import PREDICTIONS, SPEC, read_spec
 from fedbench.tracking.databases import shown
 from fedbench.tracking.read import open_reader
 from fedbench.tracking.schema import FINAL, database_of, store_uri
-from fedbench_boards.leaderboard.formats.notebook import to_html
-from fedbench_boards.leaderboard.formats.terminal import render_terminal
-from fedbench_boards.leaderboard.frame import frame_of
-from fedbench_boards.leaderboard.reading import ReadingOptions, ReadResults, read_board, suite_of
+from fedbench_boards.leaderboard.formats import render_terminal, to_html
+from fedbench_boards.leaderboard.reading import ReadingOptions, ReadResults, frame_of, read_board, suite_of
 from fedbench_boards.leaderboard.results import load_measured, load_rounds, load_runs
-from fedbench_boards.leaderboard.rows.identity import label_of
+from fedbench_boards.leaderboard.rows import label_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -142,7 +140,7 @@ class Results:
         The kinds: accuracy, rounds (with groups of classes, or what a method reports), sweep and gap over the settings
         ``by``, gains above the ``baseline``, layers, entropies, embedding, holdings. Options are the command's.
         """
-        from fedbench_boards.leaderboard.figures.kinds import Drawing, drawn
+        from fedbench_boards.leaderboard.figures import Drawing, drawn
 
         let_figures_be_seen()
         read = self._read()

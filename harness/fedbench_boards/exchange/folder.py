@@ -1,18 +1,150 @@
-"""A result folder as it is read: its runs, its board, its manifest."""
+"""A result folder: its runs, its board, and its manifest, which says what made it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedbench.core.errors import FedbenchError
-from fedbench.core.files import expanded, spreadsheet_text
+from fedbench.core.files import expanded, read_bytes, replacing, spreadsheet_text
+from fedbench.core.version import __version__
 from fedbench.tracking.schema import FINAL
-from fedbench_boards.exchange.manifest import MANIFEST, Manifest, read_manifest
+from fedbench_boards.leaderboard.reading import ReadingOptions, ReadResults
+
+_TIMINGS = "seconds"
+"""Part of the names of metrics that describe how fast a machine was."""
+
+
+def finals(values: Mapping[Any, Any]) -> dict[str, float]:
+    """The final metrics among ``values`` by their whole names, timings aside."""
+    return {
+        str(name): value for name, value in values.items() if str(name).startswith(FINAL) and _TIMINGS not in str(name)
+    }
+
+
+def differing(one: Mapping[str, float], other: Mapping[str, float]) -> Iterator[str]:
+    """The metrics, in order, whose values differ, or that only one of them has; NaN equals NaN."""
+    for name in sorted({*one, *other}):
+        values = one.get(name), other.get(name)
+        if values[0] != values[1] and not all(value is not None and value != value for value in values):
+            yield name
+
+
+MANIFEST = "manifest.json"
+FILES = ("results.csv", "leaderboard.csv", "leaderboard.md", "leaderboard.tex", "index.html")
+"""What a leaderboard is written as."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Environment(_Record):
+    """Where the folder was written. Runs on equal ones give equal numbers, to the last bit."""
+
+    platform: str = ""
+    """System, processor and the instructions that torch uses of it."""
+    python: str = ""
+    torch: str = ""
+
+
+class SuiteNamed(_Record):
+    """Which suite the results are of; of several, or of runs without a suite file, nothing is said."""
+
+    name: str = ""
+    version: int = 1
+
+
+class Manifest(_Record):
+    """The content of manifest.json."""
+
+    fedbench: str = ""
+    """The version that wrote the folder."""
+    suite: SuiteNamed = SuiteNamed()
+    licence: str = ""
+    environment: Environment = Environment()
+    reading: dict[str, Any] = Field(default_factory=dict)
+    """Options of `fedbench leaderboard` that were given, see `ReadingOptions`."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Name -> sha256."""
+
+    @property
+    def options(self) -> ReadingOptions:
+        """How the results were read."""
+        known = {name: value for name, value in self.reading.items() if name in ReadingOptions.__dataclass_fields__}
+        return ReadingOptions(**{**known, "columns": tuple(known.get("columns", ()))})
+
+
+def environment_here() -> Environment:
+    """Of this machine."""
+    import torch
+
+    # the same system on a processor with other vector instructions sums in another order
+    of_cpu = torch.backends.cpu.get_cpu_capability()
+    system = f"{platform.system()} {platform.machine()} {of_cpu}"
+    return Environment(platform=system, python=platform.python_version(), torch=torch.__version__)
+
+
+def write_manifest(
+    folder: Path, read: ReadResults, given: ReadingOptions, licence: str, environment: Environment | None = None
+) -> None:
+    """Write manifest.json about the leaderboard that was written into ``folder``; FedbenchError where it can't be.
+
+    ``environment`` is by default this machine's.
+    """
+    suites = set(read.results["suite"]) if len(read.results) else set()
+    named = (
+        SuiteNamed(name=read.suite.name, version=read.suite.version) if suites == {read.suite.name} else SuiteNamed()
+    )
+    # the suite's file has a place on this machine, its name is above
+    options = {name: value for name, value in asdict(given).items() if value not in (None, ()) and name != "suite"}
+    made = Manifest(
+        fedbench=__version__,
+        suite=named,
+        licence=licence.strip(),
+        environment=environment or environment_here(),
+        reading=options,
+        files=digests(folder, FILES),
+    )
+    with replacing(folder / MANIFEST, "manifest", "choose another --output") as temporary:
+        temporary.write_text(json.dumps(made.model_dump(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def digests(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
+    """Name -> sha256 of those of the files ``names`` that ``folder`` has."""
+    return {name: digest(folder / name) for name in names if (folder / name).is_file()}
+
+
+def digest(file: Path) -> str:
+    """sha256 of the file."""
+    return hashlib.sha256(read_bytes(file)).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of ``folder``; FedbenchError where it has none, or one that can't be read."""
+    file = folder / MANIFEST
+    try:
+        found: Mapping[str, Any] = json.loads(read_bytes(file))
+        return Manifest.model_validate(found)
+    except FileNotFoundError:
+        raise FedbenchError(
+            f"{str(folder)!r} has no {MANIFEST}; write it with `fedbench leaderboard --suite NAME --output FOLDER`."
+        ) from None
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise FedbenchError(f"{str(file)!r} is no manifest: {where}: {error.errors()[0]['msg']}.") from None
+    except (OSError, ValueError) as error:
+        raise FedbenchError(f"{str(file)!r} can't be read: {error}.") from None
+
 
 RESULTS, BOARD = "results.csv", "leaderboard.csv"
 _REQUIRED = (RESULTS, BOARD, "leaderboard.md", "index.html", MANIFEST)

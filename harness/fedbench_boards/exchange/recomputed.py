@@ -17,8 +17,8 @@ import pandas as pd
 from fedbench.core.errors import FedbenchError
 from fedbench.suites.suite import Suite
 from fedbench_boards.exchange.folder import BOARD, RESULTS, ResultFolder, named
-from fedbench_boards.leaderboard.formats.files import markdown_page, to_csv
-from fedbench_boards.leaderboard.formats.latex import to_latex
+from fedbench_boards.leaderboard.formats import markdown_page, to_csv
+from fedbench_boards.leaderboard.latex import to_latex
 from fedbench_boards.leaderboard.model import Board, Line, Milestone, ScoreCell
 from fedbench_boards.leaderboard.reading import board_of_runs, made_by
 from fedbench_boards.leaderboard.results import StoredResults

@@ -20,9 +20,7 @@ from fedbench.workflow.execution import Carried, Storing, carry_out
 from fedbench.workflow.screen import Screen
 from fedbench.workflow.selection import Place, Selection
 from fedbench_boards.exchange.checks import Checked
-from fedbench_boards.exchange.folder import named
-from fedbench_boards.exchange.manifest import environment_here
-from fedbench_boards.exchange.numbers import finals
+from fedbench_boards.exchange.folder import environment_here, finals, named
 from fedbench_boards.leaderboard.results import load_runs
 
 _HASHES = {"code_hash": "code", "data_hash": "data", "weights_hash": "weights"}

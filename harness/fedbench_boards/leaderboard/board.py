@@ -2,45 +2,182 @@
 
 A table (block) holds rows that agree in data, scenario and budget. If rows differ in their seeds, the table lists each
 row's; the difference to the baseline is paired over the seeds both have. A row that lost seeds to failed runs has the
-numbers of the others and no rank.
+numbers of the others and no rank. The baseline of a row is its runs on the row's own backbone, tuned like the row.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from fedbench.core.metric_names import DOMAINS, EACH_DOMAIN
-from fedbench.suites.suite import Suite
+from fedbench.core.spec import BUDGET
+from fedbench.suites.suite import Mean, Suite
 from fedbench.tracking.schema import FINAL
 from fedbench_boards.leaderboard import failures
-from fedbench_boards.leaderboard.across.table import across_settings
-from fedbench_boards.leaderboard.baseline import Baseline, baseline_of, delta_of
-from fedbench_boards.leaderboard.captions import caption
-from fedbench_boards.leaderboard.means import with_means
+from fedbench_boards.leaderboard.across import across_settings
 from fedbench_boards.leaderboard.model import NAN, Board, Delta, Line, Milestone, Printed, ScoreCell, Table
+from fedbench_boards.leaderboard.own_models import SHARED, ranks_own_models, with_global_models
 from fedbench_boards.leaderboard.published import Published, beside
 from fedbench_boards.leaderboard.results import GROUPS
-from fedbench_boards.leaderboard.rows.identity import (
+from fedbench_boards.leaderboard.rows import (
     PROTOCOL,
     ROW,
+    compared,
     grouped,
+    is_tracked,
     label_of,
     line_of,
     mean_of,
     named_rows,
+    newest_version,
+    rounds_to_target,
+    row_of,
     scores_of,
     seeds_of,
+    spent_until,
     times,
 )
-from fedbench_boards.leaderboard.rows.milestones import is_tracked, rounds_to_target, spent_until
-from fedbench_boards.leaderboard.rows.own_models import SHARED, ranks_own_models, with_global_models
-from fedbench_boards.leaderboard.rows.ranking import compared
-from fedbench_boards.statistics.paired import Test
+from fedbench_boards.leaderboard.tables import caption
+from fedbench_boards.statistics import BASELINE, NO_BASELINE, Test, interval, paired
+
+
+def with_means(results: pd.DataFrame, suite: Suite) -> pd.DataFrame:
+    """``results`` with a line for every row and seed that has a run in all settings of one of the suite's means."""
+    lines = [line for mean in suite.means for line in _of(results, mean)]
+    return pd.concat([results, pd.DataFrame(lines)], ignore_index=True) if lines else results
+
+
+def _of(results: pd.DataFrame, mean: Mean) -> Iterator[pd.Series]:
+    among = results[results["setting"].isin(mean.over)].sort_values("started", kind="stable")
+    for _, runs in among.groupby(["dataset", "files_hash", *ROW, *BUDGET, "seed"], sort=False, dropna=False):
+        newest = runs.drop_duplicates("setting", keep="last").set_index("setting", drop=False)
+        if set(newest.index) == set(mean.over):
+            yield _line(newest.loc[list(mean.over)], mean)
+
+
+def _line(runs: pd.DataFrame, mean: Mean) -> pd.Series:
+    """One line for the ``runs`` of a seed: means of what was measured, everything else the first run's."""
+    line = runs.iloc[0].copy()
+    measured = [str(name) for name in runs if str(name).startswith(FINAL)]
+    line[measured] = runs[measured].mean(skipna=False)
+    keys = [{**key, **mean.published} for key in json.loads(line["published"])] if mean.published else []
+    known = "".join(sorted(runs["run_id"]))
+    line["setting"], line["started"] = mean.name, runs["started"].max()
+    line["scenario"] = f"mean over {', '.join(mean.over)}"
+    # a table of its own, beside those of its settings
+    line["scenario_settings"] = json.dumps(json.loads(line["scenario_settings"]) | {"mean over": list(mean.over)})
+    line["published"] = json.dumps([key for at, key in enumerate(keys) if key not in keys[:at]])
+    line["run_id"] = line["mlflow_id"] = f"mean {hashlib.sha256(known.encode()).hexdigest()[:16]}"
+    return line
+
+
+_KINDS = ("backbone", "tune", "tuned")
+"""Properties that a row shares with its baseline; without such a baseline a row has none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Baseline:
+    """The runs that a row is compared with, or the reason why there are none."""
+
+    runs: pd.DataFrame | None
+    why: str = ""
+
+
+def baseline_of(runs: pd.DataFrame, rows: Mapping[str, pd.DataFrame], baseline: str) -> Baseline:
+    """The baseline of ``runs``: the row of that full name, else one of that label or method that is of their kind."""
+    # a tuned row's name means that row; another name stands for its tuned twin as well
+    called_by = str if _untuned(baseline) != baseline else _untuned
+    whole = [other for name, other in rows.items() if baseline in (called_by(name), called_by(row_of(other)))]
+    if whole:
+        return _one_of(runs, whole, _KINDS, baseline)
+    called = [other for other in rows.values() if baseline in (label_of(row_of(other)), other["method"].iloc[0])]
+    words = [baseline]
+    for key in _KINDS:
+        alike = [other for other in called if _alike(other, runs, key)]
+        if len(alike) < len(called):
+            words = _narrowed(words, key, runs)
+        called = alike
+    if not called:
+        return Baseline(None, f"no {' '.join(words)}")
+    labelled = [other for other in called if baseline == label_of(row_of(other))]
+    return _one_of(runs, labelled or called, (), baseline)
+
+
+def _one_of(runs: pd.DataFrame, rows: list[pd.DataFrame], kinds: Sequence[str], baseline: str) -> Baseline:
+    """Choose the one of ``rows`` most like ``runs``: of the same kind, then with the same settings, as far as any
+    is."""
+    for key in (*kinds, "row_settings"):
+        rows = [other for other in rows if _alike(other, runs, key)] or rows
+    rows = newest_version(rows)
+    if len(rows) > 1:
+        return Baseline(None, f"{len(rows)} rows are called {baseline}; give --baseline ROW")
+    return Baseline(rows[0])
+
+
+def _narrowed(words: list[str], key: str, runs: pd.DataFrame) -> list[str]:
+    """The description of a baseline, extended by what a row requires of it."""
+    value = runs[key].iloc[0]
+    if key == "tuned":
+        return ["tuned" if value else "untuned", *words]
+    return [*words, f"on {value}" if key == "backbone" else f"({value})"]
+
+
+def _alike(one: pd.DataFrame, other: pd.DataFrame, key: str) -> bool:
+    values = one[key].iloc[0], other[key].iloc[0]
+    if key == "row_settings":
+        return _shared(values[0]) == _shared(values[1])
+    if key == "tuned":
+        # every method has a study of its own; what counts is whether there was one, where anything can be tuned
+        untunable = not int(one["trainable_parameters"].iloc[0])
+        return untunable or bool(values[0]) == bool(values[1])
+    return bool(values[0] == values[1])
+
+
+def _shared(row_settings: str) -> dict[str, str]:
+    """The settings in which rows of two methods can agree: neither a method's own, nor its study."""
+    settings = dict(json.loads(row_settings))
+    return {k: v for k, v in settings.items() if ("." not in k or k.startswith("training.")) and k != "tuned"}
+
+
+def _untuned(row: str) -> str:
+    return row.replace(", tuned)", ")").replace(" (tuned)", "")
+
+
+def delta_of(runs: pd.DataFrame, baseline: Baseline, headline: str, test: Test) -> Delta:
+    """The difference to the baseline over common seeds, with its test."""
+    base = baseline.runs
+    if base is None or base is runs:
+        return Delta(significance=NO_BASELINE if base is None else BASELINE, test=test.title, note=baseline.why)
+    column = FINAL + headline
+    pairs = pd.concat([runs.set_index("seed")[column], base.set_index("seed")[column]], axis=1, keys=["ours", "theirs"])
+    pairs = pairs.dropna()
+    difference = pairs["ours"] - pairs["theirs"]
+    outcome = paired(list(pairs["ours"]), list(pairs["theirs"]), test)
+    low, high = interval(list(difference))
+    return Delta(
+        cell=ScoreCell(float(difference.mean()), float(difference.std(ddof=1))),
+        low=low,
+        high=high,
+        seeds=len(difference),
+        p_value=outcome.p_value,
+        significance=outcome.reason if len(difference) else _unpaired(runs, base, headline),
+        test=test.title,
+        note=baseline.why,
+    )
+
+
+def _unpaired(runs: pd.DataFrame, base: pd.DataFrame, headline: str) -> str:
+    """The reason why a row and its baseline have no pair."""
+    common = set(runs["seed"]) & set(base["seed"])
+    return f"no {headline}" if common else "no seed in common with the baseline"
+
 
 HEADLINE = "global_accuracy"
 _STANDARD = (
@@ -121,7 +258,7 @@ def leaderboard(
     - Rounds are counted to ``target`` in ``curves`` (`load_curves`); by default it is the mean that the row's baseline
       ends with.
     - ``published`` are the numbers that the suite's paper prints.
-    - Ranked by own models, a row without them is there by its global model (`rows.own_models`).
+    - Ranked by own models, a row without them is there by its global model (`own_models`).
     - Failed runs enter no number. A row without a finished run has a line without numbers.
     """
     results = with_global_models(results, (headline, *(headlines or {}).values()))

@@ -16,8 +16,7 @@ from typing import Any
 import pandas as pd
 
 from fedbench_boards.leaderboard.model import FAILED, FINISHED, PARTLY, Failure, RowStatus
-from fedbench_boards.leaderboard.rows.identity import PROTOCOL, ROW, grouped, label_of, names, row_of
-from fedbench_boards.leaderboard.rows.versions import by_version
+from fedbench_boards.leaderboard.rows import PROTOCOL, ROW, by_version, grouped, label_of, names, row_of
 
 MARK = "†"
 """Mark behind the name of a row with a failed run."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedbench_boards.leaderboard.comparable import Difference
-from fedbench_boards.statistics.across import Across
+from fedbench_boards.statistics import Across
 
 NAN = float("nan")
 FINISHED, PARTLY, FAILED = "finished", "partly failed", "failed"
@@ -157,18 +157,18 @@ class Line:
     untrained: bool = False
     """Whether its global model is never trained."""
     one_for_all: bool = False
-    """Whether its numbers in columns of own models are those of its global model, see `rows.own_models`."""
+    """Whether its numbers in columns of own models are those of its global model, see `own_models`."""
     incomplete: tuple[str, ...] = ()
     """Shown metrics that only some seeds have."""
     scores: Mapping[int, float] = field(default_factory=dict)
     """Seed -> the headline of its run, where the run has it."""
     rank: int | None = None
-    """Rank by the headline in the table, 1 is best; see `fedbench_boards.leaderboard.rows.ranking.compared`."""
+    """Rank by the headline in the table, 1 is best; see `fedbench_boards.leaderboard.rows.compared`."""
     tied_rank: int | None = None
     """The rank shared by rows that their seeds can't tell apart, see `ties.tied_ranks`; None in a table whose seeds are
     too few for a test."""
     p_best: float = NAN
-    """The bootstrap probability that the row is best, see `fedbench_boards.statistics.ties.probability_best`."""
+    """The bootstrap probability that the row is best, see `fedbench_boards.statistics.probability_best`."""
     whole: bool = True
     """Whether the row lost no seed that another row finished."""
 

@@ -3,23 +3,107 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Callable, Collection
+import warnings
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from fedbench.core.metric_names import EACH_DOMAIN
+from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.core.metric_names import EACH_DOMAIN, QUALITIES
+from fedbench.core.wording import MEGA, heading
+from fedbench.kinds.measured import metric_plugin
 from fedbench.suites.single import ADHOC, single
 from fedbench.suites.suite import Suite, load_suite, suite_names
+from fedbench.tracking.schema import FINAL, store_uri
+from fedbench_boards.leaderboard import failures
 from fedbench_boards.leaderboard.board import of_suite
-from fedbench_boards.leaderboard.model import Board
-from fedbench_boards.leaderboard.named import baseline_named, metric_named
-from fedbench_boards.leaderboard.network import Link
+from fedbench_boards.leaderboard.formats import flat
+from fedbench_boards.leaderboard.model import Board, Line, Table
 from fedbench_boards.leaderboard.published import Published, published_folder, published_of, unreadable_columns
 from fedbench_boards.leaderboard.results import StoredResults, load_curves, load_runs
-from fedbench_boards.statistics.paired import Test
+from fedbench_boards.leaderboard.rows import ON_NETWORK, PROTOCOL, label_of, named_rows
+from fedbench_boards.statistics import Test
+
+
+def metric_named(results: pd.DataFrame, name: str) -> str:
+    """The accuracy that ``--metric`` means: ``tail`` is ``tail_accuracy``, ``own models`` is the metric with this
+    heading.
+
+    FedbenchError for an accuracy that no run has.
+    """
+    known = [str(column).removeprefix(FINAL) for column in results if str(column).startswith(FINAL)]
+    accuracies = [metric for metric in known if "accuracy" in metric or metric in QUALITIES or metric_plugin(metric)]
+    accuracies = [metric for metric in accuracies if results[FINAL + metric].notna().any()]
+    if not accuracies:
+        raise FedbenchError(f"no run has finished, so there is no accuracy {name!r}; leave out --metric and --column.")
+    short = {metric.removesuffix("_accuracy"): metric for metric in accuracies}
+    called = {heading(metric).replace(" ", "_"): metric for metric in accuracies if "/" not in metric}
+    called |= short | {metric: metric for metric in accuracies}
+    metric_meant = called.get(name) or called.get(name.replace(" ", "_"))
+    if metric_meant is None and name in known:
+        raise FedbenchError(
+            f"metric {name!r} is of a plug-in that is not here; install it, or give its file with --plugin."
+        )
+    if metric_meant is None:
+        raise unknown_name("accuracy in these results", name, short)
+    return metric_meant
+
+
+def baseline_named(results: pd.DataFrame, name: str, failed: pd.DataFrame | None = None) -> str:
+    """``name`` if it is a row, a method or a label in ``results`` or of ``failed`` runs; FedbenchError otherwise."""
+    tried = failures.attempts(results, failed)
+    known = {*tried["row"], *tried["method"], *(label_of(row) for row in tried["row"])}
+    for _, of_protocol in tried.groupby(list(PROTOCOL), sort=False, dropna=False):
+        protocol, lost = failures.split(of_protocol)
+        rows = named_rows(protocol)
+        known |= {*rows, *failures.without_a_run(rows, lost)}
+    if name not in known:
+        raise unknown_name("baseline", name, known, "It is a row, or the method of one.")
+    return name
+
+
+_LINK = re.compile(r"(\d+(?:\.\d+)?)(?:,(\d+(?:\.\d+)?))?")
+
+
+@dataclass(frozen=True)
+class Link:
+    """Every client's connection to the server: megabits (10^6) a second each way, and milliseconds one way."""
+
+    megabits: float
+    milliseconds: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Link:
+        """Parse ``10`` or ``10,50``. FedbenchError for anything else, and for a link without bandwidth."""
+        match = _LINK.fullmatch(text.replace(" ", ""))
+        if match is None or not float(match[1]):
+            raise FedbenchError(f"--network {text!r} is no link; write Mbit/s, or Mbit/s,ms: for instance 10,50.")
+        return cls(float(match[1]), float(match[2] or 0))
+
+    @property
+    def cost(self) -> str:
+        """The column's name among a row's costs."""
+        latency = f", {self.milliseconds:g} ms" if self.milliseconds else ""
+        return f"{ON_NETWORK}{self.megabits:g} Mbit/s{latency}"
+
+    def column(self, results: pd.DataFrame) -> pd.DataFrame:
+        """``results`` with a column of the seconds that each run spends sending.
+
+        All clients of a cohort send at the same time, the same amount each; a round has one exchange, with two
+        latencies. Traffic outside of rounds counts like the rest. Training and aggregation are left out: simulated
+        clients share a machine, so ``train_seconds`` are no client's. A run that sends nothing needs no time.
+        """
+        sent = results[f"{FINAL}bytes_up"] + results[f"{FINAL}bytes_down"]
+        of_a_client = sent / results["cohort_size"].clip(lower=1)
+        waited = results["rounds"].astype(float) * 2 * self.milliseconds / 1000
+        seconds = of_a_client * 8 / (self.megabits * 1e6) + np.where(sent > 0, waited, 0.0)
+        return results.assign(**{FINAL + self.cost: seconds})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,3 +246,85 @@ def _published(
     if unread:
         tell(f"{read.published}.csv has no column {', '.join(unread)}; keys with it pick no number.")
     return facts
+
+
+_WHERE_TOLD = ("table", "setting", "failure")
+"""Columns that are left out if all their values are empty or 0."""
+
+
+def leaderboard(
+    suite: str | None = None,
+    *,
+    metric: str | None = None,
+    columns: str | Iterable[str] = (),
+    baseline: str | None = None,
+    target: float | None = None,
+    test: str = "t",
+    network: str | None = None,
+    store: str | Path | None = None,
+    published: str | Path | None = None,
+    full: bool = False,
+) -> pd.DataFrame:
+    """The leaderboard of stored results, as ``fedbench leaderboard`` shows it with options of the same names.
+
+    See `frame_of` for the columns. Raises FedbenchError where there are no results, or for a name that nothing has.
+    """
+    given = ReadingOptions(
+        suite=suite,
+        metric=metric,
+        columns=(columns,) if isinstance(columns, str) else tuple(columns),
+        baseline=baseline,
+        target=target,
+        test=test,
+    )
+    uri = store_uri(None if store is None else str(store), to_write=False)
+    place = None if published is None else Path(published)
+    return frame_of(read_board(given, uri, network=network, published=place, tell=_warn).board, full=full)
+
+
+def frame_of(board: Board, *, full: bool = False) -> pd.DataFrame:
+    """A line a row, the best first in each ``table``: means and standard deviations over ``seeds``, in %.
+
+    ``delta`` is the difference to the baseline with its 95 % interval (``delta_low``, ``delta_high``) and the ``p`` of
+    its test, corrected for the rows of the table. Rows that their seeds can't tell from the best share ``tied_rank`` 1;
+    ``p_best`` is how likely a row is the best. ``megabytes`` are sent both ways. With ``full`` it has the
+    columns of the file leaderboard.csv instead.
+    """
+    if full:
+        return flat(board)
+    frame = pd.DataFrame(
+        [_line(number, table, line) for number, table in enumerate(board.tables) for line in table.lines]
+    )
+    silent = [name for name in _WHERE_TOLD if name in frame and frame[name].nunique() < 2 and not any(frame[name])]
+    return frame.drop(columns=silent).astype({"rank": "Int64", "tied_rank": "Int64"} if len(frame) else {})
+
+
+def _line(number: int, table: Table, line: Line) -> dict[str, Any]:
+    cells = {metric: line.cell(metric) for metric in table.shown}
+    scores = {
+        f"{metric}{end}": value
+        for metric, cell in cells.items()
+        for end, value in (("", cell.mean), ("_std", cell.std))
+    }
+    return {
+        "table": number,
+        "setting": line.setting,
+        "rank": line.rank,
+        "tied_rank": line.tied_rank,
+        "row": line.row,
+        **scores,
+        "delta": line.delta.cell.mean,
+        "delta_std": line.delta.cell.std,
+        "delta_low": line.delta.low,
+        "delta_high": line.delta.high,
+        "p": line.delta.p_adjusted,
+        "p_best": line.p_best,
+        "megabytes": line.sent / MEGA,
+        "train_seconds": line.cost("train_seconds"),
+        "seeds": len(line.runs),
+        "failure": line.status.text,
+    }
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=2)

@@ -20,8 +20,7 @@ from fedbench.tracking.databases import shown
 from fedbench.tracking.read import REQUESTS, Reader, open_reader
 from fedbench.tracking.schema import FAILURE, FINAL, StoredRun
 from fedbench.tracking.tags import DEFAULTS, RunTags
-from fedbench_boards.leaderboard.rows.own_models import of_global_model, with_global_curves
-from fedbench_boards.leaderboard.rows.untrained import is_untrained
+from fedbench_boards.leaderboard.own_models import is_untrained, of_global_model, with_global_curves
 
 _ELSEWHERE = ("dataset", "method", "backbone", "tune", "seed", "training.eval_every", "training.own_every")
 """Parameters with a column of their own, or without influence on the final model."""
@@ -131,7 +130,7 @@ def load_curves(uri: str, results: pd.DataFrame, *headlines: str) -> pd.DataFram
 
     Columns: ``mlflow_id``, ``run_id``, ``round``, ``global_accuracy``, the ``headlines`` and the groups' accuracies
     where some run has them by round (all in %), ``bytes_total`` (both ways) and ``seconds_total`` (of training) since
-    the start. Headlines of own models are the global model's for runs without own ones (`rows.own_models`). A run
+    the start. Headlines of own models are the global model's for runs without own ones (`own_models`). A run
     without a curve has no line. Raises FedbenchError for a store that cannot be reached.
     """
     reader = open_reader(uri)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedbench.core.wording import NONE
-from fedbench_boards.site.names import slug
+from fedbench_boards.site.text import slug
 
 if TYPE_CHECKING:
     from fedbench.suites.suite import Suite

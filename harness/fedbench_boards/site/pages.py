@@ -1,11 +1,12 @@
-"""Builds the site: pages from templates, pictures and the folders' own pages copied beside them."""
+"""Builds the site: pages of suites, data sets and methods, pictures and the folders' own pages copied beside them."""
 
 from __future__ import annotations
 
 import posixpath
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -19,12 +20,163 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.files import replacing
 from fedbench.core.version import __version__
 from fedbench.core.wording import counted
+from fedbench.datasets.catalogue import DataCard, card_of, plain_name
+from fedbench.kinds.registry import METHOD, installed
+from fedbench.models import pretraining_of
+from fedbench.plugins.description import Description, Descriptions
 from fedbench_boards.site.collect import read_folders
-from fedbench_boards.site.data import data_of, name_of, seen_in
-from fedbench_boards.site.methods import methods_of
-from fedbench_boards.site.model import ResultsOf
-from fedbench_boards.site.names import in_repository, slug
-from fedbench_boards.site.text import findings, seeds_shown, with_code
+from fedbench_boards.site.model import BoardLine, BoardTable, ResultsOf
+from fedbench_boards.site.text import Told, findings, in_repository, seeds_shown, slug, source_of, told, with_code
+
+
+@dataclass(frozen=True)
+class DataOf:
+    """A data set in the results."""
+
+    name: str
+    card: DataCard | None
+    """The card of a listed data set; None for others."""
+    typed: tuple[str, ...]
+    """The names that runs have for it, with options."""
+    places: tuple[tuple[ResultsOf, BoardTable], ...]
+
+    @property
+    def slug(self) -> str:
+        return slug(self.name)
+
+    @property
+    def suites(self) -> list[ResultsOf]:
+        """The result folders with a row on it."""
+        return list({results.name: results for results, _ in self.places}.values())
+
+
+def name_of(dataset: str) -> str:
+    """The data set's name: that of its card, else the runs' name without options."""
+    card = card_of(dataset)
+    return card.title if card is not None else plain_name(dataset)
+
+
+def data_of(folders: Sequence[ResultsOf]) -> list[DataOf]:
+    """The data sets, by name."""
+    typed: dict[str, dict[str, None]] = {}
+    places: dict[str, dict[tuple[str, int], tuple[ResultsOf, BoardTable]]] = {}
+    for results in folders:
+        for table, entry in results.entries:
+            if entry.dataset:
+                name = name_of(entry.dataset)
+                typed.setdefault(name, {})[entry.dataset] = None
+                places.setdefault(name, {})[results.name, table.number] = (results, table)
+    return [
+        DataOf(name, card_of(next(iter(typed[name]))), tuple(typed[name]), tuple(places[name].values()))
+        for name in sorted(places, key=str.lower)
+    ]
+
+
+def seen_in(table: BoardTable) -> Iterator[str]:
+    """A sentence for each backbone of the table that was trained on data of the kind that it is tested on."""
+    for backbone, dataset in dict.fromkeys((entry.backbone, entry.dataset) for entry in table.entries):
+        try:
+            known = pretraining_of(backbone) if backbone else None
+        except FedbenchError:  # of a package that is not installed here
+            known = None
+        if known is not None and name_of(dataset) in known.datasets:
+            yield f"{backbone} saw data of this kind in pretraining: {known.text}"
+
+
+@dataclass(frozen=True)
+class RankedRow:
+    """A row of a table of a folder."""
+
+    results: ResultsOf
+    table: BoardTable
+    entry: BoardLine
+
+    @property
+    def anchor(self) -> str:
+        """Anchor of the row, on the suite's page and in the folder's own."""
+        return f"{self.table.anchor}-row-{self.table.entries.index(self.entry)}"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A hyper-parameter described in words."""
+
+    name: str
+    symbol: str
+    default: str
+    bounds: str
+    searched: str
+    neutral: str
+    source: str
+
+
+@dataclass(frozen=True)
+class MethodOf:
+    """A method of the site."""
+
+    name: str
+    description: Description | None
+    """None if the method is not installed here, or can't be used."""
+    told: Told | None
+    parameters: tuple[Parameter, ...]
+    source: str
+    """Path of the method's module."""
+    is_ours: bool
+    """Whether ``source`` is a path in fedbench's repository."""
+    places: tuple[RankedRow, ...]
+
+    @property
+    def slug(self) -> str:
+        return slug(self.name)
+
+    @property
+    def first(self) -> int:
+        """The number of tables in which one of its rows has rank 1."""
+        return sum(place.entry.rank == 1 for place in self.places)
+
+
+def methods_of(folders: Sequence[ResultsOf]) -> list[MethodOf]:
+    """The installed methods and those that only results have, by name."""
+    places: dict[str, list[RankedRow]] = {}
+    for results in folders:
+        for table, entry in results.entries:
+            for name in entry.methods:
+                places.setdefault(name, []).append(RankedRow(results, table, entry))
+    modules = {point.name: point.value.partition(":")[0] for point in installed(METHOD)}
+    known = Descriptions()
+    methods = []
+    for name in sorted({*modules, *places}):
+        source, is_ours = source_of(modules[name]) if name in modules else ("", False)
+        description = _described(known, name) if name in modules else None
+        methods.append(
+            MethodOf(
+                name=name,
+                description=description,
+                told=told(description.text) if description else None,
+                parameters=_parameters(description) if description else (),
+                source=source,
+                is_ours=is_ours,
+                places=tuple(places.get(name, ())),
+            )
+        )
+    return methods
+
+
+def _described(known: Descriptions, name: str) -> Description | None:
+    try:
+        return known.of(name)
+    except FedbenchError:  # a page that says so is of more use than no site
+        return None
+
+
+def _parameters(description: Description) -> tuple[Parameter, ...]:
+    return tuple(map(_parameter, description.parameters, description.searched))
+
+
+def _parameter(row: Sequence[str], searched: str) -> Parameter:
+    name, symbol, _, default, bounds, neutral, source = row
+    return Parameter(name, symbol, default, bounds.partition(", tuned ")[0], searched or "no", neutral, source)
+
 
 LISTING = ".fedbench-site"
 """Name of the list of written pages, a path per line. The next site removes those that it no longer has, and nothing

@@ -53,8 +53,7 @@ def advise(
     """
     from fedbench_boards.advice.advising import Constraints
     from fedbench_boards.advice.advising import advise as advised
-    from fedbench_boards.advice.evidence import GLOBAL, PERSONAL, read_evidence
-    from fedbench_boards.advice.measures import measures_of, read_counts
+    from fedbench_boards.advice.evidence import GLOBAL, PERSONAL, measures_of, read_counts, read_evidence
 
     if needs not in ("", GLOBAL, PERSONAL):
         raise FedbenchError(f"--needs {needs!r} is neither {GLOBAL} nor {PERSONAL}.")
@@ -65,7 +64,7 @@ def advise(
     found = advised(known, measures_of(table.to_numpy(), participation), baseline, wanted)
     _show(found, known.runs, wanted.needs)
     if run:
-        from fedbench_boards.advice.replay import write_replay
+        from fedbench_boards.advice.advising import write_replay
 
         rows = [choice.row for choice in found.choices]
         suite = write_replay(known.runs, rows, baseline, table, participation, dataset, output)
@@ -80,7 +79,7 @@ def _show(found: Advice, runs: pd.DataFrame, needs: str) -> None:
     from rich.table import Table
 
     from fedbench_boards.advice.advising import LEVEL
-    from fedbench_boards.advice.measures import WORDS
+    from fedbench_boards.advice.evidence import WORDS
 
     def table(*headings: str) -> Table:
         made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold", collapse_padding=True)

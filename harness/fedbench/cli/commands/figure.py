@@ -57,8 +57,8 @@ def figure(
     """
     from fedbench.runs.prepare import Settings
     from fedbench.tracking.schema import store_uri
-    from fedbench_boards.leaderboard.figures import draw
-    from fedbench_boards.leaderboard.figures.kinds import Drawing, drawn
+    from fedbench_boards.leaderboard import drawing
+    from fedbench_boards.leaderboard.figures import Drawing, drawn
     from fedbench_boards.leaderboard.reading import suite_of
     from fedbench_boards.leaderboard.results import load_results
 
@@ -66,5 +66,5 @@ def figure(
     uri = store_uri(store, to_write=False)
     settings = Settings(expanded(data_dir, "--data-dir"), expanded(cache_dir, "--cache-dir"), plugin_files(plugin))
     wanted = Drawing(kind.value, tuple(by or ()), metric, setting, tuple(method or ()), baseline)
-    draw.save(drawn(wanted, uri, read, load_results(uri, read.name), settings), output)
+    drawing.save(drawn(wanted, uri, read, load_results(uri, read.name), settings), output)
     say(f"written to {output}")

@@ -16,7 +16,7 @@ from fedbench.cli.options import Plugins, Store, finite, plugin_files
 from fedbench.core.errors import FedbenchError
 
 if TYPE_CHECKING:
-    from fedbench_boards.leaderboard.formats.paper import PaperOptions
+    from fedbench_boards.leaderboard.latex import PaperOptions
     from fedbench_boards.leaderboard.reading import ReadResults
 
 
@@ -31,7 +31,7 @@ class Format(enum.StrEnum):
 
 
 class TestName(enum.StrEnum):
-    """A paired test; `fedbench_boards.statistics.paired.Test` without what it imports."""
+    """A paired test; `fedbench_boards.statistics.Test` without what it imports."""
 
     __test__ = False  # pytest would take it for a class of tests
 
@@ -90,10 +90,8 @@ def leaderboard(
     """
     from fedbench.core.files import usable_folder
     from fedbench.tracking.schema import store_uri
-    from fedbench_boards.leaderboard.formats.files import to_csv, write
-    from fedbench_boards.leaderboard.formats.latex import to_latex
-    from fedbench_boards.leaderboard.formats.markdown import to_markdown
-    from fedbench_boards.leaderboard.formats.terminal import render_terminal
+    from fedbench_boards.leaderboard.formats import render_terminal, to_csv, to_markdown, write
+    from fedbench_boards.leaderboard.latex import to_latex
     from fedbench_boards.leaderboard.reading import ReadingOptions, made_by, read_board
 
     plugin_files(plugin)
@@ -114,7 +112,7 @@ def leaderboard(
         made = made_by(read.stored, given)
         write(read.results, board, output, made)
         _write_page(output / "index.html", read, uri, made)
-        from fedbench_boards.exchange.manifest import write_manifest
+        from fedbench_boards.exchange.folder import write_manifest
 
         write_manifest(output, read, given, licence)
         say(f"written to {output}")
@@ -126,8 +124,8 @@ def leaderboard(
             _write_page(page, read, uri, made_by(read.stored, given))
             sys.stdout.write(page.read_text(encoding="utf-8"))
     elif paper is not None:
-        from fedbench_boards.leaderboard.formats.paper import to_paper
-        from fedbench_boards.statistics.paired import Test
+        from fedbench_boards.leaderboard.latex import to_paper
+        from fedbench_boards.statistics import Test
 
         sys.stdout.write(to_paper(board, read.results, paper, Test(test.value)))
     else:
@@ -141,7 +139,7 @@ def _paper_options(
     """How a paper's table is to look; None where nothing is said of it."""
     if not (columns or order or groups or across or caption or label):
         return None
-    from fedbench_boards.leaderboard.formats.paper import PaperOptions, parse_group
+    from fedbench_boards.leaderboard.latex import PaperOptions, parse_group
 
     return PaperOptions(
         columns=tuple(word.strip() for word in columns.split(",") if word.strip()),
@@ -154,7 +152,7 @@ def _paper_options(
 
 
 def _write_page(path: Path, read: ReadResults, uri: str, command: str) -> None:
-    from fedbench_boards.leaderboard.across.map import map_on_page
+    from fedbench_boards.leaderboard.across import map_on_page
     from fedbench_boards.leaderboard.page import write_page
     from fedbench_boards.leaderboard.results import load_federations
 

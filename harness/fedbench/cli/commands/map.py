@@ -49,7 +49,7 @@ def map_(
     """
     from fedbench.core.files import usable_folder
     from fedbench.suites.suite import load_suite
-    from fedbench_boards.leaderboard.across.map import MOST_AXES
+    from fedbench_boards.leaderboard.across import MOST_AXES
 
     read = load_suite(suite)
     if not read.axes:
@@ -86,10 +86,9 @@ def map_(
 def _draw(suite: str, folder: Path, fixed: dict[str, str], store: str | None) -> None:
     from fedbench.tracking.schema import store_uri
     from fedbench_boards.advice.evidence import SHIPPED, evidence_of, write_evidence
-    from fedbench_boards.leaderboard.across.diagram import critical_differences
-    from fedbench_boards.leaderboard.across.draw import figures
-    from fedbench_boards.leaderboard.across.map import map_of
-    from fedbench_boards.leaderboard.figures import draw
+    from fedbench_boards.leaderboard import drawing
+    from fedbench_boards.leaderboard.across import map_of
+    from fedbench_boards.leaderboard.across_figures import critical_differences, figures
     from fedbench_boards.leaderboard.reading import ReadingOptions, read_board
 
     uri = store_uri(store, to_write=False)
@@ -97,13 +96,13 @@ def _draw(suite: str, folder: Path, fixed: dict[str, str], store: str | None) ->
     found = map_of(read.suite, read.board, read.curves).fixed(fixed)
     write_evidence(evidence_of(uri, read.results), folder / SHIPPED)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    with draw.style():
+    with drawing.style():
         made = list(figures(found))
         if read.board.across is not None:
             made.append(("critical-differences", critical_differences(read.board.across, found.labels)))
         for name, figure in made:
             for suffix in SUFFIXES:
-                draw.save(figure, folder / "figures" / f"{name}{suffix}")
+                drawing.save(figure, folder / "figures" / f"{name}{suffix}")
 
 
 def _fixed(given: Sequence[str], axes: dict[str, tuple[str, ...]]) -> dict[str, str]:

@@ -50,7 +50,7 @@ def _stores(stores: list[str], into: str) -> None:
 
 def _folders(folders: list[str], into: str, suite: str | None, plugins: tuple[Path, ...]) -> None:
     from fedbench_boards.exchange.checks import check_folder
-    from fedbench_boards.exchange.joining import join
+    from fedbench_boards.exchange.merging import join
 
     checked = [check_folder(Path(folder), suite, plugins) for folder in folders]
     count = join(checked, Path(into))

@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fedbench.core.files import replacing
-from fedbench_boards.leaderboard.across.map import Map
+from fedbench_boards.leaderboard.across import Map
 from fedbench_boards.leaderboard.model import Board
 from fedbench_boards.leaderboard.page.data import page_of
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedbench_boards.leaderboard.page.heatmap import HeatMap
+from fedbench_boards.leaderboard.page.charts import HeatMap
 
 
 @dataclass(frozen=True)

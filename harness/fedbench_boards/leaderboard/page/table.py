@@ -1,4 +1,8 @@
-"""The main table of a page: columns and cells, every number both as readers see it and in full precision."""
+"""The main table of a page, and the notes on it.
+
+Every number is there both as readers see it and in full precision. Notes tell what marks and columns mean, and why a
+number is missing.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedbench.core.wording import NONE, heading, megabytes, spread
+from fedbench.core.wording import (
+    NONE,
+    OWN_MODELS,
+    UNSEEN,
+    heading,
+    megabytes,
+    not_on_unseen_notes,
+    server_data_notes,
+    spread,
+)
+from fedbench_boards.leaderboard.failures import MARK
 from fedbench_boards.leaderboard.model import Line, Printed, PrintedNumber, ScoreCell, Table
-from fedbench_boards.leaderboard.notes import INTERVAL, P_BEST, TIED, has_intervals
+from fedbench_boards.leaderboard.own_models import notes_on_marks
 from fedbench_boards.leaderboard.page.model import PageCell, PageColumn
 from fedbench_boards.leaderboard.published import AS_PRINTED, COMPARABLE, NOT_COMPARABLE
-from fedbench_boards.leaderboard.rows.identity import ON_NETWORK
-from fedbench_boards.leaderboard.rows.ranking import best_of, may_be_best
-from fedbench_boards.leaderboard.rows.seeds import seed_cells, seeds_differ
-from fedbench_boards.statistics.paired import NOT_SIGNIFICANT, SIGNIFICANT
+from fedbench_boards.leaderboard.rows import (
+    DIFFER,
+    ON_NETWORK,
+    best_of,
+    may_be_best,
+    seed_cells,
+    seed_counts,
+    seeds_differ,
+)
+from fedbench_boards.leaderboard.tables import INTERVAL, P_BEST, TIED, has_intervals
+from fedbench_boards.statistics import ALPHA, BASELINE, NO_BASELINE, NOT_SIGNIFICANT, SIGNIFICANT
 
 DOMAIN = "domain_accuracy/"
 _APART = (DOMAIN, "class_accuracy/")
@@ -191,3 +212,70 @@ def sent(line: Line) -> str:
 def _sent(lines: Sequence[Line]) -> tuple[PageColumn, list[PageCell]]:
     cells = [_cell(line.sent, megabytes(line.sent), title=sent(line)) for line in lines]
     return PageColumn("bytes", "MB", "sent up and down by all clients in all rounds, 10^6 bytes", "ascending"), cells
+
+
+def notes_of(table: Table) -> list[str]:
+    """The sentences below the table."""
+    return [*_failures(table.lines), *(_how_to_read(table, table.measured) if table.measured else [])]
+
+
+def _failures(lines: Sequence[Line]) -> list[str]:
+    """Notes on failed runs of rows with a number, and on the place of the other rows' reasons."""
+    notes = [f"{MARK} {line.label}: {line.status.text}." for line in lines if line.status.text and not line.has_failed]
+    if any(line.has_failed for line in lines):
+        notes.append("Failed: no run of the row has finished; why is under its name.")
+    return notes
+
+
+def _how_to_read(table: Table, lines: Sequence[Line]) -> list[str]:
+    counted = seed_counts(lines)
+    over = f"Mean ± sample standard deviation over {counted}. " if counted.endswith("s") else "One seed. "
+    chosen = [heading(name) for name in metrics_of(table) if name.startswith("selected_")]
+    other = f"; columns {', '.join(chosen)}: of the round that is best on validation data" if chosen else ""
+    notes = [f"{over}Accuracies of the last round, in %{other}. Bold: the best of a column. –: not measured."]
+    if any_known([line.delta.cell.mean for line in lines]):
+        baseline = table.baseline.partition(" · ")[0]
+        interval = f"; {INTERVAL}" if has_intervals(lines) else ""
+        notes.append(
+            f"Δ {baseline}: {heading(table.headline)} minus that of {baseline}, paired over the seeds both have"
+            f"{interval}."
+        )
+    notes += _significance(lines)
+    for why in dict.fromkeys(line.delta.note for line in lines if line.delta.note):
+        without = dict.fromkeys(line.label for line in lines if line.delta.note == why)
+        notes.append(f"No baseline for {', '.join(without)}: {why}.")
+    for metric in dict.fromkeys(metric for line in lines for metric in line.incomplete):
+        last = "; it has no rank" if metric == table.headline else ""
+        notes.append(f"{heading(metric)}: a row of which some seed lacks it has no mean{last}.")
+    notes += [f"{note[:1].upper()}{note[1:]}." for note in _facts(lines)]
+    if any(line.printed is not None and not math.isnan(line.printed.value) for line in lines):
+        notes.append("Published: the paper's number; what differs, or is not printed, is under the row's name.")
+    notes.append("MB: sent up and down by all clients in all rounds, 10⁶ bytes.")
+    notes.append("Under a row's name: its settings, tuning, single domains and run ids.")
+    return notes
+
+
+def _significance(lines: Sequence[Line]) -> list[str]:
+    significances = [text for text in dict.fromkeys(line.delta.significance for line in lines) if text]
+    marks = [mark for mark in MARKS if mark in significances]
+    reasons = [text for text in significances if text not in (*MARKS, BASELINE, NO_BASELINE)]
+    notes = [f"Δ without a mark was not tested ({'; '.join(reasons)})."] if reasons else []
+    if marks:
+        meant = ", ".join(f"{MARKS[mark]} {mark}" for mark in marks)
+        notes.append(
+            f"{meant} ({lines[0].delta.test}, p adjusted by Holm over the table, level {ALPHA:g}); "
+            "p-values are under the rows' names."
+        )
+    return notes
+
+
+def _facts(lines: Sequence[Line]) -> list[str]:
+    labels = [line.label for line in lines]
+    return [
+        *server_data_notes(labels, [line.server_data for line in lines]),
+        *not_on_unseen_notes(labels, [line.not_on_unseen for line in lines]),
+        *([UNSEEN] if any_known([line.cell("new_accuracy").mean for line in lines]) else []),
+        *([OWN_MODELS] if any_known([line.cell("personal_mean_client_accuracy").mean for line in lines]) else []),
+        *notes_on_marks(lines),
+        *([DIFFER] if seeds_differ(lines) else []),
+    ]

@@ -1,21 +1,25 @@
 """Methods with clients' own models beside methods with one model: both by the accuracy over the same clients.
 
 A board that is ranked by the accuracy of clients' own models (``personal_mean_client_accuracy`` and the like) lists a
-row without own models by its global model, over the same clients and their test samples; so do curves by round.
+row without own models by its global model, over the same clients and their test samples; so do curves by round. The
+global model of some runs is never trained: its accuracy is that before the first round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
 from fedbench.core.metric_names import GROUPS
 from fedbench.tracking.schema import FINAL
+from fedbench.tracking.tags import RunTags
+from fedbench_boards.leaderboard.model import Line
 
-MARK = "§"
+ONE_FOR_ALL_MARK = "§"
 """Mark behind the name of a row with one model for all clients, if rows are ranked by own models."""
-NOTE = "one model for all: under own models is what the global model reaches over the same clients"
+ONE_FOR_ALL_NOTE = "one model for all: under own models is what the global model reaches over the same clients"
 SHARED = "one_model_for_all"
 """The column of results that marks the runs with one model for all clients."""
 _PERSONAL = "personal_"
@@ -65,3 +69,36 @@ def with_global_curves(curves: pd.DataFrame, results: pd.DataFrame, metrics: Seq
             ours = curves[metric] if metric in curves else pd.Series(float("nan"), index=curves.index)
             curves = curves.assign(**{metric: ours.where(~shared, curves[theirs])})
     return curves
+
+
+def notes_on_marks(lines: Sequence[Line]) -> list[str]:
+    """What the marks behind the names of ``lines`` mean, as far as any has them."""
+    untrained = [f"{UNTRAINED_MARK} {UNTRAINED_NOTE}"] if any(line.untrained for line in lines) else []
+    shared = [f"{ONE_FOR_ALL_MARK} {ONE_FOR_ALL_NOTE}"] if any(line.one_for_all for line in lines) else []
+    return [*untrained, *shared]
+
+
+UNTRAINED_MARK = "‡"
+"""Mark behind the name of a row whose global model is never trained."""
+UNTRAINED_NOTE = (
+    "the global model is never trained, since nothing of it is sent: no rank by its accuracy; see own models"
+)
+
+
+def is_untrained(method: str, tags: RunTags, metrics: Mapping[str, float]) -> bool:
+    """Whether a finished run has tensors to train, but a global model that none of them changed.
+
+    That is so if clients and server sent nothing, and if every tensor is private and the harness evaluates; a method
+    that evaluates itself may predict by what clients report.
+    """
+    if FINAL + "global_accuracy" not in metrics or not tags.number("trainable_parameters"):
+        return False
+    sent = [metrics.get(f"{FINAL}bytes_{way}", float("nan")) for way in ("up", "down")]
+    evaluating = set(re.split(", | around ", tags.parsed("owners", dict).get("evaluate", method)))
+    is_private = tags.text("round_bytes") == "0" and evaluating.isdisjoint(method.split("+"))
+    return is_private or sum(sent) == 0
+
+
+def is_of_global_model(metric: str) -> bool:
+    """Whether the metric is of the global model, not of clients' own models."""
+    return not metric.startswith(_PERSONAL)

@@ -1,13 +1,15 @@
-"""A leaderboard as a paper prints it: chosen columns, rows in groups, settings side by side, bold within noise.
+"""A leaderboard as LaTeX: one ``table`` environment per table of the board, or what a paper prints of it.
 
-LaTeX for a document that loads ``booktabs`` and ``graphicx``.
+A paper has chosen columns, rows in groups, settings side by side, bold within noise. LaTeX for a document that loads
+``booktabs`` and ``graphicx``.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -15,14 +17,112 @@ from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.wording import heading
 from fedbench.kinds.measured import lower_is_better
 from fedbench.tracking.schema import FINAL
+from fedbench_boards.leaderboard import own_models
 from fedbench_boards.leaderboard.failures import MARK
-from fedbench_boards.leaderboard.formats.latex import HEAD, cell, escape, note, tabular
 from fedbench_boards.leaderboard.model import Board, Line, Table
-from fedbench_boards.leaderboard.notes import SIGN
-from fedbench_boards.leaderboard.rows import own_models, untrained
-from fedbench_boards.leaderboard.rows.ranking import may_be_best
-from fedbench_boards.leaderboard.tables import TextColumn, TextTable, text_tables
-from fedbench_boards.statistics.paired import ALPHA, Test, holm, paired
+from fedbench_boards.leaderboard.rows import may_be_best
+from fedbench_boards.leaderboard.tables import SIGN, TextColumn, TextTable, text_tables
+from fedbench_boards.statistics import ALPHA, Test, holm, paired
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"$<$",
+    ">": r"$>$",
+    **{character: f"\\{character}" for character in "&%$#_"},
+    "±": r"$\pm$",
+    "≠": r"$\neq$",
+    "≈": r"$\approx$",
+    "≥": r"$\geq$",
+    "–": "--",
+    "·": r"$\cdot$",
+    "×": r"$\times$",
+    "→": r"$\rightarrow$",
+    "†": r"\dag{}",
+    "‡": r"\ddag{}",
+    "§": r"\S{}",
+    "…": r"\ldots{}",
+    "*": r"$^{*}$",
+}
+_GREEK = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "η": "eta", "θ": "theta", "λ": "lambda",
+    "μ": "mu", "ρ": "rho", "σ": "sigma", "τ": "tau", "Δ": "Delta",
+}  # fmt: skip
+_ESCAPES = _SPECIAL | {letter: f"$\\{name}$" for letter, name in _GREEK.items()}
+_SIGN = re.compile(r"^[-+](?=\d)")
+HEAD = "% \\usepackage{booktabs,graphicx}\n\n"
+"""A comment with the packages that the document has to load."""
+_ESCAPED = re.compile("|".join(re.escape(character) for character in _ESCAPES))
+
+
+def to_latex(board: Board) -> str:
+    """Every table of the board under its caption and above what its marks mean."""
+    return HEAD + "\n".join(_environment(shown) for shown in text_tables(board))
+
+
+def escape(text: str) -> str:
+    """``text`` as LaTeX prints it; letters and signs beyond ASCII that pdfLaTeX lacks are set in mathematics."""
+    # on one line, since an empty one would end a paragraph, which a caption or a cell may not
+    return _ESCAPED.sub(lambda match: _ESCAPES[match.group()], " ".join(text.split()))
+
+
+def _environment(shown: TextTable) -> str:
+    # a reason is too long for a cell
+    status = [replace(one, cells=[cell.partition(":")[0] for cell in one.cells]) for one in shown.status]
+    columns = [shown.rank, *shown.names, *shown.scores, *shown.further, *status]
+    alignment = "".join("l" if column in (*shown.names, *status) else "r" for column in columns)
+    lines = [" & ".join(cell(column, number) for column in columns) for number in range(len(shown.rows))]
+    return "\n".join(
+        [
+            r"\begin{table}[htbp]",
+            r"\centering\small",
+            rf"\caption{{{escape(shown.caption)}}}",
+            *tabular(
+                alignment,
+                [
+                    " & ".join(escape(column.heading) for column in columns) + r" \\",
+                    r"\midrule",
+                    *(rf"{line} \\" for line in lines),
+                ],
+            ),
+            *map(note, (*_failures(shown), *shown.notes)),
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _failures(shown: TextTable) -> list[str]:
+    marked = [(column.sign(line), row) for column in shown.names[:1] for line, row in enumerate(shown.rows)]
+    return [f"{sign} {row.name}: {row.failure}".strip() for sign, row in marked if row.failure]
+
+
+def tabular(alignment: str, lines: Sequence[str]) -> list[str]:
+    """The ``lines`` as a tabular between rules; one that is wider than the text is made as small as that."""
+    return [
+        r"\smallskip",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        *lines,
+        r"\bottomrule",
+        r"\end{tabular}}",
+    ]
+
+
+def note(text: str) -> str:
+    """A line below a table."""
+    return rf"\par\smallskip{{\footnotesize {escape(text)}\par}}"
+
+
+def cell(column: TextColumn, line: int, *, bold: bool | None = None) -> str:
+    """A cell with its sign, bold where it is the best, or where ``bold`` asks for it."""
+    text = _SIGN.sub(lambda match: f"${match.group()}$", escape(column.cells[line]))
+    is_bold = column.is_best(line) if bold is None else bold
+    return (rf"\textbf{{{text}}}" if is_bold else text) + escape(column.sign(line))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +162,16 @@ def to_paper(board: Board, results: pd.DataFrame, options: PaperOptions, test: T
         raise FedbenchError("there is no table to write.")
     _refuse_unknown(parts, options)
     if options.across:
-        return HEAD + _environment(parts, options, options.label)
+        return HEAD + _paper_environment(parts, options, options.label)
     labels = [f"{options.label}-{n}" if n and options.label else options.label for n in range(len(parts))]
-    return HEAD + "\n".join(_environment([part], options, label) for part, label in zip(parts, labels, strict=True))
+    return HEAD + "\n".join(
+        _paper_environment([part], options, label) for part, label in zip(parts, labels, strict=True)
+    )
 
 
 _DELTA = "Δ "
 _OF_DELTA = (SIGN, f"{_DELTA.strip()}:")
-_SIGNS = (*_OF_DELTA, MARK, untrained.MARK, own_models.MARK)
+_SIGNS = (*_OF_DELTA, MARK, own_models.UNTRAINED_MARK, own_models.ONE_FOR_ALL_MARK)
 
 
 class _PaperPart:
@@ -137,7 +239,7 @@ def within_noise(lines: Sequence[Line], metric: str, results: pd.DataFrame, test
     return [n == best or n in equal or corrected.get(n, 0.0) >= ALPHA for n in range(len(lines))]
 
 
-def _environment(parts: Sequence[_PaperPart], options: PaperOptions, label: str) -> str:
+def _paper_environment(parts: Sequence[_PaperPart], options: PaperOptions, label: str) -> str:
     chosen = [[name for name in options.columns or part.usual if name in part.columns] for part in parts]
     if options.across and not options.columns:
         chosen = [names[:1] for names in chosen]

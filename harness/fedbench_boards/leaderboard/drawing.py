@@ -1,26 +1,114 @@
-"""Figures of numbers: curves over a swept setting, grids of two, metrics by round, by layer, gains by group, gaps."""
+"""Figures of recorded runs, as papers draw them, and the data of figures over seeds: sized for one column of a page."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from fedbench.core.errors import FedbenchError
+from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import replacing
 from fedbench.core.metric_names import OF_EACH
+from fedbench.core.spec import BUDGET
 from fedbench.core.wording import counted, heading
-from fedbench_boards.leaderboard.figures.points import Point
+from fedbench.tracking.schema import FINAL
+from fedbench_boards.leaderboard.rows import label_of, scores_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Point:
+    """Mean and deviation (of the sample; NaN for one seed) of a metric at the values of the swept settings."""
+
+    at: tuple[float | str, ...]
+    mean: float
+    std: float
+    seeds: int
+
+
+def settings_of(run: pd.Series) -> dict[str, str]:
+    """All settings of a run, by their names for ``--set``."""
+    row = {name.removeprefix("training."): str(value) for name, value in json.loads(run["row_settings"]).items()}
+    scenario = {name: str(value) for name, value in json.loads(run["scenario_settings"]).items()}
+    return {**scenario, **{name: str(run[name]) for name in BUDGET}, **row}
+
+
+def swept(results: pd.DataFrame, keys: Sequence[str], metric: str) -> dict[str, list[Point]]:
+    """The points of each method, ascending, over the values that its runs have of the settings ``keys``.
+
+    Methods whose runs have only one value are left out; rows of one method that differ in these settings only are taken
+    together. FedbenchError for a setting of which no run has several values.
+    """
+    frame = results.copy()
+    settings = [settings_of(run) for _, run in frame.iterrows()]
+    for key in keys:
+        known = sorted({name for one in settings for name in one})
+        if not any(key in one for one in settings):
+            raise unknown_name("setting of these runs", key, known)
+        frame[f"at {key}"] = [_value(one.get(key, "")) for one in settings]
+    frame["apart"] = [json.dumps({k: v for k, v in one.items() if k not in keys}, sort_keys=True) for one in settings]
+    at = [f"at {key}" for key in keys]
+    series: dict[str, list[Point]] = {}
+    for (method, _, _, _), runs in frame.groupby(["method", "backbone", "setting", "apart"], sort=False):
+        runs = runs[(runs[at] != "").all(axis=1)]
+        points = [_point(values, of, metric) for values, of in runs.groupby(at, sort=False)]
+        if len(points) > 1:
+            setting = runs["setting"].iloc[0] if frame["setting"].nunique() > 1 else ""
+            name = f"{method}, {setting}" if setting else str(method)
+            series[name] = sorted([*series.get(name, []), *points], key=lambda point: tuple(map(_order, point.at)))
+    if not series:
+        raise FedbenchError(
+            f"no method has runs at several values of {' and '.join(keys)}; run some, for instance with --set "
+            f"{keys[0]}=VALUE,VALUE."
+        )
+    return series
+
+
+def named(results: pd.DataFrame) -> dict[str, str]:
+    """Row -> its label; the full name if others, tuned or on another backbone, have the same label."""
+    rows = [str(row) for row in results["row"].unique()]
+    alike = Counter(map(label_of, rows))
+    return {row: label_of(row) if alike[label_of(row)] == 1 else row for row in rows}
+
+
+def by_row(results: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, pd.Series]]:
+    """Row, as ``named`` -> metric -> its value by seed, of the metrics that the row has."""
+    rows: dict[str, dict[str, pd.Series]] = {}
+    names = named(results)
+    for row, runs in results.groupby("row", sort=False):
+        scores = {metric: scores_of(runs, metric) for metric in metrics}
+        rows[names[str(row)]] = {metric: pd.Series(own) for metric, own in scores.items() if own}
+    return rows
+
+
+def _point(values: Any, runs: pd.DataFrame, metric: str) -> Point:
+    own = runs.drop_duplicates("seed", keep="last")[FINAL + metric]
+    return Point(tuple(values), float(own.mean(skipna=False)), float(own.std(ddof=1)), len(own))
+
+
+def _value(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _order(value: float | str) -> tuple[bool, float, str]:
+    return (isinstance(value, str), 0.0 if isinstance(value, str) else value, str(value))
+
 
 SUFFIXES = (".png", ".svg", ".pdf")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
@@ -197,3 +285,65 @@ def _legend_below(fig: Figure, of: Axes) -> None:
 
 def _text(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
+
+
+MOST_IN_LEGEND = 12
+_LARGEST = 60
+"""Area of the largest dot, in square points."""
+
+
+def entropies(rows: Mapping[str, NDArray[np.float64]], classes: int) -> Figure:
+    """A panel a row: a dot for the entropy of every test sample's prediction, and the bound log2 C as a line."""
+    made, panels = figure(len(rows), height=2.0)
+    for axes, (row, values) in zip(panels, rows.items(), strict=True):
+        axes.plot(values, ".", markersize=1.5, alpha=0.5, color=COLOURS[2], rasterized=True)
+        axes.axhline(math.log2(classes), color=COLOURS[1], linewidth=1)
+        axes.set_title(f"{row}: mean {values.mean():.2f}", fontsize=8)
+        axes.set_xlabel("test sample")
+        axes.set_ylim(0, 1.05 * math.log2(classes))
+    panels[0].set_ylabel("entropy (bits)")
+    return made
+
+
+def embedding(rows: Mapping[str, tuple[NDArray[np.float64], NDArray[np.int64]]], classnames: Sequence[str]) -> Figure:
+    """A panel a row: the samples in the plane, (n, 2), a colour a class (n,)."""
+    made, panels = figure(len(rows))
+    colours = colormaps["tab20" if len(classnames) > 10 else "tab10"]
+    for axes, (row, (plane, labels)) in zip(panels, rows.items(), strict=True):
+        for label, name in enumerate(classnames):
+            own = plane[labels == label]
+            axes.plot(own[:, 0], own[:, 1], ".", markersize=2, color=colours(label % colours.N), label=name)
+        axes.set_title(row, fontsize=8)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    if len(classnames) <= MOST_IN_LEGEND:
+        handles = panels[0].get_legend_handles_labels()
+        made.legend(*handles, loc="outside lower center", ncols=5, fontsize=6, frameon=False, markerscale=2)
+    return made
+
+
+def holdings(
+    counts: Sequence[Sequence[int]], classnames: Sequence[str], clusters: Mapping[str, NDArray[np.int64]]
+) -> Figure:
+    """Which client holds what: a dot for each client and class, its area as the root of the samples, a panel a
+    way to cluster.
+
+    ``counts`` (clients, classes). Clients stand in the order of their clusters, which have a colour each and lines
+    between them; in the order of their numbers where there are none.
+    """
+    held = np.array(counts)
+    ways = dict(clusters) or {"": np.zeros(len(held), dtype=np.int64)}
+    made, panels = figure(len(ways), height=max(2.5, 0.13 * len(classnames) + 1.0))
+    for axes, (way, own) in zip(panels, ways.items(), strict=True):
+        order = np.argsort(own[: len(held)], kind="stable")
+        for place, client in enumerate(order):
+            sizes = _LARGEST * np.sqrt(held[client] / held.max())
+            colour = COLOURS[own[client] % len(COLOURS)]
+            axes.scatter(np.full(len(sizes), place), np.arange(len(sizes)), s=sizes, color=colour, linewidths=0)
+        for edge in np.flatnonzero(np.diff(own[order])):
+            axes.axvline(edge + 0.5, color="black", linewidth=0.5, linestyle=":")
+        axes.set_xticks(range(len(order)), [str(client) for client in order], fontsize=5, rotation=90)
+        axes.set_xlabel("client")
+        axes.set_title(f"clusters of {way}" if way else "", fontsize=8)
+    panels[0].set_yticks(range(len(classnames)), classnames, fontsize=6)
+    return made

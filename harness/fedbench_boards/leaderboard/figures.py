@@ -2,21 +2,81 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch.nn.functional import normalize
 
 from fedbench.core.errors import FedbenchError, unknown_name
+from fedbench.rounds.loop import predict, start
+from fedbench.rounds.run import Run
+from fedbench.rounds.state import RunState
 from fedbench.runs.prepare import Settings
 from fedbench.suites.suite import Suite
+from fedbench.toolkit.fedavg import EVALUATION_BATCH
 from fedbench.tracking.schema import FINAL
-from fedbench_boards.leaderboard.figures import draw
-from fedbench_boards.leaderboard.figures.points import by_row, named, swept
-from fedbench_boards.leaderboard.named import metric_named
+from fedbench_boards.leaderboard import drawing
+from fedbench_boards.leaderboard.drawing import by_row, named, swept
+from fedbench_boards.leaderboard.own_models import OF_GROUPS, ranks_own_models
+from fedbench_boards.leaderboard.reading import metric_named
 from fedbench_boards.leaderboard.results import GROUPS, load_curves, load_measured, load_rounds
-from fedbench_boards.leaderboard.rows.own_models import OF_GROUPS, ranks_own_models
+
+MOST_POINTS = 1000
+"""The number of samples whose features are embedded: the first of the test split."""
+_CLUSTERS = re.compile(r"(.*?)\.?clusters")
+
+
+def entropies(run: Run, state: RunState) -> NDArray[np.float64]:
+    """Entropy in bits of the prediction for every test sample, (n,). FedbenchError for a model without scores."""
+    scores = predict(run, state, run.test).scores
+    if scores is None:
+        raise FedbenchError(f"{run.spec.method} gives no scores of its predictions; choose other rows.")
+    bits: NDArray[np.float64] = (torch.special.entr(scores.double().softmax(1)).sum(1) / math.log(2)).cpu().numpy()
+    return bits
+
+
+@torch.no_grad()
+def embedded(run: Run, state: RunState) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """t-SNE's plane (n, 2) of test samples as the model sees them, and their classes (n,).
+
+    It embeds a sample's features, or its logits if the encoder is frozen, since prompts and heads differ only in these;
+    both at unit length. Van der Maaten and Hinton, JMLR 2008, as in scikit-learn, with a fixed seed. FedbenchError for
+    too few samples.
+    """
+    from sklearn.manifold import TSNE
+
+    rows = torch.arange(min(len(run.test), MOST_POINTS))
+    tensors = {**state.weights, **state.buffers}
+    parts = [run.model.forward(tensors, run.test.read(some), False) for some in torch.split(rows, EVALUATION_BATCH)]
+    seen = [part.features.flatten(1) if run.model.encoder is None else part.logits for part in parts]
+    features = normalize(torch.cat(seen), dim=1).cpu().numpy()
+    perplexity = min(30.0, (len(rows) - 1) / 3)
+    if perplexity < 1:
+        raise FedbenchError(f"{len(rows)} test samples are too few to embed.")
+    plane = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(features)
+    return plane, run.scored.test.labels[rows].numpy()
+
+
+def clusters(run: Run) -> dict[str, NDArray[np.int64]]:
+    """The cluster of every client (N,), by the tensors that are averaged within clusters; empty if a method forms
+    none."""
+    state = run.initial_state()
+    start(run, state)
+    by_tensor = {}
+    for tensors in state.server.values():
+        for name, tensor in tensors.items():
+            named = _CLUSTERS.fullmatch(name)
+            if named and tensor.shape == (len(run.federation.clients),):
+                by_tensor[named[1] or "clusters"] = tensor.cpu().numpy()
+    return by_tensor
+
 
 ACCURACY = "accuracy"
 """The kind with one accuracy by round, a line a row."""
@@ -49,7 +109,7 @@ def drawn(wanted: Drawing, uri: str, suite: Suite, results: pd.DataFrame, settin
     if kind in _ONE_SETTING and results["setting"].nunique() > 1:
         raise FedbenchError(f"{kind} are of one setting; choose one with --setting.")
     headline = suite.headline_of(wanted.setting or "")
-    with draw.style():
+    with drawing.style():
         if kind in _OF_MODELS:
             return _of_models(kind, uri, results, settings)
         if kind in (ACCURACY, "rounds"):
@@ -83,14 +143,14 @@ def _of_rounds(uri: str, results: pd.DataFrame, metric: str | None, headline: st
         names = [metric, *(f"{metric}/{group.removesuffix('_accuracy')}" for group in groups)]
         measured = load_rounds(uri, results, names)
         if metric in measured:
-            return draw.rounds(measured, owners_of(results), names)
+            return drawing.rounds(measured, owners_of(results), names)
     ranked = metric_named(results, metric) if metric else headline
     names = list(dict.fromkeys([ranked, *(OF_GROUPS if groups and ranks_own_models(ranked) else groups)]))
     curves = load_curves(uri, results, *names)
     if metric is None and (ranked not in curves or curves.dropna(subset=[ranked])["mlflow_id"].is_unique):
         # what is ranked is of one round of every run, such as the one that is best on validation data
         names = ["global_accuracy", *groups]
-    return draw.rounds(curves, owners_of(results), names)
+    return drawing.rounds(curves, owners_of(results), names)
 
 
 def _of_layers(uri: str, suite: str, results: pd.DataFrame, metric: str) -> Figure:
@@ -101,13 +161,12 @@ def _of_layers(uri: str, suite: str, results: pd.DataFrame, metric: str) -> Figu
     rows = {row: of for row, of in rows.items() if of.shape[1]}
     if not rows:
         raise FedbenchError(f"these runs have measured no {metric} of layers; run cka+METHOD.")
-    return draw.layers(rows, prefix)
+    return drawing.layers(rows, prefix)
 
 
 def _of_models(kind: str, uri: str, results: pd.DataFrame, settings: Settings) -> Figure:
     """Figures of the rows' recorded models, those of each row's first seed."""
     from fedbench.tracking.models import recorded_model
-    from fedbench_boards.leaderboard.figures import models, scatter
 
     owners = owners_of(results)
     first = results.sort_values("seed", kind="stable").drop_duplicates("row")["mlflow_id"]
@@ -116,19 +175,19 @@ def _of_models(kind: str, uri: str, results: pd.DataFrame, settings: Settings) -
     recorded = {owners[run]: recorded_model(uri, run, settings) for run in map(str, first)}
     info = next(iter(recorded.values())).run.info
     if kind == "entropies":
-        values = {row: models.entropies(one.run, one.state) for row, one in recorded.items()}
-        return scatter.entropies(values, len(info.classnames))
+        values = {row: entropies(one.run, one.state) for row, one in recorded.items()}
+        return drawing.entropies(values, len(info.classnames))
     if kind == "embedding":
-        planes = {row: models.embedded(one.run, one.state) for row, one in recorded.items()}
-        return scatter.embedding(planes, info.classnames)
-    clusters = {way: own for one in recorded.values() for way, own in models.clusters(one.run).items()}
-    return scatter.holdings(info.class_counts, info.classnames, clusters)
+        planes = {row: embedded(one.run, one.state) for row, one in recorded.items()}
+        return drawing.embedding(planes, info.classnames)
+    ways = {way: own for one in recorded.values() for way, own in clusters(one.run).items()}
+    return drawing.holdings(info.class_counts, info.classnames, ways)
 
 
 def _of_results(kind: str, results: pd.DataFrame, metric: str, by: tuple[str, ...], baseline: str) -> Figure:
     if kind == "gains":
         metrics = list(dict.fromkeys([metric, *GROUPS]))
-        return draw.gains(by_row(results, metrics), baseline, metrics)
+        return drawing.gains(by_row(results, metrics), baseline, metrics)
     if not 1 <= len(by) <= (2 if kind == "sweep" else 1):
         raise FedbenchError(f"a figure of the kind {kind} needs --by KEY, a setting that has several values.")
     if kind == "gap":
@@ -137,8 +196,8 @@ def _of_results(kind: str, results: pd.DataFrame, metric: str, by: tuple[str, ..
         metric = "head minus tail"
     series = swept(results[results[FINAL + metric].notna()] if FINAL + metric in results else results, by, metric)
     if len(by) == 1:
-        return draw.lines(series, by[0], metric)
+        return drawing.lines(series, by[0], metric)
     if len(series) > 1:
         raise FedbenchError(f"a grid is of one method; choose one of {', '.join(series)} with --method and --setting.")
     ((name, points),) = series.items()
-    return draw.grid(points, by, metric, name)
+    return drawing.grid(points, by, metric, name)

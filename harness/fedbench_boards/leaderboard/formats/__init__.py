@@ -1,1 +1,0 @@
-"""Writers of a leaderboard: terminal, Markdown, CSV, LaTeX."""

@@ -1,1 +1,0 @@
-"""Statistics over seeds and settings: tests, intervals, ties, power, ranks across settings."""
