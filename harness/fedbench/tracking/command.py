@@ -28,7 +28,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 CLAIMS = "fedbench.claims"
-"""Tag: names the folder by whose claims it can be seen whether a run is still at work (see `fedbench.runs.engines.claims`)."""
+"""Tag: names the folder by whose claims (`fedbench.runs.engines.claims`) it shows whether a run is still at work."""
 CLAIM = "fedbench.claim"
 """Tag of a command's run: the claim that its process holds."""
 SUITE = "suite.yaml"
