@@ -204,7 +204,7 @@ def _value(one: Registered) -> str:
 
 def _is_copy(of_file: Registered, one: Registered) -> bool:
     """Whether ``of_file`` is from a plug-in file that is the module of the installed ``one``, or a copy of it."""
-    if not isinstance(of_file.source, Path) or not isinstance(one.source, EntryPoint):
+    if not isinstance(of_file.source, Path) or isinstance(one.source, Path | type):
         return False
     try:
         spec = importlib.util.find_spec(one.source.module)
