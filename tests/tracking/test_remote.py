@@ -136,7 +136,8 @@ def check_the_parent(server: str) -> None:
     client: Any = store.open_store(server, create=False)
     filed = [run for _, run in store.filed(client, "remote")]
     (parent,) = [run for run in filed if run.data.tags["fedbench.kind"] == "invocation"]
-    assert (parent.info.status, parent.data.metrics) == ("FINISHED", {"runs_finished": 2, "runs_failed": 0})
+    assert parent.info.status == "FINISHED"
+    assert {"runs_finished": 2, "runs_failed": 0}.items() <= parent.data.metrics.items()
     assert parent.data.tags["fedbench.command"] == "fedbench run --suite remote.yaml"
     children = [run for run in filed if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert len(children) == 2

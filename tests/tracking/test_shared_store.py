@@ -90,10 +90,11 @@ def test_two_commands_at_once_share_the_work(folder):
 @pytest.mark.slow
 def test_what_a_killed_command_left_is_marked_and_gone_on_with(folder):
     uri = f"sqlite:///{folder}/fedbench-store/mlflow.db"
-    arguments = ("run", "--suite", "suite.yaml", "--method", "promptfl", "--jobs", "2", "--set", "rounds=60")
+    arguments = ("run", "--suite", "suite.yaml", "--method", "promptfl", "--jobs", "2", "--set", "rounds=1000")
     first = start(folder, *arguments)
     for line in first.stdout:
-        if line.startswith("round") and " 30/60 " in line:
+        # runs are stored once they have taken five seconds
+        if line.startswith("round") and int(line.partition("/1000 ")[0].split()[-1]) >= 600:
             break
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
@@ -109,7 +110,7 @@ def test_what_a_killed_command_left_is_marked_and_gone_on_with(folder):
         if run.info.status == "FINISHED":
             assert int(run.data.tags["fedbench.resumed_round"]) >= 20
             history = client.get_metric_history(run.info.run_id, "global_accuracy")
-            assert [metric.step for metric in history] == list(range(61))
+            assert [metric.step for metric in history] == list(range(1001))
     work = work_folder(uri, "shared", folder / "cache")
     assert list((work / "checkpoints").iterdir()) == []
 
