@@ -13,7 +13,7 @@ import pytest
 from fedbench.cli.app import main
 from fedbench.core.errors import FedbenchError
 from fedbench.kinds import registry
-from fedbench.kinds.registry import GROUP, find_method, load_plugin_file
+from fedbench.kinds.registry import GROUPS, METHOD, find_method, load_plugin_file
 from fedbench.plugins import assembly as assemble
 from fedbench.plugins import description
 
@@ -186,7 +186,7 @@ class Package:
 
 
 def point(name, value, package):
-    made = EntryPoint(name, value, GROUP)
+    made = EntryPoint(name, value, GROUPS[METHOD])
     vars(made).update(dist=Package(package))
     return made
 

@@ -39,7 +39,6 @@ GROUPS = {
     "suite": "fedbench.suites",
 }
 """Kind of plug-in -> the group of entry points that a package registers it in."""
-GROUP = GROUPS[METHOD]
 OBJECT = "object"
 """First part of the names of a program's own data sets, partitions and backbones: ``object:NAME``."""
 IN_NO_FILE = "(in no file)"

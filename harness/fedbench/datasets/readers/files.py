@@ -143,7 +143,7 @@ def _walk(root: Path) -> list[str]:
     """The files below ``root``, sorted; links to folders are followed. FedbenchError where one leads to a folder that
     is below ``root`` anyway, or around it: its images would count twice.
     """
-    found: list[str] = []
+    names_below: list[str] = []
     seen: dict[str, str] = {}
 
     def unreadable(error: OSError) -> None:
@@ -159,8 +159,8 @@ def _walk(root: Path) -> list[str]:
         seen[real] = folder
         subfolders[:] = sorted(name for name in subfolders if not _hidden((name,)))
         below = Path(folder).relative_to(root)
-        found += [(below / name).as_posix() for name in files if not _hidden((name,))]
-    return sorted(found)
+        names_below += [(below / name).as_posix() for name in files if not _hidden((name,))]
+    return sorted(names_below)
 
 
 def _hidden(parts: Sequence[str]) -> bool:

@@ -94,12 +94,12 @@ def _choose_split(parsed: DatasetName, splits: Mapping[str, Any], role: str, nam
         if wanted not in splits:
             raise FedbenchError(f"{parsed.location!r} has no split {wanted!r}; type ?{role}=NAME with one of {known}.")
         return wanted
-    found = [name for name in names if name in splits][:1]
-    if role == "train" and not found:
+    matches = [name for name in names if name in splits][:1]
+    if role == "train" and not matches:
         if len(splits) > 1:
             raise FedbenchError(f"{parsed.location!r} has no split 'train'; type ?train=NAME with one of {known}.")
-        found = list(splits)
-    return found[0] if found else None
+        matches = list(splits)
+    return matches[0] if matches else None
 
 
 def _table(
@@ -230,16 +230,16 @@ def _choose_columns(parsed: DatasetName, features: Mapping[str, Any]) -> dict[st
     labels = "classes" if "classes" in free.values() else "numbers"
     for option, kind in (("image", "image"), ("label", labels)):
         if option not in chosen:
-            found = [name for name in free if free[name] == kind]
-            if len(found) != 1:
+            fitting = [name for name in free if free[name] == kind]
+            if len(fitting) != 1:
                 several = (
-                    f"several {option} columns ({', '.join(found)})" if found else f"no {option} column by its type"
+                    f"several {option} columns ({', '.join(fitting)})" if fitting else f"no {option} column by its type"
                 )
                 raise FedbenchError(
                     f"{parsed.location!r} has {several}; choose with ?{option}=COLUMN, one of "
-                    f"{', '.join(found or features)}."
+                    f"{', '.join(fitting or features)}."
                 )
-            chosen[option] = found[0]
+            chosen[option] = fitting[0]
     return chosen
 
 

@@ -134,11 +134,11 @@ def _splits_and_others(folders: Iterable[str]) -> tuple[list[str], list[str]]:
 
     A class may be called train (DomainNet), but not one of the same data test.
     """
-    found = sorted(set(folders))
-    splits = [folder for folder in found if folder.lower() in SPLITS]
-    others = [folder for folder in found if folder.lower() not in SPLITS]
+    distinct = sorted(set(folders))
+    splits = [folder for folder in distinct if folder.lower() in SPLITS]
+    others = [folder for folder in distinct if folder.lower() not in SPLITS]
     called = {folder.lower() for folder in splits}
-    return (splits, others) if not others or (TRAIN in called and len(called) > 1) else ([], found)
+    return (splits, others) if not others or (TRAIN in called and len(called) > 1) else ([], distinct)
 
 
 def _has_splits(root: Path, images: Sequence[str], paths: Sequence[Sequence[str]]) -> bool:
@@ -201,16 +201,16 @@ def _annotated(tree: FileTree, top: str, table: pd.DataFrame) -> pd.DataFrame:
 def _train_and_test(root: Path, table: pd.DataFrame) -> pd.DataFrame:
     """The images to train on and, where there are any, those to test on, sorted; other splits are left out."""
     splits = table["split"].str.lower()
-    found = sorted(set(splits))
-    roles = found
-    if found not in ([""], [WHOLE]):
-        if TRAIN not in found:
+    distinct = sorted(set(splits))
+    roles = distinct
+    if distinct not in ([""], [WHOLE]):
+        if TRAIN not in distinct:
             only = ", ".join(repr(name) for name in sorted(set(table["split"]))) or "images without labels"
             where = " in its domains" if table["domain"].any() else ""
             forced = "" if where else ", or type ?layout=domain"
             raise FedbenchError(f"{str(root)!r} has no folder 'train'{where}, only {only}; rename one{forced}.")
-        roles = [TRAIN, *[name for name in TESTS if name in found][:1]]
-    left_out = [name for name in found if name not in roles]
+        roles = [TRAIN, *[name for name in TESTS if name in distinct][:1]]
+    left_out = [name for name in distinct if name not in roles]
     if left_out:
         log.info("%s: read are %s; left out are %s", root, " and ".join(roles), " and ".join(left_out))
     for role in roles:

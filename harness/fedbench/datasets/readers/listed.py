@@ -132,20 +132,20 @@ def _of_csv(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
 def _columns(file: Path, parsed: DatasetName, lacks: Sequence[str] = ()) -> pd.DataFrame:
     """The known columns by their usual names, and where each sample stands."""
     whole = csv_table(file)
-    found: dict[str, Any] = {WHERE: whole[WHERE]}
+    columns: dict[str, Any] = {WHERE: whole[WHERE]}
     for name in COLUMNS:
         column = parsed.options.get(name, name)
         if column in whole:
-            found[name] = whole[column].str.strip()
+            columns[name] = whole[column].str.strip()
         elif name in _NEEDED or (name in parsed.options and name not in lacks):
             hint = f"Name it with ?{name}=COLUMN."
             raise unknown_name(f"column of {str(file)!r}", column, map(str, whole.columns.drop(WHERE)), hint)
     if whole.empty:
         raise FedbenchError(f"{str(file)!r} has no samples below its first line, which names the columns.")
-    for name, values in found.items():
+    for name, values in columns.items():
         for where in whole[WHERE][values == ""][:1]:
             raise FedbenchError(f"{where}: no {name}; give every sample one, or drop the column.")
-    return whole[[]].assign(**found)
+    return whole[[]].assign(**columns)
 
 
 def csv_table(file: Path) -> pd.DataFrame:
@@ -210,13 +210,13 @@ def _of_lists(path: Path, parsed: DatasetName, data_dir: Path, cache_dir: Path) 
 
 
 def _list_in(folder: Path, split: str) -> Path | None:
-    found = sorted({*folder.glob(f"{split}.txt"), *folder.glob(f"*_{split}.txt")})
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
+    lists = sorted({*folder.glob(f"{split}.txt"), *folder.glob(f"*_{split}.txt")})
+    if len(lists) > 1:
+        names = ", ".join(file.name for file in lists)
         raise FedbenchError(
             f"{str(folder)!r} holds several {split} lists: {names}; name one of them: listfile:FILE?test=FILE."
         )
-    return found[0] if found else None
+    return lists[0] if lists else None
 
 
 def _read_list(file: Path, split: str) -> list[tuple[str, str, str, str]]:
@@ -262,10 +262,10 @@ def _coop_file(path: Path) -> Path | None:
     """The split that ``path``, a file or a folder, means; None where it is none. FedbenchError for several."""
     if path.is_file():
         return path if path.match(COOP) else None
-    found = sorted(path.glob(COOP))
-    if len(found) > 1:
-        raise FedbenchError(f"{str(path)!r} holds {', '.join(file.name for file in found)}; name one of them.")
-    return found[0] if found else None
+    files = sorted(path.glob(COOP))
+    if len(files) > 1:
+        raise FedbenchError(f"{str(path)!r} holds {', '.join(file.name for file in files)}; name one of them.")
+    return files[0] if files else None
 
 
 def _of_coop(file: Path, parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
@@ -301,9 +301,9 @@ def _image_root(file: Path, first: str) -> Path:
     """The folder beside or up to two levels below the split's own in which the image ``first`` lies."""
     folders = [file.parent]
     for _ in range(_DEPTH + 1):
-        found = next((folder for folder in folders if (folder / first).is_file()), None)
-        if found is not None:
-            return found
+        place = next((folder for folder in folders if (folder / first).is_file()), None)
+        if place is not None:
+            return place
         folders = [below for folder in folders for below in sorted(folder.iterdir()) if below.is_dir()]
     raise FedbenchError(
         f"{str(file)!r}: no image {first!r} lies below {str(file.parent)!r}; put the images there, or name the folder "
