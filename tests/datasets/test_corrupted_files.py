@@ -33,7 +33,7 @@ from fedbench.core.federation import TensorImages
 from fedbench.datasets import cache as kept
 from fedbench.datasets import load_dataset
 from fedbench.models.clip.loading import load_clip
-from fedbench.models.feature_cache import encode
+from fedbench.models.inputs import encode
 from fedbench.models.names import parse_backbone
 from fedbench.rounds.state import RunState, load_state, save_state
 from fedbench.tracking.read import open_reader

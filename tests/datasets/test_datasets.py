@@ -22,9 +22,9 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, TensorImages
 from fedbench.core.scenario import Scenario
 from fedbench.core.spec import RunSpec
-from fedbench.datasets import cache, dataset_names, images, load_dataset
+from fedbench.datasets import cache, content, dataset_names, load_dataset
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
-from fedbench.datasets.images import ImageFiles
+from fedbench.datasets.content import ImageFiles
 from fedbench.datasets.names import parse_name
 from fedbench.datasets.readers import arrays
 from fedbench.runs.prepare import Settings, image_size_for, prepare
@@ -418,26 +418,26 @@ def test_resizing_keeps_the_centre():
     pixels[:, 10:20] = 200  # the middle third of a wide image
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
-    assert (images.decode(file.getvalue(), "x", (10, 10)) == 200).all()
+    assert (content.decode(file.getvalue(), "x", (10, 10)) == 200).all()
 
 
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "1"])
 def test_every_colour_mode_becomes_three_channels(mode):
     file = io.BytesIO()
     picture(0, mode=mode).save(file, "PNG")
-    assert images.decode(file.getvalue(), "x", (10, 12)).shape == (3, 10, 12)
+    assert content.decode(file.getvalue(), "x", (10, 12)).shape == (3, 10, 12)
 
 
 def test_formats_that_start_other_programs_are_not_opened():
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n"
     with pytest.raises(FedbenchError, match="no known image format"):
-        images.decode(postscript, "x.png", (10, 10))
+        content.decode(postscript, "x.png", (10, 10))
 
 
 def test_large_sets_are_decoded_on_demand(load, tmp_path, monkeypatch):
     write_folder(tmp_path / "d", ["photo", "sketch"], ["cat", "dog"])
     small = load("imagefolder:d").train.images.read(torch.tensor([5, 0, 5]))
-    monkeypatch.setattr(images, "MEMORY_LIMIT", 100)
+    monkeypatch.setattr(content, "MEMORY_LIMIT", 100)
     data = load("imagefolder:d")
     assert isinstance(data.train.images, ImageFiles)
     assert torch.equal(data.train.images.read(torch.tensor([5, 0, 5])), small)

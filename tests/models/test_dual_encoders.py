@@ -18,14 +18,12 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.kinds.registry import find_method
 from fedbench.models import image_size_of, load_backbone
-from fedbench.models.capabilities import lacking
-from fedbench.models.clip.backbone import ClipBackbone, image_features, tower_tensors
-from fedbench.models.clip.full import full_clip_model
-from fedbench.models.clip.patches import ClipPatchEncoder, all_tokens
+from fedbench.models.clip.backbone import ClipBackbone, full_clip_model, image_features, tower_tensors
+from fedbench.models.clip.image_towers import ClipPatchEncoder, all_tokens, lacking
 from fedbench.models.clip.transformers_models import PaddedTexts, transform_of
+from fedbench.models.inputs import CroppedTransform, PixelTransform
 from fedbench.models.prompts.context import prompt_tower, random_context, word_context
 from fedbench.models.prompts.image_tokens import encode_with_tokens, require_vision_transformer
-from fedbench.models.transform import CroppedTransform, PixelTransform
 from fedbench.plugins.requirements import refuse_towers
 from fedbench.rounds.loop import evaluate
 from fedbench.runs.prepare import Settings, prepare

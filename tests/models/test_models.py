@@ -21,9 +21,8 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.kinds.registry import registered
 from fedbench.models import load_backbone, weight_files
-from fedbench.models.clip import weights
-from fedbench.models.clip.backbone import ClipBackbone, activation_of
-from fedbench.models.clip.full import full_clip_model
+from fedbench.models.clip import loading
+from fedbench.models.clip.backbone import ClipBackbone, activation_of, full_clip_model
 from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
 from fedbench.models.cnn.backbone import CnnBackbone, cnn_model
 from fedbench.models.cnn.nets import build_body
@@ -360,8 +359,8 @@ def test_activation_follows_the_weights_not_the_name(
 def test_open_clips_tables_say_quickgelu_where_we_rely_on_it() -> None:
     openai = open_clip.get_pretrained_cfg("ViT-B-32", "openai")
     laion = open_clip.get_pretrained_cfg("ViT-B-32", "laion2b_s34b_b79k")
-    assert weights.quick_gelu_for("ViT-B-32", openai)
-    assert not weights.quick_gelu_for("ViT-B-32-quickgelu", laion)
+    assert loading.quick_gelu_for("ViT-B-32", openai)
+    assert not loading.quick_gelu_for("ViT-B-32-quickgelu", laion)
 
 
 def test_tag_brings_its_own_normalisation(tagged: Path) -> None:

@@ -17,7 +17,7 @@ from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import class_vectors
 from fedbench.models.cnn.nets import build_body
 from fedbench.models.names import parse_backbone
-from fedbench.models.text.tower import text_tower
+from fedbench.models.text.classifier import text_tower
 from fedbench.models.text.vectors import class_text, sentence_features, text_vectors, transformers_encoder
 from fedbench.testing import tiny_backbone
 

@@ -9,15 +9,13 @@ import pytest
 import torch
 
 from fedbench.core.errors import FedbenchError
-from fedbench.scenarios.partitions.dirichlet import (
+from fedbench.scenarios.partitions.label_skew import (
+    classes_equal,
+    classes_round_robin,
     creff_equal,
     dirichlet_capped,
     dirichlet_clientwise,
     dirichlet_uncapped,
-)
-from fedbench.scenarios.partitions.label_skew import (
-    classes_equal,
-    classes_round_robin,
     iid,
     recut,
     shards_deck,

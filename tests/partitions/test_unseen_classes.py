@@ -9,7 +9,7 @@ import torch
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, Federation, Split, TensorImages
 from fedbench.scenarios import PRESETS, Scenario, build_federation
-from fedbench.scenarios.unseen import unseen_count
+from fedbench.scenarios.labels import unseen_count
 
 Make = Callable[..., Dataset]
 TRAIN, TEST = (12, 9, 10, 8, 11), (4, 3, 5, 2, 6)

@@ -25,7 +25,7 @@ from scipy.special import entr
 from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Federation
 from fedbench.core.partition import ClientShard
-from fedbench.scenarios.partitions.rounding import IntArray
+from fedbench.scenarios.partitions.parts import IntArray
 
 Floats = NDArray[np.float64]
 

