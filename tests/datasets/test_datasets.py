@@ -25,8 +25,8 @@ from fedbench.core.spec import RunSpec
 from fedbench.datasets import cache, content, dataset_names, load_dataset
 from fedbench.datasets.classnames import CIFAR100, LABEL_ORDERS, words_for
 from fedbench.datasets.content import ImageFiles
-from fedbench.datasets.names import parse_name
 from fedbench.datasets.readers import arrays
+from fedbench.kinds.registry import parted
 from fedbench.runs.prepare import Settings, image_size_for, prepare
 from fedbench_embedded import data as procedural
 from fedbench_embedded.images import CLASSNAMES
@@ -70,9 +70,9 @@ def test_unknown_scheme_and_option_name_the_nearest(load):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("embedded?classes=12", "option classes='12' is not one of 10, 20"),
-        ("embedded?train=many", "option train='many' is not a whole number"),
-        ("embedded?train=-5", "option train='-5' is not a whole number"),
+        ("embedded?classes=12", "option classes='12': input should be '10' or '20'"),
+        ("embedded?train=many", "option train='many': input should be a valid integer"),
+        ("embedded?train=-5", "option train='-5': input should be greater than or equal to 1"),
         ("embedded?seed", "'seed' is not option=value; type embedded?option=value"),
         ("embedded?seed=1&seed=2", "option 'seed' is given twice"),
         ("embedded:here", "nothing can follow the colon; type 'embedded'"),
@@ -85,8 +85,7 @@ def test_malformed_names(load, name, says):
 
 
 def test_name_is_taken_apart():
-    asked = parse_name("hf:org/name?train=a&test=b")
-    assert (asked.scheme, asked.location, dict(asked.options)) == ("hf", "org/name", {"train": "a", "test": "b"})
+    assert parted("data set", "hf:org/name?train=a&test=b") == ("hf", "org/name", {"train": "a", "test": "b"})
 
 
 def test_listing_names_imports_nothing_heavy():
@@ -380,7 +379,7 @@ def test_images_of_differing_sizes_become_224_and_size_forces_another(load, tmp_
     write_folder(tmp_path / "d", ["sketch"], ["cat", "dog"], size=(30, 50))
     assert load("imagefolder:d").train.images.read(torch.tensor([0])).shape == (1, 3, 224, 224)
     assert load("imagefolder:d?size=16").train.images.read(torch.tensor([7])).shape == (1, 3, 16, 16)
-    assert "option size='7' is not a whole number from 8" in error_of(load, "imagefolder:d?size=7")
+    assert "option size='7': input should be greater than or equal to 8" in error_of(load, "imagefolder:d?size=7")
 
 
 def test_images_of_differing_sizes_follow_the_backbone_and_others_stay(load, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from fedbench.core.errors import FedbenchError
 from fedbench.datasets import load_dataset
 from fedbench.datasets.catalogue import CARDS, card_of, same_data
-from fedbench.datasets.names import parse_name
+from fedbench.kinds.registry import build
 from tests.datasets.pictures import png
 
 STYLES = ("art_painting", "cartoon", "photo", "sketch")
@@ -291,7 +291,7 @@ def test_every_card_has_a_name_that_parses_and_one_set_of_images():
 
     for card in CARDS:
         assert card_of(card.typed) is card
-        parse_name(card.typed)
+        build("data set", card.typed)
         for name in card.names:
             assert same_data(name, card.typed.partition("?")[0]), name
     assert same_data("imagefolder:/data/OfficeHomeDataset_10072016", "imagefolder:OfficeHome")

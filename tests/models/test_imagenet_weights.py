@@ -178,7 +178,7 @@ def test_what_can_not_be_read_is_said_and_nothing_is_unpickled(tmp_path: Path) -
         ("resnet18?weights=none.pth", "there is no file 'none.pth' ending in .*or write weights=imagenet"),
         ("resnet18?weights=", "'weights=' is not option=value; type resnet18"),
         ("resnet18?weights=imagenet&stem=cifar", "weights of ImageNet are for its stem of 7x7 .*leave one of them out"),
-        ("convnet?weights=imagenet", "unknown option of backbone 'convnet': 'weights'"),
+        ("convnet?weights=imagenet", "unknown option of backbone 'convnet' 'weights'"),
         ("alexnet?weights=imagenet&resize=32", "63 px or more"),
     ],
 )

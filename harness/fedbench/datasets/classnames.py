@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import read_bytes
-from fedbench.datasets.names import DatasetName, find
+from fedbench.datasets.sources import Asked, Files
 
 # A name of lowercase letters, spaces and hyphens stands for itself, so PACS, VLCS, CIFAR-10 and CINIC-10 need no rows.
 WORDS = {
@@ -138,8 +138,6 @@ LABEL_ORDERS = {
 }
 """What the labels 0, 1, ... stand for in copies of well-known data sets that carry numbers only."""
 
-NAMED = (*LABEL_ORDERS, "imagenet")
-"""Data sets whose class names can be asked for."""
 CHOICES = {
     "domainnet-10": (
         *("bird", "feather", "headphones", "ice_cream", "teapot"),
@@ -166,7 +164,7 @@ def words_for(names: Sequence[str], where: str, own: Mapping[str, str] | None = 
 
 
 def label_order(known: str) -> tuple[str, ...]:
-    """The published class names of a data set in `NAMED`, in label order; ImageNet's are open_clip's."""
+    """The published class names of a well-known data set, in label order; ImageNet's are open_clip's."""
     if known != "imagenet":
         return LABEL_ORDERS[known]
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
@@ -254,17 +252,17 @@ def words_beside(folder: Path, names: Sequence[str]) -> dict[str, str] | None:
     return None
 
 
-def typed_words(parsed: DatasetName, data_dir: Path, names: Sequence[str]) -> dict[str, str] | None:
+def typed_words(asked: Asked[Files], names: Sequence[str]) -> dict[str, str] | None:
     """Words as the options ``names=KNOWN``, ``classnames=a,b,c`` or ``classnames=FILE`` give them; None without any."""
-    where = repr(parsed.location)
-    known, given = parsed.choice("names", NAMED), parsed.options.get("classnames")
+    where = repr(asked.location)
+    known, given = asked.options.names, asked.options.classnames
     if known is not None:
         return published_words(known, names, where)
     if given is None:
         return None
     if "," in given:
         return listed_words(given.split(","), names, f"{where}: option classnames={given!r}")
-    return words_in(find(given, data_dir, "class names file"), names)
+    return words_in(asked.find(given, "class names file"), names)
 
 
 def words_of_numbers(names: Sequence[str], own: Mapping[str, str], where: str, folder: Path | None) -> tuple[str, ...]:

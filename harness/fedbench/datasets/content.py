@@ -30,7 +30,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset, ImageSource, Split
 from fedbench.core.types import Tensors
 from fedbench.datasets.cache import read_json, stored, write_json
-from fedbench.datasets.names import DatasetName
+from fedbench.datasets.sources import Asked, Files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,20 +126,20 @@ class LoadedImages:
     """One of each split's files, where they are decoded at the size that they are loaded for; else none."""
 
 
-def load_images(splits: Sequence[EncodedImages], parsed: DatasetName, cache_dir: Path) -> LoadedImages:
+def load_images(splits: Sequence[EncodedImages], asked: Asked[Files]) -> LoadedImages:
     """The images of all splits.
 
     They are brought to the size that the name says, in both directions; without it, they are at the size that all
     share, else at the one they are loaded for.
     """
-    found = [scan(encoded, cache_dir) for encoded in splits]
+    found = [scan(encoded, asked.cache_dir) for encoded in splits]
     shared = {each.size for each in found}
     target = shared.pop() if len(shared) == 1 else None
-    digests = tuple(f"{each.digest} {DECODING_VERSION}" for each in found if target is None and not parsed.size())
-    if target is None or parsed.size():
-        target = (parsed.size() or parsed.image_size or DEFAULT_SIZE,) * 2
+    digests = tuple(f"{each.digest} {DECODING_VERSION}" for each in found if target is None and not asked.options.size)
+    if target is None or asked.options.size:
+        target = (asked.options.size or asked.image_size or DEFAULT_SIZE,) * 2
     images = [
-        _kept_or_lazy(ImageFiles(encoded, target, each.digest, each.checksums), cache_dir)
+        _kept_or_lazy(ImageFiles(encoded, target, each.digest, each.checksums), asked.cache_dir)
         for encoded, each in zip(splits, found, strict=True)
     ]
     return LoadedImages(images, min(each.shortest_side for each in found), digests)
@@ -294,20 +294,19 @@ def dataset_of(
     table: pd.DataFrame,
     encoded: Callable[[pd.DataFrame], EncodedImages],
     classnames: tuple[str, ...],
-    parsed: DatasetName,
-    cache_dir: Path,
+    asked: Asked[Files],
     groups: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Dataset:
     """The data set in ``table``, in the table's order; ``encoded`` gives the images of one split's part of it."""
     parts = [part for name in SPLITS if len(part := table[table["split"] == name])]
-    images = load_images([encoded(part) for part in parts], parsed, cache_dir)
+    images = load_images([encoded(part) for part in parts], asked)
     splits = []
     for part, source in zip(parts, images.splits, strict=True):
         labels = _codes(part, "label")
         assert labels is not None, "every sample has a label"
         splits.append(Split(source, labels, _codes(part, "domain"), _codes(part, "client")))
     return dataset(
-        parsed.text,
+        asked.text,
         classnames,
         splits[0],
         splits[1] if len(splits) == 2 else None,

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.base import NoParams
 from fedbench.core.method.hyper import declared, parse_value
@@ -16,6 +18,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OF_FAMILY = re.compile(rf"({NAME.pattern}:)?{NAME.pattern}")
 """The name of a backbone, which may have a family in front, as in ``clip:embedded``."""
 LONGEST_NAME = 100
+
+
+class Options(BaseModel):
+    """Parameters of the harness's own plug-ins: fields with their types and ranges, typed as ``name?width=8``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Model = TypeVar("Model", bound=Options)
 
 
 class Plugin(Generic[P]):
@@ -31,7 +42,7 @@ class Plugin(Generic[P]):
     location: ClassVar[str | None] = None
     """The word for what follows the colon behind the name (``FILE``); None where nothing may follow."""
     Params: ClassVar[type] = NoParams
-    """A frozen dataclass of ``hyper(...)`` fields: the ``P`` that a class names after its base."""
+    """A frozen dataclass of ``hyper(...)`` fields, or `Options`: the ``P`` that a class names after its base."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -52,7 +63,7 @@ class Plugin(Generic[P]):
     @classmethod
     def options(cls) -> tuple[str, ...]:
         """The names of the options that may follow the question mark."""
-        return tuple(declared(cls.Params))
+        return option_names(cls.Params)
 
     @classmethod
     def _is_of_harness(cls) -> bool:
@@ -89,7 +100,7 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
     if lacking:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: no {' and no '.join(lacking)}; define it.")
     try:
-        declared(cls.Params)
+        option_names(cls.Params)
     except FedbenchError as error:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: {error}") from error
 
@@ -119,11 +130,10 @@ def taken_apart(text: str) -> tuple[str, str | None, dict[str, str]]:
     return name, location if colon else None, options
 
 
-def whole_number(text: str, low: int, high: int) -> int | None:
-    """The whole number from ``low`` to ``high`` that an option's value stands for; None where it is none."""
-    # Python refuses to convert thousands of digits
-    is_number = text.isascii() and text.isdigit() and len(text) <= 20
-    return int(text) if is_number and low <= int(text) <= high else None
+def option_names(params: type) -> tuple[str, ...]:
+    """The names of the parameters in ``params``, the `Params` of a plug-in."""
+    is_model = isinstance(params, type) and issubclass(params, Options)
+    return tuple(params.model_fields if is_model else declared(params))
 
 
 def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str], text: str) -> tuple[AnyPlugin, str]:
@@ -134,16 +144,31 @@ def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str],
         raise FedbenchError(f"{cls.kind} {text!r}: nothing can follow {where}; type {cls.name!r}. {listing}")
     if cls.location is not None and not location:
         raise FedbenchError(f"{cls.kind} {text!r} is incomplete: type {cls.usage()}. {listing}")
-    known = declared(cls.Params)
-    values = {}
     for option, value in options.items():
         if not cls.options():
             raise FedbenchError(f"{cls.kind} {cls.name!r} takes no options, got {f'{option}={value}'!r}. {listing}")
         if option not in cls.options():
             raise unknown_name(f"option of {cls.kind} {cls.name!r}", option, cls.options(), listing)
-        if option in known:
-            values[option] = parse_value(f"{cls.name}?{option}", known[option], value)
-    return cls(cls.Params(**values)), location or ""
+    own = option_names(cls.Params)
+    return cls(_params(cls, {option: options[option] for option in options if option in own}, text)), location or ""
+
+
+def _params(cls: type[AnyPlugin], values: Mapping[str, str], text: str) -> Any:
+    if issubclass(cls.Params, Options):
+        return read_options(cls.Params, values, f"{cls.kind} {text!r}")
+    known = declared(cls.Params)
+    return cls.Params(**{name: parse_value(f"{cls.name}?{name}", known[name], values[name]) for name in values})
+
+
+def read_options(model: type[Model], values: Mapping[str, str], where: str) -> Model:
+    """``values`` as they were typed, checked; an error begins with ``where`` they stand."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        which = "".join(f"option {name}={values[str(name)]!r}: " for name in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
+        raise FedbenchError(f"{where}: {which}{reason[0].lower()}{reason[1:]}.") from None
 
 
 def listed_as(kind: str) -> str:

