@@ -19,7 +19,7 @@ from fedbench.core.errors import FedbenchError
 from fedbench.kinds.registry import find_method
 from fedbench.models import image_size_of, load_backbone
 from fedbench.models.clip.backbone import ClipBackbone, full_clip_model, image_features, tower_tensors
-from fedbench.models.clip.image_towers import ClipPatchEncoder, all_tokens, lacking
+from fedbench.models.clip.image_towers import lacking
 from fedbench.models.clip.transformers_models import PaddedTexts, transform_of
 from fedbench.models.inputs import CroppedTransform, PixelTransform
 from fedbench.models.prompts.context import prompt_tower, random_context, word_context
@@ -28,6 +28,7 @@ from fedbench.plugins.requirements import refuse_towers
 from fedbench.rounds.loop import evaluate
 from fedbench.runs.prepare import Settings, prepare
 from fedbench.testing import final_state, tiny_dataset, tiny_spec
+from fedbench_methods.shared.patches import ClipPatchEncoder, all_tokens
 
 NAMES = ("red car", "ship", "big blue ship")
 WORDS = ["a", "photo", "of", "red", "car", "ship", "big", "blue", "X", "x", ".", "an", "it"]

@@ -23,12 +23,12 @@ from fedbench.kinds.registry import registered
 from fedbench.models import load_backbone, weight_files
 from fedbench.models.clip import loading
 from fedbench.models.clip.backbone import ClipBackbone, activation_of, full_clip_model
-from fedbench.models.clip.tokens import FoldedTokenizer, grammar_ids
 from fedbench.models.cnn.backbone import CnnBackbone, cnn_model
 from fedbench.models.cnn.nets import build_body
 from fedbench.models.names import parse_backbone
 from fedbench.models.text.vectors import text_vectors
 from fedbench_embedded import weights as shipped
+from fedbench_embedded.tokens import FoldedTokenizer, grammar_ids
 
 CLASSES = ("cat", "red fire engine", "bird")
 TEMPLATES = ("a photo of a {}", "a blurry drawing of the {}, seen from far away")

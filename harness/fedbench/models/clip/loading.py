@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from open_clip.model import CLIPVisionCfg
 from open_clip.pretrained import download_pretrained, get_pretrained_cfg, list_pretrained_tags_by_model
+from open_clip.tokenizer import SimpleTokenizer
 
 from fedbench.core.errors import FedbenchError, NotHere, unknown_name
 from fedbench.kinds.registry import registered
@@ -29,6 +31,12 @@ log = logging.getLogger(__name__)
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _MASKS = ("attn_mask", "text.attn_mask")
 """Buffers that hold minus infinity by design."""
+
+
+@lru_cache(maxsize=1)
+def byte_pairs() -> SimpleTokenizer:
+    """open_clip's byte-pair tokenizer, built once."""
+    return SimpleTokenizer()
 
 
 def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
