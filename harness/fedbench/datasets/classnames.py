@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.files import read_bytes
 from fedbench.datasets.sources import Asked, Files
+
+log = logging.getLogger(__name__)
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100 = tuple(
@@ -193,6 +196,24 @@ def typed_words(asked: Asked[Files], names: Sequence[str]) -> dict[str, str] | N
     if "," in given:
         return listed_words(given.split(","), names, f"{where}: option classnames={given!r}")
     return words_in(asked.find(given, "class names file"), names)
+
+
+def class_words(
+    asked: Asked[Files], raw: Sequence[str], folder: Path | None, default: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """The words for each raw name: as typed, else from a file in ``folder``, else by ``default`` or the table.
+
+    Numbers have no words of their own: these need one of the first three.
+    """
+    own = typed_words(asked, raw)
+    if own is None and folder is not None:
+        own = words_beside(folder, raw)
+    if not own and default is not None:
+        log.info("%r: taking the published class names", asked.location)
+    words, where = own or default or {}, repr(asked.location)
+    if list(raw) == [str(number) for number in range(len(raw))]:
+        return words_of_numbers(raw, words, where, folder)
+    return words_for(raw, where, words)
 
 
 def words_of_numbers(names: Sequence[str], own: Mapping[str, str], where: str, folder: Path | None) -> tuple[str, ...]:

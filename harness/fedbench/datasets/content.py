@@ -132,17 +132,17 @@ def load_images(splits: Sequence[EncodedImages], asked: Asked[Files]) -> LoadedI
     They are brought to the size that the name says, in both directions; without it, they are at the size that all
     share, else at the one they are loaded for.
     """
-    found = [scan(encoded, asked.cache_dir) for encoded in splits]
-    shared = {each.size for each in found}
+    scans = [scan(encoded, asked.cache_dir) for encoded in splits]
+    shared = {each.size for each in scans}
     target = shared.pop() if len(shared) == 1 else None
-    digests = tuple(f"{each.digest} {DECODING_VERSION}" for each in found if target is None and not asked.options.size)
+    digests = tuple(f"{each.digest} {DECODING_VERSION}" for each in scans if target is None and not asked.options.size)
     if target is None or asked.options.size:
         target = (asked.options.size or asked.image_size or DEFAULT_SIZE,) * 2
     images = [
         _kept_or_lazy(ImageFiles(encoded, target, each.digest, each.checksums), asked.cache_dir)
-        for encoded, each in zip(splits, found, strict=True)
+        for encoded, each in zip(splits, scans, strict=True)
     ]
-    return LoadedImages(images, min(each.shortest_side for each in found), digests)
+    return LoadedImages(images, min(each.shortest_side for each in scans), digests)
 
 
 def _kept_or_lazy(files: ImageFiles, cache_dir: Path) -> ImageSource:
@@ -173,9 +173,9 @@ def scan(encoded: EncodedImages, cache_dir: Path) -> Scan:
         checksums.append(zlib.crc32(data))
         sizes.add(_size(data, encoded.name(index)))
     shared = next(iter(sizes)) if len(sizes) == 1 else None
-    found = Scan(digest.hexdigest(), shared, tuple(checksums), min(map(min, sizes)))
-    write_json(file, asdict(found))
-    return found
+    result = Scan(digest.hexdigest(), shared, tuple(checksums), min(map(min, sizes)))
+    write_json(file, asdict(result))
+    return result
 
 
 def _size(data: bytes, name: str) -> tuple[int, int]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedbench.core.errors import FedbenchError, unknown_name
-from fedbench.core.method.base import NoParams
+from fedbench.core.method.base import NoParams, name_params
 from fedbench.core.method.hyper import declared, parse_value
 
 P = TypeVar("P")
@@ -46,11 +46,7 @@ class Plugin(Generic[P]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for base in vars(cls).get("__orig_bases__", ()):
-            origin = get_origin(base)
-            [given] = get_args(base) if isinstance(origin, type) and issubclass(origin, Plugin) else [None]
-            if isinstance(given, type) and "Params" not in vars(cls):
-                cls.Params = given
+        name_params(cls, Plugin)
 
     def __init__(self, params: P) -> None:
         self.params = params
@@ -96,7 +92,7 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
         )
     if not cls.description():
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: no docstring; say in it what {name} is.")
-    lacking = [one for one in dir(cls) if getattr(getattr(cls, one, None), "__isabstractmethod__", False)]
+    lacking = [name for name in dir(cls) if getattr(getattr(cls, name, None), "__isabstractmethod__", False)]
     if lacking:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: no {' and no '.join(lacking)}; define it.")
     try:

@@ -52,6 +52,16 @@ class NoParams:
     """The hyper-parameters of a method that has none beyond the run's budget and optimiser."""
 
 
+def name_params(cls: Any, generic: type) -> None:
+    """Set the ``Params`` of ``cls``, which derives from ``generic[P]``, to the ``P`` that it names, unless it has its
+    own."""
+    for base in vars(cls).get("__orig_bases__", ()):
+        origin = get_origin(base)
+        [given] = get_args(base) if isinstance(origin, type) and issubclass(origin, generic) else [None]
+        if isinstance(given, type) and "Params" not in vars(cls):
+            cls.Params = given
+
+
 class Method(Generic[P]):
     """A method with hyper-parameters of the type ``P``, its `Params`. ``name`` and ``citation`` have no default.
 
@@ -98,11 +108,7 @@ class Method(Generic[P]):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for base in vars(cls).get("__orig_bases__", ()):
-            origin = get_origin(base)
-            [given] = get_args(base) if isinstance(origin, type) and issubclass(origin, Method) else [None]
-            if isinstance(given, type) and "Params" not in vars(cls):
-                cls.Params = given
+        name_params(cls, Method)
 
     def __init__(self, params: P) -> None:
         self.params = params

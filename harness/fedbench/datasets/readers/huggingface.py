@@ -29,14 +29,7 @@ from fedbench.core.errors import FedbenchError, NotHere, unknown_name
 from fedbench.core.federation import Dataset
 from fedbench.core.files import read_bytes, regular
 from fedbench.datasets.cache import read_json, write_json
-from fedbench.datasets.classnames import (
-    LABEL_ORDERS,
-    label_order,
-    typed_words,
-    words_beside,
-    words_for,
-    words_of_numbers,
-)
+from fedbench.datasets.classnames import LABEL_ORDERS, class_words, label_order, words_for
 from fedbench.datasets.content import MOST_CLASSES, SPLITS, dataset_of, numbered
 from fedbench.datasets.sources import Asked, TableOptions
 
@@ -187,23 +180,15 @@ def _files(split: Any) -> list[str]:
 
 
 def _classnames(asked: Asked[TableOptions], folder: Path | None, raw: Sequence[str]) -> tuple[str, ...]:
-    where = repr(asked.location)
     if list(raw) != [str(number) for number in range(len(raw))]:
-        own = typed_words(asked, raw)
-        return words_for(raw, where, words_beside(folder, raw) if own is None and folder is not None else own)
-    known = asked.options.names
-    if known is not None:
+        return class_words(asked, raw, folder)
+    if asked.options.names is not None:
         # a copy may lack the last classes; the class list is that of the data set all the same
-        raw = [str(number) for number in range(max(len(raw), len(label_order(known))))]
-    own = typed_words(asked, raw)
-    if own is None and folder is not None:
-        own = words_beside(folder, raw)
+        raw = [str(number) for number in range(max(len(raw), len(label_order(asked.options.names))))]
     called = (folder or Path(asked.location)).resolve().name.lower().replace("_", "-")
     order = LABEL_ORDERS.get(called, ())
-    if own is None and len(order) == len(raw):
-        log.info("%s: labels are numbers; taking the published class names of %s", where, called)
-        return words_for(order, where)
-    return words_of_numbers(raw, own or {}, where, folder)
+    published = dict(zip(raw, words_for(order, called), strict=True)) if len(order) == len(raw) else None
+    return class_words(asked, raw, folder, published)
 
 
 # --- columns

@@ -37,7 +37,7 @@ from fedbench.core.federation import Dataset
 from fedbench.core.files import read_bytes
 from fedbench.core.metric_names import GROUPS
 from fedbench.datasets.catalogue import card_of
-from fedbench.datasets.classnames import published_words, typed_words, words_beside, words_for, words_of_numbers
+from fedbench.datasets.classnames import class_words, published_words
 from fedbench.datasets.content import MOST_CLASSES, dataset_of, numbered
 from fedbench.datasets.readers.files import Folder, Inside, TreeImages
 from fedbench.datasets.sources import Asked, CsvOptions, ListOptions
@@ -123,9 +123,7 @@ def _of_csv(asked: Asked[ListOptions], options: CsvOptions) -> Dataset:
     if are_numbers:
         table["label"] = [str(int(value)) for value in table["label"]]
         raw = [str(number) for number in range(max(map(int, raw)) + 1)]
-    where, own = repr(asked.location), typed_words(asked, raw) or words_beside(file.parent, raw) or {}
-    words = words_of_numbers(raw, own, where, file.parent) if are_numbers else words_for(raw, where, own)
-    return _read(table, _root(asked, file.parent), (raw, words), asked)
+    return _read(table, _root(asked, file.parent), (raw, class_words(asked, raw, file.parent)), asked)
 
 
 def _columns(file: Path, options: CsvOptions, lacks: Sequence[str] = ()) -> pd.DataFrame:
@@ -198,11 +196,10 @@ def _of_lists(path: Path, asked: Asked[ListOptions]) -> Dataset:
         test = asked.find(asked.options.test, "list file")
     rows = [row for file, split in ((train, "train"), (test, "test")) if file for row in _read_list(file, split)]
     raw = [str(label) for label in range(1 + max(int(label) for _, label, *_ in rows))]
-    own = typed_words(asked, raw) or words_beside(folder, raw) or {}
     card = card_of(f"listfile:{folder.resolve().name}")
-    if not own and card is not None and card.title == "ImageNet-LT" and len(raw) == card.classes:
-        own = published_words("imagenet", raw, repr(asked.location))
-    words = words_of_numbers(raw, own, repr(asked.location), folder)
+    is_imagenet = card is not None and card.title == "ImageNet-LT" and len(raw) == card.classes
+    published = published_words("imagenet", raw, repr(asked.location)) if is_imagenet else None
+    words = class_words(asked, raw, folder, published)
     groups = _groups(folder / "groups.json", len(raw))
     table = _table(rows, ("path", "label", "split", WHERE))
     return _read(table, _root(asked, folder), (raw, words), asked, groups)
@@ -288,7 +285,7 @@ def _of_coop(file: Path, asked: Asked[ListOptions]) -> Dataset:
         if words.setdefault(str(label), word) != word:
             raise FedbenchError(f"{str(file)!r}: label {label} is called {words[str(label)]!r} and {word!r}.")
     raw = [str(label) for label in range(1 + max(label for _, label, *_ in rows))]
-    classnames = words_of_numbers(raw, typed_words(asked, raw) or words, repr(str(file)), None)
+    classnames = class_words(asked, raw, None, words)
     table = _table(
         [(path, str(label), part, repr(str(file))) for path, label, _, part in rows], ("path", "label", "split", WHERE)
     )
