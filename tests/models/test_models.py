@@ -139,6 +139,7 @@ def test_listing_backbones_imports_neither_torch_nor_open_clip() -> None:
         ("resnet8?width=0", "option width='0'"),
         ("resnet8?width=1&width=2", "'resnet8?width=1&width=2': option 'width' is given twice"),
         ("resnet50?stem=tiny", "option stem='tiny': input should be 'cifar' or 'imagenet'"),
+        ("resnet50?projector_layers=2", "projector_layers needs a projector; add '&projector=WIDTH'"),
         ("resnet8:small", "nothing can follow the colon; type 'resnet8'"),
         ("alexnet?resize=32", "alexnet needs images of 63 px or more, got resize=32"),
     ],
@@ -164,10 +165,13 @@ def test_too_small_images_are_refused_with_the_resize_to_write() -> None:
         ("convnet", 62_006 - 850, 0, 84),  # LeNet-5 without its last layer
         ("fedavg-cnn", (75 + 1) * 32 + (800 + 1) * 64 + (4096 + 1) * 512, 0, 512),
         ("alexnet", 57_022_528, 2 * 9_344 + 7, 4096),  # the paper's 57.02 M
+        # without a layer of 4096 x 4096 and its batch-norm
+        ("alexnet?dense=1", 57_022_528 - 4096 * 4099, 2 * 9_344 + 7 - (2 * 4096 + 1), 4096),
         ("vgg11", 9_220_480 + 2 * (512 * 512 + 512), 0, 512),
         ("vgg11?bn=1", 9_220_480 + 2 * (512 * 512 + 512) + 2 * 2752, 2 * 2752 + 8, 512),
         ("resnet50", 23_508_032, 53_173, 2048),
         ("resnet50?projector=640", 23_508_032 + 2049 * 640, 53_173, 640),
+        ("resnet50?projector=256&projector_layers=2", 23_508_032 + 2049 * 2048 + 2049 * 256, 53_173, 256),
         ("resnet18?stem=cifar", 11_176_512 - 7 * 7 * 3 * 64 + 3 * 3 * 3 * 64, 9_620, 512),
     ],
 )

@@ -1,4 +1,4 @@
-"""Text encoders as trainable functions, tiny two-tower models of transformers, and backbone options for projectors."""
+"""Text encoders as trainable functions, and tiny models of transformers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
-from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import class_vectors
-from fedbench.models.cnn.nets import build_body
-from fedbench.models.names import parse_backbone
 from fedbench.models.text.classifier import text_tower
 from fedbench.models.text.vectors import class_text, sentence_features, text_vectors, transformers_encoder
 from fedbench.testing import tiny_backbone
@@ -214,26 +211,3 @@ def test_minilm_knows_which_words_are_alike() -> None:
     assert vectors.shape == (3, 384)
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
     assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.1
-
-
-# Backbone options that projectors need
-
-
-def test_alexnet_can_end_after_its_first_dense_layer() -> None:
-    with torch.device("meta"):
-        body, width = build_body(parse_backbone("alexnet?dense=1"))
-        assert body(torch.zeros(2, 3, 64, 64)).shape == (2, width)
-    # 57,022,528 minus 4096 * 4096 + 4096 of the layer and 2 * 4096 of its batch-norm
-    assert sum(value.numel() for value in body.parameters()) == 57_022_528 - 4096 * 4099
-    assert width == 4096
-
-
-def test_projection_head_of_two_layers() -> None:
-    with torch.device("meta"):
-        body, width = build_body(parse_backbone("resnet50?projector=256&projector_layers=2"))
-    assert [type(layer).__name__ for layer in body.projector] == ["Linear", "ReLU", "Linear"]
-    assert width == 256
-    # d -> d and d -> 256 with d = 2048
-    assert sum(v.numel() for v in body.projector.parameters()) == 2049 * 2048 + 2049 * 256
-    with pytest.raises(FedbenchError, match="projector_layers needs a projector; add '&projector=WIDTH'"):
-        load_backbone("resnet50?projector_layers=2", data_dir=HERE, seed=0)

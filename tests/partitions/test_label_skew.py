@@ -68,15 +68,6 @@ def test_clients_are_disjoint_nonempty_and_cover_the_data(
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_seed_alone_decides(name: str) -> None:
-    def deal(seed: int) -> list[list[int]]:
-        return [part.tolist() for part in SCHEMES[name](BALANCED, 10, np.random.default_rng(seed))]
-
-    assert deal(3) == deal(3)
-    assert deal(3) != deal(4)
-
-
-@pytest.mark.parametrize("name", SCHEMES)
 def test_global_generators_are_untouched(name: str) -> None:
     before, torch_before = np.random.get_state(legacy=False), torch.random.get_rng_state()
     SCHEMES[name](BALANCED, 10, np.random.default_rng(0))

@@ -160,12 +160,6 @@ def test_a_list_of_groups_keeps_the_base_classes_and_no_empty_group(dataset: Mak
     assert whole.groups == data.list_groups
 
 
-def test_without_unseen_classes_the_splits_are_the_data_sets_own_objects(dataset: Make) -> None:
-    data = dataset(TRAIN, TEST)
-    federation = build_federation(data, Scenario(clients=2), 0)
-    assert federation.train is data.train and federation.test is data.test and federation.unseen is None
-
-
 def test_images_are_the_data_sets_by_index_so_that_features_are_kept_once(dataset: Make) -> None:
     test = ((4, 3, 5, 2, 6), (1, 2, 3, 4, 5), (5, 5, 4, 3, 2))
     data = dataset(DOMAINS, test)

