@@ -96,31 +96,31 @@ def words_for(names: Sequence[str], where: str, own: Mapping[str, str] | None = 
     return tuple(own.get(name) or WORDS.get(name, name) for name in names)
 
 
-def label_order(known: str) -> tuple[str, ...]:
+def label_order(data: str) -> tuple[str, ...]:
     """The published class names of a well-known data set, in label order; ImageNet's are open_clip's."""
-    if known != "imagenet":
-        return LABEL_ORDERS[known]
+    if data != "imagenet":
+        return LABEL_ORDERS[data]
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
 
     return tuple(IMAGENET_CLASSNAMES)
 
 
-def published_words(known: str, raw: Sequence[str], where: str) -> dict[str, str]:
+def published_words(data: str, raw: Sequence[str], where: str) -> dict[str, str]:
     """Words by raw name from ``?names=known``: raw names are labels, or all of ImageNet's folders n01440764, ...
 
     FedbenchError for others.
     """
-    order = label_order(known)
-    if known == "imagenet" and len(raw) == len(order) and all(_WNID.fullmatch(name) for name in raw):
+    order = label_order(data)
+    if data == "imagenet" and len(raw) == len(order) and all(_WNID.fullmatch(name) for name in raw):
         return dict(zip(sorted(raw), order, strict=True))
     if not all(name.isascii() and name.isdigit() and int(name) < len(order) for name in raw):
         raise FedbenchError(
-            f"{where}: option names={known!r} names the labels 0 to {len(order) - 1}"
-            f"{' or the 1,000 folders n01440764, ...' if known == 'imagenet' else ''}, but there are {raw[0]!r} and "
+            f"{where}: option names={data!r} names the labels 0 to {len(order) - 1}"
+            f"{' or the 1,000 folders n01440764, ...' if data == 'imagenet' else ''}, but there are {raw[0]!r} and "
             f"{len(raw) - 1} others; leave it out, or complete the data."
         )
     chosen = [order[int(name)] for name in raw]
-    return dict(zip(raw, chosen if known == "imagenet" else words_for(chosen, where), strict=True))
+    return dict(zip(raw, chosen if data == "imagenet" else words_for(chosen, where), strict=True))
 
 
 def chosen_classes(given: str, raw: Sequence[str], where: str) -> tuple[str, ...]:
@@ -188,9 +188,9 @@ def words_beside(folder: Path, names: Sequence[str]) -> dict[str, str] | None:
 def typed_words(asked: Asked[Files], names: Sequence[str]) -> dict[str, str] | None:
     """Words as the options ``names=KNOWN``, ``classnames=a,b,c`` or ``classnames=FILE`` give them; None without any."""
     where = repr(asked.location)
-    known, given = asked.options.names, asked.options.classnames
-    if known is not None:
-        return published_words(known, names, where)
+    published, given = asked.options.names, asked.options.classnames
+    if published is not None:
+        return published_words(published, names, where)
     if given is None:
         return None
     if "," in given:

@@ -285,8 +285,8 @@ def numbered(values: Iterable[Any], names: Sequence[Any] | None = None) -> pd.Ca
 
     given = [None if pd.isna(value) else value for value in values]
     names = sorted({value for value in given if value is not None}) if names is None else names
-    place = {name: number for number, name in enumerate(names)}
-    codes = [-1 if value is None else place[value] for value in given]
+    code_of = {name: number for number, name in enumerate(names)}
+    codes = [-1 if value is None else code_of[value] for value in given]
     return pd.Categorical.from_codes(codes, categories=pd.Index(list(names), dtype=object))
 
 

@@ -83,12 +83,12 @@ def few_shots(parts: Sequence[IntArray], labels: IntArray, scenario: Scenario, s
     """
     if not scenario.shots:
         return list(parts)
-    place = numpy_generator(seed, "shots").permutation(len(labels))
-    return [_first_of_class(part, labels, place, scenario.shots) for part in parts]
+    position = numpy_generator(seed, "shots").permutation(len(labels))
+    return [_first_of_class(part, labels, position, scenario.shots) for part in parts]
 
 
-def _first_of_class(part: IntArray, labels: IntArray, place: IntArray, shots: int) -> IntArray:
-    own = part[np.lexsort((place[part], labels[part]))]
+def _first_of_class(part: IntArray, labels: IntArray, position: IntArray, shots: int) -> IntArray:
+    own = part[np.lexsort((position[part], labels[part]))]
     classes = labels[own]
     rank = np.arange(len(own)) - np.searchsorted(classes, classes)
     return np.sort(own[rank < shots])

@@ -119,11 +119,13 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
         *("imbalance", "partition", "within_domain", "participation", "dropout", "holdout_domain", "labels", "clients"),
     }
     # a partition's own number; the fields of the others are without effect
-    known = registered("partition")
-    own = {
-        one: cast(type[AnyPartition], plugin.load()).shown for one, plugin in known.items() if is_harness(plugin.source)
+    partitions = registered("partition")
+    shown_by = {
+        partition_name: cast(type[AnyPartition], plugin.load()).shown
+        for partition_name, plugin in partitions.items()
+        if is_harness(plugin.source)
     }
-    number = own.get(name, "")
+    number = shown_by.get(name, "")
     words = []
     if value["imbalance"] == "exponential":
         words.append(f"imbalance {value['imbalance_factor']}")
@@ -141,7 +143,7 @@ def scenario_summary(scenario: Mapping[str, str]) -> str:
         words.append(of_labels)
     if float(value["dropout"]):
         words.append(f"{100 * float(value['dropout']):g} % dropping out")
-    without_effect = shown | (set(own.values()) - {""}) | {"imbalance_factor"}
+    without_effect = shown | (set(shown_by.values()) - {""}) | {"imbalance_factor"}
     for name, field in fields.items():
         if name not in without_effect and not _same(value[name], field.get_default()):
             words.append(f"{name}={value[name]}")

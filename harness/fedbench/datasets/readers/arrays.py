@@ -182,6 +182,6 @@ def _leaf_split(samples: Samples, names: tuple[str, ...]) -> Split:
     if not bool(((grey >= 0) & (grey <= 1)).all()):
         raise FedbenchError("an image of LEAF's FEMNIST has pixels outside 0 to 1; get the data again.")
     pixels = torch.from_numpy(np.round(255 * grey).astype(np.uint8)).reshape(-1, 1, SIDE, SIDE)
-    place = {name: number for number, name in enumerate(names)}
-    clients = torch.tensor([place[writer] for writer in writers], dtype=torch.int64)
+    number_of = {name: number for number, name in enumerate(names)}
+    clients = torch.tensor([number_of[writer] for writer in writers], dtype=torch.int64)
     return Split(TensorImages(pixels.repeat(1, 3, 1, 1)), torch.tensor(labels, dtype=torch.int64), clients=clients)

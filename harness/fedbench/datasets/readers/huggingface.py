@@ -324,8 +324,8 @@ def _load_splits(asked: Asked[TableOptions], folder: Path | None, cache: Path) -
     arguments = {"name": config, "cache_dir": str(cache), "keep_in_memory": False}
     # On damaged files the library raises nearly anything: its own errors, pyarrow's, and those of its own mistakes.
     problems = Exception
-    for place in filter(None, (folder, cache)):
-        _refuse_irregular(place)
+    for location in filter(None, (folder, cache)):
+        _refuse_irregular(location)
     with _quiet(datasets):
         if folder is not None:
             try:

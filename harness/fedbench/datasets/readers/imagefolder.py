@@ -75,14 +75,14 @@ def _clients(file: Path, top: str, table: pd.DataFrame) -> pd.Categorical:
         raise FedbenchError(
             f"{str(file)!r} names the columns {', '.join(clients.columns[:-1])}; it needs path and client."
         )
-    known = dict(zip(clients["path"].str.strip(), clients["client"].str.strip(), strict=True))
-    owners = [known.get(path.removeprefix(top), known.get(path)) or None for path in table["path"]]
+    client_of = dict(zip(clients["path"].str.strip(), clients["client"].str.strip(), strict=True))
+    owners = [client_of.get(path.removeprefix(top), client_of.get(path)) or None for path in table["path"]]
     lacks = table.assign(lacks=[owner is None for owner in owners]).groupby("split")["lacks"]
     for split, lacking in lacks:
         if lacking.any() and (split == TRAIN or not lacking.all()):
             image = table["path"][lacking.index[lacking]].iloc[0]
             raise FedbenchError(f"{str(file)!r} names no client of the image {image!r}; add the line.")
-    return numbered(owners, sorted(set(known.values())))
+    return numbered(owners, sorted(set(client_of.values())))
 
 
 def _table(tree: FileTree, layout: str | None) -> tuple[str, pd.DataFrame]:
@@ -172,8 +172,8 @@ def _refuse_deeper(root: Path, table: pd.DataFrame, paths: Sequence[Sequence[str
     first: dict[str, tuple[Sequence[str], str]] = {}
     for name, split, parts in zip(table["path"], table["split"], paths, strict=True):
         inside = parts[levels:-1]
-        for place, below in (("/".join(parts[:levels]), inside), (split, ["*"] * len(inside))):
-            expected, other = first.setdefault(place, (below, name))
+        for folder, below in (("/".join(parts[:levels]), inside), (split, ["*"] * len(inside))):
+            expected, other = first.setdefault(folder, (below, name))
             if below != expected:
                 raise FedbenchError(
                     f"{str(root)!r}: it is not clear which folders are the classes of {other!r} and {name!r}; "
@@ -188,11 +188,11 @@ def _annotated(tree: FileTree, top: str, table: pd.DataFrame) -> pd.DataFrame:
         mine, file = table["split"] == split, f"{top}{split}/{split}_annotations.txt"
         if file in names:
             rows = [line.split("\t") for line in tree.read(file).decode(errors="replace").splitlines()]
-            known = {row[0]: row[1] for row in rows if len(row) > 1}
+            label_of = {row[0]: row[1] for row in rows if len(row) > 1}
             for path in table["path"][mine]:
-                if Path(path).name not in known:
+                if Path(path).name not in label_of:
                     raise FedbenchError(f"{str(tree.root)!r}: {file!r} has no line for the image {path!r}.")
-            table.loc[mine, "label"] = [known[Path(path).name] for path in table["path"][mine]]
+            table.loc[mine, "label"] = [label_of[Path(path).name] for path in table["path"][mine]]
         elif set(table["label"][mine]) == UNLABELLED:
             table = table[~mine]
     return table
@@ -240,11 +240,11 @@ def _own_words(asked: Asked[FolderOptions], tree: FileTree, top: str, raw: Seque
     typed = typed_words(asked, raw)
     if typed is not None:
         return typed
-    known = set(tree.names)
+    names = set(tree.names)
     for name in (f"{top}classnames.json", f"{top}classnames.txt", "classnames.json", "classnames.txt"):
-        if name in known:
+        if name in names:
             return read_words(f"{tree.root}/{name}", tree.read(name), raw)
-    if f"{top}words.txt" in known:
+    if f"{top}words.txt" in names:
         # Tiny-ImageNet: "n01443537<tab>goldfish, Carassius auratus"; the first synonym is the common name.
         rows = [line.split("\t") for line in tree.read(f"{top}words.txt").decode().splitlines()]
         return {row[0]: row[1].split(",")[0] for row in rows if len(row) > 1 and row[0] in raw}

@@ -297,9 +297,9 @@ def _image_root(file: Path, first: str) -> Path:
     """The folder beside or up to two levels below the split's own in which the image ``first`` lies."""
     folders = [file.parent]
     for _ in range(_DEPTH + 1):
-        place = next((folder for folder in folders if (folder / first).is_file()), None)
-        if place is not None:
-            return place
+        root = next((folder for folder in folders if (folder / first).is_file()), None)
+        if root is not None:
+            return root
         folders = [below for folder in folders for below in sorted(folder.iterdir()) if below.is_dir()]
     raise FedbenchError(
         f"{str(file)!r}: no image {first!r} lies below {str(file.parent)!r}; put the images there, or name the folder "

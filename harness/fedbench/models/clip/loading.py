@@ -46,10 +46,10 @@ def load_clip(name: BackboneName, data_dir: Path | None = None) -> ClipBackbone:
     """
     if name.arch in FOLDERS:
         return _from_folder(name)
-    known = open_clip.list_models()
-    if name.arch not in known:
-        own = {one.removeprefix("clip:") for one in registered("backbone") if one.startswith("clip:")}
-        raise unknown_name("CLIP architecture", name.arch, {*known, *own}, LIST_HINT)
+    architectures = open_clip.list_models()
+    if name.arch not in architectures:
+        families = {n.removeprefix("clip:") for n in registered("backbone") if n.startswith("clip:")}
+        raise unknown_name("CLIP architecture", name.arch, {*architectures, *families}, LIST_HINT)
     tags = sorted({*list_pretrained_tags_by_model(name.arch), *list_pretrained_tags_by_model(base_arch(name.arch))})
     if not name.checkpoint:
         raise FedbenchError(

@@ -110,8 +110,8 @@ def pretrained_image_size(name: BackboneName) -> int | None:
         return name.resize or LITE0_SIZE
     from timm.models import get_pretrained_cfg, is_model
 
-    known = get_pretrained_cfg(name.arch) if is_model(name.arch) else None
-    return None if known is None else int(known.input_size[-1])
+    config = get_pretrained_cfg(name.arch) if is_model(name.arch) else None
+    return None if config is None else int(config.input_size[-1])
 
 
 def _fill(body: nn.Module, name: BackboneName) -> None:
@@ -135,13 +135,13 @@ def _transform_of(body: nn.Module, name: BackboneName) -> PixelTransform:
     """timm's transform for this network, or ``resize=`` in place of its size."""
     from timm.data.config import resolve_model_data_config
 
-    known: Any = resolve_model_data_config(body)  # type: ignore[no-untyped-call]
-    mean, std = tuple(known["mean"]), tuple(known["std"])
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear" if known["interpolation"] == "bilinear" else "bicubic"
+    config: Any = resolve_model_data_config(body)  # type: ignore[no-untyped-call]
+    mean, std = tuple(config["mean"]), tuple(config["std"])
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear" if config["interpolation"] == "bilinear" else "bicubic"
     if name.resize:
         return PixelTransform(mean, std, name.resize, "squash", interpolation)
-    size = int(known["input_size"][-1])
-    return CroppedTransform(mean, std, size, "shortest", interpolation, edge=int(size / known["crop_pct"]))
+    size = int(config["input_size"][-1])
+    return CroppedTransform(mean, std, size, "shortest", interpolation, edge=int(size / config["crop_pct"]))
 
 
 log = logging.getLogger(__name__)

@@ -68,12 +68,13 @@ def glove_vectors(name: str, classnames: Sequence[str], data_dir: Path) -> Tenso
     format; NotHere for a published file that is not on this machine. Words without a vector are left out, and named.
     """
     words = {classname: _words(classname) for classname in classnames}
-    wanted = {one for pairs in words.values() for word, parts in pairs for one in (word, *parts)}
-    known = _vectors_of_words(name, frozenset(wanted), data_dir)
+    wanted = {candidate for pairs in words.values() for word, parts in pairs for candidate in (word, *parts)}
+    vector_of = _vectors_of_words(name, frozenset(wanted), data_dir)
     rows = []
     for classname, pairs in words.items():
-        matches = [one for word, parts in pairs for one in ((word,) if word in known else parts) if one in known]
-        lacking = [word for word, parts in pairs if word not in known and not any(part in known for part in parts)]
+        standing = [part for word, parts in pairs for part in ((word,) if word in vector_of else parts)]
+        matches = [part for part in standing if part in vector_of]
+        lacking = [word for word, parts in pairs if not any(part in vector_of for part in (word, *parts))]
         if not matches:
             raise FedbenchError(
                 f"text encoder {name!r}: class {classname!r} has no vector, since the file has none of its words "
@@ -82,7 +83,7 @@ def glove_vectors(name: str, classnames: Sequence[str], data_dir: Path) -> Tenso
             )
         if lacking:
             log.warning("%s has no vector of %s in class %r: it is left out", name, ", ".join(lacking), classname)
-        rows.append(torch.stack([known[word] for word in matches]).mean(dim=0))
+        rows.append(torch.stack([vector_of[word] for word in matches]).mean(dim=0))
     return normalize(torch.stack(rows), dim=-1)
 
 
@@ -200,7 +201,7 @@ def _vectors_of_words(name: str, wanted: frozenset[str], data_dir: Path) -> Mapp
 
 def _vector(name: str, file: Path, number: int, numbers: Sequence[bytes], width: int) -> Tensor:
     try:
-        vector = torch.tensor([float(one) for one in numbers])
+        vector = torch.tensor([float(number_text) for number_text in numbers])
     except ValueError:
         raise _not_glove(name, file, number) from None
     if len(vector) != width or not vector.isfinite().all():
@@ -257,9 +258,9 @@ _UNIT = 1e-4
 def _requested(
     name: str, classnames: Sequence[str], templates: Sequence[str], seed: int, dim: int, data_dir: Path | None
 ) -> tuple[AnyTextEncoder, TextRequest]:
-    known = registered("text encoder")
-    if taken_apart(name.partition("?")[0])[0] not in known:
-        usual = [one.load().usage() for one in known.values()]
+    encoders = registered("text encoder")
+    if taken_apart(name.partition("?")[0])[0] not in encoders:
+        usual = [plugin.load().usage() for plugin in encoders.values()]
         raise unknown_name("text encoder", name, ["clip:embedded", *usual])
     encoder, location = build("text encoder", name)
     request = TextRequest(name, location, classnames, templates, seed, dim, data_dir or _DATA_DIR)

@@ -96,8 +96,8 @@ def of_domains(split: Samples | None, wanted: list[int]) -> list[Indices] | None
     """The samples of each domain in ``wanted``; clients of one domain share one array."""
     if split is None or split.domains is None:
         return None
-    known = {domain: np.flatnonzero(split.domains == domain) for domain in dict.fromkeys(wanted)}
-    return [known[domain] for domain in wanted]
+    samples_of = {domain: np.flatnonzero(split.domains == domain) for domain in dict.fromkeys(wanted)}
+    return [samples_of[domain] for domain in wanted]
 
 
 def _dirichlet(labels: IntArray, scenario: Scenario, clients: int, rng: np.random.Generator) -> Parts:
