@@ -128,8 +128,9 @@ def taken_apart(text: str) -> tuple[str, str | None, dict[str, str]]:
 
 def option_names(params: type) -> tuple[str, ...]:
     """The names of the parameters in ``params``, the `Params` of a plug-in."""
-    is_model = isinstance(params, type) and issubclass(params, Options)
-    return tuple(params.model_fields if is_model else declared(params))
+    if isinstance(params, type) and issubclass(params, Options):
+        return tuple(params.model_fields)
+    return tuple(declared(params))
 
 
 def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str], text: str) -> tuple[AnyPlugin, str]:

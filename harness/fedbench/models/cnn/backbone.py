@@ -1,4 +1,4 @@
-"""CNN backbones that are trained (`cnn.imagenet` fills them), and the model a body makes with a linear head."""
+"""CNN backbones that are trained (`cnn.pretrained` fills them), and the model a body makes with a linear head."""
 
 from __future__ import annotations
 
