@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from fedbench.core.method.base import NoParams
-from fedbench.kinds.base import Options
 from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, DatasetRequest, DatasetSource, Pretraining
+from fedbench.kinds.options import Options
 
 if TYPE_CHECKING:
     from fedbench.core.federation import Dataset
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 
 
 class EmbeddedOptions(Options):
-    """The number of classes and of images, and the seed of what is rendered."""
-
-    classes: Literal["10", "20"] = "10"
-    train: int = Field(10_000, ge=1, le=10_000_000)
-    test: int = Field(2_000, ge=1, le=10_000_000)
-    seed: int = Field(0, ge=0, le=2**31)
+    classes: Literal["10", "20"] = Field("10", description="number of classes")
+    train: int = Field(10_000, ge=1, le=10_000_000, description="number of training images")
+    test: int = Field(2_000, ge=1, le=10_000_000, description="number of test images")
+    seed: int = Field(0, ge=0, le=2**31, description="seed of what is rendered")
 
 
 class Embedded(DatasetSource[EmbeddedOptions]):

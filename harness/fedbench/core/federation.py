@@ -222,11 +222,9 @@ class TensorImages:
         return int(self.pixels.shape[0])
 
     def read(self, indices: Tensor) -> Tensor:
-        """Images of shape (b, 3, height, width), uint8."""
         return self.pixels[indices]
 
     def content_hash(self) -> str:
-        """sha256 over shape and bytes."""
         digest = hashlib.sha256(str(tuple(self.pixels.shape)).encode())
         digest.update(self.pixels.flatten().numpy().data)
         return digest.hexdigest()
@@ -243,7 +241,6 @@ class Subset:
         return int(self.indices.shape[0])
 
     def read(self, indices: Tensor) -> Tensor:
-        """Images of shape (b, 3, height, width), uint8."""
         return self.source.read(self.indices[indices])
 
     def content_hash(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fedbench.kinds.base import read_options, taken_apart
+from fedbench.kinds.base import taken_apart
 from fedbench.kinds.registry import build, registered
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def load_dataset(name: str, *, data_dir: Path, cache_dir: Path, image_size: int 
     None), unless the name says a size; images that share one keep it. ``?limit=N`` takes N images of each split, drawn
     at random and alike every time.
     """
-    from fedbench.kinds.kinds import LIMIT, DatasetRequest, Limited
+    from fedbench.kinds.kinds import LIMIT, DatasetRequest
+    from fedbench.kinds.options import Limited, read_options
 
     source, location = build("data set", name)
     options = taken_apart(name)[2]

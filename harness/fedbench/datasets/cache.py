@@ -134,7 +134,6 @@ class HashedImages(TensorImages):
     digest: str
 
     def content_hash(self) -> str:
-        """The digest ``TensorImages`` would compute."""
         return self.digest
 
 

@@ -11,63 +11,54 @@ from pydantic import Field
 
 from fedbench.core.errors import FedbenchError, NotHere
 from fedbench.core.method.base import NoParams
-from fedbench.kinds.base import Options, P
+from fedbench.kinds.base import P
 from fedbench.kinds.kinds import DatasetRequest, DatasetSource
+from fedbench.kinds.options import Options
 
 if TYPE_CHECKING:
     from fedbench.core.federation import Dataset
 
 
 class Downloaded(Options):
-    """Whether missing files are fetched."""
-
-    download: bool = False
+    download: bool = Field(False, description="true fetches missing files")
 
 
 class Files(Options):
-    """The side in pixels that images are brought to, and the classes' words: ``a,b,c``, a file, or published ones."""
-
-    size: int | None = Field(None, ge=8, le=4096)
-    classnames: str | None = None
-    names: Literal["cifar10", "cifar100", "fashion-mnist", "digits", "imagenet"] | None = None
+    size: int | None = Field(None, ge=8, le=4096, description="side in pixels that images are brought to")
+    classnames: str | None = Field(None, description="a,b,c or a file: the classes' words in label order")
+    names: Literal["cifar10", "cifar100", "fashion-mnist", "digits", "imagenet"] | None = Field(
+        None, description="data set whose published class names these are"
+    )
 
 
 class FolderOptions(Files):
-    """What the top folders are, the classes to read, and a file of clients."""
-
-    layout: Literal["domain", "split"] | None = None
-    classes: str | None = None
-    clients: str | None = None
+    layout: Literal["domain", "split"] | None = Field(None, description="what the top folders are")
+    classes: str | None = Field(None, description="a,b: the classes to read; domainnet-10: FedBN's ten")
+    clients: str | None = Field(None, description="CSV file of path and client")
 
 
 class TableOptions(Files):
-    """The configuration of the data set, and the names of its splits and columns."""
-
-    config: str | None = None
-    train: str | None = None
-    test: str | None = None
-    image: str | None = None
-    label: str | None = None
-    domain: str | None = None
-    client: str | None = None
+    config: str | None = Field(None, description="configuration of the data set")
+    train: str | None = Field(None, description="split to train on")
+    test: str | None = Field(None, description="split to test on")
+    image: str | None = Field(None, description="column of images")
+    label: str | None = Field(None, description="column of classes")
+    domain: str | None = Field(None, description="column of domains")
+    client: str | None = Field(None, description="column of clients")
 
 
 class ListOptions(Files):
-    """The folder that paths start from, and the list of test images."""
-
-    root: str | None = None
-    test: str | None = None
+    root: str | None = Field(None, description="folder that paths start from")
+    test: str | None = Field(None, description="file of the test images")
 
 
 class CsvOptions(ListOptions):
-    """The names of the columns, and the ending of the paths."""
-
-    path: str = "path"
-    label: str = "label"
-    domain: str = "domain"
-    client: str = "client"
-    split: str = "split"
-    suffix: str = ""
+    path: str = Field("path", description="column of paths")
+    label: str = Field("label", description="column of classes")
+    domain: str = Field("domain", description="column of domains")
+    client: str = Field("client", description="column of clients")
+    split: str = Field("split", description="column of splits")
+    suffix: str = Field("", description="ending added to the paths")
 
 
 O_co = TypeVar("O_co", covariant=True)

@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from fedbench.core.errors import FedbenchError, unknown_name
 from fedbench.core.method.base import NoParams, name_params
 from fedbench.core.method.hyper import declared, parse_value
@@ -18,15 +16,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OF_FAMILY = re.compile(rf"({NAME.pattern}:)?{NAME.pattern}")
 """The name of a backbone, which may have a family in front, as in ``clip:embedded``."""
 LONGEST_NAME = 100
-
-
-class Options(BaseModel):
-    """Parameters of the harness's own plug-ins: fields with their types and ranges, typed as ``name?width=8``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-Model = TypeVar("Model", bound=Options)
 
 
 class Plugin(Generic[P]):
@@ -59,7 +48,7 @@ class Plugin(Generic[P]):
     @classmethod
     def options(cls) -> tuple[str, ...]:
         """The names of the options that may follow the question mark."""
-        return option_names(cls.Params)
+        return tuple(declared(cls.Params))
 
     @classmethod
     def _is_of_harness(cls) -> bool:
@@ -96,7 +85,7 @@ def check_plugin(cls: object, kind: str, where: str) -> None:
     if lacking:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: no {' and no '.join(lacking)}; define it.")
     try:
-        option_names(cls.Params)
+        declared(cls.Params)
     except FedbenchError as error:
         raise FedbenchError(f"plugin {where}, class {cls.__name__}: {error}") from error
 
@@ -126,13 +115,6 @@ def taken_apart(text: str) -> tuple[str, str | None, dict[str, str]]:
     return name, location if colon else None, options
 
 
-def option_names(params: type) -> tuple[str, ...]:
-    """The names of the parameters in ``params``, the `Params` of a plug-in."""
-    if isinstance(params, type) and issubclass(params, Options):
-        return tuple(params.model_fields)
-    return tuple(declared(params))
-
-
 def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str], text: str) -> tuple[AnyPlugin, str]:
     """The plug-in with ``options`` for its parameters, and its location. FedbenchError for what it does not take."""
     listing = f"See fedbench list {listed_as(cls.kind)}."
@@ -146,26 +128,17 @@ def made(cls: type[AnyPlugin], location: str | None, options: Mapping[str, str],
             raise FedbenchError(f"{cls.kind} {cls.name!r} takes no options, got {f'{option}={value}'!r}. {listing}")
         if option not in cls.options():
             raise unknown_name(f"option of {cls.kind} {cls.name!r}", option, cls.options(), listing)
-    own = option_names(cls.Params)
+    own = declared(cls.Params)
     return cls(_params(cls, {option: options[option] for option in options if option in own}, text)), location or ""
 
 
 def _params(cls: type[AnyPlugin], values: Mapping[str, str], text: str) -> Any:
-    if issubclass(cls.Params, Options):
+    if hasattr(cls.Params, "model_fields"):
+        from fedbench.kinds.options import read_options  # with pydantic
+
         return read_options(cls.Params, values, f"{cls.kind} {text!r}")
     known = declared(cls.Params)
     return cls.Params(**{name: parse_value(f"{cls.name}?{name}", known[name], values[name]) for name in values})
-
-
-def read_options(model: type[Model], values: Mapping[str, str], where: str) -> Model:
-    """``values`` as they were typed, checked; an error begins with ``where`` they stand."""
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        which = "".join(f"option {name}={values[str(name)]!r}: " for name in first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
-        raise FedbenchError(f"{where}: {which}{reason[0].lower()}{reason[1:]}.") from None
 
 
 def listed_as(kind: str) -> str:

@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from pydantic import Field
-
+from fedbench.core.method.hyper import declared
 from fedbench.core.scenario import Scenario
-from fedbench.kinds.base import Options, P, Plugin, option_names
+from fedbench.kinds.base import P, Plugin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
 
 LIMIT = "limit"
 """The option that cuts every source to so many samples of each split."""
-
-
-class Limited(Options):
-    """The option that every source has."""
-
-    limit: int | None = Field(None, ge=1, le=10**9)
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ class DatasetSource(Plugin[P]):
     @classmethod
     def options(cls) -> tuple[str, ...]:
         """The names of the options that may follow the question mark."""
-        return (*option_names(cls.Params), LIMIT)
+        return (*declared(cls.Params), LIMIT)
 
     @abstractmethod
     def load(self, request: DatasetRequest) -> Dataset:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from fedbench.core.errors import FedbenchError
-from fedbench.kinds.base import Options
 from fedbench.kinds.registry import build, parted, registered
 
 if TYPE_CHECKING:
@@ -91,6 +90,6 @@ def parse_backbone(name: str) -> BackboneName:
         raise FedbenchError(f"backbone {name!r} is incomplete: write 'timm:ARCH@FILE'.")
     if family.name not in ("clip", "timm"):
         arch, checkpoint = "", location
-    options = family.params.model_dump() if isinstance(family.params, Options) else {}
+    options = family.params.model_dump() if hasattr(family.params, "model_dump") else {}
     # open_clip writes ViT-B-32 for the papers' ViT-B/32
     return BackboneName(name, family.name, arch.replace("/", "-"), checkpoint, **options)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from fedbench.core.method.base import NoParams
-from fedbench.kinds.base import Options, P
+from fedbench.kinds.base import P
 from fedbench.kinds.kinds import BackboneFamily, BackboneRequest, Pretraining, TextEncoder, TextRequest
+from fedbench.kinds.options import Options
 from fedbench.models.names import IMAGENET, BackboneName, parse_backbone
 
 if TYPE_CHECKING:
@@ -23,16 +24,12 @@ _UNKNOWN = Pretraining("not known here: what its weights were trained on")
 
 
 class Sized(Options):
-    """A linear layer behind the features, of so many outputs, and the side in pixels that images are brought to."""
-
-    projector: int | None = Field(None, ge=1, le=65536)
-    resize: int | None = Field(None, ge=1, le=4096)
+    projector: int | None = Field(None, ge=1, le=65536, description="width of a linear layer behind the features")
+    resize: int | None = Field(None, ge=1, le=4096, description="side in pixels that images are brought to")
 
 
 class NetOptions(Sized):
-    """The layers of the projector, one or two."""
-
-    projector_layers: int = Field(1, ge=1, le=2)
+    projector_layers: int = Field(1, ge=1, le=2, description="layers of the projector")
 
     @model_validator(mode="after")
     def _layers_are_of_a_projector(self) -> Self:
@@ -42,33 +39,23 @@ class NetOptions(Sized):
 
 
 class ResNet8Options(NetOptions):
-    """The channels, as a multiple of 16."""
-
-    width: int = Field(4, ge=1, le=64)
+    width: int = Field(4, ge=1, le=64, description="channels of the first layers, times 16")
 
 
 class StartOptions(NetOptions):
-    """The weights to start from: torchvision's, or those of a file."""
-
-    weights: str = ""
+    weights: str = Field("", description="initial weights: imagenet for torchvision's, or a file with its names")
 
 
 class AlexNetOptions(StartOptions):
-    """The number of dense layers."""
-
-    dense: int = Field(2, ge=1, le=2)
+    dense: int = Field(2, ge=1, le=2, description="dense layers")
 
 
 class Vgg11Options(StartOptions):
-    """Whether there is batch-norm."""
-
-    bn: int = Field(0, ge=0, le=1)
+    bn: int = Field(0, ge=0, le=1, description="1 for batch-norm behind the convolutions")
 
 
 class ResNetOptions(StartOptions):
-    """The first layers: ImageNet's, or those for small images."""
-
-    stem: Literal["cifar", "imagenet"] = "imagenet"
+    stem: Literal["cifar", "imagenet"] = Field("imagenet", description="first layers; cifar for small images")
 
     @model_validator(mode="after")
     def _weights_are_of_the_stem(self) -> Self:

@@ -261,11 +261,9 @@ class ImageColumn:
         return len(self.contents)
 
     def name(self, index: int) -> str:
-        """The split and the row."""
         return f"{self.where}, row {index}"
 
     def read(self, index: int) -> bytes:
-        """The bytes of the image's file."""
         data: bytes | None = self.contents[index].as_py()
         if data is not None:
             return data
@@ -288,7 +286,6 @@ class ImageColumn:
         return " ".join([self.where, *self.files, *times])
 
     def remedy(self) -> str:
-        """The library's copy can be made again."""
         return _remedy(self.files)
 
 

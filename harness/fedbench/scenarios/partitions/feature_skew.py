@@ -34,7 +34,6 @@ class Joined:
         return len(self.first) + len(self.second)
 
     def read(self, indices: Tensor) -> Tensor:
-        """Images (b, 3, height, width) uint8."""
         from_second = indices >= len(self.first)
         if not bool(from_second.any()):
             return self.first.read(indices)
