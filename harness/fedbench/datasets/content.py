@@ -35,7 +35,6 @@ from fedbench.datasets.sources import Asked, Files
 if TYPE_CHECKING:
     import pandas as pd
 
-
 log = logging.getLogger(__name__)
 
 MEMORY_LIMIT = 512 * 2**20
@@ -48,6 +47,10 @@ DECODING_VERSION = 1
 """Raised whenever the same file would give other pixels."""
 _SCAN_VERSION = 3
 """Raised whenever what a scan keeps changes; scans of another version are made again."""
+
+MOST_CLASSES = 1_000_000
+"""A larger label is no class but damage or a mistake, and a class for every number below it would fill memory."""
+SPLITS = ("train", "test")
 
 
 class EncodedImages(Protocol):
@@ -220,11 +223,6 @@ def _decoding(name: str) -> Iterator[None]:
         raise FedbenchError(
             f"image {name!r} can't be decoded ({reason}); replace or delete that file and run again."
         ) from error
-
-
-MOST_CLASSES = 1_000_000
-"""A larger label is no class but damage or a mistake, and a class for every number below it would fill memory."""
-SPLITS = ("train", "test")
 
 
 def dataset(

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedbench.core.federation import Dataset, Federation
     from fedbench.core.types import Backbone, Predictions
 
-
 LIMIT = "limit"
 """The option that cuts every source to so many samples of each split."""
 

@@ -20,6 +20,11 @@ from fedbench.core.federation import ImageSource, Subset, TensorImages
 from fedbench.core.types import FrozenEncoder, InputSource
 from fedbench.datasets.cache import Content, damaged, kept
 
+_CACHE = "feature cache"
+_KEPT_TYPES = (torch.float32, torch.float16)
+RESIDENT_BYTES = 256 * 2**20
+"""The most bytes of a client's transformed images that are kept while it trains."""
+
 
 @dataclass(frozen=True)
 class PixelTransform:
@@ -78,10 +83,6 @@ def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: to
     scale = 1 / (255 * deviation)
     shift = -torch.tensor(mean, dtype=torch.float64) / deviation
     return scale.float().view(3, 1, 1).to(device), shift.float().view(3, 1, 1).to(device)
-
-
-_CACHE = "feature cache"
-_KEPT_TYPES = (torch.float32, torch.float16)
 
 
 def encode(
@@ -158,10 +159,6 @@ def _fault(file: Path, content: Content) -> str:
     if header.get("shape") != _shape(features):
         return "its shape is not the one that was written"
     return ""
-
-
-RESIDENT_BYTES = 256 * 2**20
-"""The most bytes of a client's transformed images that are kept while it trains."""
 
 
 @dataclass(frozen=True, eq=False)

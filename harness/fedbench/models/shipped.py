@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from fedbench.core.types import Backbone
 
-
 # Tiny-ImageNet's images are ImageNet's, and so are a part of CINIC-10's
 _OF_IMAGENET = ("ImageNet", "ImageNet-LT", "Tiny-ImageNet", "CINIC-10")
 _UNKNOWN = Pretraining("not known here: what its weights were trained on")

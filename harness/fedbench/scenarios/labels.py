@@ -32,6 +32,10 @@ from fedbench.kinds.kinds import ClientSamples
 from fedbench.scenarios.partitions.feature_skew import pooled
 from fedbench.scenarios.partitions.parts import IntArray, floor
 
+FEWEST_BASE = 2
+MISSING = -1
+"""Stands for a label that a client does not have."""
+
 
 def exponential_counts(largest: int, classes: int, imbalance_factor: float) -> IntArray:
     """n_c by rank, (classes,): truncated, not rounded, as the published totals (12,406 for CIFAR-10, IF 100) require.
@@ -94,9 +98,6 @@ def _first_of_class(part: IntArray, labels: IntArray, position: IntArray, shots:
     return np.sort(own[rank < shots])
 
 
-FEWEST_BASE = 2
-
-
 def unseen_count(classes: int, share: float) -> int:
     """The number of unseen classes: ``share`` of ``classes``, rounded, halves down, but at least one; 0 for 0.
 
@@ -157,10 +158,6 @@ def _groups_left(groups: Mapping[str, tuple[int, ...]], first: int, end: int) ->
     """The data set's own reporting groups; groups without classes are left out."""
     left = {name: tuple(c - first for c in classes if first <= c < end) for name, classes in groups.items()}
     return {name: classes for name, classes in left.items() if classes}
-
-
-MISSING = -1
-"""Stands for a label that a client does not have."""
 
 
 def as_clients_see_it(federation: Federation, scenario: Scenario, seed: int) -> Federation:

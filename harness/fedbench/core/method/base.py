@@ -34,7 +34,6 @@ REQUIREMENTS = {
 """Requirements that a method may have of a run, in words for users. `fedbench.plugins.requirements` refuses runs that
 miss one."""
 
-
 ROLES = {
     "learner": "what is trained around the backbone",
     "personalisation": "gives every client a model of its own",

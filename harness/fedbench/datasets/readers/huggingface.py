@@ -193,7 +193,6 @@ def _classnames(asked: Asked[TableOptions], folder: Path | None, raw: Sequence[s
 
 # --- columns
 
-
 _FITTING = {"label": ("classes", "strings", "numbers"), "domain": ("classes", "strings"), "image": ("image",)}
 _FITTING["client"] = _FITTING["label"]
 

@@ -21,6 +21,10 @@ _MUST_BE_ABSENT = ("logit_scale", "head_scale", "bias_k", "bias_v", "gate")
 _SEPARATE = ("CLIPEncoderLayer", "SiglipEncoderLayer", "Siglip2EncoderLayer")
 """Block classes of transformers with separate matrices for queries, keys and values, under the same names."""
 
+Added = Callable[[str, Tensor], Tensor | None]
+"""A function of a projection's name ("q", "k", "v" or "o") and the states (..., T, w). It returns what is added to the
+projection, (..., T, w), or None for nothing."""
+
 
 class Attention(Protocol):
     """The parts of a block's attention: heads and four projections."""
@@ -122,11 +126,6 @@ class _Packed:
     def in_proj_bias(self) -> Tensor:
         bias: Tensor = self._qkv.bias
         return bias
-
-
-Added = Callable[[str, Tensor], Tensor | None]
-"""A function of a projection's name ("q", "k", "v" or "o") and the states (..., T, w). It returns what is added to the
-projection, (..., T, w), or None for nothing."""
 
 
 def apply_block(

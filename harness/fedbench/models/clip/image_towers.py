@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,7 @@ from fedbench.models.clip.blocks import Block, plain_blocks
 from fedbench.models.clip.text_towers import ClipTextEncoder, OpenClipText, text_encoder
 from fedbench.models.prompts.causal_text import can_pack
 
-if TYPE_CHECKING:
-    pass
+CAPABILITIES = ("context", "text_layers", "image_layers", "patches")
 
 
 class ImageTower(ABC):
@@ -224,9 +223,6 @@ def has_patches(module: nn.Module) -> bool:
 
     is_resnet = isinstance(getattr(module, "visual", None), ModifiedResNet)
     return is_resnet or isinstance(image_tower(module), ClassTokenTower)
-
-
-CAPABILITIES = ("context", "text_layers", "image_layers", "patches")
 
 
 def lacking(module: nn.Module) -> dict[str, str]:

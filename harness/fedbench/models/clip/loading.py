@@ -33,6 +33,9 @@ _MASKS = ("attn_mask", "text.attn_mask")
 """Buffers that hold minus infinity by design."""
 
 
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
 @lru_cache(maxsize=1)
 def byte_pairs() -> SimpleTokenizer:
     """open_clip's byte-pair tokenizer, built once."""
@@ -172,9 +175,6 @@ def _tokenizer(model: str, name: BackboneName) -> Any:
     except Exception as error:  # of the hub, or of a library that a tokenizer needs
         reason = str(error).strip().split("\n")[0][:200]
         raise FedbenchError(f"backbone {name.text!r}: its tokenizer can't be loaded ({reason}).") from error
-
-
-_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def how_to_get_clip(name: BackboneName, data_dir: Path) -> str:

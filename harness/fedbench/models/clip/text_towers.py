@@ -18,7 +18,6 @@ from fedbench.models.clip.blocks import Block, plain_blocks
 if TYPE_CHECKING:
     from open_clip.model import CLIP, CustomTextCLIP
 
-
 NO_CONTEXT = "context of learned vectors"
 """Name of the capability to take embedded tokens, in error messages."""
 

@@ -36,6 +36,33 @@ from fedbench.models.weight_files import SUFFIXES, check_archive, check_digest, 
 PROJECTOR = "projector has"
 """The text of `PretrainedNetwork.drawn` for a projector."""
 
+log = logging.getLogger(__name__)
+_SOURCE = "https://download.pytorch.org/models"
+_FILES = {
+    "alexnet": "alexnet-owt-7be5be79.pth",
+    "vgg11": "vgg11-8a719046.pth",
+    "vgg11_bn": "vgg11_bn-6002323d.pth",
+    "resnet18": "resnet18-f37072fd.pth",
+    "resnet50": "resnet50-0676ba61.pth",
+}
+"""Files of torchvision's ``IMAGENET1K_V1``. A name ends with the beginning of the file's sha256."""
+_KIND = "ImageNet weights"
+_ALEXNET = {
+    **{f"features.conv{i}": f"features.{at}" for i, at in enumerate((0, 3, 6, 8, 10), start=1)},
+    "fc1": "classifier.1",
+    "fc2": "classifier.4",
+}
+_VGG11 = {f"conv{i}": f"features.{at}" for i, at in enumerate((0, 3, 6, 8, 11, 13, 16, 18), start=1)}
+_VGG11_BN = {
+    f"{layer}{i}": f"features.{at + behind}"
+    for i, at in enumerate((0, 4, 8, 11, 15, 18, 22, 25), start=1)
+    for behind, layer in enumerate(("conv", "bn"))
+}
+_LAYERS: Mapping[str, Mapping[str, str]] = {"alexnet": _ALEXNET, "vgg11": _VGG11, "vgg11_bn": _VGG11_BN}
+"""Our layer -> torchvision's layer, for networks that are written out here; ResNets are torchvision's own."""
+_SEEDED = ("fc1.", "fc2.")
+"""Prefixes of VGG-11's dense layers, which are drawn from the seed."""
+
 
 @dataclass(frozen=True, eq=False)
 class PretrainedNetwork(CnnBackbone):
@@ -142,36 +169,6 @@ def _transform_of(body: nn.Module, name: BackboneName) -> PixelTransform:
         return PixelTransform(mean, std, name.resize, "squash", interpolation)
     size = int(config["input_size"][-1])
     return CroppedTransform(mean, std, size, "shortest", interpolation, edge=int(size / config["crop_pct"]))
-
-
-log = logging.getLogger(__name__)
-
-_SOURCE = "https://download.pytorch.org/models"
-_FILES = {
-    "alexnet": "alexnet-owt-7be5be79.pth",
-    "vgg11": "vgg11-8a719046.pth",
-    "vgg11_bn": "vgg11_bn-6002323d.pth",
-    "resnet18": "resnet18-f37072fd.pth",
-    "resnet50": "resnet50-0676ba61.pth",
-}
-"""Files of torchvision's ``IMAGENET1K_V1``. A name ends with the beginning of the file's sha256."""
-_KIND = "ImageNet weights"
-
-_ALEXNET = {
-    **{f"features.conv{i}": f"features.{at}" for i, at in enumerate((0, 3, 6, 8, 10), start=1)},
-    "fc1": "classifier.1",
-    "fc2": "classifier.4",
-}
-_VGG11 = {f"conv{i}": f"features.{at}" for i, at in enumerate((0, 3, 6, 8, 11, 13, 16, 18), start=1)}
-_VGG11_BN = {
-    f"{layer}{i}": f"features.{at + behind}"
-    for i, at in enumerate((0, 4, 8, 11, 15, 18, 22, 25), start=1)
-    for behind, layer in enumerate(("conv", "bn"))
-}
-_LAYERS: Mapping[str, Mapping[str, str]] = {"alexnet": _ALEXNET, "vgg11": _VGG11, "vgg11_bn": _VGG11_BN}
-"""Our layer -> torchvision's layer, for networks that are written out here; ResNets are torchvision's own."""
-_SEEDED = ("fc1.", "fc2.")
-"""Prefixes of VGG-11's dense layers, which are drawn from the seed."""
 
 
 def load_started(

@@ -25,6 +25,22 @@ from fedbench.core.errors import FedbenchError
 from fedbench.models.clip.backbone import ClipBackbone
 from fedbench.models.inputs import PixelTransform
 
+LITE0_STATISTICS = ((0.5,) * 3, (0.5,) * 3)
+"""Mean and deviation by channel with which Lite0 was trained, inferred from its numbers."""
+LITE0_SIZE = 128
+"""The side of images in pixels. CIFAR-10 and PACS score as well as at 160, in half the time."""
+_OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
+_EXPANDING = {
+    "_expand_conv": "conv_pw",
+    "_bn0": "bn1",
+    "_depthwise_conv": "conv_dw",
+    "_bn1": "bn2",
+    "_project_conv": "conv_pwl",
+    "_bn2": "bn3",
+}
+_PLAIN = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+_BLOCK = re.compile(r"_blocks\.(\d+)\.([^.]+)\.(.+)")
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -63,23 +79,6 @@ MINILM = Weights(
     "model/model.safetensors",
     "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
 )
-
-LITE0_STATISTICS = ((0.5,) * 3, (0.5,) * 3)
-"""Mean and deviation by channel with which Lite0 was trained, inferred from its numbers."""
-LITE0_SIZE = 128
-"""The side of images in pixels. CIFAR-10 and PACS score as well as at 160, in half the time."""
-
-_OUTSIDE = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2", "_fc": "classifier"}
-_EXPANDING = {
-    "_expand_conv": "conv_pw",
-    "_bn0": "bn1",
-    "_depthwise_conv": "conv_dw",
-    "_bn1": "bn2",
-    "_project_conv": "conv_pwl",
-    "_bn2": "bn3",
-}
-_PLAIN = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
-_BLOCK = re.compile(r"_blocks\.(\d+)\.([^.]+)\.(.+)")
 
 
 @cache

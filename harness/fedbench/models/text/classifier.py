@@ -33,8 +33,10 @@ from fedbench.models.text.vectors import (
 if TYPE_CHECKING:
     from fedbench.core.method.tasks import ModelSetup
 
-
 _INSIDE = "encoder."
+
+EPS = 1e-8
+"""The smallest divisor of a length. An embedding can be all zero after a ReLU; its cosines are then 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +121,6 @@ def _transformers_texts(setup: ModelSetup, name: str, texts: list[str]) -> nn.Mo
     tokens = tokenised(tokenizer, model, texts)
     device = setup.spec.device
     return _TransformersTexts(model.to(device), {key: value.to(device) for key, value in tokens.items()})
-
-
-EPS = 1e-8
-"""The smallest divisor of a length. An embedding can be all zero after a ReLU; its cosines are then 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,6 @@ from fedbench.models.photos.lite0_minilm import MINILM
 if TYPE_CHECKING:
     from fedbench.core.method.tasks import ModelSetup
 
-
 log = logging.getLogger(__name__)
 
 GLOVE = "glove:"
@@ -54,6 +53,14 @@ _OFFICIAL = re.compile(r"(glove\.(?:6B|twitter\.27B)|glove\.(?:42B|840B)\.300d)(
 """Names of the published files; the group is the name of the archive that holds the file."""
 _LONGEST_LINE = 2**16
 """The most bytes of a line. 300 numbers take less than 4,000; a file with longer lines is of another kind."""
+
+_HF = "text:hf/"
+_DATA_DIR = Path("data")
+_FULL_LENGTH = ("siglip_text_model", "siglip2_text_model")
+"""Text towers (``model_type``) that pool at the last position, which may be padding, and attend to all positions: they
+were trained on texts padded to full length, without a mask."""
+_UNIT = 1e-4
+"""The largest deviation of a vector's length from one at which it is not normalised again."""
 
 
 def is_glove(name: str) -> bool:
@@ -216,13 +223,6 @@ def _not_glove(name: str, file: Path, number: int) -> FedbenchError:
     )
 
 
-_HF = "text:hf/"
-_DATA_DIR = Path("data")
-_FULL_LENGTH = ("siglip_text_model", "siglip2_text_model")
-"""Text towers (``model_type``) that pool at the last position, which may be padding, and attend to all positions: they
-were trained on texts padded to full length, without a mask."""
-
-
 def text_vectors(
     name: str,
     classnames: Sequence[str],
@@ -249,10 +249,6 @@ def text_vectors(
         )
     is_unit = bool(((vectors.norm(dim=-1) - 1).abs() < _UNIT).all())
     return vectors if is_unit else normalize(vectors.float(), dim=-1)
-
-
-_UNIT = 1e-4
-"""The largest deviation of a vector's length from one at which it is not normalised again."""
 
 
 def _requested(

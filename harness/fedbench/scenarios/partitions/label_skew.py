@@ -26,6 +26,11 @@ from fedbench.scenarios.partitions.parts import (
 
 MAX_REDRAWS = 1000
 
+VIRTUAL_WORKERS = 10
+"""The number of workers that share one group of samples in CReFF's protocol."""
+_MOST_SHARES = 300_000_000
+"""The most shares drawn for a large federation (from 300,000 clients x classes on): about half a minute."""
+
 
 def iid(labels: IntArray, clients: int, rng: np.random.Generator) -> Parts:
     """Permute and split: sizes differ by at most one, nothing is dropped (NIID-Bench, MOON)."""
@@ -134,12 +139,6 @@ def _deal_to_holders(labels: IntArray, held: np.ndarray, rng: np.random.Generato
         holders = np.flatnonzero(column)
         owners.append(np.repeat(holders, equal_sizes(size, len(holders))))
     return deal_out(samples, np.concatenate(owners), len(held))
-
-
-VIRTUAL_WORKERS = 10
-"""The number of workers that share one group of samples in CReFF's protocol."""
-_MOST_SHARES = 300_000_000
-"""The most shares drawn for a large federation (from 300,000 clients x classes on): about half a minute."""
 
 
 def dirichlet_capped(
