@@ -460,25 +460,3 @@ def test_random_and_orthogonal_vectors_come_from_the_seed() -> None:
 
 def test_clip_text_vectors_are_the_backbones(embedded: Path) -> None:
     assert torch.equal(text_vectors("clip:embedded", CLASSES, TEMPLATES, 0), clip().text_features(CLASSES, TEMPLATES))
-
-
-def test_transformers_encoder_is_pooled_over_the_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import BertConfig, BertModel, BertTokenizer
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", "cat", "bird"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"))
-    tokenizer.save_pretrained(tmp_path)
-    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    with torch.random.fork_rng(devices=[]):
-        model = BertModel(BertConfig(vocab_size=10, **shape)).eval()
-    model.save_pretrained(tmp_path)
-    vectors = text_vectors(f"text:hf/{tmp_path}", ("cat", "cat of cat"), ("a photo of a {}",), seed=0)
-    with torch.no_grad():  # alone, hence without padding
-        alone = model(**tokenizer(["a photo of a cat"], return_tensors="pt")).last_hidden_state.mean(dim=1)
-    torch.testing.assert_close(vectors[:1], normalize(alone, dim=-1), rtol=0, atol=1e-5)
-    monkeypatch.setattr(weight_files, "can_reach", lambda url: False)
-    with pytest.raises(FedbenchError, match="text encoder 'text:hf/no-such/model': no complete transformers model"):
-        text_vectors("text:hf/no-such/model", CLASSES, TEMPLATES, seed=0)
-    with pytest.raises(FedbenchError, match="unknown text encoder 'orthogonl'; did you mean 'orthogonal'"):
-        text_vectors("orthogonl", CLASSES, TEMPLATES, seed=0)

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 from fedbench.core.errors import FedbenchError
 from fedbench.core.method.tasks import ModelSetup
 from fedbench.core.spec import RunSpec
+from fedbench.models import weight_files
 from fedbench.models.clip.backbone import class_vectors
 from fedbench.models.text.classifier import text_tower
 from fedbench.models.text.vectors import class_text, sentence_features, text_vectors, transformers_encoder
@@ -120,6 +121,21 @@ def test_texts_for_siglip_are_padded_to_full_length_without_a_mask(siglip: Path)
     tower = text_tower(made, TEMPLATES)
     with torch.no_grad():
         torch.testing.assert_close(tower.vectors(tower.weights), class_text(made, TEMPLATES), rtol=0, atol=1e-6)
+
+
+def test_a_text_encoder_is_pooled_over_the_mask(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    vectors = text_vectors(f"text:hf/{bert}", ("cat", "cat of cat"), ("a photo of a {}",), seed=0)
+    model, tokenizer = AutoModel.from_pretrained(bert).eval(), AutoTokenizer.from_pretrained(bert)
+    with torch.no_grad():  # alone, hence without padding
+        alone = model(**tokenizer(["a photo of a cat"], return_tensors="pt")).last_hidden_state.mean(dim=1)
+    torch.testing.assert_close(vectors[:1], normalize(alone, dim=-1), rtol=0, atol=1e-5)
+    monkeypatch.setattr(weight_files, "can_reach", lambda url: False)
+    with pytest.raises(FedbenchError, match="text encoder 'text:hf/no-such/model': no complete transformers model"):
+        text_vectors("text:hf/no-such/model", CLASSES, TEMPLATES, seed=0)
+    with pytest.raises(FedbenchError, match="unknown text encoder 'orthogonl'; did you mean 'orthogonal'"):
+        text_vectors("orthogonl", CLASSES, TEMPLATES, seed=0)
 
 
 def test_a_model_without_one_vector_per_text_is_refused(bert: Path) -> None:
