@@ -21,7 +21,7 @@ __all__ = ["dataset_names", "load_dataset", "takes_image_size"]
 
 def dataset_names() -> dict[str, str]:
     """Every kind of data set as it is typed, with one line on what it is."""
-    sources = [one.load() for one in registered("data set").values()]
+    sources = [plugin.load() for plugin in registered("data set").values()]
     return {source.usage(): source.description() for source in sources}
 
 

@@ -82,6 +82,8 @@ def parse_backbone(name: str) -> BackboneName:
 
     A family registered by others has parameters of its own, which are no part of the answer.
     """
+    from fedbench.kinds.options import Options
+
     family, location = build("backbone", name)
     arch, sign, checkpoint = split_checkpoint(location)
     if family.name == "clip" and (not arch or (sign and not checkpoint)):
@@ -90,6 +92,6 @@ def parse_backbone(name: str) -> BackboneName:
         raise FedbenchError(f"backbone {name!r} is incomplete: write 'timm:ARCH@FILE'.")
     if family.name not in ("clip", "timm"):
         arch, checkpoint = "", location
-    options = family.params.model_dump() if hasattr(family.params, "model_dump") else {}
+    options = family.params.model_dump() if isinstance(family.params, Options) else {}
     # open_clip writes ViT-B-32 for the papers' ViT-B/32
     return BackboneName(name, family.name, arch.replace("/", "-"), checkpoint, **options)
